@@ -1,0 +1,76 @@
+# `make help` lists the targets. Every environment is made here, from the pinned versions in constraints/.
+
+PYTHON ?= python3
+VENV := .venv
+LOWEST := .venv-lowest
+BIN := $(VENV)/bin
+PIP_INSTALL := -m pip install --quiet
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+CODE := quickstart/shards/code
+PROSE := quickstart/shards/prose
+
+.DELETE_ON_ERROR:
+.PHONY: help quickstart test test-interop benchmark lint format clean
+
+help:
+	@echo "make quickstart    real text of this machine becomes two corpora, verified and shown"
+	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions"
+	@echo "make test-interop  other projects' readers on tokshard's shards"
+	@echo "make benchmark     where the time of a build goes, on this machine"
+	@echo "make lint          ruff and mypy"
+	@echo "make format        ruff format, and the fixes that ruff is sure of"
+	@echo "make clean         remove everything that make made"
+
+quickstart: $(VENV)/stamp-run quickstart/raw/stamp
+	$(BIN)/tokshard build quickstart/raw/code.jsonl.zst --tokenizer recipes/tokenizer --out $(CODE)
+	$(BIN)/tokshard build quickstart/raw/prose.jsonl --tokenizer recipes/tokenizer --out $(PROSE)
+	$(BIN)/tokshard verify $(CODE) $(PROSE)
+	$(BIN)/tokshard inspect $(CODE) $(PROSE)
+
+# new raw text makes the shards of the old text stale: both go
+quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
+	rm -rf quickstart
+	$(BIN)/python recipes/quickstart_corpus.py quickstart/raw
+	@touch $@
+
+test: lint $(LOWEST)/stamp-test
+	$(BIN)/python -m pytest -n 2 -m "not interop and not benchmark"
+	$(LOWEST)/bin/python -m pytest -n 2
+
+test-interop: $(VENV)/stamp-interop
+	$(BIN)/python -m pytest -m interop
+
+benchmark: $(VENV)/stamp-dev
+	$(BIN)/python -m tests.benchmark.build
+
+lint: $(VENV)/stamp-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/stamp-dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:
+	rm -rf $(VENV) $(LOWEST) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+$(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast]'
+	@touch $@
+
+$(VENV)/stamp-dev: pyproject.toml constraints/default.txt | $(BIN)/python
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,dev]'
+	@touch $@
+
+$(VENV)/stamp-interop: pyproject.toml constraints/default.txt | $(BIN)/python
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,test-interop]'
+	@touch $@
+
+$(LOWEST)/stamp-test: pyproject.toml constraints/lowest.txt | $(LOWEST)/bin/python
+	$(LOWEST)/bin/python $(PIP_INSTALL) --constraint constraints/lowest.txt --editable '.[test]'
+	@touch $@
+
+$(BIN)/python $(LOWEST)/bin/python:
+	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)

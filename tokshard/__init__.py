@@ -1,0 +1,36 @@
+"""tokshard: raw text becomes tokenized Arrow shards, and shards become training batches.
+
+The public names are imported when they are first used, so ``import tokshard`` costs a few milliseconds and never
+imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokshard.build.pipeline import build_corpus
+    from tokshard.errors import TokshardError
+    from tokshard.format.reader import Corpus, open_corpus
+
+__version__ = "0.1.0"
+
+__all__ = ["Corpus", "TokshardError", "__version__", "build_corpus", "open_corpus"]
+
+_HOMES = {
+    "Corpus": "tokshard.format.reader",
+    "TokshardError": "tokshard.errors",
+    "build_corpus": "tokshard.build.pipeline",
+    "open_corpus": "tokshard.format.reader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tokshard' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

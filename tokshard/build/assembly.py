@@ -1,0 +1,297 @@
+"""From receipts to a corpus: the tables, the rejects file, the report, and last of all the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tokshard.build.receipts import Receipt, SourceCounts, read_receipt, receipt_name
+from tokshard.build.sources import Input, display_path
+from tokshard.build.tasks import Key
+from tokshard.build.workspace import Workspace
+from tokshard.errors import BuildError
+from tokshard.format import names
+from tokshard.format.manifest import (
+    BuildConfig,
+    DocumentLengths,
+    FileFacts,
+    Fingerprints,
+    Manifest,
+    Records,
+    TokenizerInfo,
+    content_fingerprint,
+    encode_manifest,
+    recipe_fingerprint,
+)
+from tokshard.format.schema import FORMAT_VERSION, token_dtype
+from tokshard.format.storage import atomic_file, atomic_write, file_sha256, sync_directory
+from tokshard.format.tables import (
+    SHARD_TABLE_SCHEMA,
+    SHARDS_PER_BATCH,
+    SOURCE_TABLE_SCHEMA,
+    SourceInfo,
+    Table,
+    write_table,
+)
+
+_SOURCES_PER_BATCH = 65_536
+
+
+def assemble(
+    workspace: Workspace,
+    keys: Sequence[Key],
+    *,
+    config: BuildConfig,
+    columns: Mapping[str, str],
+    tokenizer: TokenizerInfo,
+    tokenizer_content: bytes,
+    inputs: Sequence[Input],
+    arguments: Sequence[str],
+) -> Manifest:
+    """Turn the receipts of a finished build into a corpus; the manifest is written by `publish`.
+
+    Args:
+        keys: of the receipts that belong to the corpus, in order.
+
+    Raises:
+        BuildError: a receipt is damaged, or no document was written.
+        OSError: the output directory takes no more.
+    """
+    out = workspace.out
+    totals = _Totals(len(inputs))
+    partial = workspace.partial
+    with atomic_file(out / names.SHARD_TABLE, partial_directory=partial) as file:
+        rows = _shard_rows(workspace, keys, totals)
+        write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
+    if not totals.documents:
+        (out / names.SHARD_TABLE).unlink()
+        raise _nothing_written(totals)
+    sources = [totals.source(source) for source in inputs]
+    with atomic_file(out / names.SOURCE_TABLE, partial_directory=partial) as file:
+        write_table(file, SOURCE_TABLE_SCHEMA, _source_rows(sources), rows_per_batch=_SOURCES_PER_BATCH)
+    atomic_write(out / names.TOKENIZER, tokenizer_content)
+    kept_files = [names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER]
+    if _write_rejects(workspace, keys, totals, inputs, arguments):
+        kept_files.append(names.REJECTS)
+    return _manifest(
+        out,
+        totals,
+        sources,
+        config=config,
+        columns=columns,
+        tokenizer=tokenizer,
+        arguments=arguments,
+        kept_files=kept_files,
+    )
+
+
+def publish(workspace: Workspace, manifest: Manifest, report: Mapping[str, Any]) -> None:
+    """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete."""
+    out = workspace.out
+    wanted = {
+        name
+        for batch in Table(out / names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
+        for name in batch.column("name").to_pylist()
+    }
+    for path in out.iterdir():
+        if names.is_shard_name(path.name) and path.name not in wanted:
+            path.unlink()  # of a task past the limit, or of an attempt that left no receipt
+    atomic_write(out / names.REPORT, json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n")
+    sync_directory(out)
+    atomic_write(out / names.MANIFEST, encode_manifest(manifest))
+
+
+class _Totals:
+    """Sums over receipts in order, and how many records of each source came before the task at hand."""
+
+    def __init__(self, num_sources: int) -> None:
+        self.by_source: dict[int, SourceCounts] = {}
+        self.documents = 0
+        self.tokens = 0
+        self.shards = 0
+        self.shard_bytes = 0
+        self.hashes: list[bytes] = []
+        self.lengths = np.zeros(0, np.int64)
+        self.shortest = 0
+        self.longest = 0
+        self.records_before: dict[Key, dict[int, int]] = {}
+        self.num_rejects = 0
+        self._num_sources = num_sources
+
+    def add(self, receipt: Receipt) -> None:
+        before: dict[int, int] = {}
+        for counts in receipt.sources:
+            total = self.by_source.setdefault(counts.index, SourceCounts(index=counts.index))
+            if total.records_read:
+                before[counts.index] = total.records_read
+            total.records_read += counts.records_read
+            total.documents += counts.documents
+            total.tokens += counts.tokens
+            total.text_bytes += counts.text_bytes
+            for reason, count in counts.left_out.items():
+                total.left_out[reason] = total.left_out.get(reason, 0) + count
+        if before:
+            self.records_before[receipt.key] = before
+        self.documents += receipt.documents
+        self.tokens += receipt.tokens
+        self.num_rejects += receipt.num_rejects
+        lengths = np.zeros(max(len(self.lengths), len(receipt.length_counts)), np.int64)
+        lengths[: len(self.lengths)] += self.lengths
+        lengths[: len(receipt.length_counts)] += np.array(receipt.length_counts, np.int64)
+        self.lengths = lengths
+        if receipt.documents:
+            self.shortest = min(self.shortest or receipt.shortest, receipt.shortest)
+            self.longest = max(self.longest, receipt.longest)
+
+    def source(self, source: Input) -> SourceInfo:
+        counts = self.by_source.get(source.index, SourceCounts(index=source.index))
+        return SourceInfo(
+            argument=source.argument,
+            path=source.path,
+            num_bytes=source.num_bytes,
+            records_read=counts.records_read,
+            documents=counts.documents,
+            tokens=counts.tokens,
+            text_bytes=counts.text_bytes,
+            left_out=dict(sorted(counts.left_out.items())),
+        )
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Reason to count, over all sources."""
+        result: dict[str, int] = {}
+        for counts in self.by_source.values():
+            for reason, count in counts.left_out.items():
+                result[reason] = result.get(reason, 0) + count
+        return dict(sorted(result.items()))
+
+    @property
+    def records_read(self) -> int:
+        """Records over all sources."""
+        return sum(counts.records_read for counts in self.by_source.values())
+
+
+def _shard_rows(workspace: Workspace, keys: Sequence[Key], totals: _Totals) -> Iterator[pa.RecordBatch]:
+    for key in keys:
+        receipt, rows = read_receipt(workspace.receipts / f"{receipt_name(key)}.arrow")
+        totals.add(receipt)
+        totals.shards += rows.num_rows
+        totals.shard_bytes += sum(rows.column("num_bytes").to_pylist())
+        totals.hashes.extend(rows.column("sha256").to_pylist())
+        before = totals.records_before.get(key)
+        yield rows if before is None else _with_record_base(rows, before)
+
+
+def _with_record_base(rows: pa.RecordBatch, before: Mapping[int, int]) -> pa.RecordBatch:
+    """Record numbers counted from the start of the source rather than of the task."""
+    sources, records = rows.column("run_source"), rows.column("run_record")
+    values = records.values.to_numpy().copy()
+    of_value = sources.values.to_numpy()
+    for source, base in before.items():
+        values[of_value == source] += base
+    kind = rows.schema.field("run_record").type
+    moved = pa.LargeListArray.from_arrays(records.offsets, pa.array(values), type=kind)
+    return rows.set_column(rows.schema.get_field_index("run_record"), rows.schema.field("run_record"), moved)
+
+
+def _source_rows(sources: Sequence[SourceInfo]) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(sources), _SOURCES_PER_BATCH):
+        part = sources[start : start + _SOURCES_PER_BATCH]
+        columns = {
+            field.name: [getattr(source, field.name) for source in part]
+            for field in SOURCE_TABLE_SCHEMA
+            if field.name != "left_out"
+        }
+        columns["left_out"] = [list(source.left_out.items()) for source in part]
+        arrays = [pa.array(columns[field.name], type=field.type) for field in SOURCE_TABLE_SCHEMA]
+        yield pa.record_batch(arrays, schema=SOURCE_TABLE_SCHEMA)
+
+
+def _write_rejects(
+    workspace: Workspace,
+    keys: Iterable[Key],
+    totals: _Totals,
+    inputs: Sequence[Input],
+    arguments: Sequence[str],
+) -> bool:
+    """One line per bad record that was left out: source, record counted from 1, reason, detail."""
+    final = workspace.out / names.REJECTS
+    if not totals.num_rejects:
+        final.unlink(missing_ok=True)
+        return False
+    with atomic_file(final, partial_directory=workspace.partial) as file:
+        for key in keys:
+            path = workspace.rejects / f"{receipt_name(key)}.jsonl"
+            if not path.exists():
+                continue
+            before = totals.records_before.get(key, {})
+            with path.open(encoding="utf-8") as lines:
+                for line in lines:
+                    reject = json.loads(line)
+                    source = inputs[reject["source"]]
+                    reject["record"] += before.get(source.index, 0) + 1
+                    reject["source"] = display_path(arguments[source.argument], source.path)
+                    file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+    return True
+
+
+def _manifest(
+    out: Path,
+    totals: _Totals,
+    sources: Sequence[SourceInfo],
+    *,
+    config: BuildConfig,
+    columns: Mapping[str, str],
+    tokenizer: TokenizerInfo,
+    arguments: Sequence[str],
+    kept_files: Sequence[str],
+) -> Manifest:
+    dtype = token_dtype(tokenizer.vocab_size)
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        num_documents=totals.documents,
+        num_tokens=totals.tokens,
+        num_shards=totals.shards,
+        num_bytes=totals.shard_bytes,
+        text_bytes=sum(source.text_bytes for source in sources),
+        dtype=dtype,
+        columns=dict(columns),
+        fingerprints=Fingerprints(
+            content=content_fingerprint(
+                totals.hashes, dtype=dtype, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
+            ),
+            recipe=recipe_fingerprint(
+                config, tokenizer, ((source.argument, source.path, source.num_bytes) for source in sources)
+            ),
+        ),
+        tokenizer=tokenizer,
+        arguments=list(arguments),
+        build=config,
+        records=Records(read=totals.records_read, written=totals.documents, left_out=totals.left_out),
+        document_lengths=DocumentLengths(
+            shortest=totals.shortest, longest=totals.longest, counts=totals.lengths.tolist()
+        ),
+        files={
+            name: FileFacts(num_bytes=(out / name).stat().st_size, sha256=file_sha256(out / name))
+            for name in kept_files
+        },
+    )
+
+
+def _nothing_written(totals: _Totals) -> BuildError:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.left_out.items())
+    return BuildError(
+        f"the build wrote no document: {totals.records_read:,} records read" + (f", {reasons}" if reasons else ""),
+        hint="check the sources and --text-field",
+    )
+
+
+def report_json(settings: Any, **facts: Any) -> Mapping[str, Any]:
+    """``build-report.json``: all that is not pure. Times, machine, absolute paths."""
+    return {**facts, "sources": msgspec.to_builtins(settings.sources)}

@@ -1,0 +1,390 @@
+"""One reader per format: how an input can be cut, and its chunks.
+
+Arrow and parquet come as columns, csv as rows, JSON lines as raw lines that the encoding process parses.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import ipc
+
+from tokshard.build import sources
+from tokshard.build.records import MALFORMED, TOO_LONG, BadRecord, Chunk, Records, RecordSpec, admit_rows
+from tokshard.build.sources import Input, vanished
+from tokshard.build.streams import CHUNK_BYTES, ByteSource, damaged, line_chunks, open_bytes
+from tokshard.build.tasks import ByteRange, Grouped, Groups, Lines, Span, Split, Stream, Unit, Whole
+from tokshard.errors import SourceError, UsageError
+from tokshard.format.storage import map_file
+
+_ROWS_PER_BATCH = 1_024
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def split_of(source: Input) -> Split:
+    """How an input can be cut. Reads the footer of parquet and Arrow files; a damaged one is left to its reader."""
+    if source.format == sources.TXT:
+        return Unit()
+    if source.compression or source.format in (sources.CSV, sources.ARROW_STREAM):
+        return Stream()
+    if source.format == sources.JSONL:
+        return Lines()
+    try:
+        return Grouped(tuple(_group_sizes(source)))
+    except SourceError:
+        return Unit()
+
+
+def read_span(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
+    """The chunks of a part of an input.
+
+    Raises:
+        SourceError: the input is gone or damaged.
+        UsageError: the input has no such field.
+    """
+    if source.format == sources.PARQUET:
+        return _parquet_chunks(source, span, spec)
+    if source.format == sources.ARROW:
+        return _arrow_file_chunks(source, span, spec)
+    if source.format == sources.JSONL and source.compression is None:
+        return _line_range_chunks(source, span, spec)
+    return (chunk for _, chunk in read_stream(source, spec, task_bytes=CHUNK_BYTES))
+
+
+def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator[tuple[int, Chunk]]:
+    """All chunks of an input that is read from its start, each with its segment.
+
+    A segment is `task_bytes` of decompressed lines, or of text for csv and Arrow streams. Segments ascend; one in
+    which no record starts is left out.
+
+    Raises:
+        SourceError, UsageError: as `read_span`.
+    """
+    if source.format == sources.JSONL:
+        return _line_stream_chunks(source, spec, task_bytes)
+    if source.format == sources.TXT:
+        return ((0, chunk) for chunk in _text_file_chunks(source, spec))
+    reader = _csv_chunks if source.format == sources.CSV else _arrow_stream_chunks
+    return _by_text_bytes(reader(source, spec), task_bytes)
+
+
+# JSON lines and plain text
+
+
+def _line_range_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
+    start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
+    try:
+        file = open(source.location, "rb", buffering=0)
+    except OSError as error:
+        raise vanished(source, error) from error
+    with file:
+        origin = max(0, start - 1)
+        file.seek(origin)
+
+        def read(size: int) -> bytes:
+            try:
+                return file.read(size)
+            except OSError as error:
+                raise vanished(source, error) from error
+
+        chunks = line_chunks(
+            read, start=start, stop=stop, max_line_bytes=spec.max_line_bytes, position=lambda: file.tell()
+        )
+        yield from (chunk for _, chunk in chunks)
+
+
+def _line_stream_chunks(source: Input, spec: RecordSpec, task_bytes: int) -> Iterator[tuple[int, Chunk]]:
+    with open_bytes(source) as stream:
+        chunks = line_chunks(
+            stream.read, start=0, stop=None, max_line_bytes=spec.max_line_bytes, position=stream.file_position
+        )
+        for index, chunk in chunks:
+            yield index * CHUNK_BYTES // task_bytes, chunk
+
+
+def _text_file_chunks(source: Input, spec: RecordSpec) -> Iterator[Chunk]:
+    with open_bytes(source) as stream:
+        data = stream.read(spec.max_document_bytes + 1)
+        if len(data) > spec.max_document_bytes:
+            detail = f"the file holds more than {spec.max_document_bytes:,} bytes of text"
+            yield Records(count=1, bad=[BadRecord(0, TOO_LONG, detail)], input_bytes=source.num_bytes)
+            return
+    columns = dict.fromkeys(spec.columns, (None,))
+    yield admit_rows(spec, [data], columns, input_bytes=source.num_bytes)
+
+
+# parquet and Arrow
+
+
+def _group_sizes(source: Input) -> Iterator[int]:
+    if source.format == sources.PARQUET:
+        with _open_parquet(source) as file:
+            metadata = file.metadata
+            for index in range(metadata.num_row_groups):
+                group = metadata.row_group(index)
+                yield sum(group.column(column).total_compressed_size for column in range(group.num_columns))
+    else:
+        count = _open_arrow_file(source).num_record_batches
+        yield from [source.num_bytes // max(1, count)] * count
+
+
+def _open_parquet(source: Input) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(source.location)
+    except FileNotFoundError as error:
+        raise vanished(source, error) from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise damaged(source, str(error)) from error
+
+
+def _parquet_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
+    with _open_parquet(source) as file:
+        fields = _Fields(source, file.schema_arrow, spec)
+        groups = range(file.metadata.num_row_groups)
+        chosen = list(groups[span.start : span.stop] if isinstance(span, Groups) else groups)
+        rows = sum(file.metadata.row_group(group).num_rows for group in chosen)
+        share = source.num_bytes * len(chosen) / max(1, len(groups)) / max(1, rows)
+        try:
+            batches = file.iter_batches(
+                batch_size=_ROWS_PER_BATCH, row_groups=chosen, columns=fields.paths, use_threads=False
+            )
+            for batch in batches:
+                yield from fields.chunks(batch, int(share * batch.num_rows))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise damaged(source, str(error)) from error
+
+
+def _open_arrow_file(source: Input) -> ipc.RecordBatchFileReader:
+    try:
+        return ipc.open_file(map_file(Path(source.location)))
+    except FileNotFoundError as error:
+        raise vanished(source, error) from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise damaged(source, str(error)) from error
+
+
+def _arrow_file_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
+    reader = _open_arrow_file(source)
+    fields = _Fields(source, reader.schema, spec)
+    batches = range(reader.num_record_batches)
+    for index in batches[span.start : span.stop] if isinstance(span, Groups) else batches:
+        try:
+            batch = reader.get_batch(index)
+            batch.validate()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise damaged(source, f"batch {index}: {error}") from error
+        yield from fields.chunks(batch, source.num_bytes // len(batches))
+
+
+def _arrow_stream_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
+    try:
+        mapped = map_file(Path(source.location))
+        reader = ipc.open_stream(mapped)
+    except FileNotFoundError as error:
+        raise vanished(source, error) from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise damaged(source, str(error)) from error
+    fields = _Fields(source, reader.schema, spec)
+    while True:
+        try:
+            batch = reader.read_next_batch()
+            batch.validate()
+        except StopIteration:
+            break
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise damaged(source, str(error)) from error
+        yield from fields.chunks(batch, batch.nbytes)
+    # Arrow takes a missing end for the end, so a stream cut between two batches has to be noticed here
+    if bytes(mapped[-8:]) != _END_OF_STREAM:
+        raise damaged(source, "the stream has no end-of-stream marker: it was cut off between two batches")
+
+
+class _Fields:
+    """The columns of a table that a `RecordSpec` asks for.
+
+    Raises:
+        UsageError: a field is missing, or the text is not a string column.
+    """
+
+    def __init__(self, source: Input, schema: pa.Schema, spec: RecordSpec) -> None:
+        self._source, self._spec = source, spec
+        wanted = {name: path for name, (path, _) in spec.columns.items()}
+        self.paths = list(dict.fromkeys([spec.text_field, *wanted.values()]))
+        self._parts: dict[str, tuple[str, list[str]]] = {}
+        for path in self.paths:
+            kind, self._parts[path] = _resolve(source, schema, path)
+            if path == spec.text_field and not _is_text(kind):
+                raise UsageError(
+                    f"{source.location}: field {path!r} has type {kind}, expected a string",
+                    hint=f"give the field that holds the text with --text-field; fields: {', '.join(schema.names)}",
+                )
+
+    def chunks(self, batch: pa.RecordBatch, input_bytes: int) -> Iterator[Records]:
+        """The batch in chunks of at most `_ROWS_PER_BATCH` records."""
+        arrays = {path: self._array(batch, path) for path in self.paths}
+        for start in range(0, batch.num_rows, _ROWS_PER_BATCH):
+            rows = min(_ROWS_PER_BATCH, batch.num_rows - start)
+            texts = _values(arrays[self._spec.text_field].slice(start, rows))
+            columns = {
+                name: _values(arrays[path].slice(start, rows)) for name, (path, _) in self._spec.columns.items()
+            }
+            yield admit_rows(self._spec, texts, columns, input_bytes=input_bytes * rows // batch.num_rows)
+
+    def _array(self, batch: pa.RecordBatch, path: str) -> pa.Array:
+        root, rest = self._parts[path]
+        array = batch.column(batch.schema.get_field_index(root))
+        for name in rest:
+            # a null struct has null children, which field() alone would not show
+            array = pc.struct_field(array, name)
+        return array
+
+
+def _resolve(source: Input, schema: pa.Schema, path: str) -> tuple[pa.DataType, tuple[str, list[str]]]:
+    if path in schema.names:
+        return schema.field(path).type, (path, [])
+    root, *rest = path.split(".")
+    if root in schema.names:
+        kind = schema.field(root).type
+        for name in rest:
+            if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+                break
+            kind = kind.field(name).type
+        else:
+            return kind, (root, rest)
+    raise UsageError(
+        f"{source.location} has no field {path!r}; it has {', '.join(schema.names)}",
+        hint="give the field that holds the text with --text-field",
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    names = ("is_string", "is_large_string", "is_string_view", "is_binary", "is_large_binary", "is_null")
+    return any(getattr(pa.types, name)(kind) for name in names)
+
+
+def _values(array: pa.Array) -> Sequence[Any]:
+    """Python values; strings with invalid UTF-8, which Arrow does not check, as bytes."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    try:
+        values: Sequence[Any] = array.to_pylist()
+    except UnicodeDecodeError:
+        if pa.types.is_string_view(array.type):
+            array = array.cast(pa.binary_view())
+        values = array.cast(pa.large_binary()).to_pylist()
+    return values
+
+
+# csv
+
+
+def _csv_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
+    # a field longer than this raises; the largest the type allows is far above what memory should hold
+    csv.field_size_limit(spec.max_line_bytes)
+    with open_bytes(source) as stream:
+        text = io.TextIOWrapper(io.BufferedReader(_Raw(stream), CHUNK_BYTES), encoding="utf-8-sig", errors="surrogateescape", newline="")
+        rows = csv.reader(text, strict=True)
+        try:
+            header = next(rows)
+        except StopIteration:
+            raise damaged(source, "the file is empty, expected a header line") from None
+        except csv.Error as error:
+            raise damaged(source, f"line {rows.line_num}: {error}") from error
+        places = _csv_places(source, header, spec)
+        yield from _csv_records(rows, header, places, spec, stream)
+
+
+def _csv_places(source: Input, header: Sequence[str], spec: RecordSpec) -> Mapping[str, int]:
+    wanted = [spec.text_field, *(path for path, _ in spec.columns.values())]
+    for path in wanted:
+        if header.count(path) != 1:
+            raise UsageError(
+                f"{source.location} has {header.count(path)} columns {path!r}; its header is {', '.join(header)}",
+                hint="give the column that holds the text with --text-field",
+            )
+    return {path: header.index(path) for path in wanted}
+
+
+def _csv_records(
+    rows: Any, header: Sequence[str], places: Mapping[str, int], spec: RecordSpec, stream: ByteSource
+) -> Iterator[Records]:
+    texts: list[Any] = []
+    columns: dict[str, list[Any]] = {name: [] for name in spec.columns}
+    broken: dict[int, str] = {}
+    size, reported = 0, 0
+
+    def flush() -> Records:
+        nonlocal texts, columns, broken, size, reported
+        here = stream.file_position()
+        records = admit_rows(spec, texts, columns, input_bytes=here - reported)
+        reported = here
+        # a broken row stands in `texts` as None, which admit_rows reports as missing: give the real reason
+        records.bad = [
+            BadRecord(bad.position, MALFORMED, broken[bad.position]) if bad.position in broken else bad
+            for bad in records.bad
+        ]
+        texts, columns, broken, size = [], {name: [] for name in spec.columns}, {}, 0
+        return records
+
+    while True:
+        row: list[str] = []
+        try:
+            row = next(rows)
+            problem = "" if len(row) == len(header) else f"{len(row)} fields, the header has {len(header)}"
+            if not row:
+                row, problem = [""] * len(header), ""  # an empty line is an empty record
+        except StopIteration:
+            break
+        except csv.Error as error:
+            problem = str(error)
+        if problem:
+            broken[len(texts)] = f"line {rows.line_num}: {problem}"
+        texts.append(None if problem else _escaped(row[places[spec.text_field]]))
+        for name, (path, kind) in spec.columns.items():
+            value = None if problem else row[places[path]]
+            columns[name].append(None if kind != "string" and not value else value)
+        size += len(texts[-1] or "")
+        if size >= CHUNK_BYTES or len(texts) >= _ROWS_PER_BATCH:
+            yield flush()
+    if texts:
+        yield flush()
+
+
+def _escaped(text: str) -> str | bytes:
+    """Bytes where the text holds what was not UTF-8, so that it is reported as that."""
+    return text if text.isascii() else text.encode("utf-8", "surrogateescape")
+
+
+class _Raw(io.RawIOBase):
+    """A `ByteSource` as a raw file."""
+
+    def __init__(self, stream: ByteSource) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _by_text_bytes(chunks: Iterator[Records], task_bytes: int) -> Iterator[tuple[int, Chunk]]:
+    """Number the segments of an input without lines: a chunk belongs to the segment in which its text starts."""
+    seen = 0
+    for chunk in chunks:
+        yield seen // task_bytes, chunk
+        seen += sum(map(len, chunk.texts))
+
+

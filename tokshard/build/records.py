@@ -1,0 +1,352 @@
+"""Records: what a source yields before encoding, and the reasons why a record does not become a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
+
+MALFORMED = "malformed"
+MISSING_TEXT = "missing text"
+NOT_A_STRING = "text is not a string"
+INVALID_UTF8 = "invalid UTF-8"
+TOO_LONG = "over max-document-bytes"
+WRONG_TYPE = "kept field of another type"
+SPECIAL_TOKEN = "special token in text"
+EMPTY = "empty"
+
+_COLUMN_TYPES: Mapping[str, type] = {"string": str, "int64": int, "float64": float, "bool": bool}
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSpec:
+    """Which parts of a record matter.
+
+    Args:
+        text_field: dotted path of the text.
+        columns: column name to (dotted path, type name), for the kept metadata.
+        max_document_bytes: a longer text is a bad record; UTF-8 bytes.
+    """
+
+    text_field: str
+    columns: Mapping[str, tuple[str, str]]
+    max_document_bytes: int
+
+    @property
+    def max_line_bytes(self) -> int:
+        """A longer line is a bad record that is never held in memory: JSON escapes can make six bytes of one."""
+        return 8 * self.max_document_bytes + (1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that cannot become a document.
+
+    Args:
+        position: index of the record in its chunk.
+        reason: one of the constants of this module.
+        detail: what was found, for a person.
+    """
+
+    position: int
+    reason: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Records:
+    """The parsed records of one chunk of one input.
+
+    Args:
+        count: records in the chunk, all of them.
+        texts: the texts that can become documents.
+        positions: index in the chunk of each text; ascending.
+        columns: kept column to one value per text.
+        bad: the records that cannot, by ascending position.
+        num_empty: records whose text is empty.
+        input_bytes: bytes of the input that the chunk stands for.
+    """
+
+    count: int = 0
+    texts: list[str] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    bad: list[BadRecord] = field(default_factory=list)
+    num_empty: int = 0
+    input_bytes: int = 0
+
+    def admit(self, spec: RecordSpec, position: int, text: str, values: Mapping[str, Any]) -> None:
+        """Take a text as a document, or count it as empty or bad."""
+        if not text:
+            self.num_empty += 1
+            return
+        # len is a lower bound of the UTF-8 size, and exact for ASCII
+        if len(text) * 4 > spec.max_document_bytes:
+            num_bytes = utf8_size(text)
+            if num_bytes > spec.max_document_bytes:
+                detail = f"text has {num_bytes:,} bytes, at most {spec.max_document_bytes:,} are allowed"
+                self.bad.append(BadRecord(position, TOO_LONG, detail))
+                return
+        for name in spec.columns:
+            self.columns[name].append(values[name])
+        self.texts.append(text)
+        self.positions.append(position)
+
+
+def utf8_size(text: str) -> int:
+    """Bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class LineChunk:
+    """Whole lines of one input, not parsed yet.
+
+    Args:
+        data: the lines, each with its newline but perhaps the last.
+        oversized_bytes: if not 0, one more line of so many bytes follows, too long to be kept.
+        input_bytes: bytes of the input that the chunk stands for.
+    """
+
+    data: bytes
+    oversized_bytes: int
+    input_bytes: int
+
+
+Chunk = LineChunk | Records
+
+
+class JsonLinesParser:
+    """Parses lines of JSON, about 1 GB per second on long texts. Fields that are not asked for are only scanned."""
+
+    def __init__(self, spec: RecordSpec) -> None:
+        self._spec = spec
+        self._fast = not spec.columns
+        self._diagnose = _roots_decoder(spec)
+        self._decoder = _text_decoder(spec.text_field) if self._fast else self._diagnose
+        self._text = attrgetter(".".join(["f0"] * (spec.text_field.count(".") + 1)))
+
+    def __call__(self, chunk: LineChunk) -> Records:
+        """Every line is a record; a line of white space is an empty one."""
+        lines = chunk.data.split(b"\n")
+        if not lines[-1]:
+            lines.pop()  # the newline ends the last line and starts no other
+        spec, records = self._spec, Records(input_bytes=chunk.input_bytes)
+        records.columns = {name: [] for name in spec.columns}
+        records.count = len(lines)
+        decode, text, fast, admit = self._decoder.decode, self._text, self._fast, records.admit
+        for position, line in enumerate(lines):
+            try:
+                found = decode(line)
+                if fast:
+                    admit(spec, position, text(found), {})
+                else:
+                    self._admit_slowly(records, position, found)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                if not line.strip():
+                    records.num_empty += 1
+                else:
+                    records.bad.append(BadRecord(position, *self._explain(line, error)))
+        if chunk.oversized_bytes:
+            detail = f"line has {chunk.oversized_bytes:,} bytes, at most {spec.max_line_bytes:,} are allowed"
+            records.bad.append(BadRecord(records.count, TOO_LONG, detail))
+            records.count += 1
+        return records
+
+    def _admit_slowly(self, records: Records, position: int, found: Any) -> None:
+        spec = self._spec
+        raw = _lookup(found, spec.text_field)
+        if raw is None or raw == b"null":
+            records.bad.append(BadRecord(position, MISSING_TEXT, f"no field {spec.text_field!r}"))
+            return
+        if raw[:1] != b'"':
+            detail = f"field {spec.text_field!r} is {_excerpt(raw)}"
+            records.bad.append(BadRecord(position, NOT_A_STRING, detail))
+            return
+        text = _STRING.decode(raw)
+        values = {}
+        for name, (path, kind) in spec.columns.items():
+            try:
+                values[name] = _json_value(_lookup(found, path), kind)
+            except ValueError:
+                detail = f"field {path!r} is {_excerpt(_lookup(found, path) or b'')}, not {kind}"
+                records.bad.append(BadRecord(position, WRONG_TYPE, detail))
+                return
+        records.admit(spec, position, text, values)
+
+    def _explain(self, line: bytes, error: Exception) -> tuple[str, str]:
+        if isinstance(error, UnicodeDecodeError):
+            return INVALID_UTF8, str(error)
+        if isinstance(error, RecursionError):
+            return MALFORMED, "JSON is nested too deeply"
+        if line.startswith(b"\xef\xbb\xbf"):
+            return MALFORMED, "line starts with a byte order mark; save the file as UTF-8 without one"
+        if "truncated" in str(error) and _has_lone_surrogate(line):
+            return INVALID_UTF8, "the JSON escapes a lone surrogate, which no UTF-8 text can hold"
+        try:
+            raw = _lookup(self._diagnose.decode(line), self._spec.text_field)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as second:
+            return MALFORMED, f"{second}: {_excerpt(line)}"
+        if raw is None or raw == b"null":
+            return MISSING_TEXT, f"no field {self._spec.text_field!r}"
+        return NOT_A_STRING, f"field {self._spec.text_field!r} is {_excerpt(raw)}"
+
+
+_STRING = msgspec.json.Decoder(str)
+
+
+def _text_decoder(path: str) -> msgspec.json.Decoder[Any]:
+    """A decoder of nested objects that has no eyes but for the text at a dotted path: attribute f0 of f0 of ..."""
+    kind: Any = str
+    for name in reversed(path.split(".")):
+        # gc=False: the objects hold strings only, and die with their line
+        kind = msgspec.defstruct("Record", [("f0", kind)], rename={"f0": name}, gc=False)
+    return msgspec.json.Decoder(kind)
+
+
+def _roots_decoder(spec: RecordSpec) -> msgspec.json.Decoder[Any]:
+    """A decoder of objects that keeps the raw JSON of every field that some dotted path starts with."""
+    paths = [spec.text_field, *(path for path, _ in spec.columns.values())]
+    roots = dict.fromkeys(path.split(".")[0] for path in paths)
+    rename = {f"f{index}": root for index, root in enumerate(roots)}
+    fields: list[Any] = [(attribute, msgspec.Raw, None) for attribute in rename]
+    return msgspec.json.Decoder(msgspec.defstruct("Record", fields, rename=rename))
+
+
+def _lookup(found: Any, path: str) -> bytes | None:
+    """The raw JSON at a dotted path, or None."""
+    root, *rest = path.split(".")
+    fields = type(found)
+    for attribute, name in zip(fields.__struct_fields__, fields.__struct_encode_fields__, strict=True):
+        if name == root:
+            raw = getattr(found, attribute)
+            break
+    else:
+        raise AssertionError(f"{root} is not among the decoded fields")
+    for key in rest:
+        if raw is None or not bytes(raw).lstrip().startswith(b"{"):
+            return None
+        raw = _RAW_FIELDS.decode(raw).get(key)
+    return None if raw is None else bytes(raw).strip()
+
+
+_RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _json_value(raw: bytes | None, kind: str) -> Any:
+    """The value of a kept field.
+
+    Raises:
+        ValueError: it is not of the type that was asked for.
+    """
+    if raw is None or raw == b"null":
+        return None
+    if kind == "string":  # never inferred: numbers and objects are kept as their JSON text
+        return _STRING.decode(raw) if raw[:1] == b'"' else raw.decode()
+    value: Any = msgspec.json.decode(raw, type=_COLUMN_TYPES[kind])
+    if kind == "int64" and value not in _INT64:
+        raise ValueError("out of range")
+    return value
+
+
+def typed_value(value: Any, kind: str) -> Any:
+    """The value of a kept field of a source that has types of its own (parquet, Arrow, csv).
+
+    Raises:
+        ValueError: it is not of the type that was asked for.
+    """
+    if value is None:
+        return None
+    if kind == "string":
+        return value if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return _json_value(value.strip().encode(), kind)
+    wanted = _COLUMN_TYPES[kind]
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not wanted or (wanted is int and value not in _INT64):
+        raise ValueError("another type")
+    return value
+
+
+def admit_rows(
+    spec: RecordSpec,
+    texts: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    input_bytes: int,
+) -> Records:
+    """Records from values that are parsed already.
+
+    Args:
+        texts: str, bytes (checked for UTF-8), or None where there is none.
+        columns: kept column to one value per text.
+    """
+    records = Records(count=len(texts), input_bytes=input_bytes, columns={name: [] for name in spec.columns})
+    for position, text in enumerate(texts):
+        if text is None:
+            records.bad.append(BadRecord(position, MISSING_TEXT, f"no value in field {spec.text_field!r}"))
+            continue
+        try:
+            if isinstance(text, bytes):
+                text = text.decode()
+            elif not text.isascii():
+                text.encode()  # raises for lone surrogates
+        except UnicodeError as error:
+            records.bad.append(BadRecord(position, INVALID_UTF8, str(error)))
+            continue
+        values = {}
+        for name, (path, kind) in spec.columns.items():
+            try:
+                values[name] = typed_value(columns[name][position], kind)
+            except (ValueError, UnicodeError):
+                detail = f"field {path!r} is {columns[name][position]!r:.80}, not {kind}"
+                records.bad.append(BadRecord(position, WRONG_TYPE, detail))
+                break
+        else:
+            records.admit(spec, position, text, values)
+    return records
+
+
+def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """``--id-field`` and ``--keep FIELD[:TYPE]`` as column name to (dotted path, type).
+
+    Raises:
+        ValueError: an unknown type, or two columns of one name.
+    """
+    columns: dict[str, tuple[str, str]] = {}
+    wanted = [("id", id_field, "string")] if id_field else []
+    for item in keep:
+        path, _, kind = item.partition(":")
+        wanted.append((path, path, kind or "string"))
+    for name, path, kind in wanted:
+        if name in columns:
+            raise ValueError(f"column {name!r} is asked for twice")
+        if not path:
+            raise ValueError("a kept field has no name")
+        if kind not in SUPPORTED_COLUMN_TYPES:
+            raise ValueError(f"{name}: unknown type {kind!r}, expected one of {', '.join(SUPPORTED_COLUMN_TYPES)}")
+        columns[name] = (path, kind)
+    return columns
+
+
+def positions_array(records: Records) -> NDArray[np.int64]:
+    """Positions of the texts as int64 [texts]."""
+    return np.array(records.positions, np.int64)
+
+
+def _has_lone_surrogate(line: bytes) -> bool:
+    return b"\\ud" in line.lower()
+
+
+def _excerpt(raw: bytes) -> str:
+    text = raw[:80].decode("utf-8", "replace")
+    return repr(text) + ("..." if len(raw) > 80 else "")

@@ -1,0 +1,167 @@
+"""The tasks of a build: a pure function of the inputs and ``task_bytes``, never of workers.
+
+Nothing here does I/O. What had to be read to decide (how an input can be cut) comes in as a `Split`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tokshard.build.streams import CHUNK_BYTES
+
+_MIN_TASK_BYTES = 16 << 20
+_MAX_TASK_BYTES = 128 << 20
+_TASKS_WANTED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All of an input."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """The lines of an input whose first byte is in ``[start, stop)``; `stop` None: to the end."""
+
+    start: int
+    stop: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Row groups (parquet) or record batches (Arrow) ``[start, stop)`` of an input."""
+
+    start: int
+    stop: int
+
+
+Span = Whole | ByteRange | Groups
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """An input that can be cut at any byte, because a line says where it starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """An input made of groups.
+
+    Args:
+        group_bytes: size of each, in bytes of the file.
+    """
+
+    group_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An input that can only be read from its start; cut into segments while it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """An input that is one record."""
+
+
+Split = Lines | Grouped | Stream | Unit
+
+Key = tuple[int, int]
+"""(index of the first input, segment): names a task and its shards, and orders the tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Work whose extent is known: spans of consecutive inputs.
+
+    Args:
+        key: names the task, its receipt and its shards.
+        parts: (index of the input, span), in order.
+    """
+
+    key: Key
+    parts: tuple[tuple[int, Span], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTask:
+    """An input that is read from its start and cut into segments, each with a receipt of its own.
+
+    Args:
+        key: (index of the input, 0).
+    """
+
+    key: Key
+
+
+def default_task_bytes(total_bytes: int) -> int:
+    """About `_TASKS_WANTED` tasks, each of 16 to 128 MiB: enough to share, few enough shards.
+
+    Args:
+        total_bytes: size of all inputs.
+    """
+    wanted = max(_MIN_TASK_BYTES, min(_MAX_TASK_BYTES, total_bytes // _TASKS_WANTED))
+    return round_task_bytes(wanted)
+
+
+def round_task_bytes(task_bytes: int) -> int:
+    """The next multiple of `CHUNK_BYTES`, so that no chunk lies in two tasks."""
+    return max(1, -(-task_bytes // CHUNK_BYTES)) * CHUNK_BYTES
+
+
+def plan_tasks(
+    num_bytes: Sequence[int], splits: Sequence[Split], task_bytes: int
+) -> Iterator[Task | StreamTask]:
+    """Group small inputs until they reach `task_bytes`; cut big ones.
+
+    Args:
+        num_bytes: size of each input, in order.
+        splits: how each can be cut; only looked at for inputs bigger than `task_bytes`.
+    """
+    group: list[int] = []
+    group_bytes = 0
+    for index, (size, split) in enumerate(zip(num_bytes, splits, strict=True)):
+        if size > task_bytes and not isinstance(split, Unit):
+            if group:
+                yield _whole(group)
+                group, group_bytes = [], 0
+            yield from _cut(index, size, split, task_bytes)
+            continue
+        group.append(index)
+        group_bytes += size
+        if group_bytes >= task_bytes:
+            yield _whole(group)
+            group, group_bytes = [], 0
+    if group:
+        yield _whole(group)
+
+
+def _whole(indices: Sequence[int]) -> Task:
+    return Task(key=(indices[0], 0), parts=tuple((index, Whole()) for index in indices))
+
+
+def _cut(index: int, size: int, split: Split, task_bytes: int) -> Iterator[Task | StreamTask]:
+    if isinstance(split, Lines):
+        starts = range(0, size, task_bytes)
+        for segment, start in enumerate(starts):
+            # the last range is open, so that a file never loses its end
+            stop = None if segment == len(starts) - 1 else start + task_bytes
+            yield Task(key=(index, segment), parts=((index, ByteRange(start, stop)),))
+    elif isinstance(split, Grouped):
+        for segment, (start, stop) in enumerate(pairwise(_group_bounds(split.group_bytes, task_bytes))):
+            yield Task(key=(index, segment), parts=((index, Groups(start, stop)),))
+    else:
+        yield StreamTask(key=(index, 0))
+
+
+def _group_bounds(group_bytes: Sequence[int], task_bytes: int) -> list[int]:
+    bounds, filled = [0], 0
+    for number, size in enumerate(group_bytes):
+        if filled >= task_bytes:
+            bounds.append(number)
+            filled = 0
+        filled += size
+    bounds.append(len(group_bytes))
+    return bounds

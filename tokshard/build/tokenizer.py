@@ -1,0 +1,211 @@
+"""One narrow adapter over `tokenizers` 0.2x and 1.x. Text is never control: special tokens in it get ordinary ids."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from tokshard.errors import TokenizerError
+from tokshard.format.manifest import TokenizerInfo, canonical_json
+
+BOS_FROM_TOKENIZER = "auto"
+"""Value of ``--bos`` that takes the token which the tokenizer's own configuration names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFile:
+    """A tokenizer as read from disk, nothing loaded yet.
+
+    Args:
+        content: the bytes of ``tokenizer.json``.
+        clean: the same JSON without its truncation and padding blocks, which silently cut and pad documents.
+        info: what the manifest says of it.
+        notes: what the user should know, a line each.
+    """
+
+    content: bytes
+    clean: bytes
+    info: TokenizerInfo
+    notes: tuple[str, ...]
+
+
+def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> TokenizerFile:
+    """Read a ``tokenizer.json``, or a directory that holds one, and settle its delimiters.
+
+    EOS and BOS come from `eos` and `bos`, else from ``tokenizer_config.json`` in the same directory.
+
+    Args:
+        bos: None for no BOS, a token, or `BOS_FROM_TOKENIZER`.
+
+    Raises:
+        TokenizerError: the file cannot be read, names no EOS, or lacks a token.
+    """
+    path = Path(location)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    name = (path.parent if path.name == "tokenizer.json" else path).resolve().name
+    content, parsed = _read_json(path)
+    vocabulary, added = _vocabulary(parsed, path)
+    config_path = path.parent / "tokenizer_config.json"
+    config = _read_json(config_path)[1] if config_path.exists() else {}
+    notes = _notes(parsed, config, bos)
+    eos = eos or _token_of(config, "eos_token")
+    flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special")}
+    if eos is None:
+        raise TokenizerError(
+            f"{location} names no EOS token, and every document has to end in one",
+            hint="give it with --eos TOKEN" + (f"; its special tokens are {_listed(flagged)}" if flagged else ""),
+        )
+    if bos == BOS_FROM_TOKENIZER:
+        bos = _token_of(config, "bos_token")
+        if bos is None:
+            raise TokenizerError(
+                f"{config_path} names no bos_token, which --bos {BOS_FROM_TOKENIZER} asks for",
+                hint="give the token with --bos TOKEN, or leave --bos out",
+            )
+    ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
+    for option, token in (("--eos", eos), ("--bos", bos)):
+        if token is not None and token not in ids:
+            raise TokenizerError(
+                f"token {token!r} ({option}) is not in the vocabulary of {path}",
+                hint="give one of its tokens" + (f", such as {_listed(flagged)}" if flagged else ""),
+            )
+    clean = {key: value for key, value in parsed.items() if key not in ("truncation", "padding")}
+    specials = {**flagged, eos: ids[eos], **({bos: ids[bos]} if bos else {})}
+    info = TokenizerInfo(
+        name=name,
+        sha256=hashlib.sha256(content).hexdigest(),
+        canonical_sha256=hashlib.sha256(canonical_json(parsed)).hexdigest(),
+        vocab_size=1 + max(ids.values()),
+        library="tokenizers",
+        library_version=importlib.metadata.version("tokenizers"),
+        special_ids=dict(sorted(specials.items(), key=lambda item: item[1])),
+        eos=eos,
+        eos_id=ids[eos],
+        bos=bos,
+        bos_id=ids[bos] if bos else None,
+    )
+    clean_bytes = json.dumps({**clean, "truncation": None, "padding": None}, ensure_ascii=False).encode()
+    return TokenizerFile(content=content, clean=clean_bytes, info=info, notes=notes)
+
+
+class Encoder:
+    """Encodes texts in this process, on one thread.
+
+    ids equal those of ``tokenizers.Tokenizer.encode(text, add_special_tokens=False)`` of the installed version, with
+    special tokens in the text encoded as the ordinary text they are.
+
+    Raises:
+        TokenizerError: the library cannot load the file.
+    """
+
+    def __init__(self, clean_path: Path) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # 0.2x: workers are the parallelism
+        try:
+            tokenizer: Any = Tokenizer.from_file(str(clean_path))
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(
+                f"tokenizers {importlib.metadata.version('tokenizers')} cannot load the tokenizer: {error}",
+                hint="check that it is a tokenizer.json, and try another version of tokenizers",
+            ) from error
+        self._encode = _encoder_02x(tokenizer) if hasattr(tokenizer, "encode_batch_fast") else _encoder_1x(tokenizer)
+
+    def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Token ids of each text, without delimiters: unsigned arrays [tokens]."""
+        return self._encode(texts)
+
+
+def _encoder_1x(tokenizer: Any) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
+    encode = tokenizer.encode
+
+    def encode_all(texts: Sequence[str]) -> list[NDArray[Any]]:
+        # encode_batch of 1.x starts threads of its own, which costs up to half of the throughput per core
+        return [encode(text, add_special_tokens=False, encode_special_tokens=True).ids_array for text in texts]
+
+    return encode_all
+
+
+def _encoder_02x(tokenizer: Any) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # pickling drops this, so tokenizers are never pickled
+    encode_batch = tokenizer.encode_batch_fast
+
+    def encode_all(texts: Sequence[str]) -> list[NDArray[Any]]:
+        return [np.array(found.ids, np.uint32) for found in encode_batch(texts, add_special_tokens=False)]
+
+    return encode_all
+
+
+def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(
+            f"{path} cannot be read: {error.strerror}",
+            hint="give a tokenizer.json, or a directory that holds one, with --tokenizer",
+        ) from error
+    try:
+        parsed = json.loads(content)
+        if not isinstance(parsed, dict):
+            raise ValueError(f"it holds a {type(parsed).__name__}, expected an object")
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(
+            f"{path} is not JSON: {error}", hint="give a Hugging Face tokenizer.json with --tokenizer"
+        ) from error
+    return content, parsed
+
+
+def _vocabulary(parsed: Mapping[str, Any], path: Path) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+    """Token to id of the model, and token to entry of the added tokens."""
+    try:
+        vocab = parsed["model"]["vocab"]
+        if isinstance(vocab, dict):
+            tokens = {str(token): int(index) for token, index in vocab.items()}
+        else:  # Unigram: a list of (token, score)
+            tokens = {str(entry[0]): index for index, entry in enumerate(vocab)}
+        added = {str(entry["content"]): {**entry, "id": int(entry["id"])} for entry in parsed.get("added_tokens") or []}
+        if not tokens and not added:
+            raise ValueError("the vocabulary is empty")
+        if min([*tokens.values(), *(entry["id"] for entry in added.values())]) < 0:
+            raise ValueError("the vocabulary has a negative id")
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise TokenizerError(
+            f"{path} is not a tokenizer.json: {error!r}", hint="give a Hugging Face tokenizer.json with --tokenizer"
+        ) from error
+    return tokens, added
+
+
+def _token_of(config: Mapping[str, Any], key: str) -> str | None:
+    value = config.get(key)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _notes(parsed: Mapping[str, Any], config: Mapping[str, Any], bos: str | None) -> tuple[str, ...]:
+    notes = [
+        f"the tokenizer asks for {block}; documents are never cut or padded, so that is ignored"
+        for block in ("truncation", "padding")
+        if parsed.get(block)
+    ]
+    if config.get("add_bos_token") is True and bos is None and _token_of(config, "bos_token"):
+        notes.append(
+            f"the tokenizer's configuration asks for a BOS token; documents get none (--bos {BOS_FROM_TOKENIZER} adds it)"
+        )
+    return tuple(notes)
+
+
+def _listed(tokens: Mapping[str, int]) -> str:
+    shown = list(tokens)[:5]
+    return ", ".join(repr(token) for token in shown) + (", ..." if len(tokens) > 5 else "")

@@ -1,0 +1,72 @@
+"""``tokshard build``: parse, call `build_corpus`, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from tokshard.cli.sizes import SIZE
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--tokenizer", required=True, metavar="PATH", help="A tokenizer.json, or a directory that holds one.")
+@click.option("--out", required=True, metavar="DIR", help="The corpus directory.")
+@click.option(
+    "--eos", metavar="TOKEN", help="Token that ends every document.  [default: what tokenizer_config.json says]"
+)
+@click.option(
+    "--bos",
+    metavar="TOKEN",
+    help="Token that starts every document; 'auto' takes it from tokenizer_config.json.  [default: none]",
+)
+@click.option("--text-field", default="text", show_default=True, metavar="FIELD", help="Dotted path of the text.")
+@click.option("--id-field", metavar="FIELD", help="Field to store as column 'id'.")
+@click.option(
+    "--keep", multiple=True, metavar="FIELD[:TYPE]", help="Field to store as a column: string, int64, float64 or bool."
+)
+@click.option(
+    "--input-format",
+    metavar="FORMAT",
+    help="Read every input as jsonl, parquet, arrow, txt or csv.  [default: by file name]",
+)
+@click.option(
+    "--shard-tokens", type=SIZE, default="256M", show_default=True, help="A shard closes before it has more tokens."
+)
+@click.option("--task-bytes", type=SIZE, help="Input bytes per unit of work.  [default: 16MiB to 128MiB, by input size]")
+@click.option(
+    "--max-document-bytes", type=SIZE, default="16MiB", show_default=True, help="A longer text is a bad record."
+)
+@click.option(
+    "--on-bad-record",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="Stop at a record that is no document, or leave it out, counted and listed in rejects.jsonl.",
+)
+@click.option("--limit", type=SIZE, metavar="N", help="Stop after so many documents.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: the CPUs of this machine]")
+@click.option("--force", is_flag=True, help="Start over: remove the corpus or unfinished build in DIR first.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def build(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Tokenize SOURCEs into a corpus of Arrow shards.
+
+    A SOURCE is a file, a directory or a quoted glob of jsonl (.gz, .zst), parquet, arrow, txt or csv. Documents
+    keep the order of the sources; inside a directory, the bytewise order of the paths.
+
+    A build that was stopped, by whatever, goes on when the same command runs again.
+    """
+    from tokshard.build.pipeline import build_corpus
+    from tokshard.build.summary import build_json, build_text
+
+    result = build_corpus(sources, **options)
+    if as_json:
+        click.echo(json.dumps(build_json(result), indent=2))
+    else:
+        for note in result.notes:
+            click.echo(f"note: {note}", err=True)
+        click.echo(build_text(result), file=sys.stdout)

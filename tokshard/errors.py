@@ -1,0 +1,88 @@
+"""Every error that tokshard raises on purpose: one problem, one hint, one exit code.
+
+The tree::
+
+    TokshardError                      exit 1: the data or the run failed
+    |- UsageError                      exit 2: wrong option, path or configuration
+    |  |- TokenizerError               the tokenizer cannot be used as asked
+    |  `- ConfigurationChangedError    the directory holds a build with other settings
+    |- SourceError                     an input is damaged, gone or has changed
+    |  `- BadRecordError               one record of an input cannot become a document
+    |- BuildError                      the build could not go on: disk, worker, lock
+    `- CorpusError                     a corpus cannot be opened or read
+       |- UnfinishedCorpusError        the directory has no manifest
+       |- UnsupportedFormatError       written by a newer tokshard
+       `- DamagedCorpusError           a file is not what the manifest says
+
+A wrong argument to a Python function is a plain `ValueError`, `TypeError` or `IndexError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TokshardError(Exception):
+    """Something a user can fix.
+
+    Args:
+        problem: what is wrong with which value, where, and what was expected; one line.
+        hint: the next step; one line.
+    """
+
+    exit_code = 1
+
+    def __init__(self, problem: str, *, hint: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # keyword-only arguments do not survive the default pickling, and workers send errors home
+        return (_rebuild, (type(self), self.problem, self.hint))
+
+
+class UsageError(TokshardError):
+    """A wrong option, path or configuration."""
+
+    exit_code = 2
+
+
+class TokenizerError(UsageError):
+    """A tokenizer that cannot be loaded, or names no EOS, or lacks a token that was asked for."""
+
+
+class ConfigurationChangedError(UsageError):
+    """The output directory belongs to a build with other settings or other sources."""
+
+
+class SourceError(TokshardError):
+    """An input that is damaged, gone, or not what it was when the build began."""
+
+
+class BadRecordError(SourceError):
+    """A record that cannot become a document, under ``--on-bad-record fail``."""
+
+
+class BuildError(TokshardError):
+    """A build that could not go on: a full disk, a lost worker, a second build in the same place."""
+
+
+class CorpusError(TokshardError):
+    """A corpus that cannot be opened or read."""
+
+
+class UnfinishedCorpusError(CorpusError):
+    """A directory without a manifest."""
+
+
+class UnsupportedFormatError(CorpusError):
+    """A corpus written by a newer tokshard than this one."""
+
+
+class DamagedCorpusError(CorpusError):
+    """A file of a corpus that is not what its manifest says."""
+
+
+def _rebuild(kind: type[TokshardError], problem: str, hint: str) -> TokshardError:
+    return kind(problem, hint=hint)

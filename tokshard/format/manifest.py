@@ -1,0 +1,194 @@
+"""``manifest.json``: what a corpus is. Pure (no time, host or speed), written last, and its own checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from tokshard.errors import DamagedCorpusError, UnsupportedFormatError
+from tokshard.format.schema import FORMAT_VERSION
+
+_RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force'"
+_HASH_KEY = "manifest_sha256"
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tokenizer that made a corpus.
+
+    Args:
+        name: the last part of the path that was given.
+        sha256: of the bytes of ``tokenizer.json`` as they are beside the manifest.
+        canonical_sha256: of the JSON with sorted keys and no white space: equal for files that differ in layout only.
+        vocab_size: 1 + the largest id in model and added tokens.
+        library: the package that encoded, and its version.
+        special_ids: token to id, for every token that must never come out of text.
+        eos: the delimiter that ends every document, and its id; `bos` likewise for the start, if there is one.
+    """
+
+    name: str
+    sha256: str
+    canonical_sha256: str
+    vocab_size: int
+    library: str
+    library_version: str
+    special_ids: dict[str, int]
+    eos: str
+    eos_id: int
+    bos: str | None
+    bos_id: int | None
+
+
+class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about a build that changes its bytes, apart from sources and tokenizer.
+
+    Args:
+        text_field: dotted path of the text in a record.
+        id_field: field stored as column ``id``, if any.
+        keep: fields stored as columns of their name, field to type.
+        input_format: the format that all inputs were read as, or None where the file names decided.
+        shard_tokens: a shard closes before the document that would exceed this many tokens.
+        task_bytes: size of the unit of build work, in bytes of input.
+        max_document_bytes: a longer text is a bad record; UTF-8 bytes.
+        limit: documents written at most, or None.
+    """
+
+    text_field: str
+    id_field: str | None
+    keep: dict[str, str]
+    input_format: str | None
+    shard_tokens: int
+    task_bytes: int
+    max_document_bytes: int
+    limit: int | None
+
+
+class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``read = written + sum of left_out``, over all sources."""
+
+    read: int
+    written: int
+    left_out: dict[str, int]
+
+
+class DocumentLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Document lengths in tokens, delimiters included.
+
+    Args:
+        counts: ``counts[k]`` documents have a length in ``[2**k, 2**(k+1))``.
+    """
+
+    shortest: int
+    longest: int
+    counts: list[int]
+
+
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Size and SHA-256 of a file beside the manifest."""
+
+    num_bytes: int
+    sha256: str
+
+
+class Fingerprints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Two names for a corpus.
+
+    Args:
+        content: of shard hashes, dtype and delimiter: equal exactly when the tokens on disk are.
+        recipe: of configuration, tokenizer and the names and sizes of the sources.
+    """
+
+    content: str
+    recipe: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a corpus is. Its presence means that the corpus is complete."""
+
+    format_version: int
+    num_documents: int
+    num_tokens: int
+    num_shards: int
+    num_bytes: int
+    text_bytes: int
+    dtype: str
+    columns: dict[str, str]
+    fingerprints: Fingerprints
+    tokenizer: TokenizerInfo
+    arguments: list[str]
+    build: BuildConfig
+    records: Records
+    document_lengths: DocumentLengths
+    files: dict[str, FileFacts]
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of ``manifest.json``: indented JSON whose last line holds the SHA-256 of all lines before it."""
+    body = json.dumps(msgspec.to_builtins(manifest), indent=2, ensure_ascii=False)
+    head = body.removesuffix("\n}") + ",\n"
+    digest = hashlib.sha256(head.encode()).hexdigest()
+    return f'{head}"{_HASH_KEY}": "{digest}"}}\n'.encode()
+
+
+def decode_manifest(content: bytes, *, file: str) -> Manifest:
+    """The manifest in the bytes of a file.
+
+    Raises:
+        DamagedCorpusError: the checksum or the structure is wrong.
+        UnsupportedFormatError: a newer tokshard wrote it.
+    """
+    lines = content.removesuffix(b"\n")
+    head, newline, last = lines.rpartition(b"\n")
+    head += newline
+    expected = f'"{_HASH_KEY}": "{hashlib.sha256(head).hexdigest()}"}}'.encode()
+    if last != expected:
+        raise DamagedCorpusError(
+            f"{file} is damaged: its last line is {last[:100]!r}, its content demands {expected!r}", hint=_RESTORE
+        )
+    try:
+        fields = json.loads(content)
+        fields.pop(_HASH_KEY)
+        version = fields["format_version"]
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise ValueError(f"format_version is {version!r}, expected a positive integer")
+        if version > FORMAT_VERSION:
+            raise UnsupportedFormatError(
+                f"{file} has format version {version}; this tokshard reads up to {FORMAT_VERSION}",
+                hint="install a newer tokshard",
+            )
+        return msgspec.convert(fields, Manifest)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, msgspec.ValidationError) as error:
+        raise DamagedCorpusError(f"{file} does not hold a manifest: {error!r}", hint=_RESTORE) from error
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON with sorted keys and no white space: equal values have equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def content_fingerprint(shard_hashes: Iterable[bytes], *, dtype: str, eos_id: int, bos_id: int | None) -> str:
+    """Hexadecimal SHA-256 of ``b"tokshard content 1\\n"``, the canonical JSON of dtype and delimiters, and the hashes.
+
+    Args:
+        shard_hashes: the 32-byte SHA-256 of every shard, in order.
+    """
+    digest = hashlib.sha256(b"tokshard content 1\n")
+    digest.update(canonical_json({"dtype": dtype, "eos_id": eos_id, "bos_id": bos_id}))
+    for shard_hash in shard_hashes:
+        digest.update(shard_hash)
+    return digest.hexdigest()
+
+
+def recipe_fingerprint(
+    config: BuildConfig, tokenizer: TokenizerInfo, sources: Iterable[tuple[int, str, int]]
+) -> str:
+    """Hexadecimal SHA-256 of configuration, tokenizer, and (argument, relative path, bytes) of every source."""
+    digest = hashlib.sha256(b"tokshard recipe 1\n")
+    digest.update(canonical_json(msgspec.to_builtins(config)))
+    digest.update(canonical_json([tokenizer.canonical_sha256, tokenizer.eos_id, tokenizer.bos_id]))
+    for source in sources:
+        digest.update(canonical_json(list(source)))
+    return digest.hexdigest()

@@ -1,0 +1,37 @@
+"""File names inside a corpus directory."""
+
+from __future__ import annotations
+
+import re
+
+MANIFEST = "manifest.json"
+SHARD_TABLE = "shards.arrow"
+SOURCE_TABLE = "sources.arrow"
+TOKENIZER = "tokenizer.json"
+REPORT = "build-report.json"
+REJECTS = "rejects.jsonl"
+WORK = ".build"
+"""Folder of an unfinished build: configuration, lock, receipts, files being written."""
+
+SHARD_PATTERN = r"shard-\d{2,}-\d{7,}-\d{6,}-\d{4,}\.arrow"
+_SHARD = re.compile(SHARD_PATTERN)
+
+SIDE_FILES = frozenset({MANIFEST, SHARD_TABLE, SOURCE_TABLE, TOKENIZER, REPORT, REJECTS, WORK})
+"""Everything in a corpus directory that is not a shard."""
+
+
+def shard_name(*, generation: int, first_input: int, segment: int, part: int) -> str:
+    """The name of a shard: a pure function of where its first document comes from.
+
+    Args:
+        generation: 0; kept for corpora that grow.
+        first_input: index of the first input of the task that writes the shard.
+        segment: which piece of that input the task covers.
+        part: count of shards that the task closed before.
+    """
+    return f"shard-{generation:02d}-{first_input:07d}-{segment:06d}-{part:04d}.arrow"
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether a file name has the form of a shard; such a name cannot leave its directory."""
+    return _SHARD.fullmatch(name) is not None

@@ -1,0 +1,126 @@
+"""The Arrow schema of a shard, and the constants that fix its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tokshard.errors import DamagedCorpusError, UnsupportedFormatError, UsageError
+
+FORMAT_VERSION = 1
+"""Bump when a reader of the version before would misread the bytes."""
+
+MAX_BATCH_TOKENS = 16 << 20
+"""Most tokens in one record batch; a larger document is a batch of its own. Part of FORMAT_VERSION."""
+
+ORDINAL_STRIDE = 65_536
+"""The shard table names the document at every token position that is a multiple of this. Part of FORMAT_VERSION."""
+
+TOKENS = "tokens"
+SUPPORTED_COLUMN_TYPES: Mapping[str, pa.DataType] = {
+    "string": pa.string(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+}
+"""Types that a kept column may have, by the name used in ``--keep FIELD:TYPE`` and in the manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFacts:
+    """What every shard of a corpus repeats about itself, so that a stray file explains itself.
+
+    Args:
+        dtype: the token type, ``uint16`` or ``uint32``.
+        tokenizer_sha256: hash of the canonical JSON of the tokenizer.
+        eos_id: the delimiter that ends every document.
+        bos_id: the token that starts every document, if there is one.
+        columns: kept metadata columns, name to one of `SUPPORTED_COLUMN_TYPES`.
+    """
+
+    dtype: str
+    tokenizer_sha256: str
+    eos_id: int
+    bos_id: int | None
+    columns: Mapping[str, str]
+
+
+def token_dtype(vocab_size: int) -> str:
+    """The narrowest supported dtype for ids in ``[0, vocab_size)``.
+
+    Raises:
+        ValueError: no supported dtype holds the ids.
+    """
+    if not 1 <= vocab_size <= 1 << 32:
+        raise ValueError(f"vocab_size must be in [1, 2**32], got {vocab_size}")
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def tokens_type(dtype: str) -> pa.DataType:
+    """``large_list<item: dtype not null>``, the type of the column `TOKENS`."""
+    return pa.large_list(pa.field("item", pa.from_numpy_dtype(np.dtype(dtype)), nullable=False))
+
+
+def shard_schema(facts: ShardFacts) -> pa.Schema:
+    """The schema of every shard of a corpus: `TOKENS` first, then the kept columns in order.
+
+    Raises:
+        UsageError: a column has an unknown type or takes the name of the token column.
+    """
+    fields = [pa.field(TOKENS, tokens_type(facts.dtype), nullable=False)]
+    for name, kind in facts.columns.items():
+        if name == TOKENS:
+            raise UsageError(
+                f"a kept column cannot be called {TOKENS!r}: that is the column of token ids",
+                hint="rename the field in the source, or leave it out of --keep",
+            )
+        if kind not in SUPPORTED_COLUMN_TYPES:
+            raise UsageError(
+                f"column {name!r} has the unknown type {kind!r}",
+                hint=f"use one of {', '.join(SUPPORTED_COLUMN_TYPES)}",
+            )
+        fields.append(pa.field(name, SUPPORTED_COLUMN_TYPES[kind], nullable=True))
+    metadata = {
+        "tokshard.format_version": str(FORMAT_VERSION),
+        "tokshard.tokenizer_sha256": facts.tokenizer_sha256,
+        "tokshard.eos_id": str(facts.eos_id),
+        "tokshard.bos_id": "" if facts.bos_id is None else str(facts.bos_id),
+        "tokshard.dtype": facts.dtype,
+    }
+    return pa.schema(fields, metadata=metadata)
+
+
+def check_shard_schema(found: pa.Schema, expected: pa.Schema, *, file: str) -> None:
+    """Refuse a shard that is not of this corpus.
+
+    Raises:
+        UnsupportedFormatError: the shard says it has a newer format.
+        DamagedCorpusError: columns or metadata differ from the corpus.
+    """
+    metadata = found.metadata or {}
+    version = metadata.get(b"tokshard.format_version", b"").decode("ascii", "replace")
+    if version.isdigit() and int(version) > FORMAT_VERSION:
+        raise UnsupportedFormatError(
+            f"{file} has shard format {version}; this tokshard reads up to {FORMAT_VERSION}",
+            hint="install a newer tokshard",
+        )
+    if found.equals(expected, check_metadata=True):
+        return
+    for key in sorted(set(metadata) | set(expected.metadata)):
+        if metadata.get(key) != expected.metadata.get(key):
+            raise DamagedCorpusError(
+                f"{file} is not a shard of this corpus: {key.decode('utf-8', 'replace')} is "
+                f"{metadata.get(key)!r}, expected {expected.metadata.get(key)!r}",
+                hint="restore the file from a copy, or rebuild with 'tokshard build --force'",
+            )
+    raise DamagedCorpusError(
+        f"{file} is not a shard of this corpus: columns are [{_columns(found)}], expected [{_columns(expected)}]",
+        hint="restore the file from a copy, or rebuild with 'tokshard build --force'",
+    )
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -1,0 +1,200 @@
+"""``shards.arrow`` and ``sources.arrow``: the tables beside the manifest, read a column at a time through a map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import ipc
+
+from tokshard.errors import DamagedCorpusError
+from tokshard.format.schema import FORMAT_VERSION
+from tokshard.format.storage import map_file
+
+SHARDS_PER_BATCH = 1_024
+"""Rows in each record batch of the shard table but the last; part of FORMAT_VERSION."""
+
+_RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force'"
+
+
+def _numbers(kind: pa.DataType) -> pa.DataType:
+    return pa.large_list(pa.field("item", kind, nullable=False))
+
+
+def _schema(fields: Mapping[str, pa.DataType]) -> pa.Schema:
+    return pa.schema(
+        [pa.field(name, kind, nullable=False) for name, kind in fields.items()],
+        metadata={"tokshard.format_version": str(FORMAT_VERSION)},
+    )
+
+
+SHARD_TABLE_SCHEMA = _schema(
+    {
+        "name": pa.string(),
+        "num_documents": pa.int64(),
+        "num_tokens": pa.int64(),
+        "num_bytes": pa.int64(),
+        "sha256": pa.binary(32),
+        # one entry per record batch of the shard; positions are bytes from the start of the file
+        "batch_documents": _numbers(pa.int64()),
+        "batch_tokens": _numbers(pa.int64()),
+        "batch_offsets_position": _numbers(pa.int64()),
+        "batch_values_position": _numbers(pa.int64()),
+        # entry k: ordinal in the shard of the document that holds token k * ORDINAL_STRIDE
+        "stride_documents": _numbers(pa.uint32()),
+        # runs of documents that are consecutive records of one source
+        "run_document": _numbers(pa.int64()),
+        "run_source": _numbers(pa.int64()),
+        "run_record": _numbers(pa.int64()),
+    }
+)
+
+SOURCE_TABLE_SCHEMA = _schema(
+    {
+        "argument": pa.int64(),
+        "path": pa.string(),
+        "num_bytes": pa.int64(),
+        "records_read": pa.int64(),
+        "documents": pa.int64(),
+        "tokens": pa.int64(),
+        "text_bytes": pa.int64(),
+        "left_out": pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False)),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlace:
+    """Where one record batch of a shard lies.
+
+    Args:
+        offsets_position: byte in the file where its ``num_documents + 1`` int64 offsets start.
+        values_position: byte in the file where its token ids start.
+    """
+
+    num_documents: int
+    num_tokens: int
+    offsets_position: int
+    values_position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInfo:
+    """One shard, as the shard table has it."""
+
+    name: str
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceInfo:
+    """What became of one input file. ``records_read = documents + sum of left_out``.
+
+    Args:
+        argument: index into the manifest's arguments.
+        path: relative to the argument; empty where the argument is the file.
+        num_bytes: size of the input.
+        text_bytes: UTF-8 bytes of the texts that became documents.
+    """
+
+    argument: int
+    path: str
+    num_bytes: int
+    records_read: int
+    documents: int
+    tokens: int
+    text_bytes: int
+    left_out: Mapping[str, int]
+
+
+def write_table(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, rows_per_batch: int) -> None:
+    """Write an Arrow IPC file whose record batches all have `rows_per_batch` rows, but for the last."""
+    pending: list[pa.RecordBatch] = []
+    with ipc.new_file(file, schema) as writer:
+        for batch in batches:
+            pending.append(batch)
+            while sum(part.num_rows for part in pending) >= rows_per_batch:
+                whole = pa.Table.from_batches(pending, schema).combine_chunks()
+                writer.write_batch(whole.slice(0, rows_per_batch).combine_chunks().to_batches()[0])
+                pending = whole.slice(rows_per_batch).to_batches()
+        rest = pa.Table.from_batches(pending, schema).combine_chunks()
+        if rest.num_rows:
+            writer.write_batch(rest.to_batches()[0])
+
+
+class Table:
+    """A table beside the manifest, mapped; a column costs the pages it touches.
+
+    Raises:
+        DamagedCorpusError: the file is not an Arrow IPC file of the expected schema.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        try:
+            self._reader = ipc.open_file(map_file(path))
+            found = self._reader.schema
+            count = self._reader.num_record_batches
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=_RESTORE) from error
+        if not found.equals(schema, check_metadata=True):
+            raise DamagedCorpusError(
+                f"{path} has the columns {found.names} with metadata {found.metadata}, "
+                f"expected {schema.names} with {schema.metadata}",
+                hint=_RESTORE,
+            )
+        self._batches: dict[int, pa.RecordBatch] = {}
+        self.num_batches = count
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """One record batch, validated when it is first asked for."""
+        if index not in self._batches:
+            try:
+                batch = self._reader.get_batch(index)
+                batch.validate()
+            except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+                raise DamagedCorpusError(f"{self.path}, batch {index}: {error}", hint=_RESTORE) from error
+            for field, column in zip(batch.schema, batch.columns, strict=True):
+                if column.null_count:
+                    raise DamagedCorpusError(
+                        f"{self.path}, batch {index}: column {field.name} has {column.null_count} nulls, expected none",
+                        hint=_RESTORE,
+                    )
+            self._batches[index] = batch
+        return self._batches[index]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All record batches in order."""
+        for index in range(self.num_batches):
+            yield self.batch(index)
+
+    def numbers(self, column: str) -> NDArray[np.int64]:
+        """An int64 column as one array [rows]."""
+        parts = [batch.column(column).to_numpy() for batch in self.batches()]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def list_at(self, column: str, row: int) -> NDArray[np.int64]:
+        """The list in one row, as an int64 array.
+
+        The rows of every batch but the last are `SHARDS_PER_BATCH`, so the batch is found by division.
+        """
+        batch = self.batch(row // SHARDS_PER_BATCH)
+        cells = batch.column(column)
+        index = row % SHARDS_PER_BATCH
+        ends = np.frombuffer(cells.buffers()[1], np.int64)[cells.offset + index : cells.offset + index + 2]
+        values = cells.values
+        if not 0 <= ends[0] <= ends[1] <= len(values):
+            raise DamagedCorpusError(
+                f"{self.path}: offsets of column {column}, row {row}, are {ends.tolist()}, "
+                f"expected ascending within {len(values)}",
+                hint=_RESTORE,
+            )
+        return values.slice(ends[0], ends[1] - ends[0]).to_numpy().astype(np.int64, copy=False)

@@ -1,0 +1,272 @@
+"""Writing shards: documents in, whole Arrow IPC files out, in memory of one record batch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import ipc
+
+from tokshard.format.schema import MAX_BATCH_TOKENS, ORDINAL_STRIDE, TOKENS, ShardFacts, shard_schema
+from tokshard.format.storage import HashingFile, map_file, sync_directory
+from tokshard.format.tables import SHARD_TABLE_SCHEMA
+
+
+class ShardWriter:
+    """Writes the documents of one task as consecutive shards.
+
+    A shard appears under its name whole and durable when it is closed, before that it has a name of this attempt in
+    `partial_directory`. Memory is one record batch of `MAX_BATCH_TOKENS` tokens (32 MiB as uint16), or the
+    largest document. Leaving the context by an exception removes the unfinished shard.
+
+    Args:
+        directory: where finished shards go.
+        partial_directory: where unfinished ones are written; on the same file system.
+        name: from the count of shards closed before to the name of the next.
+        shard_tokens: a shard closes before the document that would exceed this; a longer document stands alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        partial_directory: Path,
+        name: Callable[[int], str],
+        facts: ShardFacts,
+        shard_tokens: int,
+    ) -> None:
+        self._directory = directory
+        self._partial_directory = partial_directory
+        self._name = name
+        self._facts = facts
+        self._schema = shard_schema(facts)
+        self._shard_tokens = shard_tokens
+        self._buffer = np.empty(0, np.dtype(facts.dtype))
+        self._rows: list[Mapping[str, Any]] = []
+        self._file: _OpenShard | None = None
+        self._start_batch()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.discard()
+            self._file = None
+
+    def extend(
+        self,
+        tokens: NDArray[Any],
+        ends: NDArray[np.int64],
+        *,
+        source: int,
+        records: NDArray[np.int64],
+        columns: Mapping[str, Sequence[Any]],
+    ) -> None:
+        """Append documents.
+
+        Args:
+            tokens: the documents one after another, delimiters included; of the dtype of the corpus.
+            ends: int64 [documents], where each document ends in `tokens`.
+            source: index of the input that the documents come from.
+            records: int64 [documents], ascending; record number of each in that input, counted from 0.
+            columns: kept column to one value per document, None for null.
+        """
+        start, stop, base = 0, len(ends), 0
+        while start < stop:
+            shard_room = self._shard_tokens - self._tokens_in_shard - self._fill
+            room = min(MAX_BATCH_TOKENS - self._fill, shard_room)
+            fit = int(np.searchsorted(ends, base + room, "right"))
+            if fit <= start:  # the next document does not fit
+                length = int(ends[start]) - base
+                if length > shard_room and (self._tokens_in_shard or self._fill):
+                    self._close_shard()
+                    continue
+                if self._fill:
+                    self._flush_batch()
+                    continue
+                fit = start + 1  # longer than a batch or a shard: it stands alone
+            self._append(tokens, ends, start, fit, base, source, records, columns)
+            start, base = fit, int(ends[fit - 1])
+
+    def finish(self) -> pa.RecordBatch:
+        """Close the last shard.
+
+        Returns:
+            One row of the shard table per shard, run_record as it was given to `extend`.
+        """
+        if self._fill or self._file is not None:
+            self._close_shard()
+        columns = [
+            pa.array([row[field.name] for row in self._rows], type=field.type) for field in SHARD_TABLE_SCHEMA
+        ]
+        return pa.record_batch(columns, schema=SHARD_TABLE_SCHEMA)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards closed so far."""
+        return len(self._rows)
+
+    def _start_batch(self) -> None:
+        self._fill = 0
+        self._ends: list[NDArray[np.int64]] = []
+        self._columns: dict[str, list[Any]] = {name: [] for name in self._facts.columns}
+
+    @property
+    def _tokens_in_shard(self) -> int:
+        return 0 if self._file is None else self._file.num_tokens
+
+    def _append(
+        self,
+        tokens: NDArray[Any],
+        ends: NDArray[np.int64],
+        start: int,
+        stop: int,
+        base: int,
+        source: int,
+        records: NDArray[np.int64],
+        columns: Mapping[str, Sequence[Any]],
+    ) -> None:
+        if self._file is None:
+            self._file = _OpenShard(self._partial_directory, self._name(len(self._rows)), self._schema)
+        length = int(ends[stop - 1]) - base
+        self._reserve(self._fill + length)
+        self._buffer[self._fill : self._fill + length] = tokens[base : base + length]
+        self._ends.append(ends[start:stop] - (base - self._fill))
+        self._file.add_run(source, records[start:stop])
+        for name, values in self._columns.items():
+            values.extend(columns[name][start:stop])
+        self._fill += length
+
+    def _reserve(self, size: int) -> None:
+        if size <= len(self._buffer):
+            return
+        # untouched pages of the full batch cost no memory, so there is nothing to gain from growing in steps
+        grown = np.empty(max(size, MAX_BATCH_TOKENS), self._buffer.dtype)
+        grown[: self._fill] = self._buffer[: self._fill]
+        self._buffer = grown
+
+    def _flush_batch(self) -> None:
+        if not self._fill or self._file is None:
+            return
+        offsets = np.concatenate([np.zeros(1, np.int64), *self._ends])
+        documents = pa.LargeListArray.from_arrays(
+            pa.array(offsets), pa.array(self._buffer[: self._fill]), type=self._schema.field(TOKENS).type
+        )
+        columns = [pa.array(self._columns[name], type=self._schema.field(name).type) for name in self._columns]
+        self._file.write(pa.record_batch([documents, *columns], schema=self._schema), offsets)
+        if self._fill > MAX_BATCH_TOKENS:
+            self._buffer = np.empty(0, self._buffer.dtype)  # give back what one huge document needed
+        self._start_batch()
+
+    def _close_shard(self) -> None:
+        self._flush_batch()
+        if self._file is not None:
+            self._rows.append(self._file.publish(self._directory))
+            self._file = None
+
+
+class _OpenShard:
+    """One shard being written."""
+
+    def __init__(self, partial_directory: Path, name: str, schema: pa.Schema) -> None:
+        self._name = name
+        self._path = partial_directory / f".{name}.{os.getpid()}.partial"
+        self._raw: IO[bytes] = self._path.open("wb", buffering=0)
+        self._hashed = HashingFile(self._raw)
+        # buffered by HashingFile's caller: Arrow writes a handful of large pieces per batch
+        self._writer = ipc.new_file(pa.PythonFile(self._hashed, "w"), schema)
+        self.num_tokens = 0
+        self._num_documents = 0
+        self._strides: list[NDArray[np.int64]] = []
+        self._batch_documents: list[int] = []
+        self._batch_tokens: list[int] = []
+        self._runs = _Runs()
+
+    def add_run(self, source: int, records: NDArray[np.int64]) -> None:
+        self._runs.add(source, records)
+
+    def write(self, batch: pa.RecordBatch, offsets: NDArray[np.int64]) -> None:
+        length = int(offsets[-1])
+        first = -(-self.num_tokens // ORDINAL_STRIDE) * ORDINAL_STRIDE
+        positions = np.arange(first, self.num_tokens + length, ORDINAL_STRIDE)
+        within = np.searchsorted(offsets, positions - self.num_tokens, "right") - 1
+        self._strides.append(within + self._num_documents)
+        self._writer.write_batch(batch)
+        self._batch_documents.append(batch.num_rows)
+        self._batch_tokens.append(length)
+        self.num_tokens += length
+        self._num_documents += batch.num_rows
+
+    def publish(self, directory: Path) -> Mapping[str, Any]:
+        """Make the shard visible, and return its row of the shard table."""
+        self._writer.close()
+        os.fsync(self._raw.fileno())
+        self._raw.close()
+        positions = list(_buffer_positions(self._path))
+        os.replace(self._path, directory / self._name)
+        sync_directory(directory)
+        return {
+            "name": self._name,
+            "num_documents": self._num_documents,
+            "num_tokens": self.num_tokens,
+            "num_bytes": self._hashed.tell(),
+            "sha256": self._hashed.digest(),
+            "batch_documents": self._batch_documents,
+            "batch_tokens": self._batch_tokens,
+            "batch_offsets_position": [offsets for offsets, _ in positions],
+            "batch_values_position": [values for _, values in positions],
+            "stride_documents": np.concatenate(self._strides),
+            "run_document": np.concatenate(self._runs.documents),
+            "run_source": np.concatenate(self._runs.sources),
+            "run_record": np.concatenate(self._runs.records),
+        }
+
+    def discard(self) -> None:
+        """Forget the shard and remove what was written."""
+        with contextlib.suppress(Exception):
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._raw.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+
+class _Runs:
+    """Compresses (source, record) of consecutive documents to runs in which the record counts up by one."""
+
+    def __init__(self) -> None:
+        self.documents: list[NDArray[np.int64]] = []
+        self.sources: list[NDArray[np.int64]] = []
+        self.records: list[NDArray[np.int64]] = []
+        self._count = 0
+        self._next: tuple[int, int] | None = None
+
+    def add(self, source: int, records: NDArray[np.int64]) -> None:
+        starts = np.flatnonzero(np.diff(records, prepend=records[0] - 2) != 1)
+        if self._next == (source, int(records[0])):
+            starts = starts[1:]
+        if len(starts):
+            self.documents.append(starts + self._count)
+            self.sources.append(np.full(len(starts), source, np.int64))
+            self.records.append(records[starts])
+        self._count += len(records)
+        self._next = (source, int(records[-1]) + 1)
+
+
+def _buffer_positions(path: Path) -> Iterator[tuple[int, int]]:
+    """Where offsets and values of each record batch lie, in bytes from the start of the file."""
+    mapped = map_file(path)
+    reader = ipc.open_file(mapped)
+    for index in range(reader.num_record_batches):
+        _, offsets, _, values = reader.get_batch(index).column(TOKENS).buffers()
+        yield offsets.address - mapped.address, values.address - mapped.address
