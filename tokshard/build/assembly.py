@@ -263,9 +263,7 @@ def _manifest(
         dtype=dtype,
         columns=dict(columns),
         fingerprints=Fingerprints(
-            content=content_fingerprint(
-                totals.hashes, dtype=dtype, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
-            ),
+            content=content_fingerprint(totals.hashes, dtype=dtype, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id),
             recipe=recipe_fingerprint(
                 config, tokenizer, ((source.argument, source.path, source.num_bytes) for source in sources)
             ),

@@ -22,7 +22,7 @@ from typing import Any
 
 from tokshard.build.receipts import Receipt
 from tokshard.build.records import Chunk
-from tokshard.build.runner import BadRecordFound, Progress, SegmentFailed, TaskRunner, open_segments
+from tokshard.build.runner import Progress, RejectedRecordError, SegmentError, TaskRunner, open_segments
 from tokshard.build.schedule import Schedule
 from tokshard.build.tasks import Key, StreamTask, Task
 from tokshard.build.workspace import WorkerContext
@@ -67,17 +67,15 @@ def run_inline(context: WorkerContext, schedule: Schedule, on_progress: OnProgre
                 schedule.finished(runner.run_task(task, schedule.cap))
             else:
                 runner.run_stream(task, schedule.cap, schedule.done_segments(task), schedule.finished)
-        except SegmentFailed as failure:
+        except SegmentError as failure:
             schedule.failed((task.key[0], failure.segment), failure.error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the lowest failing task decides, not the first
             schedule.failed(task.key, error)
         schedule.released(task)
     return Usage(peak_worker_bytes=_peak_bytes())
 
 
-def run_workers(
-    context: WorkerContext, schedule: Schedule, on_progress: OnProgress, *, num_workers: int
-) -> Usage:
+def run_workers(context: WorkerContext, schedule: Schedule, on_progress: OnProgress, *, num_workers: int) -> Usage:
     """Run everything in spawned worker processes.
 
     Raises:
@@ -147,7 +145,7 @@ def _worker_main(connection: Connection, context: WorkerContext) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             runner = TaskRunner(context, connection.send)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a process edge
             connection.send(_Failed((0, 0), _portable(error)))
             return
         while True:
@@ -165,9 +163,9 @@ def _obey(connection: Connection, runner: TaskRunner, message: Any) -> None:
             _run_segment(connection, runner, message)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
-    except SegmentFailed as failure:
+    except SegmentError as failure:
         connection.send(_Failed((message.task.key[0], failure.segment), _portable(failure.error)))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a process edge
         key = (message.task.key[0], message.number) if isinstance(message, _RunSegment) else message.task.key
         connection.send(_Failed(key, _portable(error)))
 
@@ -182,7 +180,12 @@ def _run_segment(connection: Connection, runner: TaskRunner, message: _RunSegmen
     is_last = part.is_last
     connection.send(
         runner.run_segment(
-            message.task, message.number, message.previous, _consumed(chunks), message.cap, lambda: is_last
+            message.task,
+            message.number,
+            message.previous,
+            _consumed(chunks),
+            cap=message.cap,
+            is_last=lambda: is_last,
         )
     )
 
@@ -203,7 +206,7 @@ def _die_with_parent() -> None:
 
 def _portable(error: Exception) -> Exception:
     """The error as it can cross processes."""
-    if isinstance(error, TokshardError | BadRecordFound):
+    if isinstance(error, TokshardError | RejectedRecordError):
         return error
     return BuildError(
         f"a worker failed: {type(error).__name__}: {error}",
@@ -279,11 +282,11 @@ class _Feeder:
                         worker.send(_AbortSegment())
                         raise
                     worker.send(_EndOfSegment(segment.is_last()))
-            except SegmentFailed as failure:
+            except SegmentError as failure:
                 self._tell(("failed", self.task.key[0], failure.segment, _portable(failure.error)))
             except (BrokenPipeError, ConnectionResetError):
                 return  # the worker died, which the coordinator sees for itself
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the edge of a thread
                 self._tell(("failed", self.task.key[0], number, _portable(error)))
             self._tell(("exhausted", self.task.key[0]))
 
@@ -293,9 +296,7 @@ class _Feeder:
 
 
 class _Pool:
-    def __init__(
-        self, context: WorkerContext, schedule: Schedule, on_progress: OnProgress, num_workers: int
-    ) -> None:
+    def __init__(self, context: WorkerContext, schedule: Schedule, on_progress: OnProgress, num_workers: int) -> None:
         self._context, self._schedule, self._on_progress = context, schedule, on_progress
         self._events, self._events_in = multiprocessing.Pipe(duplex=False)
         self._events_lock = threading.Lock()
@@ -305,8 +306,6 @@ class _Pool:
     def run(self) -> Usage:
         while not self._schedule.is_over:
             self._assign()
-            if self._schedule.is_over:
-                break
             by_handle: dict[Any, _Worker] = {}
             for worker in self._workers:
                 by_handle[worker.connection] = worker

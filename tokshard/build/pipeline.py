@@ -10,6 +10,7 @@ Every step before the last leaves only files that the next run of the same comma
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
@@ -28,13 +29,14 @@ from tokshard.build.progress import ProgressDisplay
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Receipt, read_receipts, receipt_name
 from tokshard.build.records import RecordSpec, parse_columns
-from tokshard.build.runner import BadRecordFound, Progress, TaskRunner
+from tokshard.build.runner import Progress, RejectedRecordError, TaskRunner
 from tokshard.build.schedule import Cut, Schedule
 from tokshard.build.sources import INPUT_FORMATS, Discovery, discover
 from tokshard.build.tasks import StreamTask, Task, Unit, default_task_bytes, plan_tasks, round_task_bytes
 from tokshard.build.tokenizer import TokenizerFile, read_tokenizer
 from tokshard.build.workspace import (
     Settings,
+    SourceState,
     WorkerContext,
     Workspace,
     cannot_write,
@@ -300,7 +302,7 @@ class _Build:
         """The error that decides, as the user should see it."""
         assert schedule.error is not None
         key, error = schedule.error
-        if isinstance(error, BadRecordFound):
+        if isinstance(error, RejectedRecordError):
             source = self._found.inputs[error.source]
             before = sum(
                 counts.records_read
@@ -345,7 +347,9 @@ class _Build:
 def _check_numbers(**numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None and number < 1:
-            raise UsageError(f"{name} is {number}, expected at least 1", hint=f"give --{name.replace('_', '-')} 1 or more")
+            raise UsageError(
+                f"{name} is {number}, expected at least 1", hint=f"give --{name.replace('_', '-')} 1 or more"
+            )
 
 
 def _check_choices(on_bad_record: str, input_format: str | None) -> None:
@@ -403,14 +407,19 @@ def _finished_corpus(workspace: Workspace, settings: Settings) -> Manifest | Non
         return None
     with open_corpus(workspace.out) as corpus:
         manifest, sources = corpus.manifest, corpus.sources()
+    times = _times_at_build(workspace.out)
     before = Settings(
         config=manifest.build,
         tokenizer=manifest.tokenizer,
         on_bad_record="fail",
-        # places and times are in no manifest: only what was read counts
+        # places and times are in no manifest; a source that moved is the same if its size and time are
         sources=[
-            type(now)(
-                argument=old.argument, path=old.path, location=now.location, num_bytes=old.num_bytes, mtime_ns=now.mtime_ns
+            SourceState(
+                argument=old.argument,
+                path=old.path,
+                location=now.location,
+                num_bytes=old.num_bytes,
+                mtime_ns=times.get((old.argument, old.path), now.mtime_ns),
             )
             for old, now in zip(sources, settings.sources, strict=False)
         ],
@@ -428,6 +437,15 @@ def _finished_corpus(workspace: Workspace, settings: Settings) -> Manifest | Non
         )
     workspace.remove()  # a build that was stopped between its manifest and its last step
     return manifest
+
+
+def _times_at_build(out: Path) -> dict[tuple[int, str], int]:
+    """Modification time of each source when it was read, from the build report; empty if that is gone."""
+    try:
+        sources = json.loads((out / names.REPORT).read_bytes())["sources"]
+        return {(source["argument"], source["path"]): source["mtime_ns"] for source in sources}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _parallelism(tasks: Sequence[Task | StreamTask]) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from pyarrow import ipc
 from tokshard.build import sources
 from tokshard.build.records import MALFORMED, TOO_LONG, BadRecord, Chunk, Records, RecordSpec, admit_rows
 from tokshard.build.sources import Input, vanished
-from tokshard.build.streams import CHUNK_BYTES, ByteSource, damaged, line_chunks, open_bytes
-from tokshard.build.tasks import ByteRange, Grouped, Groups, Lines, Span, Split, Stream, Unit, Whole
+from tokshard.build.streams import CHUNK_BYTES, ByteSource, damaged, line_chunks, open_bytes, open_file
+from tokshard.build.tasks import ByteRange, Grouped, Groups, Lines, Span, Split, Stream, Unit
 from tokshard.errors import SourceError, UsageError
 from tokshard.format.storage import map_file
 
@@ -81,11 +80,7 @@ def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
 
 def _line_range_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
     start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
-    try:
-        file = open(source.location, "rb", buffering=0)
-    except OSError as error:
-        raise vanished(source, error) from error
-    with file:
+    with open_file(source) as file:
         origin = max(0, start - 1)
         file.seek(origin)
 
@@ -95,9 +90,7 @@ def _line_range_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[
             except OSError as error:
                 raise vanished(source, error) from error
 
-        chunks = line_chunks(
-            read, start=start, stop=stop, max_line_bytes=spec.max_line_bytes, position=lambda: file.tell()
-        )
+        chunks = line_chunks(read, start=start, stop=stop, max_line_bytes=spec.max_line_bytes, position=file.tell)
         yield from (chunk for _, chunk in chunks)
 
 
@@ -233,9 +226,7 @@ class _Fields:
         for start in range(0, batch.num_rows, _ROWS_PER_BATCH):
             rows = min(_ROWS_PER_BATCH, batch.num_rows - start)
             texts = _values(arrays[self._spec.text_field].slice(start, rows))
-            columns = {
-                name: _values(arrays[path].slice(start, rows)) for name, (path, _) in self._spec.columns.items()
-            }
+            columns = {name: _values(arrays[path].slice(start, rows)) for name, (path, _) in self._spec.columns.items()}
             yield admit_rows(self._spec, texts, columns, input_bytes=input_bytes * rows // batch.num_rows)
 
     def _array(self, batch: pa.RecordBatch, path: str) -> pa.Array:
@@ -248,9 +239,15 @@ class _Fields:
 
 
 def _resolve(source: Input, schema: pa.Schema, path: str) -> tuple[pa.DataType, tuple[str, list[str]]]:
+    root, *rest = path.split(".")
+    for name in (path, root):
+        if schema.names.count(name) > 1:
+            raise UsageError(
+                f"{source.location} has {schema.names.count(name)} fields {name!r}",
+                hint="rename one of them in the source",
+            )
     if path in schema.names:
         return schema.field(path).type, (path, [])
-    root, *rest = path.split(".")
     if root in schema.names:
         kind = schema.field(root).type
         for name in rest:
@@ -268,7 +265,15 @@ def _resolve(source: Input, schema: pa.Schema, path: str) -> tuple[pa.DataType, 
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    names = ("is_string", "is_large_string", "is_string_view", "is_binary", "is_large_binary", "is_null")
+    names = (
+        "is_string",
+        "is_large_string",
+        "is_string_view",
+        "is_binary",
+        "is_large_binary",
+        "is_binary_view",
+        "is_null",
+    )
     return any(getattr(pa.types, name)(kind) for name in names)
 
 
@@ -276,6 +281,8 @@ def _values(array: pa.Array) -> Sequence[Any]:
     """Python values; strings with invalid UTF-8, which Arrow does not check, as bytes."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if pa.types.is_temporal(array.type):
+        array = array.cast(pa.string())  # Python has no nanoseconds, and no years above 9999
     try:
         values: Sequence[Any] = array.to_pylist()
     except UnicodeDecodeError:
@@ -292,7 +299,9 @@ def _csv_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
     # a field longer than this raises; the largest the type allows is far above what memory should hold
     csv.field_size_limit(spec.max_line_bytes)
     with open_bytes(source) as stream:
-        text = io.TextIOWrapper(io.BufferedReader(_Raw(stream), CHUNK_BYTES), encoding="utf-8-sig", errors="surrogateescape", newline="")
+        text = io.TextIOWrapper(
+            io.BufferedReader(_Raw(stream), CHUNK_BYTES), encoding="utf-8-sig", errors="surrogateescape", newline=""
+        )
         rows = csv.reader(text, strict=True)
         try:
             header = next(rows)
@@ -386,5 +395,3 @@ def _by_text_bytes(chunks: Iterator[Records], task_bytes: int) -> Iterator[tuple
     for chunk in chunks:
         yield seen // task_bytes, chunk
         seen += sum(map(len, chunk.texts))
-
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -150,11 +152,11 @@ class JsonLinesParser:
                     admit(spec, position, text(found), {})
                 else:
                     self._admit_slowly(records, position, found)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            except _JSON_ERRORS:
                 if not line.strip():
                     records.num_empty += 1
                 else:
-                    records.bad.append(BadRecord(position, *self._explain(line, error)))
+                    self._admit_or_explain(records, position, line)
         if chunk.oversized_bytes:
             detail = f"line has {chunk.oversized_bytes:,} bytes, at most {spec.max_line_bytes:,} are allowed"
             records.bad.append(BadRecord(records.count, TOO_LONG, detail))
@@ -176,28 +178,34 @@ class JsonLinesParser:
         for name, (path, kind) in spec.columns.items():
             try:
                 values[name] = _json_value(_lookup(found, path), kind)
-            except ValueError:
+            except WrongTypeError:
                 detail = f"field {path!r} is {_excerpt(_lookup(found, path) or b'')}, not {kind}"
                 records.bad.append(BadRecord(position, WRONG_TYPE, detail))
                 return
         records.admit(spec, position, text, values)
 
-    def _explain(self, line: bytes, error: Exception) -> tuple[str, str]:
-        if isinstance(error, UnicodeDecodeError):
-            return INVALID_UTF8, str(error)
-        if isinstance(error, RecursionError):
-            return MALFORMED, "JSON is nested too deeply"
-        if line.startswith(b"\xef\xbb\xbf"):
-            return MALFORMED, "line starts with a byte order mark; save the file as UTF-8 without one"
-        if "truncated" in str(error) and _has_lone_surrogate(line):
-            return INVALID_UTF8, "the JSON escapes a lone surrogate, which no UTF-8 text can hold"
+    def _admit_or_explain(self, records: Records, position: int, line: bytes) -> None:
         try:
-            raw = _lookup(self._diagnose.decode(line), self._spec.text_field)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as second:
-            return MALFORMED, f"{second}: {_excerpt(line)}"
-        if raw is None or raw == b"null":
-            return MISSING_TEXT, f"no field {self._spec.text_field!r}"
-        return NOT_A_STRING, f"field {self._spec.text_field!r} is {_excerpt(raw)}"
+            # a field that comes twice counts as its last, which may be a string where the first is none
+            self._admit_slowly(records, position, self._diagnose.decode(line))
+        except _JSON_ERRORS as error:
+            records.bad.append(BadRecord(position, *_explain(line, error)))
+
+
+_JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def _explain(line: bytes, error: Exception) -> tuple[str, str]:
+    """Reason and detail for a line that is no JSON object."""
+    if isinstance(error, UnicodeDecodeError):
+        return INVALID_UTF8, str(error)
+    if isinstance(error, RecursionError):
+        return MALFORMED, "JSON is nested too deeply"
+    if line.startswith(codecs.BOM_UTF8):
+        return MALFORMED, "line starts with a byte order mark; save the file as UTF-8 without one"
+    if _has_lone_surrogate(line):
+        return INVALID_UTF8, "the JSON escapes a lone surrogate, which no UTF-8 text can hold"
+    return MALFORMED, f"{error}: {_excerpt(line)}"
 
 
 _STRING = msgspec.json.Decoder(str)
@@ -241,19 +249,26 @@ def _lookup(found: Any, path: str) -> bytes | None:
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+class WrongTypeError(Exception):
+    """A kept field is not of the type that was asked for."""
+
+
 def _json_value(raw: bytes | None, kind: str) -> Any:
     """The value of a kept field.
 
     Raises:
-        ValueError: it is not of the type that was asked for.
+        WrongTypeError: it is not of the type that was asked for.
     """
     if raw is None or raw == b"null":
         return None
     if kind == "string":  # never inferred: numbers and objects are kept as their JSON text
         return _STRING.decode(raw) if raw[:1] == b'"' else raw.decode()
-    value: Any = msgspec.json.decode(raw, type=_COLUMN_TYPES[kind])
+    try:
+        value: Any = msgspec.json.decode(raw, type=_COLUMN_TYPES[kind])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WrongTypeError from error
     if kind == "int64" and value not in _INT64:
-        raise ValueError("out of range")
+        raise WrongTypeError
     return value
 
 
@@ -261,20 +276,33 @@ def typed_value(value: Any, kind: str) -> Any:
     """The value of a kept field of a source that has types of its own (parquet, Arrow, csv).
 
     Raises:
-        ValueError: it is not of the type that was asked for.
+        WrongTypeError: it is not of the type that was asked for.
+        UnicodeError: it is not UTF-8.
     """
     if value is None:
         return None
+    if isinstance(value, bytes):
+        value = value.decode()
     if kind == "string":
-        return value if isinstance(value, str) else str(value)
+        return _as_string(value)
     if isinstance(value, str):
         return _json_value(value.strip().encode(), kind)
     wanted = _COLUMN_TYPES[kind]
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not wanted or (wanted is int and value not in _INT64):
-        raise ValueError("another type")
+        raise WrongTypeError
     return value
+
+
+def _as_string(value: Any) -> str:
+    """What JSON lines with the same value would give, where JSON has such a value."""
+    if isinstance(value, str):
+        value.encode()  # raises for lone surrogates
+        return value
+    if isinstance(value, bool | list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
 def admit_rows(
@@ -291,14 +319,13 @@ def admit_rows(
         columns: kept column to one value per text.
     """
     records = Records(count=len(texts), input_bytes=input_bytes, columns={name: [] for name in spec.columns})
-    for position, text in enumerate(texts):
-        if text is None:
+    for position, raw in enumerate(texts):
+        if raw is None:
             records.bad.append(BadRecord(position, MISSING_TEXT, f"no value in field {spec.text_field!r}"))
             continue
         try:
-            if isinstance(text, bytes):
-                text = text.decode()
-            elif not text.isascii():
+            text = raw.decode() if isinstance(raw, bytes) else raw
+            if not text.isascii():
                 text.encode()  # raises for lone surrogates
         except UnicodeError as error:
             records.bad.append(BadRecord(position, INVALID_UTF8, str(error)))
@@ -307,9 +334,12 @@ def admit_rows(
         for name, (path, kind) in spec.columns.items():
             try:
                 values[name] = typed_value(columns[name][position], kind)
-            except (ValueError, UnicodeError):
+            except WrongTypeError:
                 detail = f"field {path!r} is {columns[name][position]!r:.80}, not {kind}"
                 records.bad.append(BadRecord(position, WRONG_TYPE, detail))
+                break
+            except UnicodeError as error:
+                records.bad.append(BadRecord(position, INVALID_UTF8, f"field {path!r}: {error}"))
                 break
         else:
             records.admit(spec, position, text, values)
@@ -344,7 +374,14 @@ def positions_array(records: Records) -> NDArray[np.int64]:
 
 
 def _has_lone_surrogate(line: bytes) -> bool:
-    return b"\\ud" in line.lower()
+    """Whether that is all that is wrong with a line: the stdlib takes it."""
+    if b"\\ud" not in line.lower():
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _excerpt(raw: bytes) -> str:

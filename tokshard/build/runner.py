@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Progress:
     tokens: int
 
 
-class BadRecordFound(Exception):
+class RejectedRecordError(Exception):
     """A bad record under ``--on-bad-record fail``; the record is counted within the task and its input.
 
     The coordinator knows how many records come before, so it writes the message.
@@ -83,7 +83,7 @@ class TaskRunner:
             cap: documents to write at most.
 
         Raises:
-            BadRecordFound, SourceError, UsageError, BuildError: the task left no receipt.
+            RejectedRecordError, SourceError, UsageError, BuildError: the task left no receipt.
         """
 
         def chunks() -> Iterator[tuple[int, Chunk]]:
@@ -103,7 +103,7 @@ class TaskRunner:
         """Run an input that is read from its start, all segments but those in `done`.
 
         Raises:
-            SegmentFailed: with the segment and the error.
+            SegmentError: with the segment and the error.
         """
         segments = open_segments(self._context, task)
         for segment in segments:
@@ -111,9 +111,11 @@ class TaskRunner:
                 if segment.number in done:
                     segment.skip()
                     continue
-                receipt = self.run_segment(task, segment.number, segment.previous, segment.chunks, cap, segment.is_last)
+                receipt = self.run_segment(
+                    task, segment.number, segment.previous, segment.chunks, cap=cap, is_last=segment.is_last
+                )
             except Exception as error:
-                raise SegmentFailed(segment.number, error) from error
+                raise SegmentError(segment.number, error) from error
             on_receipt(receipt)
             if cap is not None:
                 cap -= receipt.documents
@@ -126,6 +128,7 @@ class TaskRunner:
         number: int,
         previous: int | None,
         chunks: Iterable[Chunk],
+        *,
         cap: int | None,
         is_last: Callable[[], bool],
     ) -> Receipt:
@@ -156,9 +159,7 @@ class TaskRunner:
                     ShardWriter(
                         directory=workspace.out,
                         partial_directory=workspace.partial,
-                        name=lambda part: shard_name(
-                            generation=0, first_input=key[0], segment=key[1], part=part
-                        ),
+                        name=lambda part: shard_name(generation=0, first_input=key[0], segment=key[1], part=part),
                         facts=self._facts,
                         shard_tokens=self._context.shard_tokens,
                     )
@@ -177,9 +178,7 @@ class TaskRunner:
         except OSError as error:  # sources raise SourceError, so this is the output
             raise cannot_write(workspace.out, error) from error
 
-    def _write(
-        self, writer: ShardWriter, rejects: _RejectsFile, tally: _Tally, index: int, records: Records
-    ) -> None:
+    def _write(self, writer: ShardWriter, rejects: _RejectsFile, tally: _Tally, index: int, records: Records) -> None:
         encoded = self._encode(records.texts)
         ends, tokens, count = encoded.ends, encoded.tokens, records.count
         texts, positions = records.texts, positions_array(records)
@@ -215,7 +214,7 @@ class TaskRunner:
         self._report(Progress(records.input_bytes, len(texts), len(tokens)))
 
 
-class SegmentFailed(Exception):
+class SegmentError(Exception):
     """A segment of a stream failed; `error` says why."""
 
     def __init__(self, segment: int, error: Exception) -> None:
@@ -260,7 +259,7 @@ def open_segments(context: WorkerContext, task: StreamTask) -> Iterator[Segment]
     """The segments of an input in order. An input without records has one segment without chunks.
 
     Raises:
-        SegmentFailed: the input cannot be opened or its first bytes are damaged.
+        SegmentError: the input cannot be opened or its first bytes are damaged.
     """
     source = context.inputs[task.key[0]]
 
@@ -272,7 +271,7 @@ def open_segments(context: WorkerContext, task: StreamTask) -> Iterator[Segment]
     try:
         stream = _Lookahead(pairs())
     except Exception as error:
-        raise SegmentFailed(0, error) from error
+        raise SegmentError(0, error) from error
     previous: int | None = None
     while True:
         number = 0 if stream.peek is None else stream.peek[0]
@@ -346,7 +345,7 @@ class _RejectsFile:
         self._file: IO[str] | None = None
         self.count = 0
 
-    def __enter__(self) -> _RejectsFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -356,7 +355,7 @@ class _RejectsFile:
 
     def add(self, source: int, base: int, bad: list[BadRecord]) -> None:
         if not self._is_skipping:
-            raise BadRecordFound(source, base + bad[0].position, bad[0].reason, bad[0].detail)
+            raise RejectedRecordError(source, base + bad[0].position, bad[0].reason, bad[0].detail)
         if self._file is None:
             self._file = self._partial.open("w", encoding="utf-8", errors="backslashreplace")
         for record in bad:

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from stat import S_ISREG
 
 from tokshard.errors import SourceError, UsageError
 
@@ -78,28 +78,30 @@ def discover(arguments: Sequence[str], *, input_format: str | None) -> Discovery
     seen: dict[str, str] = {}
     for number, argument in enumerate(arguments):
         found = 0
+        passed_over: Counter[str] = Counter()
         for relative, location, is_named in _expand(argument):
             kind = _kind(location, input_format)
             if kind is None:
                 if is_named:
                     raise _unknown_format(location)
-                ignored[os.path.splitext(location)[1] or "no suffix"] += 1
+                passed_over[os.path.splitext(location)[1] or "no suffix"] += 1
                 continue
             real = os.path.realpath(location)
             if real in seen:
                 raise UsageError(
-                    f"{location} is an input twice: {seen[real]} and {argument} both name it",
-                    hint="name every input once",
+                    f"{location} is an input twice: {seen[real]} is the same file",
+                    hint="name every input once, and leave out links to other inputs",
                 )
-            seen[real] = argument
+            seen[real] = location
             inputs.append(_describe(len(inputs), number, relative, location, kind))
             found += 1
         if not found:
             raise UsageError(
-                f"{argument} holds no input" + (f"; it has {_counts(ignored)}" if ignored else ""),
+                f"{argument} holds no input" + (f"; it has {_counts(passed_over)}" if passed_over else ""),
                 hint=f"known suffixes are {', '.join([*_SUFFIXES, *(f'.jsonl{s}' for s in _COMPRESSIONS)])}; "
                 "--input-format reads every file as one format",
             )
+        ignored.update(passed_over)
     labels = tuple(os.path.basename(os.path.normpath(argument)) or argument for argument in arguments)
     return Discovery(inputs=tuple(inputs), arguments=labels, ignored=dict(sorted(ignored.items())))
 
@@ -161,18 +163,23 @@ def _expand(argument: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _walk(root: str) -> Iterator[str]:
-    """Files below a directory, hidden ones left out, links followed, no directory entered twice."""
-    entered: set[str] = set()
-    for directory, subdirectories, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(directory)
-        if real in entered:
-            subdirectories.clear()
-            continue
-        entered.add(real)
-        subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
-        for name in files:
-            if not name.startswith("."):
-                yield os.path.relpath(os.path.join(directory, name), root)
+    """Files below a directory, hidden ones left out, links followed, but not into a directory that holds the link."""
+
+    def below(directory: str, relative: str, above: frozenset[str]) -> Iterator[str]:
+        try:
+            entries = [entry for entry in os.scandir(directory) if not entry.name.startswith(".")]
+        except OSError as error:
+            raise SourceError(
+                f"{directory} cannot be listed: {error.strerror}", hint="check the path and its permissions"
+            ) from error
+        for entry in entries:
+            path = os.path.join(relative, entry.name)
+            if not entry.is_dir():
+                yield path
+            elif (real := os.path.realpath(entry.path)) not in above:
+                yield from below(entry.path, path, above | {real})
+
+    return below(root, "", frozenset({os.path.realpath(root)}))
 
 
 def _fixed_prefix(pattern: str) -> str:
@@ -194,8 +201,14 @@ def _kind(location: str, input_format: str | None) -> tuple[str, str | None] | N
 
 def _describe(index: int, argument: int, relative: str, location: str, kind: tuple[str, str | None]) -> Input:
     form, compression = kind
+    if any("\udc80" <= character <= "\udcff" for character in relative or os.path.basename(location)):
+        raise UsageError(
+            f"{os.fsencode(location)!r}: the name is not UTF-8, and the corpus records it", hint="rename the file"
+        )
     try:
         stat = os.stat(location)
+        if not S_ISREG(stat.st_mode):
+            raise UsageError(f"{location} is not a regular file", hint="write it to a file first")
         if form == ARROW:
             with open(location, "rb") as file:
                 form = ARROW if file.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC else ARROW_STREAM

@@ -17,10 +17,9 @@ from tokshard.errors import SourceError
 CHUNK_BYTES = 1 << 20
 """Chunk j of an input holds the lines whose first byte is in ``[j, j + 1) * CHUNK_BYTES``. Decides shard bounds."""
 
-_ARROW_WINDOW_LOG_BYTES = 1 << 27
-"""pyarrow refuses zstd frames with a larger window; zstandard takes them when told to."""
 _MAX_WINDOW_BYTES = 1 << 31
-_ZSTD_HEADER_BYTES = 18
+_WINDOW_TOO_LARGE = "requires too much memory"
+"""libzstd's words for a frame whose window is over 128 MiB, the most that Arrow lets it take."""
 
 
 class ByteSource(Protocol):
@@ -40,19 +39,25 @@ def open_bytes(source: Input) -> Iterator[ByteSource]:
     Raises:
         SourceError: the file is gone, or its compression is truncated or corrupt (also later, from ``read``).
     """
-    try:
-        file = open(source.location, "rb", buffering=0)
-    except OSError as error:
-        raise vanished(source, error) from error
-    with file:
+    with open_file(source) as file:
         if source.compression is None:
             yield _Plain(source, file)
         elif source.num_bytes == 0:
             raise damaged(source, f"the file is empty, which {source.compression} never is")
-        elif source.compression == "zstd" and _zstd_window(file) > _ARROW_WINDOW_LOG_BYTES:
-            yield _WideZstd(source, file)
         else:
             yield _Compressed(source, file)
+
+
+def open_file(source: Input) -> IO[bytes]:
+    """The raw bytes of an input, not buffered.
+
+    Raises:
+        SourceError: the file is gone.
+    """
+    try:
+        return open(source.location, "rb", buffering=0)
+    except OSError as error:
+        raise vanished(source, error) from error
 
 
 def damaged(source: Input, reason: str) -> SourceError:
@@ -84,20 +89,41 @@ class _Plain:
 
 
 class _Compressed:
-    """gzip and zstd through Arrow: concatenated members and frames, truncation and checksums are its business."""
+    """gzip and zstd through Arrow: concatenated members and frames, truncation and checksums are its business.
+
+    At a zstd frame whose window Arrow does not take, `_WideZstd` goes on, once it has read again what came before.
+    """
 
     def __init__(self, source: Input, file: IO[bytes]) -> None:
         self._source, self._file = source, file
-        self._stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), source.compression)
+        self._compressed = pa.OSFile(source.location)
+        self._stream = pa.CompressedInputStream(self._compressed, source.compression)
+        self._num_read = 0
+        self._wide: _WideZstd | None = None
 
     def read(self, size: int) -> bytes:
+        if self._wide is not None:
+            return self._wide.read(size)
         try:
-            return self._stream.read(size)  # type: ignore[no-any-return]
+            data: bytes = self._stream.read(size)
         except (pa.ArrowException, OSError) as error:
-            raise damaged(self._source, str(error)) from error
+            if _WINDOW_TOO_LARGE not in str(error):
+                raise damaged(self._source, str(error)) from error
+            self._wide = self._read_again()
+            return self._wide.read(size)
+        self._num_read += len(data)
+        return data
 
     def file_position(self) -> int:
-        return self._file.tell()
+        position: int = self._compressed.tell() if self._wide is None else self._wide.file_position()
+        return position
+
+    def _read_again(self) -> _WideZstd:
+        wide = _WideZstd(self._source, self._file)
+        left = self._num_read
+        while left and (data := wide.read(min(left, CHUNK_BYTES))):
+            left -= len(data)
+        return wide
 
 
 class _WideZstd:
@@ -131,15 +157,6 @@ class _WideZstd:
 
     def file_position(self) -> int:
         return self._file.tell()
-
-
-def _zstd_window(file: IO[bytes]) -> int:
-    header = file.read(_ZSTD_HEADER_BYTES)
-    file.seek(0)
-    try:
-        return zstandard.get_frame_parameters(header).window_size
-    except zstandard.ZstdError:
-        return 0  # not zstd: reading says so
 
 
 def line_chunks(

@@ -111,9 +111,7 @@ def round_task_bytes(task_bytes: int) -> int:
     return max(1, -(-task_bytes // CHUNK_BYTES)) * CHUNK_BYTES
 
 
-def plan_tasks(
-    num_bytes: Sequence[int], splits: Sequence[Split], task_bytes: int
-) -> Iterator[Task | StreamTask]:
+def plan_tasks(num_bytes: Sequence[int], splits: Sequence[Split], task_bytes: int) -> Iterator[Task | StreamTask]:
     """Group small inputs until they reach `task_bytes`; cut big ones.
 
     Args:

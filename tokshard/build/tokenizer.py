@@ -80,7 +80,6 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
                 f"token {token!r} ({option}) is not in the vocabulary of {path}",
                 hint="give one of its tokens" + (f", such as {_listed(flagged)}" if flagged else ""),
             )
-    clean = {key: value for key, value in parsed.items() if key not in ("truncation", "padding")}
     specials = {**flagged, eos: ids[eos], **({bos: ids[bos]} if bos else {})}
     info = TokenizerInfo(
         name=name,
@@ -95,8 +94,7 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
         bos=bos,
         bos_id=ids[bos] if bos else None,
     )
-    clean_bytes = json.dumps({**clean, "truncation": None, "padding": None}, ensure_ascii=False).encode()
-    return TokenizerFile(content=content, clean=clean_bytes, info=info, notes=notes)
+    return TokenizerFile(content=content, clean=_without_cutting(parsed, content), info=info, notes=notes)
 
 
 class Encoder:
@@ -158,8 +156,8 @@ def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
     try:
         parsed = json.loads(content)
         if not isinstance(parsed, dict):
-            raise ValueError(f"it holds a {type(parsed).__name__}, expected an object")
-    except (ValueError, RecursionError) as error:
+            raise TypeError(f"it holds a {type(parsed).__name__}, expected an object")
+    except (ValueError, TypeError, RecursionError) as error:
         raise TokenizerError(
             f"{path} is not JSON: {error}", hint="give a Hugging Face tokenizer.json with --tokenizer"
         ) from error
@@ -186,6 +184,13 @@ def _vocabulary(parsed: Mapping[str, Any], path: Path) -> tuple[dict[str, int], 
     return tokens, added
 
 
+def _without_cutting(parsed: dict[str, Any], content: bytes) -> bytes:
+    """The tokenizer without the blocks that cut and pad documents."""
+    if not parsed.get("truncation") and not parsed.get("padding"):
+        return content
+    return json.dumps({**parsed, "truncation": None, "padding": None}, ensure_ascii=False).encode()
+
+
 def _token_of(config: Mapping[str, Any], key: str) -> str | None:
     value = config.get(key)
     if isinstance(value, dict):
@@ -201,7 +206,7 @@ def _notes(parsed: Mapping[str, Any], config: Mapping[str, Any], bos: str | None
     ]
     if config.get("add_bos_token") is True and bos is None and _token_of(config, "bos_token"):
         notes.append(
-            f"the tokenizer's configuration asks for a BOS token; documents get none (--bos {BOS_FROM_TOKENIZER} adds it)"
+            f"the tokenizer's configuration asks for BOS; documents get none (--bos {BOS_FROM_TOKENIZER} adds it)"
         )
     return tuple(notes)
 

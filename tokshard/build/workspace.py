@@ -206,7 +206,7 @@ def _differences(before: Settings, now: Settings) -> Iterator[str]:
     for part_before, part_now in ((before.config, now.config), (before.tokenizer, now.tokenizer)):
         old, new = msgspec.to_builtins(part_before), msgspec.to_builtins(part_now)
         for key in old:
-            # a limit on memory and the size of tasks follow from the sources; naming the sources says more
+            # the size of tasks follows from the sources; naming the sources says more
             if old[key] != new[key] and not (key == "task_bytes" and before.sources != now.sources):
                 yield f"{key} was {_short(old[key])}, now {_short(new[key])}"
     if before.on_bad_record == "skip" and now.on_bad_record == "fail":
@@ -214,23 +214,21 @@ def _differences(before: Settings, now: Settings) -> Iterator[str]:
     old_sources = {(source.argument, source.path): source for source in before.sources}
     new_sources = {(source.argument, source.path): source for source in now.sources}
     for place, source in old_sources.items():
-        match = new_sources.get(place)
-        if match is None:
+        if place not in new_sources:
             yield f"source {source.location} is gone"
-        elif match.location != source.location and (match.num_bytes, match.mtime_ns) != (
-            source.num_bytes,
-            source.mtime_ns,
-        ):
-            yield f"source {source.location} is now {match.location}"
-        elif match.num_bytes != source.num_bytes:
-            yield f"source {source.location} had {source.num_bytes} bytes, now {match.num_bytes}"
-        elif match.mtime_ns != source.mtime_ns:
-            yield f"source {source.location} was modified since (mtime_ns {source.mtime_ns}, now {match.mtime_ns})"
-    for place, source in new_sources.items():
-        if place not in old_sources:
-            yield f"source {source.location} is new"
+        elif (change := _source_change(source, new_sources[place])) is not None:
+            yield change
+    yield from (f"source {source.location} is new" for place, source in new_sources.items() if place not in old_sources)
     if list(old_sources) != list(new_sources) and set(old_sources) == set(new_sources):
         yield "the order of the sources changed"
+
+
+def _source_change(before: SourceState, now: SourceState) -> str | None:
+    if before.num_bytes != now.num_bytes:
+        return f"source {now.location} had {before.num_bytes} bytes, now {now.num_bytes}"
+    if before.mtime_ns != now.mtime_ns:
+        return f"source {now.location} was modified since (mtime_ns {before.mtime_ns}, now {now.mtime_ns})"
+    return None
 
 
 def _short(value: object) -> str:

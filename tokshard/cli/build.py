@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import click
 
+from tokshard.build.pipeline import build_corpus
+from tokshard.build.report import build_json, speed_text
+from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.sizes import SIZE
+from tokshard.inspect.summary import summary_text
 
 
 @click.command()
@@ -36,7 +39,9 @@ from tokshard.cli.sizes import SIZE
 @click.option(
     "--shard-tokens", type=SIZE, default="256M", show_default=True, help="A shard closes before it has more tokens."
 )
-@click.option("--task-bytes", type=SIZE, help="Input bytes per unit of work.  [default: 16MiB to 128MiB, by input size]")
+@click.option(
+    "--task-bytes", type=SIZE, help="Input bytes per unit of work.  [default: 16MiB to 128MiB, by input size]"
+)
 @click.option(
     "--max-document-bytes", type=SIZE, default="16MiB", show_default=True, help="A longer text is a bad record."
 )
@@ -51,7 +56,8 @@ from tokshard.cli.sizes import SIZE
 @click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: the CPUs of this machine]")
 @click.option("--force", is_flag=True, help="Start over: remove the corpus or unfinished build in DIR first.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
+@debug_option
 def build(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Tokenize SOURCEs into a corpus of Arrow shards.
 
@@ -60,13 +66,13 @@ def build(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
     A build that was stopped, by whatever, goes on when the same command runs again.
     """
-    from tokshard.build.pipeline import build_corpus
-    from tokshard.build.summary import build_json, build_text
-
     result = build_corpus(sources, **options)
     if as_json:
         click.echo(json.dumps(build_json(result), indent=2))
     else:
         for note in result.notes:
             click.echo(f"note: {note}", err=True)
-        click.echo(build_text(result), file=sys.stdout)
+        if not result.is_new:
+            click.echo(f"nothing to do: {result.directory} is complete")
+        click.echo(summary_text(result.manifest))
+        click.echo(speed_text(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,6 +14,11 @@ from tokshard.format.schema import FORMAT_VERSION
 
 _RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force'"
 _HASH_KEY = "manifest_sha256"
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Total = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,16 +35,16 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     name: str
-    sha256: str
-    canonical_sha256: str
-    vocab_size: int
+    sha256: Sha256
+    canonical_sha256: Sha256
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
     library: str
     library_version: str
-    special_ids: dict[str, int]
+    special_ids: dict[str, TokenId]
     eos: str
-    eos_id: int
+    eos_id: TokenId
     bos: str | None
-    bos_id: int | None
+    bos_id: TokenId | None
 
 
 class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,9 +74,9 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``read = written + sum of left_out``, over all sources."""
 
-    read: int
-    written: int
-    left_out: dict[str, int]
+    read: Count
+    written: Count
+    left_out: dict[str, Count]
 
 
 class DocumentLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,16 +86,16 @@ class DocumentLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         counts: ``counts[k]`` documents have a length in ``[2**k, 2**(k+1))``.
     """
 
-    shortest: int
-    longest: int
-    counts: list[int]
+    shortest: Total
+    longest: Total
+    counts: list[Count]
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Size and SHA-256 of a file beside the manifest."""
 
-    num_bytes: int
-    sha256: str
+    num_bytes: Count
+    sha256: Sha256
 
 
 class Fingerprints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,19 +106,19 @@ class Fingerprints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         recipe: of configuration, tokenizer and the names and sizes of the sources.
     """
 
-    content: str
-    recipe: str
+    content: Sha256
+    recipe: Sha256
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a corpus is. Its presence means that the corpus is complete."""
 
     format_version: int
-    num_documents: int
-    num_tokens: int
-    num_shards: int
-    num_bytes: int
-    text_bytes: int
+    num_documents: Total
+    num_tokens: Total
+    num_shards: Total
+    num_bytes: Total
+    text_bytes: Count
     dtype: str
     columns: dict[str, str]
     fingerprints: Fingerprints
@@ -140,10 +145,9 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
         DamagedCorpusError: the checksum or the structure is wrong.
         UnsupportedFormatError: a newer tokshard wrote it.
     """
-    lines = content.removesuffix(b"\n")
-    head, newline, last = lines.rpartition(b"\n")
-    head += newline
-    expected = f'"{_HASH_KEY}": "{hashlib.sha256(head).hexdigest()}"}}'.encode()
+    start = content.removesuffix(b"\n").rfind(b"\n") + 1
+    head, last = content[:start], content[start:]
+    expected = f'"{_HASH_KEY}": "{hashlib.sha256(head).hexdigest()}"}}\n'.encode()
     if last != expected:
         raise DamagedCorpusError(
             f"{file} is damaged: its last line is {last[:100]!r}, its content demands {expected!r}", hint=_RESTORE
@@ -166,11 +170,12 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
 
 def canonical_json(value: Any) -> bytes:
     """JSON with sorted keys and no white space: equal values have equal bytes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")  # "\ud83d" is JSON, and some vocabularies have it
 
 
 def content_fingerprint(shard_hashes: Iterable[bytes], *, dtype: str, eos_id: int, bos_id: int | None) -> str:
-    """Hexadecimal SHA-256 of ``b"tokshard content 1\\n"``, the canonical JSON of dtype and delimiters, and the hashes.
+    r"""Hexadecimal SHA-256 of ``b"tokshard content 1\n"``, the canonical JSON of dtype and delimiters, and the hashes.
 
     Args:
         shard_hashes: the 32-byte SHA-256 of every shard, in order.
@@ -182,9 +187,7 @@ def content_fingerprint(shard_hashes: Iterable[bytes], *, dtype: str, eos_id: in
     return digest.hexdigest()
 
 
-def recipe_fingerprint(
-    config: BuildConfig, tokenizer: TokenizerInfo, sources: Iterable[tuple[int, str, int]]
-) -> str:
+def recipe_fingerprint(config: BuildConfig, tokenizer: TokenizerInfo, sources: Iterable[tuple[int, str, int]]) -> str:
     """Hexadecimal SHA-256 of configuration, tokenizer, and (argument, relative path, bytes) of every source."""
     digest = hashlib.sha256(b"tokshard recipe 1\n")
     digest.update(canonical_json(msgspec.to_builtins(config)))

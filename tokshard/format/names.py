@@ -13,8 +13,11 @@ REJECTS = "rejects.jsonl"
 WORK = ".build"
 """Folder of an unfinished build: configuration, lock, receipts, files being written."""
 
-SHARD_PATTERN = r"shard-\d{2,}-\d{7,}-\d{6,}-\d{4,}\.arrow"
+SHARD_PATTERN = r"shard-[0-9]{2,}-[0-9]{7,}-[0-9]{6,}-[0-9]{4,}\.arrow"
 _SHARD = re.compile(SHARD_PATTERN)
+
+REQUIRED_FILES = frozenset({SHARD_TABLE, SOURCE_TABLE, TOKENIZER})
+"""Files that every manifest lists with their hash; it may list `REJECTS` too, and nothing else."""
 
 SIDE_FILES = frozenset({MANIFEST, SHARD_TABLE, SOURCE_TABLE, TOKENIZER, REPORT, REJECTS, WORK})
 """Everything in a corpus directory that is not a shard."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from bisect import bisect_right
 from collections import OrderedDict
@@ -21,6 +22,7 @@ from tokshard.errors import CorpusError, DamagedCorpusError, UnfinishedCorpusErr
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, decode_manifest
 from tokshard.format.schema import (
+    ARROW_ERRORS,
     ORDINAL_STRIDE,
     SUPPORTED_COLUMN_TYPES,
     TOKENS,
@@ -54,7 +56,40 @@ def open_corpus(location: str | os.PathLike[str]) -> Corpus:
     Raises:
         CorpusError: there is no corpus, it is unfinished, damaged, or of a newer format.
     """
-    return Corpus(local_directory(location))
+    corpus = Corpus(local_directory(location))
+    missing = missing_shards(corpus)
+    if missing:
+        raise DamagedCorpusError(
+            f"{corpus.directory / missing[0]} is missing"
+            + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
+            + f"; the manifest names {len(corpus.shards)} shards",
+            hint=_RESTORE,
+        )
+    return corpus
+
+
+def missing_shards(corpus: Corpus) -> list[str]:
+    """The shards that the table names and the directory lacks, in order.
+
+    Raises:
+        CorpusError: the directory cannot be listed.
+    """
+    present = set(list_directory(corpus.directory))
+    return [name for name in corpus.shard_names() if name not in present]
+
+
+def list_directory(directory: Path) -> list[str]:
+    """The names in a corpus directory, in no order.
+
+    Raises:
+        CorpusError: the directory cannot be listed.
+    """
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        raise CorpusError(
+            f"{directory} cannot be listed: {error.strerror}", hint="check the path and its permissions"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +98,21 @@ class Provenance:
 
     source: int
     record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Documents of one shard that are consecutive records of one source; int64 arrays [runs].
+
+    Args:
+        document: ordinal in the shard of the first document of each run; ascends from 0.
+        source: index of its source.
+        record: its record number there.
+    """
+
+    document: NDArray[np.int64]
+    source: NDArray[np.int64]
+    record: NDArray[np.int64]
 
 
 class ShardList(Sequence[ShardInfo]):
@@ -95,7 +145,7 @@ class ShardList(Sequence[ShardInfo]):
 
 
 class Corpus:
-    """A finished corpus. Documents are numbered in manifest order.
+    """A finished corpus, as `open_corpus` gives it. Documents are numbered in manifest order.
 
     Opening costs the same at any number of tokens. Arrays are read-only views of memory maps, valid after `close` as
     long as they are referenced. Instances may be shared by threads for reading.
@@ -103,7 +153,7 @@ class Corpus:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.manifest = _read_manifest(directory)
+        self.manifest = read_manifest(directory)
         self._table = _open_table(directory, names.SHARD_TABLE, SHARD_TABLE_SCHEMA, self.manifest)
         self._check_table()
         self.shards: Sequence[ShardInfo] = ShardList(self._table, self.manifest.num_shards)
@@ -112,7 +162,6 @@ class Corpus:
         """int64 [shards + 1], the position in the corpus of each shard's first token, and the total."""
         self._schema = shard_schema(self.facts)
         self._open: OrderedDict[int, Shard] = OrderedDict()
-        self._check_directory()
 
     def __enter__(self) -> Self:
         return self
@@ -199,25 +248,34 @@ class Corpus:
         position = range(self.num_documents)[index]
         shard_index = bisect_right(self._first_documents, position) - 1
         row = position - int(self._first_documents[shard_index])
-        run_document = self._table.list_at("run_document", shard_index)
-        run_source = self._table.list_at("run_source", shard_index)
-        run_record = self._table.list_at("run_record", shard_index)
-        run = int(np.searchsorted(run_document, row, "right")) - 1
-        if run < 0 or not len(run_document) == len(run_source) == len(run_record):
+        runs = self.runs(shard_index)
+        run = int(np.searchsorted(runs.document, row, "right")) - 1
+        if run < 0:
             raise DamagedCorpusError(
                 f"{self._table.path}: the runs of shard {self.shards[shard_index].name} do not cover document {row}",
                 hint=_RESTORE,
             )
-        return Provenance(int(run_source[run]), int(run_record[run]) + row - int(run_document[run]))
+        return Provenance(int(runs.source[run]), int(runs.record[run]) + row - int(runs.document[run]))
+
+    def runs(self, index: int) -> Runs:
+        """Where the documents of one shard come from, from the table alone."""
+        runs = Runs(*(self._table.list_at(name, index) for name in ("run_document", "run_source", "run_record")))
+        if not len(runs.document) == len(runs.source) == len(runs.record):
+            raise DamagedCorpusError(
+                f"{self._table.path}: the runs of shard {self.shards[index].name} have {len(runs.document)} documents, "
+                f"{len(runs.source)} sources and {len(runs.record)} records; expected as many of each",
+                hint=_RESTORE,
+            )
+        return runs
 
     def sources(self) -> list[SourceInfo]:
         """What became of each input, in input order."""
-        table = _open_table(self.directory, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, self.manifest)
-        return [
-            SourceInfo(**{**row, "left_out": dict(row["left_out"])})
-            for batch in table.batches()
-            for row in batch.to_pylist()
-        ]
+        return read_sources(self.directory, self.manifest)
+
+    def shard_names(self) -> Iterator[str]:
+        """The names of all shards in order, from the table alone; quicker than `shards`."""
+        for batch in self._table.batches():
+            yield from batch.column("name").to_pylist()
 
     def shard(self, index: int) -> Shard:
         """One shard, mapped and checked against the manifest when it is first touched.
@@ -225,15 +283,15 @@ class Corpus:
         Raises:
             DamagedCorpusError: the file is missing or not what the manifest says.
         """
-        if index in self._open:
-            shard = self._open.pop(index)
-        else:
-            shard = Shard(
-                self.directory / self.shards[index].name, self.shards[index], self.batch_places(index), self._schema
-            )
+        # every step is atomic: threads that race for a shard may map it twice, which is harmless
+        shard = self._open.pop(index, None)
+        if shard is None:
+            info = self.shards[index]
+            shard = Shard(self.directory / info.name, info, self.batch_places(index), self._schema)
         self._open[index] = shard
         if len(self._open) > _MAX_OPEN_SHARDS:
-            self._open.popitem(last=False)
+            with contextlib.suppress(KeyError):
+                self._open.popitem(last=False)
         return shard
 
     def batch_places(self, index: int) -> list[BatchPlace]:
@@ -247,10 +305,12 @@ class Corpus:
             len({len(column) for column in columns}) != 1
             or sum(columns[0]) != info.num_documents
             or sum(columns[1]) != info.num_tokens
+            or min(*columns[0], *columns[1]) < 1
         ):
             raise DamagedCorpusError(
                 f"{self._table.path}: the batches of {info.name} hold {sum(columns[0])} documents and "
-                f"{sum(columns[1])} tokens, the shard {info.num_documents} and {info.num_tokens}",
+                f"{sum(columns[1])} tokens, the shard {info.num_documents} and {info.num_tokens}; "
+                "every batch holds at least 1",
                 hint=_RESTORE,
             )
         return [
@@ -263,9 +323,9 @@ class Corpus:
         ordinals = self._table.list_at("stride_documents", index)
         expected = -(-self.shards[index].num_tokens // ORDINAL_STRIDE)
         if len(ordinals) != expected:
+            name = self.shards[index].name
             raise DamagedCorpusError(
-                f"{self._table.path}: {self.shards[index].name} has {len(ordinals)} stride entries, expected {expected}",
-                hint=_RESTORE,
+                f"{self._table.path}: {name} has {len(ordinals)} stride entries, expected {expected}", hint=_RESTORE
             )
         return ordinals
 
@@ -303,19 +363,7 @@ class Corpus:
             good = pc.match_substring_regex(batch.column("name"), f"^{names.SHARD_PATTERN}$")
             if not pc.all(good).as_py():
                 bad = batch.column("name").filter(pc.invert(good))[0].as_py()
-                raise DamagedCorpusError(
-                    f"{path} names the shard {bad!r}, which is not a shard's name", hint=_RESTORE
-                )
-
-    def _check_directory(self) -> None:
-        present = pa.array([name for name in os.listdir(self.directory) if name.startswith("shard-")], pa.string())
-        for batch in self._table.batches():
-            missing = batch.column("name").filter(pc.invert(pc.is_in(batch.column("name"), value_set=present)))
-            if len(missing):
-                raise DamagedCorpusError(
-                    f"{self.directory / missing[0].as_py()} is missing; the manifest names {self.manifest.num_shards} shards",
-                    hint=_RESTORE,
-                )
+                raise DamagedCorpusError(f"{path} names the shard {bad!r}, which is not a shard's name", hint=_RESTORE)
 
 
 class Shard:
@@ -327,22 +375,23 @@ class Shard:
         self.places = places
         try:
             self._mapped = map_file(path)
-        except OSError as error:
-            raise DamagedCorpusError(f"{path} cannot be opened: {error.strerror}", hint=_RESTORE) from error
+        except FileNotFoundError:
+            raise DamagedCorpusError(f"{path} is missing", hint=_RESTORE) from None
+        except ARROW_ERRORS as error:
+            raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=_RESTORE) from error
         if self._mapped.size != info.num_bytes:
-            raise DamagedCorpusError(
-                f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}", hint=_RESTORE
-            )
+            raise DamagedCorpusError(f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}", hint=_RESTORE)
         try:
             self._reader = ipc.open_file(self._mapped)
             found, count = self._reader.schema, self._reader.num_record_batches
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except ARROW_ERRORS as error:
             raise DamagedCorpusError(f"{path} is not an Arrow file: {error}", hint=_RESTORE) from error
         check_shard_schema(found, schema, file=str(path))
         if count != len(places):
             raise DamagedCorpusError(f"{path} has {count} record batches, expected {len(places)}", hint=_RESTORE)
         self._dtype = np.dtype(schema.field(TOKENS).type.value_type.to_pandas_dtype())
         self._batches: dict[int, tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]] = {}
+        self._batches_of_checked_columns: set[int] = set()
         self._first_documents = _starts(np.array([place.num_documents for place in places], np.int64)).tolist()
 
     def document(self, row: int) -> NDArray[Any]:
@@ -355,9 +404,9 @@ class Shard:
     def metadata(self, row: int) -> dict[str, Any]:
         """The kept columns of one document of this shard."""
         index = bisect_right(self._first_documents, row) - 1
-        batch = self._checked(index)[0]
+        columns = self.columns(index)
         within = row - self._first_documents[index]
-        return {name: batch.column(name)[within].as_py() for name in batch.schema.names if name != TOKENS}
+        return {name: column[within].as_py() for name, column in columns.items()}
 
     @property
     def num_batches(self) -> int:
@@ -373,6 +422,25 @@ class Shard:
         _, offsets, values = self._checked(index)
         return offsets, values
 
+    def columns(self, index: int) -> dict[str, pa.Array]:
+        """The kept columns of one record batch, checked to the last value when they are first asked for.
+
+        Raises:
+            DamagedCorpusError: a column is not valid Arrow data, or a text in it not UTF-8.
+        """
+        batch = self._checked(index)[0]
+        columns = {name: batch.column(name) for name in batch.schema.names if name != TOKENS}
+        if index not in self._batches_of_checked_columns:
+            for name, column in columns.items():
+                try:
+                    column.validate(full=True)
+                except ARROW_ERRORS as error:
+                    raise DamagedCorpusError(
+                        f"{self.path}, batch {index}, column {name}: {error}", hint=_RESTORE
+                    ) from error
+            self._batches_of_checked_columns.add(index)
+        return columns
+
     def _checked(self, index: int) -> tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]:
         if index in self._batches:
             return self._batches[index]
@@ -383,7 +451,7 @@ class Shard:
             batch.validate()
             column = batch.column(TOKENS)
             _, offsets_buffer, _, values_buffer = column.buffers()
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except ARROW_ERRORS as error:
             raise DamagedCorpusError(f"{where}: {error}", hint=_RESTORE) from error
         found = BatchPlace(
             num_documents=batch.num_rows,
@@ -410,14 +478,21 @@ def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
-def _read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a corpus, checked by itself.
+
+    Raises:
+        CorpusError: there is none, or it is damaged, or of a newer format.
+    """
     path = directory / names.MANIFEST
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise _no_manifest(directory) from None
     except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror}", hint="check the path and its permissions") from error
+        raise CorpusError(
+            f"{path} cannot be read: {error.strerror}", hint="check the path and its permissions"
+        ) from error
     manifest = decode_manifest(content, file=str(path))
     if manifest.dtype != token_dtype(manifest.tokenizer.vocab_size):
         raise DamagedCorpusError(
@@ -428,7 +503,41 @@ def _read_manifest(directory: Path) -> Manifest:
     unknown = set(manifest.columns.values()) - set(SUPPORTED_COLUMN_TYPES)
     if unknown:
         raise DamagedCorpusError(f"{path}: unknown column types {sorted(unknown)}", hint=_RESTORE)
+    for delimiter in (manifest.tokenizer.eos_id, manifest.tokenizer.bos_id):
+        if delimiter is not None and delimiter >= manifest.tokenizer.vocab_size:
+            raise DamagedCorpusError(
+                f"{path}: delimiter {delimiter} is outside the vocabulary of {manifest.tokenizer.vocab_size} ids",
+                hint=_RESTORE,
+            )
+    if not names.REQUIRED_FILES <= set(manifest.files) <= names.REQUIRED_FILES | {names.REJECTS}:
+        raise DamagedCorpusError(
+            f"{path} lists the files {sorted(manifest.files)}, expected {sorted(names.REQUIRED_FILES)} "
+            f"and perhaps {names.REJECTS}",
+            hint=_RESTORE,
+        )
     return manifest
+
+
+def read_sources(directory: Path, manifest: Manifest) -> list[SourceInfo]:
+    """What became of each input of a corpus, in input order.
+
+    Raises:
+        DamagedCorpusError: the source table is missing or not what the manifest says.
+    """
+    table = _open_table(directory, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, manifest)
+    sources = [
+        SourceInfo(**{**row, "left_out": dict(row["left_out"])})
+        for batch in table.batches()
+        for row in batch.to_pylist()
+    ]
+    for index, source in enumerate(sources):
+        if not 0 <= source.argument < len(manifest.arguments):
+            raise DamagedCorpusError(
+                f"{table.path}: source {index} comes from argument {source.argument}, "
+                f"the manifest has {len(manifest.arguments)}",
+                hint=_RESTORE,
+            )
+    return sources
 
 
 def _no_manifest(directory: Path) -> CorpusError:
@@ -449,13 +558,13 @@ def _no_manifest(directory: Path) -> CorpusError:
 
 def _open_table(directory: Path, name: str, schema: pa.Schema, manifest: Manifest) -> Table:
     path = directory / name
-    facts = manifest.files.get(name)
-    if facts is None:
-        raise DamagedCorpusError(f"{directory / names.MANIFEST} does not list {name}", hint=_RESTORE)
+    facts = manifest.files[name]
     try:
         size = path.stat().st_size
+    except FileNotFoundError:
+        raise DamagedCorpusError(f"{path} is missing", hint=_RESTORE) from None
     except OSError as error:
-        raise DamagedCorpusError(f"{path} cannot be opened: {error.strerror}", hint=_RESTORE) from error
+        raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=_RESTORE) from error
     if size != facts.num_bytes:
         raise DamagedCorpusError(f"{path} has {size} bytes, expected {facts.num_bytes}", hint=_RESTORE)
     return Table(path, schema)

@@ -16,8 +16,14 @@ FORMAT_VERSION = 1
 MAX_BATCH_TOKENS = 16 << 20
 """Most tokens in one record batch; a larger document is a batch of its own. Part of FORMAT_VERSION."""
 
+MAX_BATCH_CHARACTERS = 64 << 20
+"""Most characters of kept text in one record batch; a document with more is a batch of its own."""
+
 ORDINAL_STRIDE = 65_536
 """The shard table names the document at every token position that is a multiple of this. Part of FORMAT_VERSION."""
+
+ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, NotImplementedError, OverflowError)
+"""What pyarrow raises for bytes that are not what they should be."""
 
 TOKENS = "tokens"
 SUPPORTED_COLUMN_TYPES: Mapping[str, pa.DataType] = {
@@ -101,7 +107,7 @@ def check_shard_schema(found: pa.Schema, expected: pa.Schema, *, file: str) -> N
         DamagedCorpusError: columns or metadata differ from the corpus.
     """
     metadata = found.metadata or {}
-    version = metadata.get(b"tokshard.format_version", b"").decode("ascii", "replace")
+    version = metadata.get(b"tokshard.format_version", b"")[:20].decode("ascii", "replace")
     if version.isdigit() and int(version) > FORMAT_VERSION:
         raise UnsupportedFormatError(
             f"{file} has shard format {version}; this tokshard reads up to {FORMAT_VERSION}",
@@ -117,10 +123,15 @@ def check_shard_schema(found: pa.Schema, expected: pa.Schema, *, file: str) -> N
                 hint="restore the file from a copy, or rebuild with 'tokshard build --force'",
             )
     raise DamagedCorpusError(
-        f"{file} is not a shard of this corpus: columns are [{_columns(found)}], expected [{_columns(expected)}]",
+        f"{file} is not a shard of this corpus: it has {describe_schema(found)}, expected {describe_schema(expected)}",
         hint="restore the file from a copy, or rebuild with 'tokshard build --force'",
     )
 
 
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+def describe_schema(schema: pa.Schema) -> str:
+    """Columns and metadata of a schema in one line, also where a name is no UTF-8."""
+    try:
+        columns = ", ".join(f"{field.name}: {field.type}" + ("" if field.nullable else " not null") for field in schema)
+    except UnicodeDecodeError as error:
+        return f"a column whose name is no UTF-8 ({error.object[:100]!r})"
+    return f"columns [{columns}] with metadata {schema.metadata}"

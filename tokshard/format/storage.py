@@ -108,9 +108,11 @@ class HashingFile:
         """Write and hash any buffer."""
         view = memoryview(data).cast("B")
         self._digest.update(view)
-        self._file.write(view)
-        self._position += len(view)
-        return len(view)
+        written = 0
+        while written < len(view):  # a raw file takes less than it is given on a full disk, and above 2 GiB
+            written += self._file.write(view[written:])
+        self._position += written
+        return written
 
     def tell(self) -> int:
         """Bytes written so far."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.errors import DamagedCorpusError
-from tokshard.format.schema import FORMAT_VERSION
+from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema
 from tokshard.format.storage import map_file
 
 SHARDS_PER_BATCH = 1_024
@@ -143,13 +143,11 @@ class Table:
             self._reader = ipc.open_file(map_file(path))
             found = self._reader.schema
             count = self._reader.num_record_batches
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except ARROW_ERRORS as error:
             raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=_RESTORE) from error
         if not found.equals(schema, check_metadata=True):
             raise DamagedCorpusError(
-                f"{path} has the columns {found.names} with metadata {found.metadata}, "
-                f"expected {schema.names} with {schema.metadata}",
-                hint=_RESTORE,
+                f"{path} has {describe_schema(found)}, expected {describe_schema(schema)}", hint=_RESTORE
             )
         self._batches: dict[int, pa.RecordBatch] = {}
         self.num_batches = count
@@ -160,12 +158,19 @@ class Table:
             try:
                 batch = self._reader.get_batch(index)
                 batch.validate()
-            except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+                for field, column in zip(batch.schema, batch.columns, strict=True):
+                    # the lists of the shard table can be long: `list_at` checks the offsets that it follows
+                    if not pa.types.is_large_list(field.type):
+                        column.validate(full=True)
+            except ARROW_ERRORS as error:
                 raise DamagedCorpusError(f"{self.path}, batch {index}: {error}", hint=_RESTORE) from error
             for field, column in zip(batch.schema, batch.columns, strict=True):
-                if column.null_count:
+                nulls = column.null_count
+                if pa.types.is_large_list(field.type):
+                    nulls += column.values.null_count
+                if nulls:
                     raise DamagedCorpusError(
-                        f"{self.path}, batch {index}: column {field.name} has {column.null_count} nulls, expected none",
+                        f"{self.path}, batch {index}: column {field.name} has {nulls} nulls, expected none",
                         hint=_RESTORE,
                     )
             self._batches[index] = batch
@@ -189,7 +194,7 @@ class Table:
         batch = self.batch(row // SHARDS_PER_BATCH)
         cells = batch.column(column)
         index = row % SHARDS_PER_BATCH
-        ends = np.frombuffer(cells.buffers()[1], np.int64)[cells.offset + index : cells.offset + index + 2]
+        ends = np.frombuffer(cells.buffers()[1], np.int64, count=2, offset=8 * (cells.offset + index))
         values = cells.values
         if not 0 <= ends[0] <= ends[1] <= len(values):
             raise DamagedCorpusError(
@@ -197,4 +202,5 @@ class Table:
                 f"expected ascending within {len(values)}",
                 hint=_RESTORE,
             )
-        return values.slice(ends[0], ends[1] - ends[0]).to_numpy().astype(np.int64, copy=False)
+        numbers: NDArray[np.int64] = values.slice(ends[0], ends[1] - ends[0]).to_numpy().astype(np.int64, copy=False)
+        return numbers

@@ -14,7 +14,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.format.schema import MAX_BATCH_TOKENS, ORDINAL_STRIDE, TOKENS, ShardFacts, shard_schema
+from tokshard.format.schema import (
+    MAX_BATCH_CHARACTERS,
+    MAX_BATCH_TOKENS,
+    ORDINAL_STRIDE,
+    TOKENS,
+    ShardFacts,
+    shard_schema,
+)
 from tokshard.format.storage import HashingFile, map_file, sync_directory
 from tokshard.format.tables import SHARD_TABLE_SCHEMA
 
@@ -23,8 +30,9 @@ class ShardWriter:
     """Writes the documents of one task as consecutive shards.
 
     A shard appears under its name whole and durable when it is closed, before that it has a name of this attempt in
-    `partial_directory`. Memory is one record batch of `MAX_BATCH_TOKENS` tokens (32 MiB as uint16), or the
-    largest document. Leaving the context by an exception removes the unfinished shard.
+    `partial_directory`. Memory is one record batch of `MAX_BATCH_TOKENS` tokens (32 MiB as uint16) and
+    `MAX_BATCH_CHARACTERS` of kept text, or the largest document. How documents are cut into calls of `extend` changes
+    no byte. Leaving the context by an exception removes the unfinished shard.
 
     Args:
         directory: where finished shards go.
@@ -82,10 +90,16 @@ class ShardWriter:
             columns: kept column to one value per document, None for null.
         """
         start, stop, base = 0, len(ends), 0
+        text_ends = self._text_ends(columns, stop)
+        text_base = 0
         while start < stop:
             shard_room = self._shard_tokens - self._tokens_in_shard - self._fill
             room = min(MAX_BATCH_TOKENS - self._fill, shard_room)
-            fit = int(np.searchsorted(ends, base + room, "right"))
+            text_room = MAX_BATCH_CHARACTERS - self._characters
+            fit = min(
+                int(np.searchsorted(ends, base + room, "right")),
+                int(np.searchsorted(text_ends, text_base + text_room, "right")),
+            )
             if fit <= start:  # the next document does not fit
                 length = int(ends[start]) - base
                 if length > shard_room and (self._tokens_in_shard or self._fill):
@@ -96,7 +110,8 @@ class ShardWriter:
                     continue
                 fit = start + 1  # longer than a batch or a shard: it stands alone
             self._append(tokens, ends, start, fit, base, source, records, columns)
-            start, base = fit, int(ends[fit - 1])
+            self._characters += int(text_ends[fit - 1]) - text_base
+            start, base, text_base = fit, int(ends[fit - 1]), int(text_ends[fit - 1])
 
     def finish(self) -> pa.RecordBatch:
         """Close the last shard.
@@ -106,9 +121,7 @@ class ShardWriter:
         """
         if self._fill or self._file is not None:
             self._close_shard()
-        columns = [
-            pa.array([row[field.name] for row in self._rows], type=field.type) for field in SHARD_TABLE_SCHEMA
-        ]
+        columns = [pa.array([row[field.name] for row in self._rows], type=field.type) for field in SHARD_TABLE_SCHEMA]
         return pa.record_batch(columns, schema=SHARD_TABLE_SCHEMA)
 
     @property
@@ -118,14 +131,23 @@ class ShardWriter:
 
     def _start_batch(self) -> None:
         self._fill = 0
+        self._characters = 0
         self._ends: list[NDArray[np.int64]] = []
         self._columns: dict[str, list[Any]] = {name: [] for name in self._facts.columns}
+
+    def _text_ends(self, columns: Mapping[str, Sequence[Any]], count: int) -> NDArray[np.int64]:
+        """For each document, the characters of kept text up to its end."""
+        lengths = np.zeros(count, np.int64)
+        for name, kind in self._facts.columns.items():
+            if kind == "string":
+                lengths += np.fromiter((len(text or "") for text in columns[name]), np.int64, count)
+        return np.cumsum(lengths)
 
     @property
     def _tokens_in_shard(self) -> int:
         return 0 if self._file is None else self._file.num_tokens
 
-    def _append(
+    def _append(  # noqa: PLR0917 - one caller, which has them all at hand
         self,
         tokens: NDArray[Any],
         ends: NDArray[np.int64],

@@ -1,0 +1,64 @@
+"""Promise 2: a corpus holds exactly what the reference tokenizer gives for each document, in input order."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tests.contract import builds
+from tokshard import build_corpus, open_corpus
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """The installed library on the very file, as a person would call it."""
+    tokenizer: Any = Tokenizer.from_file(str(builds.TOKENIZER / "tokenizer.json"))
+    if hasattr(tokenizer, "encode_batch_fast"):
+        tokenizer.encode_special_tokens = True
+        return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+    return lambda text: tokenizer.encode(text, add_special_tokens=False, encode_special_tokens=True).ids
+
+
+def assert_round_trip(texts: list[str], reference: Any, directory: Path, **options: Any) -> None:
+    source = directory / "source.jsonl"
+    source.write_bytes(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts))
+    build_corpus([source], tokenizer=builds.TOKENIZER, out=directory / "out", quiet=True, **{"workers": 1, **options})
+    with open_corpus(directory / "out") as corpus:
+        assert corpus.num_documents == len(texts)
+        for index, text in enumerate(texts):
+            assert corpus.document(index).tolist() == [*reference(text), corpus.eos_id]
+            assert corpus.provenance(index).record == index
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=30))
+def test_every_generated_document_has_the_ids_of_the_reference(
+    texts: list[str], reference: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert_round_trip(texts, reference, tmp_path_factory.mktemp("unicode"))
+
+
+@pytest.mark.parametrize("text", ["<|endoftext|>", "a<|endoftext|>b", "<|endoftext|>" * 100, "<|endoftext|"])
+def test_a_document_that_spells_the_eos_token_gets_ordinary_ids(text: str, reference: Any, tmp_path: Path) -> None:
+    assert_round_trip([text, "plain", text], reference, tmp_path)
+    with open_corpus(tmp_path / "out") as corpus:
+        assert corpus.document(0).tolist().count(corpus.eos_id) == 1
+
+
+@pytest.mark.slow
+def test_real_source_code_has_the_ids_of_the_reference_through_spawned_workers(reference: Any, tmp_path: Path) -> None:
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-m]*.py"))
+        if path.stat().st_size
+    ]
+    texts += ["text with <|endoftext|> inside"] * 50
+    assert sum(map(len, texts)) > 1_000_000
+    assert_round_trip(texts, reference, tmp_path, workers=2, task_bytes=1 << 20, shard_tokens=100_000)

@@ -1,0 +1,284 @@
+"""Small corpora, written through the public functions of the format room."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tokshard.format import names
+from tokshard.format.manifest import (
+    BuildConfig,
+    DocumentLengths,
+    FileFacts,
+    Fingerprints,
+    Manifest,
+    Records,
+    TokenizerInfo,
+    canonical_json,
+    content_fingerprint,
+    encode_manifest,
+    recipe_fingerprint,
+)
+from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
+from tokshard.format.storage import atomic_file, atomic_write, file_sha256
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
+from tokshard.format.writer import ShardWriter
+
+TOKENIZER = Path(__file__).parents[1] / "recipes" / "tokenizer" / "tokenizer.json"
+EOS = 0
+"""Id of the delimiter of `TOKENIZER`."""
+
+TINY_TOKENIZER = json.dumps(
+    {
+        "version": "1.0",
+        "added_tokens": [
+            {
+                "id": 0,
+                "content": "<eos>",
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {"<eos>": 0, "one": 1, "two": 2, "three": 3}, "unk_token": "one"},
+    },
+    indent=1,
+).encode()
+"""A ``tokenizer.json`` of four words, for tests that copy or break it often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """An input as a build would have read it.
+
+    Args:
+        documents: token ids of each document, delimiter included.
+        records: record number of each document, counted from 0; default: no record was left out.
+        metadata: kept column to one value per document.
+        left_out: reason to count of the records that became no document.
+    """
+
+    documents: Sequence[Sequence[int]]
+    path: str = ""
+    records: Sequence[int] | None = None
+    metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_records(self) -> int:
+        return len(self.documents) + sum(self.left_out.values())
+
+
+def documents_of(lengths: Sequence[int], *, eos_id: int = EOS, vocab_size: int = 4) -> list[list[int]]:
+    """Documents of these lengths, delimiter included, with ids that differ from place to place."""
+    ids = [index for index in range(vocab_size) if index != eos_id]
+    return [[ids[(7 * row + 3 * column) % len(ids)] for column in range(n - 1)] + [eos_id] for row, n in enumerate(lengths)]
+
+
+def write_corpus(
+    directory: Path,
+    documents: Sequence[Sequence[int]] = (),
+    *,
+    sources: Sequence[Source] = (),
+    columns: Mapping[str, str] | None = None,
+    shard_tokens: int = 1 << 28,
+    tokenizer: bytes | None = None,
+    eos: str | None = None,
+    bos: str | None = None,
+    rejects: bytes = b"",
+    documents_per_call: int = 1 << 30,
+) -> Path:
+    """Write a complete corpus: `documents` as one source, or `sources`.
+
+    Args:
+        tokenizer: bytes of the ``tokenizer.json``; default: the quickstart's.
+        eos: default: the first added token.
+        documents_per_call: how many documents a call of `ShardWriter.extend` gets.
+    """
+    sources = sources or [Source(documents=documents)]
+    content = TOKENIZER.read_bytes() if tokenizer is None else tokenizer
+    info = tokenizer_info(content, eos=eos, bos=bos)
+    columns = dict(columns or {})
+    dtype = token_dtype(info.vocab_size)
+    directory.mkdir(parents=True, exist_ok=True)
+    facts = ShardFacts(
+        dtype=dtype, tokenizer_sha256=info.canonical_sha256, eos_id=info.eos_id, bos_id=info.bos_id, columns=columns
+    )
+    with ShardWriter(
+        directory=directory,
+        partial_directory=directory,
+        name=lambda part: names.shard_name(generation=0, first_input=0, segment=0, part=part),
+        facts=facts,
+        shard_tokens=shard_tokens,
+    ) as writer:
+        for index, source in enumerate(sources):
+            _extend(writer, index, source, np.dtype(dtype), documents_per_call)
+        rows = writer.finish()
+    with atomic_file(directory / names.SHARD_TABLE) as file:
+        write_table(file, SHARD_TABLE_SCHEMA, [rows], rows_per_batch=SHARDS_PER_BATCH)
+    with atomic_file(directory / names.SOURCE_TABLE) as file:
+        write_table(file, SOURCE_TABLE_SCHEMA, [_source_rows(sources)], rows_per_batch=65_536)
+    atomic_write(directory / names.TOKENIZER, content)
+    files = [names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER]
+    if rejects:
+        atomic_write(directory / names.REJECTS, rejects)
+        files.append(names.REJECTS)
+    manifest = _manifest(directory, sources, rows, info, columns, shard_tokens, files)
+    atomic_write(directory / names.MANIFEST, encode_manifest(manifest))
+    return directory
+
+
+def rewrite_manifest(directory: Path, change: Any) -> None:
+    """Apply `change` to the JSON of a manifest and give it the checksum that it then needs."""
+    path = directory / names.MANIFEST
+    fields = json.loads(path.read_bytes())
+    del fields["manifest_sha256"]
+    change(fields)
+    head = json.dumps(fields, indent=2, ensure_ascii=False).removesuffix("\n}") + ",\n"
+    path.write_text(f'{head}"manifest_sha256": "{hashlib.sha256(head.encode()).hexdigest()}"}}\n', encoding="utf-8")
+
+
+def sign_files(directory: Path) -> None:
+    """Make the manifest vouch for the files beside it as they are now."""
+
+    def change(fields: dict[str, Any]) -> None:
+        for name in fields["files"]:
+            path = directory / name
+            fields["files"][name] = {"num_bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+    rewrite_manifest(directory, change)
+
+
+def copy_corpus(corpus: Path, directory: Path) -> Path:
+    """A copy that can be broken."""
+    shutil.copytree(corpus, directory)
+    return directory
+
+
+def tokenizer_info(content: bytes, *, eos: str | None = None, bos: str | None = None) -> TokenizerInfo:
+    """What a manifest says of a ``tokenizer.json``."""
+    parsed = json.loads(content)
+    ids = {**parsed["model"]["vocab"], **{entry["content"]: entry["id"] for entry in parsed["added_tokens"]}}
+    eos = eos or parsed["added_tokens"][0]["content"]
+    return TokenizerInfo(
+        name="tokenizer",
+        sha256=hashlib.sha256(content).hexdigest(),
+        canonical_sha256=hashlib.sha256(canonical_json(parsed)).hexdigest(),
+        vocab_size=1 + max(ids.values()),
+        library="tokenizers",
+        library_version="1.0.0rc3",
+        special_ids={token: ids[token] for token in (eos, bos) if token},
+        eos=eos,
+        eos_id=ids[eos],
+        bos=bos,
+        bos_id=ids[bos] if bos else None,
+    )
+
+
+def _extend(writer: ShardWriter, index: int, source: Source, dtype: np.dtype[Any], documents_per_call: int) -> None:
+    records = np.arange(len(source.documents)) if source.records is None else np.array(source.records, np.int64)
+    for start in range(0, len(source.documents), documents_per_call):
+        part = slice(start, start + documents_per_call)
+        documents = source.documents[part]
+        writer.extend(
+            np.concatenate([np.array(document, dtype) for document in documents]),
+            np.cumsum([len(document) for document in documents]),
+            source=index,
+            records=records[part],
+            columns={name: values[part] for name, values in source.metadata.items()},
+        )
+
+
+def _source_rows(sources: Sequence[Source]) -> pa.RecordBatch:
+    columns = {
+        "argument": list(range(len(sources))),
+        "path": [source.path for source in sources],
+        "num_bytes": [1_000] * len(sources),
+        "records_read": [source.num_records for source in sources],
+        "documents": [len(source.documents) for source in sources],
+        "tokens": [sum(map(len, source.documents)) for source in sources],
+        "text_bytes": [_text_bytes(source) for source in sources],
+        "left_out": [sorted(source.left_out.items()) for source in sources],
+    }
+    arrays = [pa.array(columns[name], type=SOURCE_TABLE_SCHEMA.field(name).type) for name in columns]
+    return pa.record_batch(arrays, schema=SOURCE_TABLE_SCHEMA)
+
+
+def _manifest(
+    directory: Path,
+    sources: Sequence[Source],
+    rows: pa.RecordBatch,
+    tokenizer: TokenizerInfo,
+    columns: dict[str, str],
+    shard_tokens: int,
+    files: Sequence[str],
+) -> Manifest:
+    lengths = [len(document) for source in sources for document in source.documents]
+    dtype = token_dtype(tokenizer.vocab_size)
+    build = BuildConfig(
+        text_field="text",
+        id_field=None,
+        keep=columns,
+        input_format=None,
+        shard_tokens=shard_tokens,
+        task_bytes=64 << 20,
+        max_document_bytes=16 << 20,
+        limit=None,
+    )
+    left_out: dict[str, int] = {}
+    for source in sources:
+        for reason, count in source.left_out.items():
+            left_out[reason] = left_out.get(reason, 0) + count
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        num_documents=len(lengths),
+        num_tokens=sum(lengths),
+        num_shards=rows.num_rows,
+        num_bytes=sum(rows.column("num_bytes").to_pylist()),
+        text_bytes=sum(map(_text_bytes, sources)),
+        dtype=dtype,
+        columns=columns,
+        fingerprints=Fingerprints(
+            content=content_fingerprint(
+                rows.column("sha256").to_pylist(), dtype=dtype, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
+            ),
+            recipe=recipe_fingerprint(
+                build, tokenizer, [(index, source.path, 1_000) for index, source in enumerate(sources)]
+            ),
+        ),
+        tokenizer=tokenizer,
+        arguments=[f"source-{index}.jsonl" for index in range(len(sources))],
+        build=build,
+        records=Records(
+            read=sum(source.num_records for source in sources),
+            written=len(lengths),
+            left_out=dict(sorted(left_out.items())),
+        ),
+        document_lengths=DocumentLengths(
+            shortest=min(lengths),
+            longest=max(lengths),
+            counts=np.bincount([length.bit_length() - 1 for length in lengths]).tolist(),
+        ),
+        files={
+            name: FileFacts(num_bytes=(directory / name).stat().st_size, sha256=file_sha256(directory / name))
+            for name in files
+        },
+    )
+
+
+def _text_bytes(source: Source) -> int:
+    return 4 * sum(map(len, source.documents))

@@ -1,0 +1,94 @@
+"""What a user sees of an error: one problem line, one hint line, an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+
+import click
+
+from tokshard.errors import TokshardError
+from tokshard.inspect.terminal import one_line
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as it is shown.
+
+    Args:
+        error: the problem, one line.
+        hint: the next step, one line; empty if there is none.
+        exit_code: of the process.
+        label: what stands before the problem.
+    """
+
+    error: str
+    hint: str
+    exit_code: int
+    label: str = field(default="error: ", repr=False)
+
+
+def describe(error: BaseException) -> Failure:
+    """How an error is shown, whatever it is."""
+    match error:
+        case TokshardError():
+            return Failure(error.problem, error.hint, error.exit_code)
+        case click.NoSuchOption():
+            known = [] if error.ctx is None else _options(error.ctx)
+            return Failure(f"no option {error.option_name}", _next_step(error.option_name, known, error.ctx), 2)
+        case click.UsageError():
+            return Failure(_as_problem(error.format_message()), _next_step("", [], error.ctx), error.exit_code)
+        case click.ClickException():
+            return Failure(_as_problem(error.format_message()), "", error.exit_code)
+        case KeyboardInterrupt() | click.Abort():
+            return Failure("interrupted", "", INTERRUPTED, label="")
+    name = type(error).__name__
+    return Failure(
+        f"internal: {name}: {error}" if str(error) else f"internal: {name}",
+        "this is a bug in tokshard; --debug shows the traceback to report it with",
+        1,
+    )
+
+
+def show(failure: Failure, *, as_json: bool) -> None:
+    """Print a failure on stderr, and as a JSON object on stdout if that is asked for."""
+    with contextlib.suppress(OSError):  # nobody listens: the exit code is all that is left
+        click.echo(failure.label + one_line(failure.error), err=True)
+        if failure.hint:
+            click.echo(f"hint: {one_line(failure.hint)}", err=True)
+    with contextlib.suppress(OSError):
+        if as_json:
+            shown = asdict(failure)
+            del shown["label"]
+            click.echo(json.dumps(shown))
+            sys.stdout.flush()
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``did you mean X?`` with the nearest known name; empty if none is near."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _next_step(name: str, known: Iterable[str], context: click.Context | None) -> str:
+    command = "tokshard" if context is None else context.command_path
+    return did_you_mean(name, known) or f"see '{command} --help'"
+
+
+def _options(context: click.Context) -> list[str]:
+    params = context.command.get_params(context)
+    return [
+        name for param in params if isinstance(param, click.Option) for name in (*param.opts, *param.secondary_opts)
+    ]
+
+
+def _as_problem(message: str) -> str:
+    """Click's sentence in the form of tokshard's own messages."""
+    message = message.removesuffix(".")
+    return message[:1].lower() + message[1:]

@@ -1,0 +1,152 @@
+"""The command ``tokshard``: finds the subcommand, and turns every error into two lines and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn, TextIO
+
+import click
+
+from tokshard import __version__
+from tokshard.cli.failures import describe, did_you_mean, show
+from tokshard.cli.options import debug_option
+from tokshard.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """A subcommand that is imported when it runs.
+
+    Args:
+        place: ``module:attribute`` of the click command.
+        short_help: its line in ``tokshard --help``, kept here so that the page imports no command.
+    """
+
+    place: str
+    short_help: str
+
+
+COMMANDS = {
+    "build": LazyCommand("tokshard.cli.build:build", "Tokenize text into a corpus of Arrow shards."),
+    "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show what a corpus holds, and some of its documents."),
+    "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group over `COMMANDS`; asking for help costs no import."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """All names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].place.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Refuse an unknown command with the nearest known one."""
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            raise UsageError(
+                f"no command {args[0]!r}",
+                hint=did_you_mean(args[0], COMMANDS) or f"commands are {', '.join(COMMANDS)}; see 'tokshard --help'",
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
+        """The list of commands, from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.short_help) for name, command in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    no_args_is_help=False,
+    subcommand_metavar="COMMAND [ARGUMENTS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+@click.version_option(__version__, prog_name="tokshard", message="%(prog)s %(version)s")
+@debug_option
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Raw text into tokenized Arrow shards.
+
+    Results go to stdout; progress and errors go to stderr. Exit codes: 0 done, 1 the data or the run failed, 2 wrong
+    usage, 130 interrupted.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(2)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process, and exit."""
+    signal.signal(signal.SIGTERM, _interrupt)  # schedulers stop jobs with it: the same clean end as Ctrl-C
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows what it can
+    if "_TOKSHARD_COMPLETE" in os.environ:  # click's shell completion
+        cli(prog_name="tokshard")
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line.
+
+    Returns:
+        The exit code; whatever went wrong has been shown.
+    """
+    # read off the arguments, because an error of parsing has no parsed options
+    flags = set(itertools.takewhile(lambda argument: argument != "--", arguments))
+    try:
+        return _invoke(arguments)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the process edge; a panic in a library is no Exception
+        if isinstance(error, BrokenPipeError) and _is_closed(sys.stdout):
+            # the reader has seen enough (| head); the interpreter would complain when it flushes at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        if "--debug" in flags:
+            traceback.print_exception(error)
+        failure = describe(error)
+        show(failure, as_json="--json" in flags)
+        return failure.exit_code
+
+
+def _invoke(arguments: Sequence[str]) -> int:
+    exit_code = 0
+    try:
+        with cli.make_context("tokshard", list(arguments)) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as done:
+        exit_code = done.exit_code
+    sys.stdout.flush()  # a reader that is gone shows here, not when the interpreter exits
+    return exit_code
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _is_closed(stream: TextIO) -> bool:
+    """Whether nobody reads the other end of a pipe."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

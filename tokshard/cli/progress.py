@@ -1,0 +1,40 @@
+"""How far a command is, on stderr: a bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import click
+from tqdm import tqdm
+
+from tokshard.inspect.terminal import bytes_text, one_line
+
+_LINE_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def byte_progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A function that shows bytes done and bytes to do, for as long as the context lasts."""
+    label = one_line(label)
+    if sys.stderr.isatty():
+        with tqdm(desc=label, unit="B", unit_scale=True, leave=False, dynamic_ncols=True, file=sys.stderr) as bar:
+
+            def show_bar(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield show_bar
+        return
+    last = time.monotonic()
+
+    def show_line(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _LINE_SECONDS:
+            last = now
+            click.echo(f"{label}: {done / max(1, total):.0%}, {bytes_text(done)} of {bytes_text(total)}", err=True)
+
+    yield show_line

@@ -1,0 +1,60 @@
+"""``tokshard verify``: parse, verify, print."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+import click
+
+from tokshard.cli.failures import Failure, show
+from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.progress import byte_progress
+from tokshard.inspect.terminal import bytes_text, one_line
+from tokshard.inspect.verification import VerifyReport, verify_corpus
+
+
+@click.command()
+@click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
+@json_option
+@debug_option
+@click.pass_context
+def verify(context: click.Context, corpora: tuple[str, ...], as_json: bool) -> None:
+    """Check every byte of each CORPUS: hashes, structure, and the rules that documents keep.
+
+    Exits with 1 if anything is damaged. --json prints one object per corpus, in a line.
+    """
+    damaged = 0
+    for location in corpora:
+        started = time.monotonic()
+        with byte_progress(f"verify {location}") as on_progress:
+            report = verify_corpus(location, on_progress)
+        seconds = time.monotonic() - started
+        click.echo(json.dumps(_report_json(report, seconds)) if as_json else _report_text(report, seconds))
+        damaged += not report.is_ok
+    if damaged:
+        failure = Failure(
+            f"{damaged} of {len(corpora)} corpora {'is' if damaged == 1 else 'are'} damaged",
+            "restore the files named above from a copy, or rebuild with 'tokshard build --force'",
+            1,
+        )
+        show(failure, as_json=False)  # the reports have said so
+        context.exit(failure.exit_code)
+
+
+def _report_text(report: VerifyReport, seconds: float) -> str:
+    if report.is_ok:
+        speed = bytes_text(report.checked_bytes / max(seconds, 1e-9))
+        return (
+            f"ok: {one_line(report.directory)}: {report.num_documents:,} documents, {report.num_tokens:,} tokens, "
+            f"{report.num_shards:,} shards, {bytes_text(report.checked_bytes)} at {speed}/s"
+        )
+    count = len(report.problems)
+    lines = [f"damaged: {one_line(report.directory)}: {count:,} problem{'' if count == 1 else 's'}"]
+    lines += [f"  {one_line(problem.file)} {one_line(problem.message)}" for problem in report.problems]
+    return "\n".join(lines)
+
+
+def _report_json(report: VerifyReport, seconds: float) -> dict[str, object]:
+    return {"ok": report.is_ok, **dataclasses.asdict(report), "seconds": seconds}

@@ -1,0 +1,47 @@
+"""Token ids back to text."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from tokshard.errors import DamagedCorpusError, TokenizerError
+from tokshard.format import names
+from tokshard.format.reader import Corpus
+
+Decode = Callable[[NDArray[Any]], str]
+"""From token ids [tokens] to text; delimiters and other special tokens show as they are spelt."""
+
+
+def load_decoder(corpus: Corpus) -> Decode:
+    """The decoder of a corpus, from the copy of its tokenizer.
+
+    It reads files written by `tokenizers` 0.2x and 1.x with either. Costs the loading of a tokenizer, up to a second.
+
+    Raises:
+        DamagedCorpusError: the copy is missing or not what the manifest says.
+        TokenizerError: the installed version of the library cannot load it.
+    """
+    path = corpus.directory / names.TOKENIZER
+    hint = "restore the file from a copy, or rebuild with 'tokshard build --force'"
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DamagedCorpusError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+    expected = corpus.manifest.files[names.TOKENIZER].sha256
+    if found != expected:  # the library may crash on a file that no build has loaded before
+        raise DamagedCorpusError(f"{path} has SHA-256 {found}, expected {expected}", hint=hint)
+    try:
+        decode: Any = Tokenizer.from_file(str(path)).decode
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerError(
+            f"tokenizers {importlib.metadata.version('tokenizers')} cannot load {path}: {error}",
+            hint=f"the corpus was built with {corpus.manifest.tokenizer.library} "
+            f"{corpus.manifest.tokenizer.library_version}; install that",
+        ) from error
+    return lambda tokens: str(decode(tokens.tolist(), skip_special_tokens=False))

@@ -1,0 +1,97 @@
+"""Single documents of a corpus, for a person to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tokshard.errors import UsageError
+from tokshard.format.reader import Corpus
+from tokshard.format.tables import SourceInfo
+from tokshard.inspect.decode import Decode
+from tokshard.inspect.summary import source_label
+from tokshard.inspect.terminal import one_line, printable
+
+_EXCERPT_TOKENS = 512
+_EXCERPT_CHARACTERS = 300
+_EXCERPT_LINES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentView:
+    """One document, decoded.
+
+    Args:
+        document: its number in the corpus, counted from 0.
+        source: the input that it comes from.
+        record_number: of its record in that input, counted from 1, as in error messages and the rejects file.
+        metadata: kept columns.
+        text: what its tokens say, delimiters included.
+        is_excerpt: the text is the start of the document and its last token.
+    """
+
+    document: int
+    num_tokens: int
+    source: str
+    record_number: int
+    metadata: dict[str, Any]
+    text: str
+    is_excerpt: bool
+
+
+def spread(count: int, length: int) -> list[int]:
+    """`count` indices of ``range(length)``, the same distance apart; all of them if there are no more."""
+    if count >= length:
+        return list(range(length))
+    return [(2 * index + 1) * length // (2 * count) for index in range(count)]
+
+
+def view_document(
+    corpus: Corpus, sources: Sequence[SourceInfo], decode: Decode, index: int, *, as_excerpt: bool
+) -> DocumentView:
+    """Read and decode a document.
+
+    Args:
+        as_excerpt: decode its start only: about 300 characters in at most 8 lines, and the last token.
+
+    Raises:
+        UsageError: the corpus has no such document.
+        CorpusError: the document cannot be read.
+    """
+    if index >= corpus.num_documents:
+        raise UsageError(
+            f"{corpus.directory} has no document {index}: it has {corpus.num_documents:,}, counted from 0",
+            hint=f"give --document 0 to {corpus.num_documents - 1}",
+        )
+    tokens = corpus.document(index)
+    place = corpus.provenance(index)
+    source = source_label(corpus.manifest, sources[place.source]) if 0 <= place.source < len(sources) else "unknown"
+    text, is_excerpt = decode(tokens[:_EXCERPT_TOKENS] if as_excerpt else tokens), False
+    if as_excerpt:
+        start = "".join(text[:_EXCERPT_CHARACTERS].splitlines(keepends=True)[:_EXCERPT_LINES])
+        if len(tokens) > _EXCERPT_TOKENS or len(start) < len(text):
+            text, is_excerpt = f"{start.rstrip()} ... {decode(tokens[-1:])}", True
+    return DocumentView(
+        document=index,
+        num_tokens=len(tokens),
+        source=source,
+        record_number=place.record + 1,
+        metadata=corpus.metadata(index),
+        text=text,
+        is_excerpt=is_excerpt,
+    )
+
+
+def view_text(view: DocumentView) -> str:
+    """A view as text, its control characters escaped."""
+    place = f"record {view.record_number:,} of {one_line(view.source)}"
+    lines = [f"document {view.document:,}: {view.num_tokens:,} tokens, {place}"]
+    lines += [f"{one_line(name)}: {one_line(str(value))}" for name, value in view.metadata.items()]
+    lines.append(printable(view.text))
+    return "\n".join(lines)
+
+
+def view_json(view: DocumentView) -> dict[str, Any]:
+    """A view as plain values."""
+    return asdict(view)
