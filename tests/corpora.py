@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import ipc
 
 from tokshard.format import names
 from tokshard.format.manifest import (
@@ -163,10 +163,15 @@ def sign_files(directory: Path) -> None:
     rewrite_manifest(directory, change)
 
 
-def copy_corpus(corpus: Path, directory: Path) -> Path:
-    """A copy that can be broken."""
-    shutil.copytree(corpus, directory)
-    return directory
+def change_table(directory: Path, name: str, change: Callable[[dict[str, list[Any]]], dict[str, list[Any]]]) -> None:
+    """Replace the columns of a table beside the manifest, which vouches for the new one."""
+    path = directory / name
+    table = ipc.open_file(path.read_bytes()).read_all()
+    columns = change(table.to_pydict())
+    arrays = [pa.array(columns[field.name], type=field.type) for field in table.schema]
+    with ipc.new_file(str(path), table.schema) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=table.schema))
+    sign_files(directory)
 
 
 def tokenizer_info(content: bytes, *, eos: str | None = None, bos: str | None = None) -> TokenizerInfo:

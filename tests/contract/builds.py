@@ -74,8 +74,9 @@ def children(pid: int) -> list[int]:
     """Process ids of the worker processes of a build."""
     import psutil
 
-    found = psutil.Process(pid).children(recursive=True)
-    return [child.pid for child in found if any("spawn_main" in part for part in child.cmdline())]
+    below = psutil.Process(pid).children(recursive=True)
+    servers = {child.pid for child in below if any("forkserver" in part for part in child.cmdline())}
+    return [child.pid for child in below if child.ppid() in servers]
 
 
 def start(arguments: Sequence[str]) -> subprocess.Popen[str]:

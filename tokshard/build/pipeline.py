@@ -29,10 +29,19 @@ from tokshard.build.progress import ProgressDisplay
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Receipt, read_receipts, receipt_name
 from tokshard.build.records import RecordSpec, parse_columns
-from tokshard.build.runner import Progress, RejectedRecordError, TaskRunner
+from tokshard.build.runner import Progress, RejectedRecordError, SegmentError, TaskRunner
 from tokshard.build.schedule import Cut, Schedule
 from tokshard.build.sources import INPUT_FORMATS, Discovery, discover
-from tokshard.build.tasks import StreamTask, Task, Unit, default_task_bytes, plan_tasks, round_task_bytes
+from tokshard.build.tasks import (
+    MIN_TASK_BYTES,
+    Key,
+    StreamTask,
+    Task,
+    Unit,
+    default_task_bytes,
+    plan_tasks,
+    round_task_bytes,
+)
 from tokshard.build.tokenizer import TokenizerFile, read_tokenizer
 from tokshard.build.workspace import (
     Settings,
@@ -135,13 +144,16 @@ def build_corpus(
     started = time.monotonic()
     _check_numbers(shard_tokens=shard_tokens, max_document_bytes=max_document_bytes, limit=limit, workers=workers)
     _check_choices(on_bad_record, input_format)
-    read = read_tokenizer(os.fspath(tokenizer), eos=eos, bos=bos)
     arguments = [os.fspath(source) for source in sources]
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
     workspace = Workspace(local_directory(out))
     _check_apart(workspace.out, arguments)
     found = discover(arguments, input_format=input_format)
+    num_workers = workers or _cpu_count()
+    if num_workers > 1 and sum(source.num_bytes for source in found.inputs) > MIN_TASK_BYTES:
+        executors.prepare_workers()
+    read = read_tokenizer(os.fspath(tokenizer), eos=eos, bos=bos)
     try:
         columns = parse_columns(id_field, keep)
     except ValueError as error:
@@ -179,7 +191,7 @@ def build_corpus(
     with lock(workspace):
         try:
             return _Build(context, settings, read, found, started).run(
-                num_workers=workers or _cpu_count(), force=force, quiet=quiet
+                num_workers=num_workers, force=force, quiet=quiet
             )
         except OSError as error:
             raise cannot_write(workspace.out, error) from error
@@ -226,11 +238,11 @@ class _Build:
                 usage = executors.run_inline(self._context, schedule, on_progress)
             else:
                 usage = executors.run_workers(self._context, schedule, on_progress, num_workers=num_workers)
-            if schedule.error is not None:
-                raise self._explain(schedule)
-            cut = schedule.boundary()
+            failure, cut = schedule.error, schedule.boundary()
             if cut is not None:
                 self._cut(cut, tasks, schedule, on_progress)
+            if failure is not None and not schedule.is_limit_reached:
+                raise self._explain(schedule, *failure)
         manifest = assemble(
             self._workspace,
             schedule.in_order(),
@@ -291,17 +303,20 @@ class _Build:
         """Run the task in which the limit falls once more, for exactly the documents that are wanted."""
         runner = TaskRunner(self._context, on_progress)
         task = next(task for task in reversed(tasks) if task.key <= cut.key)
-        (self._workspace.receipts / f"{receipt_name(cut.key)}.arrow").unlink()
-        if isinstance(task, Task):
-            schedule.finished(runner.run_task(task, cut.cap))
-        else:
-            skipped = schedule.done_segments(task) - {cut.key[1]}
-            runner.run_stream(task, cut.cap, skipped, schedule.finished)
+        (self._workspace.receipts / f"{receipt_name(cut.key)}.arrow").unlink(missing_ok=True)
+        try:
+            if isinstance(task, Task):
+                schedule.finished(runner.run_task(task, cut.cap))
+            else:
+                skipped = schedule.done_segments(task) - {cut.key[1]}
+                runner.run_stream(task, cut.cap, skipped, schedule.finished)
+        except SegmentError as failure:
+            raise self._explain(schedule, cut.key, failure.error) from failure
+        except RejectedRecordError as error:
+            raise self._explain(schedule, cut.key, error) from error
 
-    def _explain(self, schedule: Schedule) -> TokshardError:
-        """The error that decides, as the user should see it."""
-        assert schedule.error is not None
-        key, error = schedule.error
+    def _explain(self, schedule: Schedule, key: Key, error: Exception) -> TokshardError:
+        """An error of a task as the user should see it."""
         if isinstance(error, RejectedRecordError):
             source = self._found.inputs[error.source]
             before = sum(

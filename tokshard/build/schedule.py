@@ -15,7 +15,7 @@ from tokshard.build.tasks import Key, StreamTask, Task
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The limit falls inside a task that wrote more: it has to run again.
+    """A task that ran with more room than a run in order would have given it: it has to run again.
 
     Args:
         key: the task.
@@ -56,6 +56,7 @@ class Schedule:
     def finished(self, receipt: Receipt) -> None:
         """A task or segment left a receipt."""
         self._receipts[receipt.key] = receipt
+        self._failures.pop(receipt.key, None)
         self._successor[receipt.key[0], receipt.previous] = receipt.key
         self._advance()
 
@@ -132,12 +133,18 @@ class Schedule:
         return key, self._failures[key]
 
     def boundary(self) -> Cut | None:
-        """The task that wrote past the limit, if one did."""
-        if not self.is_limit_reached or self._front_key is None or self._limit is None:
+        """The task at which a limit on documents decides, if it has to run again, once `is_over`.
+
+        With more room than a run in order would have given it, it read on behind the last document that is wanted: to
+        more documents, to records that are left out, or to the record at which it failed.
+        """
+        if self._limit is None:
             return None
-        if self._written == self._limit:
-            return None
-        return Cut(self._front_key, self._limit - self._before_front_key)
+        if not self.is_limit_reached:
+            return Cut(min(self._failures), self._limit - self._written) if self._failures else None
+        assert self._front_key is not None
+        room = self._limit - self._before_front_key
+        return None if self._receipts[self._front_key].cap == room else Cut(self._front_key, room)
 
     def in_order(self) -> list[Key]:
         """The keys of all receipts that belong to the corpus, in order."""

@@ -201,9 +201,9 @@ def _kind(location: str, input_format: str | None) -> tuple[str, str | None] | N
 
 def _describe(index: int, argument: int, relative: str, location: str, kind: tuple[str, str | None]) -> Input:
     form, compression = kind
-    if any("\udc80" <= character <= "\udcff" for character in relative or os.path.basename(location)):
+    if any("\udc80" <= character <= "\udcff" for character in os.path.abspath(location)):
         raise UsageError(
-            f"{os.fsencode(location)!r}: the name is not UTF-8, and the corpus records it", hint="rename the file"
+            f"{os.fsencode(location)!r}: the path is not UTF-8, and the corpus records it", hint="rename the file"
         )
     try:
         stat = os.stat(location)

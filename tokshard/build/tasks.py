@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from tokshard.build.streams import CHUNK_BYTES
 
-_MIN_TASK_BYTES = 16 << 20
+MIN_TASK_BYTES = 16 << 20
 _MAX_TASK_BYTES = 128 << 20
 _TASKS_WANTED = 256
 
@@ -102,7 +102,7 @@ def default_task_bytes(total_bytes: int) -> int:
     Args:
         total_bytes: size of all inputs.
     """
-    wanted = max(_MIN_TASK_BYTES, min(_MAX_TASK_BYTES, total_bytes // _TASKS_WANTED))
+    wanted = max(MIN_TASK_BYTES, min(_MAX_TASK_BYTES, total_bytes // _TASKS_WANTED))
     return round_task_bytes(wanted)
 
 

@@ -389,7 +389,7 @@ class Shard:
         check_shard_schema(found, schema, file=str(path))
         if count != len(places):
             raise DamagedCorpusError(f"{path} has {count} record batches, expected {len(places)}", hint=_RESTORE)
-        self._dtype = np.dtype(schema.field(TOKENS).type.value_type.to_pandas_dtype())
+        self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
         self._batches: dict[int, tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]] = {}
         self._batches_of_checked_columns: set[int] = set()
         self._first_documents = _starts(np.array([place.num_documents for place in places], np.int64)).tolist()

@@ -124,7 +124,7 @@ def _settings_text(build: BuildConfig) -> str:
     if build.input_format is not None:
         parts.append(f"every input read as {build.input_format}")
     parts.append(f"shards of at most {build.shard_tokens:,} tokens")
-    parts.append(f"documents of at most {bytes_text(build.max_document_bytes)}")
+    parts.append(f"documents of at most {build.max_document_bytes:,} bytes")
     if build.limit is not None:
         parts.append(f"limit {build.limit:,} documents")
     return ", ".join(parts)

@@ -1,0 +1,130 @@
+"""Inputs of every format, builds of them, and what the corpora hold, as text."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from pyarrow import ipc
+
+from tokshard import build_corpus, open_corpus
+from tokshard.build import readers, streams, tasks
+from tokshard.format.reader import Corpus
+
+TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
+EOS = "<|endoftext|>"
+
+Record = Mapping[str, Any]
+
+
+def jsonl(records: Sequence[Record]) -> bytes:
+    return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
+
+
+def zstd(data: bytes, *, window_log: int | None = None, checksum: bool = False) -> bytes:
+    """One frame; with `window_log` one that asks for a window of ``2**window_log`` bytes."""
+    if window_log is None:
+        return zstandard.ZstdCompressor(write_checksum=checksum).compress(data)
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log, compression_level=1)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()  # its frames do not say their size
+    return stream.compress(data) + stream.flush()
+
+
+def frames(data: bytes, compress: Callable[[bytes], bytes], count: int) -> bytes:
+    """`data` as `count` frames or members, cut anywhere."""
+    cuts = [len(data) * number // count for number in range(count + 1)]
+    return b"".join(compress(data[start:stop]) for start, stop in itertools.pairwise(cuts))
+
+
+def csv_bytes(records: Sequence[Record], line_end: str = "\n") -> bytes:
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, fieldnames=list(records[0]), lineterminator=line_end)
+    writer.writeheader()
+    writer.writerows(records)
+    return file.getvalue().encode()
+
+
+def table(records: Sequence[Record]) -> pa.Table:
+    return pa.Table.from_pylist(list(records))
+
+
+def parquet_bytes(found: pa.Table, rows_per_group: int | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(found, sink, row_group_size=rows_per_group)
+    return sink.getvalue().to_pybytes()
+
+
+def arrow_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with ipc.new_file(sink, found.schema) as writer:
+        writer.write_table(found, max_chunksize=rows_per_batch)
+    return sink.getvalue().to_pybytes()
+
+
+def arrow_stream_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, found.schema) as writer:
+        writer.write_table(found, max_chunksize=rows_per_batch)
+    return sink.getvalue().to_pybytes()
+
+
+Encode = Callable[[Sequence[Record], int], bytes]
+"""Records to the bytes of a file, cut into groups, batches, frames or members of so many records, where it can be."""
+
+FORMATS: dict[str, Encode] = {
+    "plain.jsonl": lambda records, size: jsonl(records),
+    "members.jsonl.gz": lambda records, size: frames(jsonl(records), gzip.compress, -(-len(records) // size)),
+    "frames.jsonl.zst": lambda records, size: frames(jsonl(records), zstd, -(-len(records) // size)),
+    "table.parquet": lambda records, size: parquet_bytes(table(records), size),
+    "file.arrow": lambda records, size: arrow_bytes(table(records), size),
+    "stream.arrow": lambda records, size: arrow_stream_bytes(table(records), size),
+    "plain.csv": lambda records, size: csv_bytes(records),
+    "members.csv.gz": lambda records, size: frames(csv_bytes(records, "\r\n"), gzip.compress, 2),
+}
+"""File name to encoder, for every format that holds many records."""
+
+
+def patch_chunk_bytes(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    """Make chunks so small that little data fills many; spawned workers keep the real size."""
+    for module in (streams, readers, tasks):
+        monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
+
+
+def build(sources: Sequence[Path | str] | Path | str, out: Path, **options: Any) -> Corpus:
+    """Build in this process, and open the result."""
+    arguments = [sources] if isinstance(sources, Path | str) else list(sources)
+    settings: dict[str, Any] = {"tokenizer": TOKENIZER, "workers": 1, "quiet": True, **options}
+    return open_corpus(build_corpus(arguments, out=out, **settings).directory)
+
+
+def texts_of(corpus: Corpus) -> list[str]:
+    """The documents of a corpus made with `TOKENIZER`, decoded; each ends in its EOS and holds no other."""
+    return [text_of(document.tolist(), eos_id=corpus.eos_id) for document in corpus.documents()]
+
+
+def text_of(ids: Sequence[int], *, eos_id: int = 0) -> str:
+    *body, last = ids
+    assert last == eos_id
+    assert eos_id not in body
+    return b"".join(_token_bytes()[index] for index in body).decode()
+
+
+@cache
+def _token_bytes() -> dict[int, bytes]:
+    """What each id of `TOKENIZER` stands for, without the library: its vocabulary spells bytes as characters."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    vocabulary = json.loads((TOKENIZER / "tokenizer.json").read_bytes())["model"]["vocab"]
+    return {index: bytes(byte_of[c] for c in token) for token, index in vocabulary.items() if token != EOS}

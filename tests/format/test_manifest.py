@@ -1,0 +1,105 @@
+"""The manifest: its bytes, its checksum, its fingerprints."""
+
+import hashlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.corpora import TINY_TOKENIZER, documents_of, tokenizer_info, write_corpus
+from tokshard.format.manifest import (
+    BuildConfig,
+    canonical_json,
+    content_fingerprint,
+    decode_manifest,
+    encode_manifest,
+    recipe_fingerprint,
+)
+from tokshard.format.reader import open_corpus
+
+CONFIG = BuildConfig(
+    text_field="text",
+    id_field=None,
+    keep={},
+    input_format=None,
+    shard_tokens=1000,
+    task_bytes=2000,
+    max_document_bytes=3000,
+    limit=None,
+)
+HASHES = [bytes(range(32)), bytes(32)]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write_corpus(tmp_path / "corpus", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
+
+
+def test_a_manifest_comes_back_from_its_bytes(corpus):
+    content = (corpus / "manifest.json").read_bytes()
+    manifest = decode_manifest(content, file="manifest.json")
+    assert encode_manifest(manifest) == content
+    assert json.loads(content)["num_documents"] == 2
+
+
+def test_the_last_line_of_a_manifest_is_the_hash_of_the_lines_before(corpus):
+    lines = (corpus / "manifest.json").read_bytes().splitlines(keepends=True)
+    digest = hashlib.sha256(b"".join(lines[:-1])).hexdigest()
+    assert lines[-1] == f'"manifest_sha256": "{digest}"}}\n'.encode()
+
+
+def test_the_content_fingerprint_is_the_one_that_the_format_defines():
+    # golden: a change breaks saved data, and needs another number in "tokshard content 1"
+    found = content_fingerprint(HASHES, dtype="uint16", eos_id=0, bos_id=None)
+    by_hand = b'tokshard content 1\n{"bos_id":null,"dtype":"uint16","eos_id":0}' + b"".join(HASHES)
+    assert found == hashlib.sha256(by_hand).hexdigest()
+    assert found == "3846d2f01f563502d2a2a825016b70b4f1dbc840a42908ac7214a1e99607979c"
+
+
+def test_the_recipe_fingerprint_is_the_one_that_the_format_defines():
+    # golden: a change breaks saved data, and needs another number in "tokshard recipe 1"
+    tokenizer = tokenizer_info(TINY_TOKENIZER)
+    found = recipe_fingerprint(CONFIG, tokenizer, [(0, "a/b.jsonl", 10), (1, "", 20)])
+    by_hand = (
+        b"tokshard recipe 1\n"
+        b'{"id_field":null,"input_format":null,"keep":{},"limit":null,"max_document_bytes":3000,'
+        b'"shard_tokens":1000,"task_bytes":2000,"text_field":"text"}'
+        b'["' + tokenizer.canonical_sha256.encode() + b'",0,null][0,"a/b.jsonl",10][1,"",20]'
+    )
+    assert found == hashlib.sha256(by_hand).hexdigest()
+    assert found == "84cd165569118692957388dcf446f417f6bede144a95e7953462820ee0c45e1e"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"shard_hashes": HASHES[::-1], "dtype": "uint16", "eos_id": 0, "bos_id": None},
+        {"shard_hashes": HASHES[:1], "dtype": "uint16", "eos_id": 0, "bos_id": None},
+        {"shard_hashes": HASHES, "dtype": "uint32", "eos_id": 0, "bos_id": None},
+        {"shard_hashes": HASHES, "dtype": "uint16", "eos_id": 1, "bos_id": None},
+        {"shard_hashes": HASHES, "dtype": "uint16", "eos_id": 0, "bos_id": 0},
+    ],
+)
+def test_content_that_differs_has_another_fingerprint(other):
+    assert content_fingerprint(**other) != content_fingerprint(HASHES, dtype="uint16", eos_id=0, bos_id=None)
+
+
+def test_the_content_fingerprint_does_not_depend_on_how_the_corpus_was_named_or_where_it_lies(tmp_path):
+    first = write_corpus(tmp_path / "first", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
+    second = write_corpus(tmp_path / "else" / "where", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
+    assert open_corpus(first).fingerprint == open_corpus(second).fingerprint
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=[])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(value=st.dictionaries(st.text(), json_values))
+def test_canonical_json_is_the_same_for_equal_values(value):
+    content = canonical_json(value)
+    assert json.loads(content.decode("utf-8", "surrogatepass")) == value
+    assert canonical_json(dict(reversed(value.items()))) == content

@@ -1,0 +1,93 @@
+"""A corpus of 200,000 shards opens at once."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.corpora import TINY_TOKENIZER, documents_of, rewrite_manifest, sign_files, write_corpus
+from tokshard.format.names import SHARD_TABLE, shard_name
+from tokshard.format.schema import ORDINAL_STRIDE
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, write_table
+
+NUM_SHARDS = 200_000
+STRIDES = 64
+DOCUMENTS_PER_SHARD = 5_000
+TOKENS_PER_SHARD = STRIDES * ORDINAL_STRIDE
+
+MEASURE = r"""
+import json, re, sys, time
+from pathlib import Path
+import numpy, pyarrow, pyarrow.compute, pyarrow.ipc, msgspec
+from tokshard.format.reader import open_corpus
+# ru_maxrss would count what the parent had at the fork
+def peak():
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+before = peak()
+started = time.perf_counter()
+with open_corpus(sys.argv[1]) as corpus:
+    seconds = time.perf_counter() - started
+    assert len(corpus.shards) == 200_000 and corpus.first_tokens[-1] == corpus.num_tokens
+    started = time.perf_counter()
+    corpus.provenance(corpus.num_documents // 2), corpus.batch_places(150_000), corpus.stride_documents(199_999)
+    lookup = time.perf_counter() - started
+print(json.dumps({"seconds": seconds, "megabytes": (peak() - before) / 1000, "lookup_seconds": lookup}))
+"""
+
+
+def shard_rows(start, stop):
+    count = stop - start
+    columns = {
+        "name": [shard_name(generation=0, first_input=index, segment=0, part=0) for index in range(start, stop)],
+        "num_documents": np.full(count, DOCUMENTS_PER_SHARD),
+        "num_tokens": np.full(count, TOKENS_PER_SHARD),
+        "num_bytes": np.full(count, 2 * TOKENS_PER_SHARD),
+        "sha256": [index.to_bytes(32, "big") for index in range(start, stop)],
+        "batch_documents": lists(np.full(count, DOCUMENTS_PER_SHARD)),
+        "batch_tokens": lists(np.full(count, TOKENS_PER_SHARD)),
+        "batch_offsets_position": lists(np.full(count, 512)),
+        "batch_values_position": lists(np.full(count, 50_000)),
+        "stride_documents": lists(np.tile(np.arange(STRIDES, dtype=np.uint32), count), STRIDES),
+        "run_document": lists(np.zeros(count, np.int64)),
+        "run_source": lists(np.zeros(count, np.int64)),
+        "run_record": lists(np.arange(start, stop) * DOCUMENTS_PER_SHARD),
+    }
+    arrays = [
+        column.cast(field.type) if isinstance(column := columns[field.name], pa.Array) else pa.array(column, field.type)
+        for field in SHARD_TABLE_SCHEMA
+    ]
+    return pa.record_batch(arrays, schema=SHARD_TABLE_SCHEMA)
+
+
+def lists(values, length=1):
+    kind = pa.large_list(pa.field("item", pa.from_numpy_dtype(values.dtype), nullable=False))
+    return pa.LargeListArray.from_arrays(np.arange(0, len(values) + 1, length, np.int64), pa.array(values), type=kind)
+
+
+@pytest.mark.slow
+def test_a_corpus_of_200_000_shards_opens_in_two_seconds_and_500_megabytes(tmp_path, capsys):
+    corpus = write_corpus(tmp_path / "corpus", documents_of([3]), tokenizer=TINY_TOKENIZER)
+    for path in corpus.glob("shard-*"):
+        path.unlink()
+    rows = (shard_rows(start, min(start + 10_000, NUM_SHARDS)) for start in range(0, NUM_SHARDS, 10_000))
+    with (corpus / SHARD_TABLE).open("wb") as file:
+        write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
+    sign_files(corpus)
+    totals = {
+        "num_documents": NUM_SHARDS * DOCUMENTS_PER_SHARD,
+        "num_tokens": NUM_SHARDS * TOKENS_PER_SHARD,
+        "num_shards": NUM_SHARDS,
+        "num_bytes": NUM_SHARDS * 2 * TOKENS_PER_SHARD,
+    }
+    rewrite_manifest(corpus, lambda fields: fields.update(totals))
+    for index in range(NUM_SHARDS):
+        (corpus / shard_name(generation=0, first_input=index, segment=0, part=0)).touch()
+    done = subprocess.run([sys.executable, "-c", MEASURE, str(corpus)], capture_output=True, text=True, check=True)
+    measured = json.loads(done.stdout)
+    with capsys.disabled():
+        print(f"\n200,000 shards, table of {(corpus / SHARD_TABLE).stat().st_size / 1e6:.0f} MB: {measured}")
+    assert measured["seconds"] < 2
+    assert measured["megabytes"] < 500

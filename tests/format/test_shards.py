@@ -1,0 +1,282 @@
+"""Documents in, shards on disk, the same documents out."""
+
+import io
+import random
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
+from tokshard.format import names, reader, writer
+from tokshard.format.reader import Provenance, open_corpus
+from tokshard.format.schema import ORDINAL_STRIDE, ShardFacts
+from tokshard.format.storage import HashingFile
+from tokshard.format.writer import ShardWriter
+
+lengths_of_documents = st.lists(st.integers(1, 60), min_size=1, max_size=60)
+LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 65536')
+
+
+@contextmanager
+def batches_of(tokens: int = writer.MAX_BATCH_TOKENS, characters: int = writer.MAX_BATCH_CHARACTERS):
+    """Record batches that close earlier, so that a small corpus has many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "MAX_BATCH_TOKENS", tokens)
+        patch.setattr(writer, "MAX_BATCH_CHARACTERS", characters)
+        yield
+
+
+def write_tiny(directory: Path, documents, **options) -> Path:
+    return write_corpus(directory, documents, tokenizer=TINY_TOKENIZER, **options)
+
+
+@given(
+    lengths=lengths_of_documents,
+    shard_tokens=st.integers(1, 400),
+    batch_tokens=st.integers(1, 120),
+    documents_per_call=st.integers(1, 70),
+)
+def test_documents_come_back_as_they_were_written(lengths, shard_tokens, batch_tokens, documents_per_call):
+    documents = documents_of(lengths)
+    with tempfile.TemporaryDirectory() as folder, batches_of(batch_tokens):
+        directory = write_tiny(
+            Path(folder) / "corpus", documents, shard_tokens=shard_tokens, documents_per_call=documents_per_call
+        )
+        with open_corpus(directory) as corpus:
+            assert [document.tolist() for document in corpus.documents()] == documents
+            assert (corpus.num_documents, corpus.num_tokens, len(corpus)) == (len(lengths), sum(lengths), len(lengths))
+            for shard in corpus.shards:
+                assert shard.num_tokens <= shard_tokens or shard.num_documents == 1
+            for index in range(len(corpus.shards)):
+                for place in corpus.batch_places(index):
+                    assert place.num_tokens <= batch_tokens or place.num_documents == 1
+
+
+@given(lengths=lengths_of_documents, shard_tokens=st.integers(1, 400), documents_per_call=st.integers(1, 70))
+def test_how_documents_are_handed_to_the_writer_changes_no_byte(lengths, shard_tokens, documents_per_call):
+    texts = [None if length % 5 == 0 else "é" * (length % 7) for length in lengths]
+    source = Source(documents=documents_of(lengths), metadata={"note": texts})
+    written = []
+    with tempfile.TemporaryDirectory() as folder, batches_of(tokens=100, characters=20):
+        for number, count in enumerate((1 << 30, documents_per_call)):
+            directory = Path(folder) / str(number)
+            write_tiny(
+                directory,
+                [],
+                sources=[source],
+                columns={"note": "string"},
+                shard_tokens=shard_tokens,
+                documents_per_call=count,
+            )
+            written.append({path.name: path.read_bytes() for path in directory.iterdir()})
+    assert written[0] == written[1]
+
+
+@given(data=st.data(), lengths=lengths_of_documents)
+def test_any_document_can_be_read_at_any_time(data, lengths):
+    documents = documents_of(lengths)
+    with tempfile.TemporaryDirectory() as folder, batches_of(40):
+        corpus = open_corpus(write_tiny(Path(folder) / "corpus", documents, shard_tokens=100))
+        for index in data.draw(st.lists(st.integers(-len(lengths), len(lengths) - 1), max_size=20)):
+            assert corpus.document(index).tolist() == documents[index]
+        for index in (len(lengths), -len(lengths) - 1):
+            with pytest.raises(IndexError, match=f"document {index} of a corpus of {len(lengths)}"):
+                corpus.document(index)
+
+
+def test_a_shard_closes_before_the_document_that_would_exceed_it(tmp_path):
+    corpus = open_corpus(write_tiny(tmp_path / "corpus", documents_of([4, 6, 1, 10, 11, 3]), shard_tokens=10))
+    assert [(shard.num_documents, shard.num_tokens) for shard in corpus.shards] == [(2, 10), (1, 1), (1, 10), (1, 11), (1, 3)]
+    assert [shard.name for shard in corpus.shards][:2] == [
+        "shard-00-0000000-000000-0000.arrow",
+        "shard-00-0000000-000000-0001.arrow",
+    ]
+
+
+def test_a_document_larger_than_a_batch_stands_alone_in_one(tmp_path):
+    with batches_of(10):
+        corpus = open_corpus(write_tiny(tmp_path / "corpus", documents_of([4, 6, 25, 3, 30, 10])))
+    assert [place.num_tokens for place in corpus.batch_places(0)] == [10, 25, 3, 30, 10]
+
+
+def test_a_batch_closes_before_kept_text_grows_too_large_for_it(tmp_path):
+    source = Source(documents=documents_of([2] * 6), metadata={"html": ["aaaa", None, "bbbb", "c" * 30, "", "dddd"]})
+    with batches_of(characters=8):
+        directory = write_tiny(tmp_path / "corpus", [], sources=[source], columns={"html": "string"})
+    corpus = open_corpus(directory)
+    assert [place.num_documents for place in corpus.batch_places(0)] == [3, 1, 2]
+    assert [corpus.metadata(index)["html"] for index in range(6)] == ["aaaa", None, "bbbb", "c" * 30, "", "dddd"]
+
+
+def test_kept_columns_of_every_type_come_back_nulls_included(tmp_path):
+    metadata = {
+        "text": ["plain", "", None, "é 🙂"],
+        "count": [1, None, -(1 << 63), (1 << 63) - 1],
+        "score": [None, 0.5, -1e300, 3.0],
+        "flag": [True, False, None, True],
+    }
+    columns = {"text": "string", "count": "int64", "score": "float64", "flag": "bool"}
+    source = Source(documents=documents_of([3, 1, 4, 1]), metadata=metadata)
+    with batches_of(4):
+        corpus = open_corpus(write_tiny(tmp_path / "corpus", [], sources=[source], columns=columns))
+    for index in range(4):
+        assert corpus.metadata(index) == {name: values[index] for name, values in metadata.items()}
+
+
+def test_a_corpus_without_kept_columns_has_no_metadata(tmp_path):
+    assert open_corpus(write_tiny(tmp_path / "corpus", documents_of([3]))).metadata(0) == {}
+
+
+@given(gaps=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=4))
+def test_every_document_knows_its_source_and_record(gaps):
+    sources, expected = [], []
+    for index, gaps_of_source in enumerate(gaps):
+        records = [row + sum(gaps_of_source[: row + 1]) for row in range(len(gaps_of_source))]
+        left_out = {"empty": sum(gaps_of_source)} if any(gaps_of_source) else {}
+        sources.append(
+            Source(documents=documents_of([2] * len(records)), records=records, path=f"{index}.jsonl", left_out=left_out)
+        )
+        expected += [Provenance(index, record) for record in records]
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = open_corpus(
+            write_tiny(Path(folder) / "corpus", [], sources=sources, shard_tokens=14, documents_per_call=5)
+        )
+        assert [corpus.provenance(index) for index in range(len(corpus))] == expected
+        assert [source.path for source in corpus.sources()] == [source.path for source in sources]
+        assert [source.left_out for source in corpus.sources()] == [source.left_out for source in sources]
+
+
+def test_consecutive_records_are_one_run(tmp_path):
+    source = Source(documents=documents_of([2] * 9), records=[0, 1, 2, 5, 6, 7, 8, 20, 21], left_out={"empty": 13})
+    directory = write_tiny(tmp_path / "corpus", [], sources=[source], documents_per_call=2)
+    runs = open_corpus(directory).runs(0)
+    assert (runs.document.tolist(), runs.record.tolist()) == ([0, 3, 7], [0, 5, 20])
+
+
+def test_the_table_names_the_document_at_every_stride(tmp_path):
+    rng = random.Random(5)
+    lengths = [rng.choice([1, 100, ORDINAL_STRIDE - 1, ORDINAL_STRIDE, 3 * ORDINAL_STRIDE + 7]) for _ in range(40)]
+    with batches_of(150_000):
+        directory = write_tiny(tmp_path / "corpus", documents_of(lengths), shard_tokens=500_000)
+    corpus = open_corpus(directory)
+    first = 0
+    for index, shard in enumerate(corpus.shards):
+        document_of_token = np.repeat(np.arange(shard.num_documents), lengths[first : first + shard.num_documents])
+        assert corpus.stride_documents(index).tolist() == document_of_token[::ORDINAL_STRIDE].tolist()
+        first += shard.num_documents
+    assert first == len(lengths)
+
+
+def test_batch_places_say_where_ids_and_offsets_lie_in_the_file(tmp_path):
+    documents = documents_of([5, 9, 2, 30, 4])
+    with batches_of(14):
+        corpus = open_corpus(write_tiny(tmp_path / "corpus", documents))
+    content = (corpus.directory / corpus.shards[0].name).read_bytes()
+    read = []
+    for place in corpus.batch_places(0):
+        offsets = np.frombuffer(content, np.int64, place.num_documents + 1, place.offsets_position)
+        tokens = np.frombuffer(content, corpus.dtype, place.num_tokens, place.values_position)
+        read += [tokens[start:stop].tolist() for start, stop in zip(offsets, offsets[1:], strict=False)]
+    assert read == documents
+
+
+@pytest.mark.parametrize(("tokenizer", "dtype"), [(TINY_TOKENIZER, "uint16"), (LARGE_VOCABULARY, "uint32")], ids=["small", "large"])
+def test_ids_take_two_bytes_if_the_vocabulary_fits_them(tmp_path, tokenizer, dtype):
+    corpus = open_corpus(write_corpus(tmp_path / "corpus", [[1, 2, 0], [0]], tokenizer=tokenizer))
+    assert corpus.dtype == dtype
+    assert corpus.document(0).dtype == dtype
+
+
+def test_documents_are_read_only_views_of_the_map_that_outlive_the_corpus(tmp_path):
+    documents = documents_of([3, 5])
+    with open_corpus(write_tiny(tmp_path / "corpus", documents)) as corpus:
+        views = list(corpus.documents())
+    del corpus
+    for view, document in zip(views, documents, strict=True):
+        assert not view.flags.writeable
+        assert not view.flags.owndata
+        assert view.tolist() == document
+
+
+def test_a_range_of_documents_is_read_in_order(tmp_path):
+    documents = documents_of([3, 5, 1, 2])
+    corpus = open_corpus(write_tiny(tmp_path / "corpus", documents))
+    assert [document.tolist() for document in corpus.documents(1, 3)] == documents[1:3]
+
+
+def test_threads_read_documents_while_shards_are_opened_and_forgotten(tmp_path, monkeypatch):
+    documents = documents_of([2 + index % 5 for index in range(300)])
+    corpus = open_corpus(write_tiny(tmp_path / "corpus", documents, shard_tokens=20))
+    monkeypatch.setattr(reader, "_MAX_OPEN_SHARDS", 2)
+
+    def read(seed: int) -> bool:
+        order = random.Random(seed).choices(range(300), k=500)
+        return all(corpus.document(index).tolist() == documents[index] for index in order)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(8)))
+
+
+def test_a_corpus_written_with_bos_says_so(tmp_path):
+    corpus = open_corpus(write_corpus(tmp_path / "corpus", [[3, 1, 0]], tokenizer=TINY_TOKENIZER, bos="three"))
+    assert (corpus.bos_id, corpus.eos_id, corpus.vocab_size) == (3, 0, 4)
+
+
+def test_a_shard_that_is_not_finished_leaves_nothing_behind(tmp_path):
+    facts = ShardFacts(dtype="uint16", tokenizer_sha256="0" * 64, eos_id=0, bos_id=None, columns={})
+
+    def write_and_fail():
+        with ShardWriter(
+            directory=tmp_path, partial_directory=tmp_path, name=str, facts=facts, shard_tokens=4
+        ) as unfinished:
+            for _ in range(3):
+                unfinished.extend(
+                    np.array([1, 2, 0], np.uint16), np.array([3]), source=0, records=np.array([0]), columns={}
+                )
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]  # whole; a partial third is gone
+
+
+def test_a_file_that_takes_less_than_it_is_given_gets_the_rest():
+    class Trickle(io.RawIOBase):
+        def __init__(self):
+            self.content = b""
+
+        def write(self, data):
+            self.content += bytes(data[:3])
+            return min(3, len(data))
+
+    trickle = Trickle()
+    HashingFile(trickle).write(b"all of these bytes")
+    assert trickle.content == b"all of these bytes"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../shard-00-0000000-000000-0000.arrow",
+        "/shard-00-0000000-000000-0000.arrow",
+        "shard-00-0000000-000000-0000.arrow\n",
+        "shard-00-0000000-000000-0000.parquet",
+        "shard-٠٠-0000000-000000-0000.arrow",
+        "manifest.json",
+    ],
+)
+def test_a_name_that_could_leave_the_directory_is_no_shard_name(name):
+    assert not names.is_shard_name(name)
+
+
+def test_shard_names_tell_where_their_first_document_comes_from():
+    name = names.shard_name(generation=0, first_input=12, segment=3, part=4)
+    assert name == "shard-00-0000012-000003-0004.arrow"
+    assert names.is_shard_name(name)
+    assert names.is_shard_name(names.shard_name(generation=0, first_input=123_456_789, segment=0, part=99_999))

@@ -1,0 +1,140 @@
+"""Breaks one file of a corpus in one of many ways, and sees whether anybody notices.
+
+Run as ``python -m tests.inspect.damage CORPUS START STOP`` for the cases of these numbers, so that a crash of the process is
+seen by whoever started it. The corpus is whole again afterwards. Prints one JSON line per case.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tokshard.errors import TokshardError
+from tokshard.format.reader import open_corpus
+from tokshard.inspect.verification import verify_corpus
+
+Files = dict[str, bytes]
+
+
+def flip_a_bit(rng: random.Random, files: Files, name: str) -> Files:
+    return {name: _with(files[name], rng.randrange(len(files[name])), lambda byte: byte ^ (1 << rng.randrange(8)))}
+
+
+def change_a_byte(rng: random.Random, files: Files, name: str) -> Files:
+    return {name: _with(files[name], rng.randrange(len(files[name])), lambda byte: (byte + rng.randrange(1, 256)) % 256)}
+
+
+def zero_a_range(rng: random.Random, files: Files, name: str) -> Files:
+    content = files[name]
+    start = rng.randrange(len(content) - 64)
+    return {name: content[:start] + bytes(b ^ 255 for b in content[start : start + 64]) + content[start + 64 :]}
+
+
+def swap_two_ranges(rng: random.Random, files: Files, name: str) -> Files:
+    content = files[name]
+    half = len(content) // 2
+    return {name: content[half:] + content[:half]}
+
+
+def truncate(rng: random.Random, files: Files, name: str) -> Files:
+    return {name: files[name][: rng.randrange(len(files[name]))]}
+
+
+def append(rng: random.Random, files: Files, name: str) -> Files:
+    return {name: files[name] + rng.choice([b"\0", b"\n", rng.randbytes(9), files[name]])}
+
+
+def delete(rng: random.Random, files: Files, name: str) -> Files:
+    return {name: None}  # type: ignore[dict-item]
+
+
+def swap_with_another(rng: random.Random, files: Files, name: str) -> Files:
+    other = rng.choice([other for other in files if other != name])
+    return {name: files[other], other: files[name]}
+
+
+def replace_by_another(rng: random.Random, files: Files, name: str) -> Files:
+    return {name: files[rng.choice([other for other in files if other != name])]}
+
+
+def add_a_foreign_file(rng: random.Random, files: Files, name: str) -> Files:
+    return {rng.choice(["notes.txt", "shard-00-0000000-000000-0099.arrow", ".hidden", f"{name}.bak"]): files[name]}
+
+
+DAMAGES: list[Callable[[random.Random, Files, str], Files]] = [
+    flip_a_bit,
+    flip_a_bit,
+    change_a_byte,
+    change_a_byte,
+    zero_a_range,
+    swap_two_ranges,
+    truncate,
+    append,
+    delete,
+    swap_with_another,
+    replace_by_another,
+    add_a_foreign_file,
+]
+SAME_SIZE = {"flip_a_bit", "change_a_byte", "zero_a_range", "swap_two_ranges", "swap_with_another"}
+
+
+def run_case(corpus: Path, number: int, files: Files, truth: list[list[int]]) -> dict[str, object]:
+    """Break the corpus, verify it, read it, mend it."""
+    rng = random.Random(number)
+    damage = DAMAGES[number % len(DAMAGES)]
+    name = sorted(files)[number // len(DAMAGES) % len(files)]
+    changed = damage(rng, files, name)
+    for file, content in changed.items():
+        if content is None:
+            (corpus / file).unlink()
+        else:
+            (corpus / file).write_bytes(content)
+    try:
+        report = verify_corpus(corpus)
+        return {
+            "case": number,
+            "damage": damage.__name__,
+            "changed": sorted(changed),
+            "reported": sorted({problem.file for problem in report.problems}),
+            "is_told_apart": not any(changed[file] == files.get(file) for file in changed),
+            "reading": _read(corpus, truth),
+        }
+    finally:
+        for file in changed:
+            if file in files:
+                (corpus / file).write_bytes(files[file])
+            else:
+                (corpus / file).unlink()
+
+
+def _read(corpus: Path, truth: list[list[int]]) -> str:
+    """What a reader makes of it: a refusal, the right documents, or wrong ones."""
+    try:
+        with open_corpus(corpus) as opened:
+            documents = [document.tolist() for document in opened.documents()]
+            for index in range(len(opened)):
+                opened.metadata(index)
+                opened.provenance(index)
+            opened.sources()
+    except TokshardError:
+        return "refused"
+    return "right" if documents == truth else "wrong"
+
+
+def _with(content: bytes, position: int, change: Callable[[int], int]) -> bytes:
+    return content[:position] + bytes([change(content[position])]) + content[position + 1 :]
+
+
+def main(corpus: Path, start: int, stop: int) -> None:
+    files = {path.name: path.read_bytes() for path in corpus.iterdir()}
+    with open_corpus(corpus) as opened:
+        truth = [document.tolist() for document in opened.documents()]
+    for number in range(start, stop):
+        print(json.dumps(run_case(corpus, number, files, truth)), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

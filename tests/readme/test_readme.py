@@ -1,0 +1,62 @@
+"""The examples of README.md run as they are written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which a reader tries the examples, with the recipes of the repository."""
+    path = tmp_path_factory.mktemp("reader")
+    shutil.copytree(ROOT / "recipes", path / "recipes")
+    return path
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def run(arguments: list[str] | str, directory: Path) -> None:
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        arguments,
+        cwd=directory,
+        shell=isinstance(arguments, str),
+        env={**os.environ, "PATH": tools},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+
+
+def test_the_commands_and_then_the_python_examples_of_the_readme_run(directory: Path) -> None:
+    commands = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    assert commands
+    for command in commands:
+        run(command, directory)
+    examples = blocks("python")
+    assert examples
+    for number, example in enumerate(examples):
+        script = directory / f"example_{number}.py"
+        script.write_text(example, encoding="utf-8")
+        run([sys.executable, str(script)], directory)
+
+
+def test_every_file_that_the_readme_links_to_exists() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
