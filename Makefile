@@ -14,7 +14,7 @@ PROSE := quickstart/shards/prose
 .PHONY: help quickstart test test-interop benchmark lint format clean
 
 help:
-	@echo "make quickstart    real text of this machine becomes two corpora, verified and shown"
+	@echo "make quickstart    real text of this machine becomes two corpora, verified, shown and streamed"
 	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions"
 	@echo "make test-interop  other projects' readers on tokshard's shards"
 	@echo "make benchmark     where the time of a build goes, on this machine"
@@ -27,6 +27,7 @@ quickstart: $(VENV)/stamp-run quickstart/raw/stamp
 	$(BIN)/tokshard build quickstart/raw/prose.jsonl --tokenizer recipes/tokenizer --out $(PROSE)
 	$(BIN)/tokshard verify $(CODE) $(PROSE)
 	$(BIN)/tokshard inspect $(CODE) $(PROSE)
+	$(BIN)/python recipes/quickstart_stream.py $(CODE) $(PROSE)
 
 # new raw text makes the shards of the old text stale: both go
 quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
@@ -57,11 +58,11 @@ clean:
 	rm -rf $(VENV) $(LOWEST) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast]'
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch]'
 	@touch $@
 
 $(VENV)/stamp-dev: pyproject.toml constraints/default.txt | $(BIN)/python
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,dev]'
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,dev]'
 	@touch $@
 
 $(VENV)/stamp-interop: pyproject.toml constraints/default.txt | $(BIN)/python
@@ -69,7 +70,7 @@ $(VENV)/stamp-interop: pyproject.toml constraints/default.txt | $(BIN)/python
 	@touch $@
 
 $(LOWEST)/stamp-test: pyproject.toml constraints/lowest.txt | $(LOWEST)/bin/python
-	$(LOWEST)/bin/python $(PIP_INSTALL) --constraint constraints/lowest.txt --editable '.[test]'
+	$(LOWEST)/bin/python $(PIP_INSTALL) --constraint constraints/lowest.txt --editable '.[torch,test]'
 	@touch $@
 
 $(BIN)/python $(LOWEST)/bin/python:

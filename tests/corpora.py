@@ -86,7 +86,9 @@ class Source:
 def documents_of(lengths: Sequence[int], *, eos_id: int = EOS, vocab_size: int = 4) -> list[list[int]]:
     """Documents of these lengths, delimiter included, with ids that differ from place to place."""
     ids = [index for index in range(vocab_size) if index != eos_id]
-    return [[ids[(7 * row + 3 * column) % len(ids)] for column in range(n - 1)] + [eos_id] for row, n in enumerate(lengths)]
+    return [
+        [ids[(7 * row + 3 * column) % len(ids)] for column in range(n - 1)] + [eos_id] for row, n in enumerate(lengths)
+    ]
 
 
 def write_corpus(
@@ -159,6 +161,20 @@ def sign_files(directory: Path) -> None:
         for name in fields["files"]:
             path = directory / name
             fields["files"][name] = {"num_bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+    rewrite_manifest(directory, change)
+
+
+def sign_shards(directory: Path) -> None:
+    """Make tables and manifest vouch for the shards as they are now."""
+    hashes = [bytes.fromhex(file_sha256(path)) for path in sorted(directory.glob("shard-*"))]
+    change_table(directory, names.SHARD_TABLE, lambda rows: {**rows, "sha256": hashes})
+
+    def change(fields: dict[str, Any]) -> None:
+        tokenizer = fields["tokenizer"]
+        fields["fingerprints"]["content"] = content_fingerprint(
+            hashes, dtype=fields["dtype"], eos_id=tokenizer["eos_id"], bos_id=tokenizer["bos_id"]
+        )
 
     rewrite_manifest(directory, change)
 

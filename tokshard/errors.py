@@ -5,10 +5,13 @@ The tree::
     TokshardError                      exit 1: the data or the run failed
     |- UsageError                      exit 2: wrong option, path or configuration
     |  |- TokenizerError               the tokenizer cannot be used as asked
+    |  |- PlanError                    corpora, weights and sizes that make no plan
+    |  |- PlanMismatchError            a checkpoint of another plan
     |  `- ConfigurationChangedError    the directory holds a build with other settings
     |- SourceError                     an input is damaged, gone or has changed
     |  `- BadRecordError               one record of an input cannot become a document
     |- BuildError                      the build could not go on: disk, worker, lock
+    |- LoaderError                     no batch comes: a worker died, a read hangs
     `- CorpusError                     a corpus cannot be opened or read
        |- UnfinishedCorpusError        the directory has no manifest
        |- UnsupportedFormatError       written by a newer tokshard
@@ -20,6 +23,9 @@ A wrong argument to a Python function is a plain `ValueError`, `TypeError` or `I
 from __future__ import annotations
 
 from typing import Any
+
+RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force'"
+"""The hint for a damaged file of a corpus."""
 
 
 class TokshardError(Exception):
@@ -52,6 +58,14 @@ class TokenizerError(UsageError):
     """A tokenizer that cannot be loaded, or names no EOS, or lacks a token that was asked for."""
 
 
+class PlanError(UsageError):
+    """Corpora, weights and sizes that make no plan."""
+
+
+class PlanMismatchError(UsageError):
+    """A checkpoint that was taken on another plan than the one that is to continue it."""
+
+
 class ConfigurationChangedError(UsageError):
     """The output directory belongs to a build with other settings or other sources."""
 
@@ -66,6 +80,10 @@ class BadRecordError(SourceError):
 
 class BuildError(TokshardError):
     """A build that could not go on: a full disk, a lost worker, a second build in the same place."""
+
+
+class LoaderError(TokshardError):
+    """A loader that gets no batch: a worker died, or a read hangs."""
 
 
 class CorpusError(TokshardError):

@@ -18,8 +18,13 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "format/reader.py": "import pyarrow",
     "build/__init__.py": "import tokshard.format.reader",
     "build/tokenizer.py": "import tokenizers",
-    "inspect/__init__.py": "import tokshard.format.reader",
+    "inspect/__init__.py": "import tokshard.format.reader, tokshard.runtime.plan",
     "inspect/decode.py": "import tokenizers",
+    **{f"runtime/{name}.py": "" for name in ("cursor", "mixture", "packing", "permutation", "seeds", "windows")},
+    "runtime/__init__.py": "",
+    "runtime/plan.py": "import tokshard.runtime.reader",
+    "runtime/reader.py": "import tokshard.format.reader",
+    "runtime/loader.py": "import torch, tokshard.runtime.plan",
     "cli/__init__.py": "",
     "cli/main.py": "import tokshard.build, tokshard.inspect, tokshard.format, tokshard.errors",
 }
@@ -35,6 +40,12 @@ WRONG_ARROWS = [
     ("inspect/decode.py", "tokshard.build"),
     ("inspect/decode.py", "torch"),
     ("cli/main.py", "tokenizers"),
+    ("build/pipeline.py", "tokshard.runtime.plan"),
+    ("runtime/plan.py", "torch"),
+    ("runtime/windows.py", "pyarrow"),
+    ("runtime/reader.py", "tokshard.build"),
+    ("runtime/reader.py", "torch"),
+    ("format/reader.py", "tokshard.runtime.plan"),
     ("undeclared_room.py", "tokshard.errors"),
 ]
 
@@ -96,3 +107,9 @@ def test_help_answers_without_a_heavy_library():
     modules = imported_modules("-m", "tokshard", "--help")
     assert "tokshard.cli.main" in modules
     assert modules.isdisjoint({"torch", "pyarrow", "tokenizers", "numpy"})
+
+
+def test_the_order_of_a_plan_imports_neither_torch_nor_arrow():
+    modules = imported_modules("-c", "import tokshard.runtime.plan")
+    assert "tokshard.runtime.mixture" in modules
+    assert modules.isdisjoint({"torch", "pyarrow", "tokenizers"})

@@ -7,8 +7,7 @@ import gzip
 import io
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,8 @@ def frames(data: bytes, compress: Callable[[bytes], bytes], count: int) -> bytes
 
 def csv_bytes(records: Sequence[Record], line_end: str = "\n") -> bytes:
     file = io.StringIO(newline="")
-    writer = csv.DictWriter(file, fieldnames=list(records[0]), lineterminator=line_end)
+    # without quotes, a lone carriage return in a text would end its row
+    writer = csv.DictWriter(file, fieldnames=list(records[0]), lineterminator=line_end, quoting=csv.QUOTE_ALL)
     writer.writeheader()
     writer.writerows(records)
     return file.getvalue().encode()
@@ -102,29 +102,46 @@ def patch_chunk_bytes(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None
 
 
 def build(sources: Sequence[Path | str] | Path | str, out: Path, **options: Any) -> Corpus:
-    """Build in this process, and open the result."""
+    """Build in this process with the tokenizer of bytes, and open the result."""
     arguments = [sources] if isinstance(sources, Path | str) else list(sources)
-    settings: dict[str, Any] = {"tokenizer": TOKENIZER, "workers": 1, "quiet": True, **options}
+    settings: dict[str, Any] = {"workers": 1, "quiet": True, **options}
+    if "tokenizer" not in settings:
+        settings["tokenizer"] = write_byte_tokenizer(out.parent / ".tokenizer")  # hidden, so that it is no source
     return open_corpus(build_corpus(arguments, out=out, **settings).directory)
 
 
-def texts_of(corpus: Corpus) -> list[str]:
-    """The documents of a corpus made with `TOKENIZER`, decoded; each ends in its EOS and holds no other."""
-    return [text_of(document.tolist(), eos_id=corpus.eos_id) for document in corpus.documents()]
-
-
-def text_of(ids: Sequence[int], *, eos_id: int = 0) -> str:
-    *body, last = ids
-    assert last == eos_id
-    assert eos_id not in body
-    return b"".join(_token_bytes()[index] for index in body).decode()
-
-
-@cache
-def _token_bytes() -> dict[int, bytes]:
-    """What each id of `TOKENIZER` stands for, without the library: its vocabulary spells bytes as characters."""
+def write_byte_tokenizer(directory: Path) -> Path:
+    """A tokenizer with an id per byte, so small that a build with it takes milliseconds: EOS is 0, byte b is b + 1."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-    vocabulary = json.loads((TOKENIZER / "tokenizer.json").read_bytes())["model"]["vocab"]
-    return {index: bytes(byte_of[c] for c in token) for token, index in vocabulary.items() if token != EOS}
+    spelled = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    directory.mkdir(parents=True, exist_ok=True)
+    content = {
+        "version": "1.0",
+        "added_tokens": [special_token(0, EOS)],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {EOS: 0, **{spelled[b]: b + 1 for b in range(256)}}, "merges": []},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}), encoding="utf-8")
+    return directory
+
+
+def special_token(index: int, content: str, **changes: Any) -> dict[str, Any]:
+    """An entry of ``added_tokens``."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": index, "content": content, **flags, **changes}
+
+
+def texts_of(corpus: Corpus) -> list[str]:
+    """The documents of a corpus made with the tokenizer of bytes; each ends in its EOS and holds no other."""
+    return [bytes(token - 1 for token in document[:-1].tolist()).decode() for document in _checked(corpus)]
+
+
+def _checked(corpus: Corpus) -> Iterator[Any]:
+    for document in corpus.documents():
+        assert document.tolist().index(corpus.eos_id) == len(document) - 1
+        yield document

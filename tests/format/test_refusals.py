@@ -73,9 +73,7 @@ def test_a_shard_of_another_size_is_refused_when_it_is_touched(corpus):
 
 def test_a_shard_of_another_corpus_is_refused(corpus, tmp_path):
     tokenizer = TINY_TOKENIZER.replace(b'"three"', b'"trois"')
-    other = write_corpus(
-        tmp_path / "other", documents_of([3, 4]), columns={}, shard_tokens=9, tokenizer=tokenizer
-    )
+    other = write_corpus(tmp_path / "other", documents_of([3, 4]), columns={}, shard_tokens=9, tokenizer=tokenizer)
     shutil.copy(other / FIRST_SHARD, corpus / FIRST_SHARD)
     vouch_for_sizes(corpus)
     assert "tokshard.tokenizer_sha256 is" in refusal(corpus)
@@ -128,7 +126,8 @@ def test_a_source_of_an_unknown_argument_is_refused(corpus):
         (["tokenizer", "vocab_size"], 70_000, "dtype is uint16, a vocabulary of 70000 ids has uint32"),
         (["tokenizer", "eos_id"], 4, "delimiter 4 is outside the vocabulary of 4 ids"),
         (["dtype"], "int8", "dtype is int8"),
-        (["columns"], {"url": "date"}, "unknown column types"),
+        (["columns"], {"url": "date"}, "expected none called 'tokens' and types of string, int64"),
+        (["columns"], {"tokens": "string"}, "expected none called 'tokens'"),
         (["files", "../../secret"], {"num_bytes": 1, "sha256": "0" * 64}, "secret"),
         (["fingerprints", "content"], "abc", "matching regex"),
         (["colour"], "red", "unknown field `colour`"),
@@ -151,7 +150,9 @@ def test_a_manifest_with_a_true_checksum_and_a_wrong_value_is_refused(corpus, pa
 
 def test_a_newer_format_is_refused_with_both_versions(corpus):
     rewrite_manifest(corpus, lambda fields: fields.update(format_version=2, new_field="of the future"))
-    with pytest.raises(UnsupportedFormatError, match=r"manifest.json has format version 2; this tokshard reads up to 1"):
+    with pytest.raises(
+        UnsupportedFormatError, match=r"manifest.json has format version 2; this tokshard reads up to 1"
+    ):
         open_corpus(corpus)
 
 
@@ -220,6 +221,23 @@ def test_a_compressed_shard_is_refused(corpus):
         writer.write_table(table)
     vouch_for_sizes(corpus)
     assert "batch 0 is BatchPlace(" in refusal(corpus)
+
+
+def test_an_empty_batch_is_refused(corpus):
+    path = corpus / FIRST_SHARD
+    batch = ipc.open_file(path.read_bytes()).get_batch(0)
+    with ipc.new_file(str(path), batch.schema) as writer:
+        writer.write_batch(batch)
+        writer.write_batch(batch.slice(0, 0))
+
+    def change(rows):
+        for column, value in (("documents", 0), ("tokens", 0), ("offsets_position", -1), ("values_position", -1)):
+            rows[f"batch_{column}"][0].append(value)
+        return rows
+
+    vouch_for_sizes(corpus)
+    change_table(corpus, "shards.arrow", change)
+    assert "every batch holds at least 1" in refusal(corpus)
 
 
 def test_a_file_name_that_is_not_utf8_does_not_matter_to_a_reader(corpus):

@@ -1,7 +1,7 @@
 """Breaks one file of a corpus in one of many ways, and sees whether anybody notices.
 
-Run as ``python -m tests.inspect.damage CORPUS START STOP`` for the cases of these numbers, so that a crash of the process is
-seen by whoever started it. The corpus is whole again afterwards. Prints one JSON line per case.
+Run as ``python -m tests.inspect.damage CORPUS START STOP`` for the cases of these numbers, so that a crash of the
+process is seen by whoever started it. The corpus is whole again afterwards. Prints one JSON line per case.
 """
 
 from __future__ import annotations
@@ -17,59 +17,63 @@ from tokshard.format.reader import open_corpus
 from tokshard.inspect.verification import verify_corpus
 
 Files = dict[str, bytes]
+Changes = dict[str, bytes | None]
+"""File to its new content, None where it is gone."""
 
 
-def flip_a_bit(rng: random.Random, files: Files, name: str) -> Files:
+def flip_a_bit(rng: random.Random, files: Files, name: str) -> Changes:
     return {name: _with(files[name], rng.randrange(len(files[name])), lambda byte: byte ^ (1 << rng.randrange(8)))}
 
 
-def change_a_byte(rng: random.Random, files: Files, name: str) -> Files:
-    return {name: _with(files[name], rng.randrange(len(files[name])), lambda byte: (byte + rng.randrange(1, 256)) % 256)}
+def change_a_byte(rng: random.Random, files: Files, name: str) -> Changes:
+    return {
+        name: _with(files[name], rng.randrange(len(files[name])), lambda byte: (byte + rng.randrange(1, 256)) % 256)
+    }
 
 
-def zero_a_range(rng: random.Random, files: Files, name: str) -> Files:
+def invert_a_range(rng: random.Random, files: Files, name: str) -> Changes:
     content = files[name]
     start = rng.randrange(len(content) - 64)
     return {name: content[:start] + bytes(b ^ 255 for b in content[start : start + 64]) + content[start + 64 :]}
 
 
-def swap_two_ranges(rng: random.Random, files: Files, name: str) -> Files:
+def swap_two_ranges(rng: random.Random, files: Files, name: str) -> Changes:
     content = files[name]
     half = len(content) // 2
     return {name: content[half:] + content[:half]}
 
 
-def truncate(rng: random.Random, files: Files, name: str) -> Files:
+def truncate(rng: random.Random, files: Files, name: str) -> Changes:
     return {name: files[name][: rng.randrange(len(files[name]))]}
 
 
-def append(rng: random.Random, files: Files, name: str) -> Files:
+def append(rng: random.Random, files: Files, name: str) -> Changes:
     return {name: files[name] + rng.choice([b"\0", b"\n", rng.randbytes(9), files[name]])}
 
 
-def delete(rng: random.Random, files: Files, name: str) -> Files:
-    return {name: None}  # type: ignore[dict-item]
+def delete(rng: random.Random, files: Files, name: str) -> Changes:
+    return {name: None}
 
 
-def swap_with_another(rng: random.Random, files: Files, name: str) -> Files:
+def swap_with_another(rng: random.Random, files: Files, name: str) -> Changes:
     other = rng.choice([other for other in files if other != name])
     return {name: files[other], other: files[name]}
 
 
-def replace_by_another(rng: random.Random, files: Files, name: str) -> Files:
+def replace_by_another(rng: random.Random, files: Files, name: str) -> Changes:
     return {name: files[rng.choice([other for other in files if other != name])]}
 
 
-def add_a_foreign_file(rng: random.Random, files: Files, name: str) -> Files:
+def add_a_foreign_file(rng: random.Random, files: Files, name: str) -> Changes:
     return {rng.choice(["notes.txt", "shard-00-0000000-000000-0099.arrow", ".hidden", f"{name}.bak"]): files[name]}
 
 
-DAMAGES: list[Callable[[random.Random, Files, str], Files]] = [
+DAMAGES: list[Callable[[random.Random, Files, str], Changes]] = [
     flip_a_bit,
     flip_a_bit,
     change_a_byte,
     change_a_byte,
-    zero_a_range,
+    invert_a_range,
     swap_two_ranges,
     truncate,
     append,
@@ -78,7 +82,7 @@ DAMAGES: list[Callable[[random.Random, Files, str], Files]] = [
     replace_by_another,
     add_a_foreign_file,
 ]
-SAME_SIZE = {"flip_a_bit", "change_a_byte", "zero_a_range", "swap_two_ranges", "swap_with_another"}
+SAME_SIZE = {"flip_a_bit", "change_a_byte", "invert_a_range", "swap_two_ranges", "swap_with_another"}
 
 
 def run_case(corpus: Path, number: int, files: Files, truth: list[list[int]]) -> dict[str, object]:
@@ -99,7 +103,6 @@ def run_case(corpus: Path, number: int, files: Files, truth: list[list[int]]) ->
             "damage": damage.__name__,
             "changed": sorted(changed),
             "reported": sorted({problem.file for problem in report.problems}),
-            "is_told_apart": not any(changed[file] == files.get(file) for file in changed),
             "reading": _read(corpus, truth),
         }
     finally:
@@ -133,7 +136,8 @@ def main(corpus: Path, start: int, stop: int) -> None:
     with open_corpus(corpus) as opened:
         truth = [document.tolist() for document in opened.documents()]
     for number in range(start, stop):
-        print(json.dumps(run_case(corpus, number, files, truth)), flush=True)
+        sys.stdout.write(json.dumps(run_case(corpus, number, files, truth)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -286,7 +286,7 @@ def _nothing_written(totals: _Totals) -> BuildError:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.left_out.items())
     return BuildError(
         f"the build wrote no document: {totals.records_read:,} records read" + (f", {reasons}" if reasons else ""),
-        hint="check the sources and --text-field",
+        hint="check the sources and --text-field, and start over with --force",
     )
 
 

@@ -28,7 +28,7 @@ from tokshard.build.assembly import assemble, publish, report_json
 from tokshard.build.progress import ProgressDisplay
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Receipt, read_receipts, receipt_name
-from tokshard.build.records import RecordSpec, parse_columns
+from tokshard.build.records import MISSING_TEXT, RecordSpec, parse_columns
 from tokshard.build.runner import Progress, RejectedRecordError, SegmentError, TaskRunner
 from tokshard.build.schedule import Cut, Schedule
 from tokshard.build.sources import INPUT_FORMATS, Discovery, discover
@@ -142,7 +142,13 @@ def build_corpus(
         KeyboardInterrupt: the next run of the same build goes on.
     """
     started = time.monotonic()
-    _check_numbers(shard_tokens=shard_tokens, max_document_bytes=max_document_bytes, limit=limit, workers=workers)
+    _check_numbers(
+        shard_tokens=shard_tokens,
+        task_bytes=task_bytes,
+        max_document_bytes=max_document_bytes,
+        limit=limit,
+        workers=workers,
+    )
     _check_choices(on_bad_record, input_format)
     arguments = [os.fspath(source) for source in sources]
     if not arguments:
@@ -284,7 +290,8 @@ class _Build:
                     f"{workspace.out} was completed by another build just now", hint="run the command again"
                 )
             before = load_settings(workspace)
-            if before is not None:
+            # a build that stopped before its first shard binds nobody: often its settings were the mistake
+            if before is not None and _has_begun(workspace):
                 check_same_settings(before, settings, out=workspace.out)
         workspace.clear_partial()
         save_settings(workspace, settings)
@@ -326,9 +333,10 @@ class _Build:
                 if counts.index == error.source
             )
             unit = "line" if source.format == "jsonl" else "record"
+            repair = "check --text-field" if error.reason == MISSING_TEXT else "repair the record"
             return BadRecordError(
                 f"{source.location}, {unit} {before + error.record + 1}: {error.reason}: {error.detail}",
-                hint="repair the record, or leave out such records with --on-bad-record skip",
+                hint=f"{repair}, or leave out such records with --on-bad-record skip",
             )
         if isinstance(error, TokshardError):
             return error
@@ -399,6 +407,12 @@ def _check_directory(out: Path) -> None:
 
 def _is_ours(name: str) -> bool:
     return name in names.SIDE_FILES or names.is_shard_name(name)
+
+
+def _has_begun(workspace: Workspace) -> bool:
+    """Whether a build left a shard or a receipt."""
+    shards = (path for path in workspace.out.iterdir() if names.is_shard_name(path.name))
+    return any(workspace.receipts.iterdir()) or any(shards)
 
 
 def _remove_build(workspace: Workspace) -> None:

@@ -5,11 +5,12 @@ Arrow and parquet come as columns, csv as rows, JSON lines as raw lines that the
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -180,12 +181,14 @@ def _arrow_file_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[
 def _arrow_stream_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
     try:
         mapped = map_file(Path(source.location))
-        reader = ipc.open_stream(mapped)
+        file = pa.BufferReader(mapped)
+        reader = ipc.open_stream(file)
     except FileNotFoundError as error:
         raise vanished(source, error) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(source, str(error)) from error
     fields = _Fields(source, reader.schema, spec)
+    reported = 0
     while True:
         try:
             batch = reader.read_next_batch()
@@ -194,7 +197,9 @@ def _arrow_stream_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
             break
         except (pa.ArrowException, OSError, ValueError) as error:
             raise damaged(source, str(error)) from error
-        yield from fields.chunks(batch, batch.nbytes)
+        here = file.tell()
+        yield from fields.chunks(batch, here - reported)
+        reported = here
     # Arrow takes a missing end for the end, so a stream cut between two batches has to be noticed here
     if bytes(mapped[-8:]) != _END_OF_STREAM:
         raise damaged(source, "the stream has no end-of-stream marker: it was cut off between two batches")
@@ -209,6 +214,10 @@ class _Fields:
 
     def __init__(self, source: Input, schema: pa.Schema, spec: RecordSpec) -> None:
         self._source, self._spec = source, spec
+        try:
+            names = schema.names
+        except UnicodeDecodeError as error:
+            raise damaged(source, f"a field has a name that is not UTF-8: {error}") from error
         wanted = {name: path for name, (path, _) in spec.columns.items()}
         self.paths = list(dict.fromkeys([spec.text_field, *wanted.values()]))
         self._parts: dict[str, tuple[str, list[str]]] = {}
@@ -217,17 +226,38 @@ class _Fields:
             if path == spec.text_field and not _is_text(kind):
                 raise UsageError(
                     f"{source.location}: field {path!r} has type {kind}, expected a string",
-                    hint=f"give the field that holds the text with --text-field; fields: {', '.join(schema.names)}",
+                    hint=f"give the field that holds the text with --text-field; fields: {', '.join(names)}",
                 )
 
     def chunks(self, batch: pa.RecordBatch, input_bytes: int) -> Iterator[Records]:
-        """The batch in chunks of at most `_ROWS_PER_BATCH` records."""
-        arrays = {path: self._array(batch, path) for path in self.paths}
+        """The batch in chunks of at most `_ROWS_PER_BATCH` records.
+
+        Raises:
+            SourceError: the batch points outside of itself.
+        """
+        try:
+            arrays = {path: _sound(self._array(batch, path)) for path in self.paths}
+        except pa.ArrowException as error:
+            raise damaged(self._source, str(error)) from error
         for start in range(0, batch.num_rows, _ROWS_PER_BATCH):
             rows = min(_ROWS_PER_BATCH, batch.num_rows - start)
-            texts = _values(arrays[self._spec.text_field].slice(start, rows))
-            columns = {name: _values(arrays[path].slice(start, rows)) for name, (path, _) in self._spec.columns.items()}
+            values = {path: self._values(path, array.slice(start, rows)) for path, array in arrays.items()}
+            texts = values[self._spec.text_field]
+            columns = {name: values[path] for name, (path, _) in self._spec.columns.items()}
             yield admit_rows(self._spec, texts, columns, input_bytes=input_bytes * rows // batch.num_rows)
+
+    def _values(self, path: str, array: pa.Array) -> Sequence[Any]:
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if pa.types.is_temporal(array.type):
+            array = array.cast(pa.string())  # Python has no nanoseconds, and no years above 9999
+        try:
+            values: Sequence[Any] = array.to_pylist()
+        except (ValueError, OverflowError) as error:  # such values inside of a struct or list
+            raise SourceError(
+                f"{self._source.location}: field {path!r} cannot be read: {error}", hint="leave it out of --keep"
+            ) from error
+        return values
 
     def _array(self, batch: pa.RecordBatch, path: str) -> pa.Array:
         root, rest = self._parts[path]
@@ -277,19 +307,27 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(getattr(pa.types, name)(kind) for name in names)
 
 
-def _values(array: pa.Array) -> Sequence[Any]:
-    """Python values; strings with invalid UTF-8, which Arrow does not check, as bytes."""
+def _sound(array: pa.Array) -> pa.Array:
+    """The array, safe to read: no offset, view or index leaves it. Costs little beside reading the values.
+
+    Strings that hold invalid UTF-8 come back as binary, so that each value can be looked at.
+
+    Raises:
+        pa.ArrowException: it is not what it says.
+    """
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_temporal(array.type):
-        array = array.cast(pa.string())  # Python has no nanoseconds, and no years above 9999
+        array = pa.DictionaryArray.from_arrays(array.indices, _sound(array.dictionary))
     try:
-        values: Sequence[Any] = array.to_pylist()
-    except UnicodeDecodeError:
-        if pa.types.is_string_view(array.type):
-            array = array.cast(pa.binary_view())
-        values = array.cast(pa.large_binary()).to_pylist()
-    return values
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        if array.type not in _BINARY_OF:
+            raise
+        array = array.view(_BINARY_OF[array.type])
+        array.validate(full=True)
+    return array
+
+
+_BINARY_OF = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 
 
 # csv
@@ -302,15 +340,57 @@ def _csv_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
         text = io.TextIOWrapper(
             io.BufferedReader(_Raw(stream), CHUNK_BYTES), encoding="utf-8-sig", errors="surrogateescape", newline=""
         )
-        rows = csv.reader(text, strict=True)
+        lines = _CsvLines(text, spec.max_line_bytes)
+        rows = csv.reader(lines, strict=True)
         try:
             header = next(rows)
         except StopIteration:
             raise damaged(source, "the file is empty, expected a header line") from None
         except csv.Error as error:
-            raise damaged(source, f"line {rows.line_num}: {error}") from error
+            raise damaged(source, f"line {lines.count}: {error}") from error
         places = _csv_places(source, header, spec)
-        yield from _csv_records(rows, header, places, spec, stream)
+        yield from _csv_records(_csv_rows(rows, lines, len(header), spec.max_line_bytes), places, spec, stream)
+
+
+class _CsvLines:
+    """The lines of a csv file; of one that is too long to be held comes a `csv.Error`.
+
+    Args:
+        max_chars: of a line.
+    """
+
+    def __init__(self, text: io.TextIOWrapper, max_chars: int) -> None:
+        self._text, self._max_chars = text, max_chars
+        self.count = 0
+        self.num_quotes = 0
+        """Since somebody set it to 0."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        line = part = self._text.readline(self._max_chars)
+        if not line:
+            raise StopIteration
+        self.count += 1
+        self.num_quotes += line.count('"')
+        while len(part) == self._max_chars and not part.endswith("\n"):
+            part = self._text.readline(self._max_chars)
+            self.num_quotes += part.count('"')
+        if part is not line:
+            raise csv.Error(_FIELD_TOO_LARGE)
+        return line
+
+    def skip_record(self) -> None:
+        """Pass over the lines of a record whose first ones were read: its quotes are even at its end."""
+        while self.num_quotes % 2:
+            with contextlib.suppress(csv.Error):
+                if next(self, None) is None:
+                    return
+
+
+_FIELD_TOO_LARGE = "field larger than field limit"
+"""What the csv module says too."""
 
 
 def _csv_places(source: Input, header: Sequence[str], spec: RecordSpec) -> Mapping[str, int]:
@@ -324,12 +404,39 @@ def _csv_places(source: Input, header: Sequence[str], spec: RecordSpec) -> Mappi
     return {path: header.index(path) for path in wanted}
 
 
+def _csv_rows(
+    rows: Iterator[list[str]], lines: _CsvLines, num_fields: int, max_chars: int
+) -> Iterator[tuple[list[str], tuple[str, str] | None]]:
+    """The fields of each row, and reason and detail of what is wrong with it."""
+    while True:
+        lines.num_quotes = 0
+        row: list[str] = []
+        reason, problem = MALFORMED, ""
+        try:
+            row = next(rows) or [""] * num_fields  # an empty line is an empty record
+        except StopIteration:
+            return
+        except csv.Error as error:
+            problem = str(error)
+        else:
+            if len(row) != num_fields:
+                problem = f"{len(row)} fields, the header has {num_fields}"
+        line = lines.count
+        if problem.startswith(_FIELD_TOO_LARGE):
+            reason, problem = TOO_LONG, f"a field has more than {max_chars:,} characters"
+            lines.skip_record()  # what is left of the field would be taken for rows
+        yield row, (reason, f"line {line}: {problem}") if problem else None
+
+
 def _csv_records(
-    rows: Any, header: Sequence[str], places: Mapping[str, int], spec: RecordSpec, stream: ByteSource
+    rows: Iterator[tuple[list[str], tuple[str, str] | None]],
+    places: Mapping[str, int],
+    spec: RecordSpec,
+    stream: ByteSource,
 ) -> Iterator[Records]:
     texts: list[Any] = []
     columns: dict[str, list[Any]] = {name: [] for name in spec.columns}
-    broken: dict[int, str] = {}
+    broken: dict[int, tuple[str, str]] = {}
     size, reported = 0, 0
 
     def flush() -> Records:
@@ -339,25 +446,14 @@ def _csv_records(
         reported = here
         # a broken row stands in `texts` as None, which admit_rows reports as missing: give the real reason
         records.bad = [
-            BadRecord(bad.position, MALFORMED, broken[bad.position]) if bad.position in broken else bad
-            for bad in records.bad
+            BadRecord(bad.position, *broken[bad.position]) if bad.position in broken else bad for bad in records.bad
         ]
         texts, columns, broken, size = [], {name: [] for name in spec.columns}, {}, 0
         return records
 
-    while True:
-        row: list[str] = []
-        try:
-            row = next(rows)
-            problem = "" if len(row) == len(header) else f"{len(row)} fields, the header has {len(header)}"
-            if not row:
-                row, problem = [""] * len(header), ""  # an empty line is an empty record
-        except StopIteration:
-            break
-        except csv.Error as error:
-            problem = str(error)
+    for row, problem in rows:
         if problem:
-            broken[len(texts)] = f"line {rows.line_num}: {problem}"
+            broken[len(texts)] = problem
         texts.append(None if problem else _escaped(row[places[spec.text_field]]))
         for name, (path, kind) in spec.columns.items():
             value = None if problem else row[places[path]]

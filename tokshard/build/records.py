@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
+from tokshard.format.schema import SUPPORTED_COLUMN_TYPES, TOKENS
 
 MALFORMED = "malformed"
 MISSING_TEXT = "missing text"
@@ -362,6 +362,8 @@ def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[
             raise ValueError(f"column {name!r} is asked for twice")
         if not path:
             raise ValueError("a kept field has no name")
+        if name == TOKENS:
+            raise ValueError(f"a kept column cannot be called {TOKENS!r}: that is the column of token ids")
         if kind not in SUPPORTED_COLUMN_TYPES:
             raise ValueError(f"{name}: unknown type {kind!r}, expected one of {', '.join(SUPPORTED_COLUMN_TYPES)}")
         columns[name] = (path, kind)

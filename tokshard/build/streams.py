@@ -18,6 +18,8 @@ CHUNK_BYTES = 1 << 20
 """Chunk j of an input holds the lines whose first byte is in ``[j, j + 1) * CHUNK_BYTES``. Decides shard bounds."""
 
 _MAX_WINDOW_BYTES = 1 << 31
+_COMPRESSED_BYTES = 1 << 16
+"""Taken at once of a wide zstd frame: what comes out of it is held, and may be a hundred times as much."""
 _WINDOW_TOO_LARGE = "requires too much memory"
 """libzstd's words for a frame whose window is over 128 MiB, the most that Arrow lets it take."""
 
@@ -140,12 +142,12 @@ class _WideZstd:
             while len(self._pending) < size:
                 compressed = b"" if self._frame is None else self._frame.unused_data
                 if self._frame is None or self._frame.eof:
-                    compressed = compressed or self._file.read(CHUNK_BYTES)
+                    compressed = compressed or self._file.read(_COMPRESSED_BYTES)
                     if not compressed:
                         break
                     self._frame = self._context.decompressobj()
                 else:
-                    compressed = self._file.read(CHUNK_BYTES)
+                    compressed = self._file.read(_COMPRESSED_BYTES)
                     if not compressed:
                         raise damaged(self._source, "truncated zstd frame")
                 self._pending += self._frame.decompress(compressed)

@@ -60,7 +60,8 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     config = _read_json(config_path)[1] if config_path.exists() else {}
     notes = _notes(parsed, config, bos)
     eos = eos or _token_of(config, "eos_token")
-    flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special")}
+    unknown = _unknown(parsed)  # stands for pieces of text, so it is no control, whatever it is flagged as
+    flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special") and token != unknown}
     if eos is None:
         raise TokenizerError(
             f"{location} names no EOS token, and every document has to end in one",
@@ -184,11 +185,20 @@ def _vocabulary(parsed: Mapping[str, Any], path: Path) -> tuple[dict[str, int], 
     return tokens, added
 
 
+def _unknown(parsed: Mapping[str, Any]) -> str | None:
+    """The token that a model gives for text which it has no token for."""
+    model = parsed["model"]
+    unknown = model.get("unk_token")
+    if unknown is None and isinstance(model.get("unk_id"), int) and isinstance(model["vocab"], list):
+        unknown = next((entry[0] for entry in model["vocab"][model["unk_id"] :]), None)  # Unigram
+    return unknown if isinstance(unknown, str) else None
+
+
 def _without_cutting(parsed: dict[str, Any], content: bytes) -> bytes:
     """The tokenizer without the blocks that cut and pad documents."""
     if not parsed.get("truncation") and not parsed.get("padding"):
         return content
-    return json.dumps({**parsed, "truncation": None, "padding": None}, ensure_ascii=False).encode()
+    return json.dumps({**parsed, "truncation": None, "padding": None}).encode()
 
 
 def _token_of(config: Mapping[str, Any], key: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from tokshard.build.pipeline import build_corpus
 from tokshard.build.report import build_json, speed_text
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.sizes import SIZE
+from tokshard.format.reader import read_sources
 from tokshard.inspect.summary import summary_text
 
 
@@ -74,5 +76,6 @@ def build(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
             click.echo(f"note: {note}", err=True)
         if not result.is_new:
             click.echo(f"nothing to do: {result.directory} is complete")
-        click.echo(summary_text(result.manifest))
+        counts = read_sources(result.directory, result.manifest)
+        click.echo(summary_text(result.manifest, counts, width=shutil.get_terminal_size().columns))
         click.echo(speed_text(result))

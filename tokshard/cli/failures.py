@@ -34,16 +34,21 @@ class Failure:
     label: str = field(default="error: ", repr=False)
 
 
-def describe(error: BaseException) -> Failure:
-    """How an error is shown, whatever it is."""
+def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
+    """How an error is shown, whatever it is.
+
+    Args:
+        command: whose help a user should read who has used it wrongly.
+    """
+    help_page = f"see '{command} --help'"
     match error:
         case TokshardError():
             return Failure(error.problem, error.hint, error.exit_code)
         case click.NoSuchOption():
             known = [] if error.ctx is None else _options(error.ctx)
-            return Failure(f"no option {error.option_name}", _next_step(error.option_name, known, error.ctx), 2)
+            return Failure(f"no option {error.option_name}", did_you_mean(error.option_name, known) or help_page, 2)
         case click.UsageError():
-            return Failure(_as_problem(error.format_message()), _next_step("", [], error.ctx), error.exit_code)
+            return Failure(_as_problem(error.format_message()), help_page, error.exit_code)
         case click.ClickException():
             return Failure(_as_problem(error.format_message()), "", error.exit_code)
         case KeyboardInterrupt() | click.Abort():
@@ -74,11 +79,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``did you mean X?`` with the nearest known name; empty if none is near."""
     near = get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}?" if near else ""
-
-
-def _next_step(name: str, known: Iterable[str], context: click.Context | None) -> str:
-    command = "tokshard" if context is None else context.command_path
-    return did_you_mean(name, known) or f"see '{command} --help'"
 
 
 def _options(context: click.Context) -> list[str]:

@@ -125,7 +125,8 @@ def run(arguments: Sequence[str]) -> int:
             return 1
         if "--debug" in flags:
             traceback.print_exception(error)
-        failure = describe(error)
+        command = next((argument for argument in arguments if argument in COMMANDS), "")
+        failure = describe(error, command=f"tokshard {command}".rstrip())
         show(failure, as_json="--json" in flags)
         return failure.exit_code
 
@@ -148,5 +149,8 @@ def _interrupt(*_: object) -> NoReturn:
 def _is_closed(stream: TextIO) -> bool:
     """Whether nobody reads the other end of a pipe."""
     poll = select.poll()
-    poll.register(stream.fileno(), 0)
+    try:
+        poll.register(stream.fileno(), 0)
+    except (OSError, ValueError):  # no file below it
+        return False
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -11,6 +11,7 @@ import click
 from tokshard.cli.failures import Failure, show
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
+from tokshard.errors import RESTORE
 from tokshard.inspect.terminal import bytes_text, one_line
 from tokshard.inspect.verification import VerifyReport, verify_corpus
 
@@ -36,7 +37,7 @@ def verify(context: click.Context, corpora: tuple[str, ...], as_json: bool) -> N
     if damaged:
         failure = Failure(
             f"{damaged} of {len(corpora)} corpora {'is' if damaged == 1 else 'are'} damaged",
-            "restore the files named above from a copy, or rebuild with 'tokshard build --force'",
+            RESTORE,
             1,
         )
         show(failure, as_json=False)  # the reports have said so

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tokshard.errors import DamagedCorpusError, UnsupportedFormatError
+from tokshard.errors import RESTORE, DamagedCorpusError, UnsupportedFormatError
 from tokshard.format.schema import FORMAT_VERSION
 
-_RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force'"
 _HASH_KEY = "manifest_sha256"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -150,7 +149,7 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
     expected = f'"{_HASH_KEY}": "{hashlib.sha256(head).hexdigest()}"}}\n'.encode()
     if last != expected:
         raise DamagedCorpusError(
-            f"{file} is damaged: its last line is {last[:100]!r}, its content demands {expected!r}", hint=_RESTORE
+            f"{file} is damaged: its last line is {last[:100]!r}, its content demands {expected!r}", hint=RESTORE
         )
     try:
         fields = json.loads(content)
@@ -165,7 +164,7 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
             )
         return msgspec.convert(fields, Manifest)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError, msgspec.ValidationError) as error:
-        raise DamagedCorpusError(f"{file} does not hold a manifest: {error!r}", hint=_RESTORE) from error
+        raise DamagedCorpusError(f"{file} does not hold a manifest: {error!r}", hint=RESTORE) from error
 
 
 def canonical_json(value: Any) -> bytes:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.errors import CorpusError, DamagedCorpusError, UnfinishedCorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, UnfinishedCorpusError
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, decode_manifest
 from tokshard.format.schema import (
@@ -45,8 +45,6 @@ from tokshard.format.tables import (
 _MAX_OPEN_SHARDS = 256
 """Shards kept mapped; a map holds address space, not a file descriptor."""
 
-_RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force'"
-
 
 def open_corpus(location: str | os.PathLike[str]) -> Corpus:
     """Open a corpus: read its manifest and table, list its directory once, open no shard.
@@ -63,7 +61,7 @@ def open_corpus(location: str | os.PathLike[str]) -> Corpus:
             f"{corpus.directory / missing[0]} is missing"
             + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
             + f"; the manifest names {len(corpus.shards)} shards",
-            hint=_RESTORE,
+            hint=RESTORE,
         )
     return corpus
 
@@ -253,7 +251,7 @@ class Corpus:
         if run < 0:
             raise DamagedCorpusError(
                 f"{self._table.path}: the runs of shard {self.shards[shard_index].name} do not cover document {row}",
-                hint=_RESTORE,
+                hint=RESTORE,
             )
         return Provenance(int(runs.source[run]), int(runs.record[run]) + row - int(runs.document[run]))
 
@@ -264,7 +262,7 @@ class Corpus:
             raise DamagedCorpusError(
                 f"{self._table.path}: the runs of shard {self.shards[index].name} have {len(runs.document)} documents, "
                 f"{len(runs.source)} sources and {len(runs.record)} records; expected as many of each",
-                hint=_RESTORE,
+                hint=RESTORE,
             )
         return runs
 
@@ -276,6 +274,10 @@ class Corpus:
         """The names of all shards in order, from the table alone; quicker than `shards`."""
         for batch in self._table.batches():
             yield from batch.column("name").to_pylist()
+
+    def first_document(self, index: int) -> int:
+        """The number of the first document of one shard."""
+        return int(self._first_documents[index])
 
     def shard(self, index: int) -> Shard:
         """One shard, mapped and checked against the manifest when it is first touched.
@@ -311,7 +313,7 @@ class Corpus:
                 f"{self._table.path}: the batches of {info.name} hold {sum(columns[0])} documents and "
                 f"{sum(columns[1])} tokens, the shard {info.num_documents} and {info.num_tokens}; "
                 "every batch holds at least 1",
-                hint=_RESTORE,
+                hint=RESTORE,
             )
         return [
             BatchPlace(num_documents=rows, num_tokens=tokens, offsets_position=offsets, values_position=values)
@@ -325,7 +327,7 @@ class Corpus:
         if len(ordinals) != expected:
             name = self.shards[index].name
             raise DamagedCorpusError(
-                f"{self._table.path}: {name} has {len(ordinals)} stride entries, expected {expected}", hint=_RESTORE
+                f"{self._table.path}: {name} has {len(ordinals)} stride entries, expected {expected}", hint=RESTORE
             )
         return ordinals
 
@@ -348,7 +350,7 @@ class Corpus:
             raise DamagedCorpusError(
                 f"{path} has batches of {sizes[:5]} rows, {sum(sizes)} in all; "
                 f"expected {manifest.num_shards} in batches of {SHARDS_PER_BATCH}",
-                hint=_RESTORE,
+                hint=RESTORE,
             )
         for column in ("num_documents", "num_tokens", "num_bytes"):
             values = self._table.numbers(column)
@@ -357,13 +359,13 @@ class Corpus:
                 raise DamagedCorpusError(
                     f"{path}: column {column} adds up to {total} with a smallest entry of {values.min()}; "
                     f"the manifest says {getattr(manifest, column)}, and every shard holds at least 1",
-                    hint=_RESTORE,
+                    hint=RESTORE,
                 )
         for batch in self._table.batches():
             good = pc.match_substring_regex(batch.column("name"), f"^{names.SHARD_PATTERN}$")
             if not pc.all(good).as_py():
                 bad = batch.column("name").filter(pc.invert(good))[0].as_py()
-                raise DamagedCorpusError(f"{path} names the shard {bad!r}, which is not a shard's name", hint=_RESTORE)
+                raise DamagedCorpusError(f"{path} names the shard {bad!r}, which is not a shard's name", hint=RESTORE)
 
 
 class Shard:
@@ -376,19 +378,19 @@ class Shard:
         try:
             self._mapped = map_file(path)
         except FileNotFoundError:
-            raise DamagedCorpusError(f"{path} is missing", hint=_RESTORE) from None
+            raise DamagedCorpusError(f"{path} is missing", hint=RESTORE) from None
         except ARROW_ERRORS as error:
-            raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=_RESTORE) from error
+            raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=RESTORE) from error
         if self._mapped.size != info.num_bytes:
-            raise DamagedCorpusError(f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}", hint=_RESTORE)
+            raise DamagedCorpusError(f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}", hint=RESTORE)
         try:
             self._reader = ipc.open_file(self._mapped)
             found, count = self._reader.schema, self._reader.num_record_batches
         except ARROW_ERRORS as error:
-            raise DamagedCorpusError(f"{path} is not an Arrow file: {error}", hint=_RESTORE) from error
+            raise DamagedCorpusError(f"{path} is not an Arrow file: {error}", hint=RESTORE) from error
         check_shard_schema(found, schema, file=str(path))
         if count != len(places):
-            raise DamagedCorpusError(f"{path} has {count} record batches, expected {len(places)}", hint=_RESTORE)
+            raise DamagedCorpusError(f"{path} has {count} record batches, expected {len(places)}", hint=RESTORE)
         self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
         self._batches: dict[int, tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]] = {}
         self._batches_of_checked_columns: set[int] = set()
@@ -436,7 +438,7 @@ class Shard:
                     column.validate(full=True)
                 except ARROW_ERRORS as error:
                     raise DamagedCorpusError(
-                        f"{self.path}, batch {index}, column {name}: {error}", hint=_RESTORE
+                        f"{self.path}, batch {index}, column {name}: {error}", hint=RESTORE
                     ) from error
             self._batches_of_checked_columns.add(index)
         return columns
@@ -452,7 +454,7 @@ class Shard:
             column = batch.column(TOKENS)
             _, offsets_buffer, _, values_buffer = column.buffers()
         except ARROW_ERRORS as error:
-            raise DamagedCorpusError(f"{where}: {error}", hint=_RESTORE) from error
+            raise DamagedCorpusError(f"{where}: {error}", hint=RESTORE) from error
         found = BatchPlace(
             num_documents=batch.num_rows,
             num_tokens=len(column.values),
@@ -460,7 +462,7 @@ class Shard:
             values_position=values_buffer.address - self._mapped.address if values_buffer else -1,
         )
         if found != place or column.null_count or column.offset or column.values.null_count:
-            raise DamagedCorpusError(f"{where} is {found}, expected {place}", hint=_RESTORE)
+            raise DamagedCorpusError(f"{where} is {found}, expected {place}", hint=RESTORE)
         offsets = np.frombuffer(offsets_buffer, np.int64, count=place.num_documents + 1)
         values = np.frombuffer(values_buffer, self._dtype, count=place.num_tokens)
         if offsets[0] != 0 or offsets[-1] != place.num_tokens or not bool(np.all(offsets[1:] > offsets[:-1])):
@@ -468,7 +470,7 @@ class Shard:
             raise DamagedCorpusError(
                 f"{where}: offsets must ascend from 0 to {place.num_tokens}, found {offsets[0]}, ... "
                 f"{offsets[broken]}, {offsets[broken + 1]}, ... {offsets[-1]} at document {broken}",
-                hint=_RESTORE,
+                hint=RESTORE,
             )
         self._batches[index] = (batch, offsets, values)
         return self._batches[index]
@@ -498,22 +500,26 @@ def read_manifest(directory: Path) -> Manifest:
         raise DamagedCorpusError(
             f"{path}: dtype is {manifest.dtype}, a vocabulary of {manifest.tokenizer.vocab_size} ids has "
             f"{token_dtype(manifest.tokenizer.vocab_size)}",
-            hint=_RESTORE,
+            hint=RESTORE,
         )
     unknown = set(manifest.columns.values()) - set(SUPPORTED_COLUMN_TYPES)
-    if unknown:
-        raise DamagedCorpusError(f"{path}: unknown column types {sorted(unknown)}", hint=_RESTORE)
+    if unknown or TOKENS in manifest.columns:
+        raise DamagedCorpusError(
+            f"{path}: columns are {manifest.columns}, expected none called {TOKENS!r} and types of "
+            f"{', '.join(SUPPORTED_COLUMN_TYPES)}",
+            hint=RESTORE,
+        )
     for delimiter in (manifest.tokenizer.eos_id, manifest.tokenizer.bos_id):
         if delimiter is not None and delimiter >= manifest.tokenizer.vocab_size:
             raise DamagedCorpusError(
                 f"{path}: delimiter {delimiter} is outside the vocabulary of {manifest.tokenizer.vocab_size} ids",
-                hint=_RESTORE,
+                hint=RESTORE,
             )
     if not names.REQUIRED_FILES <= set(manifest.files) <= names.REQUIRED_FILES | {names.REJECTS}:
         raise DamagedCorpusError(
             f"{path} lists the files {sorted(manifest.files)}, expected {sorted(names.REQUIRED_FILES)} "
             f"and perhaps {names.REJECTS}",
-            hint=_RESTORE,
+            hint=RESTORE,
         )
     return manifest
 
@@ -535,7 +541,7 @@ def read_sources(directory: Path, manifest: Manifest) -> list[SourceInfo]:
             raise DamagedCorpusError(
                 f"{table.path}: source {index} comes from argument {source.argument}, "
                 f"the manifest has {len(manifest.arguments)}",
-                hint=_RESTORE,
+                hint=RESTORE,
             )
     return sources
 
@@ -562,9 +568,9 @@ def _open_table(directory: Path, name: str, schema: pa.Schema, manifest: Manifes
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        raise DamagedCorpusError(f"{path} is missing", hint=_RESTORE) from None
+        raise DamagedCorpusError(f"{path} is missing", hint=RESTORE) from None
     except OSError as error:
-        raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=_RESTORE) from error
+        raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=RESTORE) from error
     if size != facts.num_bytes:
-        raise DamagedCorpusError(f"{path} has {size} bytes, expected {facts.num_bytes}", hint=_RESTORE)
+        raise DamagedCorpusError(f"{path} has {size} bytes, expected {facts.num_bytes}", hint=RESTORE)
     return Table(path, schema)

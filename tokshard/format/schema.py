@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tokshard.errors import DamagedCorpusError, UnsupportedFormatError, UsageError
+from tokshard.errors import RESTORE, DamagedCorpusError, UnsupportedFormatError, UsageError
 
 FORMAT_VERSION = 1
 """Bump when a reader of the version before would misread the bytes."""
@@ -120,11 +120,11 @@ def check_shard_schema(found: pa.Schema, expected: pa.Schema, *, file: str) -> N
             raise DamagedCorpusError(
                 f"{file} is not a shard of this corpus: {key.decode('utf-8', 'replace')} is "
                 f"{metadata.get(key)!r}, expected {expected.metadata.get(key)!r}",
-                hint="restore the file from a copy, or rebuild with 'tokshard build --force'",
+                hint=RESTORE,
             )
     raise DamagedCorpusError(
         f"{file} is not a shard of this corpus: it has {describe_schema(found)}, expected {describe_schema(expected)}",
-        hint="restore the file from a copy, or rebuild with 'tokshard build --force'",
+        hint=RESTORE,
     )
 
 

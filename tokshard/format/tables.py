@@ -12,14 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.errors import DamagedCorpusError
+from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema
 from tokshard.format.storage import map_file
 
 SHARDS_PER_BATCH = 1_024
 """Rows in each record batch of the shard table but the last; part of FORMAT_VERSION."""
-
-_RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force'"
 
 
 def _numbers(kind: pa.DataType) -> pa.DataType:
@@ -144,10 +142,10 @@ class Table:
             found = self._reader.schema
             count = self._reader.num_record_batches
         except ARROW_ERRORS as error:
-            raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=_RESTORE) from error
+            raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
         if not found.equals(schema, check_metadata=True):
             raise DamagedCorpusError(
-                f"{path} has {describe_schema(found)}, expected {describe_schema(schema)}", hint=_RESTORE
+                f"{path} has {describe_schema(found)}, expected {describe_schema(schema)}", hint=RESTORE
             )
         self._batches: dict[int, pa.RecordBatch] = {}
         self.num_batches = count
@@ -163,7 +161,7 @@ class Table:
                     if not pa.types.is_large_list(field.type):
                         column.validate(full=True)
             except ARROW_ERRORS as error:
-                raise DamagedCorpusError(f"{self.path}, batch {index}: {error}", hint=_RESTORE) from error
+                raise DamagedCorpusError(f"{self.path}, batch {index}: {error}", hint=RESTORE) from error
             for field, column in zip(batch.schema, batch.columns, strict=True):
                 nulls = column.null_count
                 if pa.types.is_large_list(field.type):
@@ -171,7 +169,7 @@ class Table:
                 if nulls:
                     raise DamagedCorpusError(
                         f"{self.path}, batch {index}: column {field.name} has {nulls} nulls, expected none",
-                        hint=_RESTORE,
+                        hint=RESTORE,
                     )
             self._batches[index] = batch
         return self._batches[index]
@@ -200,7 +198,7 @@ class Table:
             raise DamagedCorpusError(
                 f"{self.path}: offsets of column {column}, row {row}, are {ends.tolist()}, "
                 f"expected ascending within {len(values)}",
-                hint=_RESTORE,
+                hint=RESTORE,
             )
         numbers: NDArray[np.int64] = values.slice(ends[0], ends[1] - ends[0]).to_numpy().astype(np.int64, copy=False)
         return numbers

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tokshard.errors import DamagedCorpusError, TokenizerError
+from tokshard.errors import RESTORE, DamagedCorpusError, TokenizerError
 from tokshard.format import names
 from tokshard.format.reader import Corpus
 
@@ -28,14 +28,13 @@ def load_decoder(corpus: Corpus) -> Decode:
         TokenizerError: the installed version of the library cannot load it.
     """
     path = corpus.directory / names.TOKENIZER
-    hint = "restore the file from a copy, or rebuild with 'tokshard build --force'"
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise DamagedCorpusError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+        raise DamagedCorpusError(f"{path} cannot be read: {error.strerror}", hint=RESTORE) from error
     expected = corpus.manifest.files[names.TOKENIZER].sha256
     if found != expected:  # the library may crash on a file that no build has loaded before
-        raise DamagedCorpusError(f"{path} has SHA-256 {found}, expected {expected}", hint=hint)
+        raise DamagedCorpusError(f"{path} has SHA-256 {found}, expected {expected}", hint=RESTORE)
     try:
         decode: Any = Tokenizer.from_file(str(path)).decode
     except Exception as error:  # the library raises bare Exception

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -93,5 +94,9 @@ def view_text(view: DocumentView) -> str:
 
 
 def view_json(view: DocumentView) -> dict[str, Any]:
-    """A view as plain values."""
-    return asdict(view)
+    """A view as plain values; JSON has no word for a number that is not finite, so that is text."""
+    plain = asdict(view)
+    for name, value in view.metadata.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            plain["metadata"][name] = str(value)
+    return plain

@@ -1,0 +1,106 @@
+"""Run a process and say what it and everything below it cost."""
+
+import ctypes
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+_PR_SET_CHILD_SUBREAPER = 36
+_ORPHAN_SECONDS = 30
+_THREAD_SETTINGS = {"TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"}  # figures are those of the defaults
+
+
+class Cost(NamedTuple):
+    """What a process and all its descendants cost.
+
+    Args:
+        wall_seconds: until the process ended, as its user waits; its orphans may end later.
+        peak_bytes: resident memory of the largest single process. Linux counts what the parent had at the fork too,
+            so whoever measures has to be small.
+    """
+
+    cpu_seconds: float
+    wall_seconds: float
+    peak_bytes: int
+    stdout: str
+
+
+class ProcessFailedError(Exception):
+    """A measured process ended with an error, or left others behind."""
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parent ends first (Linux).
+
+    Without this the cost of a `multiprocessing` fork server, and of every worker below it, goes to process 1 and is
+    in nobody's usage: a build with two workers then looks cheaper than with one. `Bench.build` checks for that.
+    """
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None, *, python: str | None = None) -> Cost:
+    """Run ``python COMMAND`` from the root of the repository; one at a time, after `adopt_orphans`.
+
+    Args:
+        python: default: the interpreter of this process.
+
+    Raises:
+        ProcessFailedError: its exit code is not 0, or what it started does not end.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _THREAD_SETTINGS}
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [python or sys.executable, *command],
+            cwd=ROOT,
+            env=kept | dict(environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        wall_seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)  # wait4 took it from under Popen
+        usages = [usage, *_orphans(command)]
+        if process.returncode:
+            stderr.seek(0)
+            said = stderr.read().decode(errors="replace")[-3000:]
+            raise ProcessFailedError(f"exit code {process.returncode}: python {' '.join(command)}\n{said}")
+        stdout.seek(0)
+        return Cost(
+            cpu_seconds=sum(each.ru_utime + each.ru_stime for each in usages),
+            wall_seconds=wall_seconds,
+            peak_bytes=max(each.ru_maxrss for each in usages) * (1 if sys.platform == "darwin" else 1024),
+            stdout=stdout.read().decode(),
+        )
+
+
+def _orphans(command: Sequence[str]) -> list[resource.struct_rusage]:
+    """Usage of what the process left behind, with the children that those waited for."""
+    found = []
+    deadline = time.monotonic() + _ORPHAN_SECONDS
+    while True:
+        try:
+            pid, _, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid:
+            found.append(usage)
+        elif time.monotonic() > deadline:
+            raise ProcessFailedError(f"python {' '.join(command)} left processes that do not end")
+        else:
+            time.sleep(0.005)

@@ -1,0 +1,336 @@
+"""The command line: what it prints where, and with which exit code."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
+from tokshard import __version__
+from tokshard.cli.main import COMMANDS, cli, run
+from tokshard.cli.sizes import SIZE, parse_size
+from tokshard.errors import BuildError
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "tokshard"]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write_corpus(tmp_path / "corpus", documents_of([3, 4, 600]), tokenizer=TINY_TOKENIZER, shard_tokens=100)
+
+
+@pytest.fixture
+def shell(capsys):
+    """Runs a command line in this process: exit code, stdout, stderr."""
+
+    def shell(*arguments):
+        exit_code = run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return exit_code, captured.out, captured.err
+
+    return shell
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes ``tokshard verify`` raise an error."""
+
+    def fail_with(error):
+        @click.command()
+        @click.option("--json", "as_json", is_flag=True)
+        @click.option("--debug", is_flag=True)
+        def verify(as_json, debug):
+            raise error
+
+        monkeypatch.setattr("tokshard.cli.verify.verify", verify)
+
+    return fail_with
+
+
+def test_help_lists_every_command_with_a_line(shell):
+    exit_code, out, _ = shell("--help")
+    assert exit_code == 0
+    for name, command in COMMANDS.items():
+        assert f"  {name:<9}{command.short_help}" in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_json_and_debug(shell, name):
+    exit_code, out, _ = shell(name, "--help")
+    assert exit_code == 0
+    assert "--json" in out
+    assert "--debug" in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_says_the_same_as_the_help_of_the_command(name):
+    context = click.Context(cli)
+    command = cli.get_command(context, name)
+    assert command is not None
+    assert command.name == name
+    assert COMMANDS[name].short_help[0] == (command.help or "")[0]
+
+
+def test_the_version_is_printed(shell):
+    assert shell("--version") == (0, f"tokshard {__version__}\n", "")
+
+
+def test_no_command_is_wrong_usage_and_shows_the_help(shell):
+    exit_code, out, err = shell()
+    assert (exit_code, out) == (2, "")
+    assert "Commands:" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["verfy"], "no command 'verfy'", "did you mean verify?"),
+        (["frobnicate"], "no command 'frobnicate'", "commands are build, inspect, verify; see 'tokshard --help'"),
+        (["inspect", "--documnt", "3", "c"], "no option --documnt", "did you mean --document?"),
+        (["inspect", "--documnt=3", "c"], "no option --documnt", "did you mean --document?"),
+        (["inspect", "--xyzzy", "c"], "no option --xyzzy", "see 'tokshard inspect --help'"),
+        (["inspect", "-x", "c"], "no option -x", "see 'tokshard inspect --help'"),
+        (["--verson"], "no option --verson", "did you mean --version?"),
+        (["inspect"], "missing argument 'CORPUS...'", "see 'tokshard inspect --help'"),
+        (["inspect", "c", "--document"], "option '--document' requires an argument", "see 'tokshard inspect --help'"),
+        (
+            ["inspect", "c", "--sample", "few"],
+            "invalid value for '--sample': 'few' is not a valid integer range",
+            "see 'tokshard inspect --help'",
+        ),
+        (
+            ["verify", "s3://c"],
+            "s3://c is a URI; this version of tokshard reads and writes local directories only",
+            None,
+        ),
+    ],
+)
+def test_wrong_usage_is_a_problem_and_a_hint_and_exit_code_2(shell, arguments, error, hint):
+    exit_code, out, err = shell(*arguments)
+    assert (exit_code, out) == (2, "")
+    problem_line, hint_line = err.splitlines()
+    assert problem_line == f"error: {error}"
+    assert hint_line.startswith("hint: ")
+    if hint is not None:
+        assert hint_line == f"hint: {hint}"
+
+
+def test_an_error_of_the_run_is_a_problem_and_a_hint_and_exit_code_1(shell, failing):
+    failing(BuildError("the disk is full\nand more", hint="make room"))
+    assert shell("verify") == (1, "", "error: the disk is full\\nand more\nhint: make room\n")
+
+
+def test_with_json_an_error_is_on_stdout_too(shell, failing):
+    failing(BuildError("the disk is full", hint="make room"))
+    exit_code, out, err = shell("verify", "--json")
+    assert json.loads(out) == {"error": "the disk is full", "hint": "make room", "exit_code": 1}
+    assert (exit_code, err) == (1, "error: the disk is full\nhint: make room\n")
+
+
+def test_with_json_wrong_usage_is_on_stdout_too(shell):
+    exit_code, out, _ = shell("verify", "--json", "--wrong")
+    assert (exit_code, json.loads(out)["error"]) == (2, "no option --wrong")
+
+
+def test_an_unexpected_error_is_one_line_and_the_way_to_its_traceback(shell, failing):
+    failing(ZeroDivisionError("division by zero"))
+    exit_code, out, err = shell("verify")
+    assert (exit_code, out) == (1, "")
+    assert err.splitlines() == [
+        "error: internal: ZeroDivisionError: division by zero",
+        "hint: this is a bug in tokshard; --debug shows the traceback to report it with",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "verify"], ["verify", "--debug"]])
+@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), BuildError("full", hint="make room")])
+def test_debug_shows_the_traceback_of_any_error(shell, failing, arguments, error):
+    failing(error)
+    exit_code, _, err = shell(*arguments)
+    assert exit_code == 1
+    assert "Traceback (most recent call last):" in err
+    assert err.splitlines()[-1].startswith("hint: ")
+
+
+def test_an_error_of_a_library_that_is_no_exception_is_caught(shell, failing):
+    class PanicException(BaseException):  # as Rust libraries raise
+        pass
+
+    failing(PanicException("index out of bounds"))
+    exit_code, _, err = shell("verify")
+    assert exit_code == 1
+    assert err.startswith("error: internal: PanicException: index out of bounds\n")
+
+
+def test_an_interrupt_is_one_line_and_exit_code_130(shell, failing):
+    failing(KeyboardInterrupt())
+    assert shell("verify") == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_command_as_an_interrupt(tmp_path, number):
+    os.mkfifo(tmp_path / "manifest.json")  # reading it waits for a writer
+    process = subprocess.Popen(
+        [*COMMAND, "verify", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with (tmp_path / "manifest.json").open("wb"):  # both ends open: it waits for bytes now
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(corpus):
+    process = subprocess.Popen(
+        [*COMMAND, "inspect", *[str(corpus)] * 20, "--sample", "0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=30) == 1
+    process.stderr.close()
+
+
+def test_a_broken_pipe_inside_the_run_is_not_taken_for_a_reader_that_left(shell, failing):
+    failing(BrokenPipeError("a worker is gone"))
+    exit_code, _, err = shell("verify")
+    assert exit_code == 1
+    assert err.startswith("error: internal: BrokenPipeError: a worker is gone\n")
+
+
+def test_output_fits_a_terminal_without_utf8(tmp_path):
+    source = Source(documents=documents_of([3, 4, 600]), path="größe-数.jsonl", left_out={"empty": 1})
+    corpus = write_corpus(tmp_path / "corpus", sources=[source], tokenizer=TINY_TOKENIZER)
+    done = subprocess.run(
+        [*COMMAND, "inspect", str(corpus), "--sample", "0"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert b"512-1,023          1   33.3%  ####" in done.stdout
+    assert "größe-\\u6570.jsonl: 1 of 4 left out".encode("latin-1") in done.stdout
+
+
+def test_verify_says_ok_and_how_much_it_checked(shell, corpus):
+    exit_code, out, err = shell("verify", corpus, corpus)
+    assert (exit_code, err) == (0, "")
+    assert len(out.splitlines()) == 2
+    assert out.startswith(f"ok: {corpus}: 3 documents, 607 tokens, 2 shards, ")
+
+
+def test_verify_shows_a_bar_on_a_terminal_and_leaves_nothing_of_it(corpus):
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 200))
+    done = subprocess.run(
+        [*COMMAND, "verify", str(corpus)], cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, check=True
+    )
+    shown = os.read(ours, 1 << 16).decode()  # while the other end is open: what it holds goes with it
+    os.close(theirs)
+    os.close(ours)
+    assert done.stdout.startswith(b"ok: ")
+    assert f"verify {corpus}: " in shown
+    assert shown.rstrip("\r").rpartition("\r")[2].strip() == ""
+
+
+def test_verify_lists_what_is_damaged_and_exits_with_1(shell, corpus, tmp_path):
+    whole = write_corpus(tmp_path / "whole", documents_of([2]), tokenizer=TINY_TOKENIZER)
+    with (corpus / "sources.arrow").open("ab") as file:
+        file.write(b"more")
+    (corpus / "foreign").touch()
+    exit_code, out, err = shell("verify", corpus, whole)
+    size = (corpus / "sources.arrow").stat().st_size
+    assert exit_code == 1
+    assert out.splitlines()[:3] == [
+        f"damaged: {corpus}: 2 problems",
+        f"  sources.arrow has {size} bytes, expected {size - 4}",
+        "  foreign is no file of this corpus",
+    ]
+    assert out.splitlines()[3].startswith(f"ok: {whole}: ")
+    assert err.startswith("error: 1 of 2 corpora is damaged\nhint: ")
+
+
+def test_verify_prints_one_json_object_per_corpus(shell, corpus, tmp_path):
+    whole = write_corpus(tmp_path / "whole", documents_of([2]), tokenizer=TINY_TOKENIZER)
+    (corpus / "foreign").touch()
+    exit_code, out, _ = shell("verify", "--json", corpus, whole)
+    first, second = map(json.loads, out.splitlines())
+    assert exit_code == 1
+    assert (first["ok"], second["ok"]) == (False, True)
+    assert first["problems"] == [{"file": "foreign", "message": "is no file of this corpus"}]
+    assert second["num_documents"] == 1
+
+
+def test_inspect_shows_summary_histogram_and_samples(shell, corpus):
+    exit_code, out, err = shell("inspect", corpus, "--sample", "1")
+    assert (exit_code, err) == (0, "")
+    assert f"corpus      {corpus}\n" in out
+    assert "512-1,023          1   33.3%  " in out
+    assert "document 1: 4 tokens, record 2 of source-0.jsonl\n" in out
+    assert out.endswith("<eos>\n")
+
+
+def test_inspect_shows_one_whole_document(shell, corpus):
+    exit_code, out, _ = shell("inspect", corpus, "--document", 2)
+    assert exit_code == 0
+    assert out.startswith("document 2: 600 tokens, record 3 of source-0.jsonl\n")
+    assert out.count(" ") > 600
+    exit_code, _, err = shell("inspect", corpus, "--document", 3)
+    assert exit_code == 2
+    assert "has no document 3: it has 3, counted from 0" in err
+
+
+def test_inspect_prints_one_json_object_per_corpus(shell, corpus):
+    _, out, _ = shell("inspect", corpus, corpus, "--json", "--sample", "2")
+    first, second = map(json.loads, out.splitlines())
+    assert first == second
+    assert [sample["document"] for sample in first["samples"]] == [0, 2]
+    _, out, _ = shell("inspect", corpus, "--json", "--document", "0")
+    assert json.loads(out)["num_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4096", 4096),
+        ("1_000", 1000),
+        ("256M", 256_000_000),
+        ("2T", 2 * 10**12),
+        ("1.5k", 1500),
+        ("16MiB", 16 << 20),
+        ("1GiB", 1 << 30),
+        ("0.5KiB", 512),
+        ("2Ti", 2 << 40),
+        ("10 MB", 10_000_000),
+        ("7B", 7),
+        ("0", 0),
+        ("", None),
+        ("M", None),
+        ("-1", None),
+        ("1e9", None),
+        ("0.3", None),
+        ("1.0001k", None),
+        ("12Q", None),
+        ("1,000", None),
+        ("٣", None),
+        ("9" * 30, None),
+    ],
+)
+def test_numbers_may_be_written_with_decimal_and_binary_prefixes(text, number):
+    assert parse_size(text) == number
+
+
+def test_a_size_that_is_none_is_refused_with_examples():
+    with pytest.raises(click.BadParameter, match="'12Q' is not a whole number such as 4096, 256M, 2T or 1GiB"):
+        SIZE.convert("12Q", None, None)
+    assert SIZE.convert(12, None, None) == 12

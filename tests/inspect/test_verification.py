@@ -1,0 +1,248 @@
+"""What verification checks beyond hashes: a corpus that vouches for itself and still breaks the rules of the format."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.corpora import (
+    TINY_TOKENIZER,
+    Source,
+    change_table,
+    documents_of,
+    rewrite_manifest,
+    sign_files,
+    sign_shards,
+    write_corpus,
+)
+from tokshard.errors import CorpusError, UsageError
+from tokshard.format.reader import open_corpus
+from tokshard.inspect.verification import Problem, verify_corpus
+
+FIRST_SHARD = "shard-00-0000000-000000-0000.arrow"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Two shards from two sources, with a gap in the records of the second."""
+    sources = [
+        Source(documents=documents_of([3, 4, 6]), metadata={"url": ["a", None, "b"]}),
+        Source(documents=documents_of([2, 7]), records=[1, 4], left_out={"empty": 4}, metadata={"url": ["c", "d"]}),
+    ]
+    return write_corpus(
+        tmp_path / "corpus", sources=sources, columns={"url": "string"}, shard_tokens=13, tokenizer=TINY_TOKENIZER
+    )
+
+
+def problems(corpus):
+    return [f"{problem.file} {problem.message}" for problem in verify_corpus(corpus).problems]
+
+
+def set_tokens(corpus, changes, *, shard=0):
+    """Overwrite token ids at positions in a shard, with every hash made true again."""
+    opened = open_corpus(corpus)
+    (place,) = opened.batch_places(shard)
+    path = corpus / opened.shards[shard].name
+    content = bytearray(path.read_bytes())
+    for position, token in changes.items():
+        start = place.values_position + 2 * position
+        content[start : start + 2] = np.uint16(token).tobytes()
+    path.write_bytes(content)
+    sign_shards(corpus)
+
+
+def test_a_whole_corpus_has_no_problem(corpus):
+    report = verify_corpus(corpus)
+    assert report.is_ok
+    assert (report.num_documents, report.num_tokens, report.num_shards) == (5, 22, 2)
+    files = [path for path in corpus.iterdir() if path.name != "manifest.json"]
+    assert report.checked_bytes == sum(path.stat().st_size for path in files)
+
+
+def test_progress_ends_with_every_byte_checked(corpus):
+    seen = []
+    report = verify_corpus(corpus, lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (report.checked_bytes, report.checked_bytes)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_every_damaged_file_is_reported_not_the_first_alone(corpus):
+    (corpus / "tokenizer.json").unlink()
+    (corpus / FIRST_SHARD).write_bytes(b"")
+    with (corpus / "sources.arrow").open("r+b") as file:
+        file.write(b"x")
+    os.symlink("nowhere", corpus / "link")
+    assert {problem.file for problem in verify_corpus(corpus).problems} == {
+        "tokenizer.json",
+        FIRST_SHARD,
+        "sources.arrow",
+        "link",
+    }
+
+
+def test_a_document_that_does_not_end_with_eos_is_reported(corpus):
+    set_tokens(corpus, {2: 3, 6: 1})
+    assert f"{FIRST_SHARD} batch 0, document 0 of the corpus does not end with EOS (0), and 1 more" in problems(corpus)
+
+
+def test_an_eos_inside_a_document_is_reported(corpus):
+    set_tokens(corpus, {3: 0}, shard=1)
+    shard = open_corpus(corpus).shards[1].name
+    assert problems(corpus) == [f"{shard} batch 0, document 4 of the corpus has EOS (0) inside"]
+
+
+def test_an_id_outside_the_vocabulary_is_reported(corpus):
+    set_tokens(corpus, {4: 4})
+    assert problems(corpus) == [
+        f"{FIRST_SHARD} batch 0, document 1 of the corpus: id 4 is outside the vocabulary of 4 ids"
+    ]
+
+
+def test_a_document_that_does_not_start_with_bos_is_reported(tmp_path):
+    documents = [[3, 1, 0], [3, 0], [1, 2, 0], [3, 2, 0]]
+    corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER, bos="three")
+    assert problems(corpus) == [f"{FIRST_SHARD} batch 0, document 2 of the corpus does not start with BOS (3)"]
+
+
+def test_a_delimiter_may_be_both_eos_and_bos(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus", [[0, 1, 0], [0, 0]], tokenizer=TINY_TOKENIZER, bos="<eos>")
+    assert problems(corpus) == []
+    set_tokens(corpus, {1: 0})
+    assert problems(corpus) == [f"{FIRST_SHARD} batch 0, document 0 of the corpus has EOS (0) inside"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("stride_documents", [1], f"shards.arrow says that token 0 of {FIRST_SHARD} is in its document 1, expected 0"),
+        ("stride_documents", [0, 0], f"shards.arrow {FIRST_SHARD} has 2 stride entries, expected 1"),
+        ("run_document", [1], f"shards.arrow has runs of {FIRST_SHARD} that do not ascend from document 0 to 3"),
+        ("run_source", [7], "shards.arrow names the source 7; there are 2"),
+        ("run_source", [-1], "shards.arrow names the source -1; there are 2"),
+        ("run_record", [1], "shards.arrow has record 3 of source 0 (source-0.jsonl), which has 3"),
+        ("batch_values_position", [8], f"{FIRST_SHARD} batch 0 is BatchPlace(num_documents=3, num_tokens=13, "),
+        ("sha256", bytes(32), f"{FIRST_SHARD} has SHA-256 "),
+        ("sha256", bytes(32), "shards.arrow has shards with the content fingerprint "),
+        (
+            "name",
+            "shard-00-0000000-000000-0001.arrow",
+            "shards.arrow names shard-00-0000000-000000-0001.arrow more than",
+        ),
+    ],
+)
+def test_a_shard_table_that_is_wrong_about_a_shard_is_reported(corpus, column, value, message):
+    def change(rows):
+        rows[column][0] = value
+        return rows
+
+    change_table(corpus, "shards.arrow", change)
+    assert any(problem.startswith(message) for problem in problems(corpus)), problems(corpus)
+
+
+def test_records_of_a_source_that_go_back_are_reported(corpus):
+    def change(rows):
+        rows["run_record"][1][0] = 5
+        return rows
+
+    change_table(corpus, "shards.arrow", change)
+    assert any("go back to record 4 of source 1, expected 6 or later" in problem for problem in problems(corpus))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        (
+            "records_read",
+            4,
+            "sources.arrow says of source 0 (source-0.jsonl): 4 records read, but 3 written and left out",
+        ),
+        ("documents", 4, "sources.arrow says of source 0 (source-0.jsonl) that 4 documents and 13 tokens were written"),
+        ("tokens", 12, "sources.arrow says of source 0 (source-0.jsonl) that 3 documents and 12 tokens were written"),
+        ("text_bytes", 1, "manifest.json says 88 bytes of text, its sources add up to 37"),
+        ("left_out", [("empty", 1)], "manifest.json says {'empty': 4} left out, its sources add up to {'empty': 5}"),
+        ("argument", 2, "sources.arrow source 0 comes from argument 2, the manifest has 2"),
+    ],
+)
+def test_a_source_table_that_does_not_add_up_is_reported(corpus, column, value, message):
+    def change(rows):
+        rows[column][0] = value
+        return rows
+
+    change_table(corpus, "sources.arrow", change)
+    assert any(problem.startswith(message) for problem in problems(corpus)), problems(corpus)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (
+            ["document_lengths", "longest"],
+            8,
+            "manifest.json gives document lengths (shortest, longest, counts) (2, 8, ",
+        ),
+        (["document_lengths", "counts"], [0, 2], "manifest.json gives document lengths"),
+        (["records", "read"], 10, "manifest.json says 10 read, its sources add up to 9"),
+        (["text_bytes"], 1, "manifest.json says 1 bytes of text, its sources add up to 88"),
+        (["fingerprints", "content"], "0" * 64, "shards.arrow has shards with the content fingerprint "),
+        (["tokenizer", "sha256"], "0" * 64, "manifest.json gives the tokenizer SHA-256 000"),
+        (["tokenizer", "canonical_sha256"], "0" * 64, "tokenizer.json has canonical SHA-256 "),
+        (["num_tokens"], 23, "shards.arrow column num_tokens adds up to 22 "),
+        (["format_version"], 2, "manifest.json has format version 2; this tokshard reads up to 1"),
+    ],
+)
+def test_a_manifest_that_does_not_add_up_is_reported(corpus, path, value, message):
+    def change(fields):
+        for key in path[:-1]:
+            fields = fields[key]
+        fields[path[-1]] = value
+
+    rewrite_manifest(corpus, change)
+    assert any(problem.startswith(message) for problem in problems(corpus)), problems(corpus)
+
+
+def test_a_tokenizer_that_is_no_json_is_reported(corpus):
+    (corpus / "tokenizer.json").write_bytes(b"[" * 100_000)
+    sign_files(corpus)
+    assert any(problem.startswith("tokenizer.json is not JSON") for problem in problems(corpus))
+
+
+def test_a_file_that_does_not_belong_is_reported_with_its_name(corpus):
+    shutil.copy(corpus / FIRST_SHARD, corpus / "shard-00-0000009-000000-0000.arrow")
+    (corpus / "rejects.jsonl").touch()
+    (corpus / os.fsdecode(b"not-utf8-\xff")).touch()
+    assert problems(corpus) == [
+        "not-utf8-\udcff is no file of this corpus",
+        "rejects.jsonl is no file of this corpus",
+        "shard-00-0000009-000000-0000.arrow is a shard that the manifest does not name",
+    ]
+
+
+def test_the_report_of_a_build_and_its_leftover_folder_belong(corpus):
+    (corpus / "build-report.json").touch()
+    (corpus / ".build").mkdir()
+    assert verify_corpus(corpus).is_ok
+
+
+def test_a_damaged_shard_table_leaves_the_shards_unchecked_and_says_so(corpus):
+    with (corpus / "shards.arrow").open("r+b") as file:
+        file.write(b"x")
+    (corpus / "shards.arrow.bak").touch()
+    found = problems(corpus)
+    assert [line.split(",")[0].split(" ")[0] for line in found] == ["shards.arrow", "shards.arrow", "shards.arrow.bak"]
+    assert found[1] == "shards.arrow describes the 2 shards: they were not checked without it"
+
+
+def test_a_directory_without_a_manifest_is_reported(corpus):
+    (corpus / "manifest.json").unlink()
+    report = verify_corpus(corpus)
+    assert report.problems == (
+        Problem(file="manifest.json", message=f"{corpus} is not a corpus: it has no manifest.json"),
+    )
+
+
+def test_what_is_no_directory_cannot_be_verified(tmp_path):
+    with pytest.raises(CorpusError, match="does not exist"):
+        verify_corpus(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="is a URI"):
+        verify_corpus("s3://bucket/corpus")
