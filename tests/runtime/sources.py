@@ -1,0 +1,98 @@
+"""Token sources without bytes on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.runtime.windows import DocumentPlace
+
+EOS = 0
+
+
+class ListSource:
+    """Documents in memory. Every token but the delimiter is unique, so that a test can tell where it came from.
+
+    Args:
+        lengths: tokens of each document, delimiter included.
+        first_token: the id of the first token.
+        inner_delimiters: put the delimiter's id into the middle of documents, too.
+    """
+
+    dtype = np.dtype(np.uint32)
+    tokenizer = "tokenizer"
+
+    def __init__(
+        self, lengths: Sequence[int], *, first_token: int = 1, name: str = "", inner_delimiters: bool = False
+    ) -> None:
+        self.lengths = list(lengths)
+        self.name = name
+        total = sum(lengths)
+        self.tokens = np.arange(first_token, first_token + total, dtype=np.uint32)
+        self.stops = np.cumsum(np.array(lengths, np.int64)) if total else np.empty(0, np.int64)
+        self.tokens[self.stops - 1] = EOS
+        if inner_delimiters:
+            self.tokens[::7] = EOS
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self.lengths, self.tokens, self.name))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.tokens.tobytes() + self.stops.tobytes() + self.name.encode()).hexdigest()
+
+    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+        return self.stops[(self.stops > start) & (self.stops <= stop)]
+
+    def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+        return [self.tokens[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
+
+    def document_at(self, position: int) -> DocumentPlace:
+        document = int(np.searchsorted(self.stops, position, "right"))
+        stop = int(self.stops[document])
+        return DocumentPlace("memory", document, stop - self.lengths[document], stop)
+
+    def documents(self) -> list[list[int]]:
+        return [part.tolist() for part in np.split(self.tokens, self.stops[:-1])]
+
+
+def _rebuild(lengths: list[int], tokens: NDArray[np.uint32], name: str) -> ListSource:
+    source = ListSource(lengths, name=name)
+    source.tokens = tokens
+    return source
+
+
+class PeriodicSource:
+    """A corpus of any size whose documents all have one length; tokens are computed when they are read."""
+
+    dtype = np.dtype(np.uint16)
+    tokenizer = "tokenizer"
+
+    def __init__(self, num_tokens: int, document_tokens: int = 1000) -> None:
+        self.num_tokens, self._length = num_tokens, document_tokens
+        self.fingerprint = hashlib.sha256(f"{num_tokens} {document_tokens}".encode()).hexdigest()
+
+    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+        first = (start // self._length + 1) * self._length
+        found = np.arange(first, stop + 1, self._length, dtype=np.int64)
+        return np.append(found, stop) if stop == self.num_tokens and (not len(found) or found[-1] != stop) else found
+
+    def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+        return [
+            (np.arange(a, a + n) % 60_000).astype(np.uint16)
+            for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
+        ]
+
+    def document_at(self, position: int) -> DocumentPlace:
+        document = position // self._length
+        return DocumentPlace(
+            "none", document, document * self._length, min(self.num_tokens, (document + 1) * self._length)
+        )

@@ -1,0 +1,522 @@
+"""The loader gives exactly the samples of `plan.sample`, for every division of the work and every history of stops."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.sources import ListSource
+from tokshard.errors import LoaderError, PlanError, PlanMismatchError
+from tokshard.runtime.loader import StreamDataset, StreamingLoader, data_parallel_place
+from tokshard.runtime.plan import StreamPlan
+
+Batch = dict[str, torch.Tensor]
+SIZES = {"seq_len": 6, "block_tokens": 16, "window_blocks": 3, "allow_small_blocks": True}
+
+
+def two_corpora(**options: Any) -> StreamPlan:
+    a, b = ListSource([9, 4, 30, 1, 12, 3] * 3), ListSource([5, 17, 2] * 4, first_token=1000)
+    return StreamPlan({"a": a, "b": b}, **{"weights": {"a": 0.7, "b": 0.3}, "seed": 4, **SIZES, **options})
+
+
+def one_corpus(**options: Any) -> StreamPlan:
+    return StreamPlan(ListSource([9, 4, 30, 1, 12, 3, 7]), **{"seed": 4, **SIZES, **options})
+
+
+def take(loader: StreamingLoader, count: int) -> list[Batch]:
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        if len(batches) == count:
+            break
+    return batches
+
+
+def rows_of(batches: list[Batch]) -> list[dict[str, Any]]:
+    return [
+        {
+            key: batch[key][row].tolist()
+            for key in ("input_ids", "labels", "position_ids", "corpus_index", "sample_index")
+        }
+        for batch in batches
+        for row in range(len(batch["sample_index"]))
+    ]
+
+
+def expected_rows(plan: StreamPlan, samples: range, cursor: Any = None) -> list[dict[str, Any]]:
+    rows = []
+    for sample in samples:
+        row = plan.sample(sample, cursor)
+        rows.append({key: row[key].tolist() for key in ("input_ids", "labels", "position_ids")})
+        rows[-1] |= {"corpus_index": int(row["corpus_index"][0]), "sample_index": sample}
+    return rows
+
+
+def global_rows(plan: StreamPlan, steps: int, *, batch: int, ranks: int, **options: Any) -> list[dict[str, Any]]:
+    """The rows of all ranks, step by step, in the order of ranks."""
+    loaders = [
+        StreamingLoader(plan, global_batch_size=batch, dp_rank=rank, dp_world_size=ranks, **options)
+        for rank in range(ranks)
+    ]
+    per_rank = [take(loader, steps) for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    return [row for step in zip(*per_rank, strict=True) for row in rows_of(list(step))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(batch=st.integers(1, 12), steps=st.integers(1, 8), prefetch=st.integers(1, 5), data=st.data())
+def test_the_global_batches_are_those_of_the_plan_for_every_world_size_and_prefetch_depth(
+    batch: int, steps: int, prefetch: int, data: st.DataObject
+) -> None:
+    plan = two_corpora()
+    ranks = data.draw(st.sampled_from([size for size in range(1, batch + 1) if batch % size == 0]))
+    found = global_rows(plan, steps, batch=batch, ranks=ranks, prefetch_factor=prefetch)
+    assert found == expected_rows(plan, range(batch * steps))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_worker_processes_give_the_same_batches(method: str, workers: int) -> None:
+    plan = two_corpora()
+    found = global_rows(plan, 9, batch=4, ranks=2, num_workers=workers, multiprocessing_context=method)
+    assert found == expected_rows(plan, range(36))
+
+
+def test_batches_are_tensors_of_the_documented_shapes_and_types() -> None:
+    loader = StreamingLoader(two_corpora(), global_batch_size=4)
+    batch = take(loader, 1)[0]
+    loader.close()
+    for key in ("input_ids", "labels", "position_ids"):
+        assert (batch[key].shape, batch[key].dtype) == ((4, 6), torch.int64)
+    for key in ("corpus_index", "sample_index"):
+        assert (batch[key].shape, batch[key].dtype) == ((4,), torch.int64)
+    assert batch["cu_seqlens"].dtype == torch.int32
+    starts = torch.nonzero(batch["position_ids"].flatten() == 0).flatten().tolist()
+    assert batch["cu_seqlens"][: len(starts)].tolist() == starts
+    assert set(batch["cu_seqlens"][len(starts) :].tolist()) == {24}
+    assert int(batch["max_seqlen"]) == max(np.diff([*starts, 24]))
+
+
+# stops and resumes
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_history_of_stops_on_other_sizes_gives_the_same_global_sequence(data: st.DataObject) -> None:
+    plan = two_corpora()
+    state, rows, sample = None, [], 0
+    for _ in range(data.draw(st.integers(1, 5))):
+        ranks = data.draw(st.integers(1, 4))
+        batch = ranks * data.draw(st.integers(1, 3))
+        steps = data.draw(st.integers(0, 4))
+        loaders = [
+            StreamingLoader(
+                plan,
+                global_batch_size=batch,
+                dp_rank=rank,
+                dp_world_size=ranks,
+                prefetch_factor=data.draw(st.integers(1, 4)),
+            )
+            for rank in range(ranks)
+        ]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        per_rank = [take(loader, steps) if steps else [] for loader in loaders]
+        states = [loader.state_dict() for loader in loaders]
+        assert all(other == states[0] for other in states), "the state is the same on every rank"
+        state = states[0]
+        rows += [row for step in zip(*per_rank, strict=True) for row in rows_of(list(step))]
+        sample += steps * batch
+        for loader in loaders:
+            loader.close()
+    assert rows == expected_rows(plan, range(sample))
+
+
+def test_stopping_and_resuming_at_every_single_step_gives_the_same_sequence() -> None:
+    plan = two_corpora()
+    whole = global_rows(plan, 12, batch=3, ranks=1)
+    for stop in range(12):
+        first = StreamingLoader(plan, global_batch_size=3)
+        rows = rows_of(take(first, stop)) if stop else []
+        state = first.state_dict()
+        first.close()
+        second = StreamingLoader(two_corpora(), global_batch_size=3)
+        second.load_state_dict(state)
+        assert rows + rows_of(take(second, 12 - stop)) == whole
+        second.close()
+
+
+def test_the_state_counts_what_the_loop_received_and_not_what_was_prefetched() -> None:
+    loader = StreamingLoader(two_corpora(), global_batch_size=2, prefetch_factor=8)
+    batches = iter(loader)
+    for received in range(1, 5):
+        next(batches)
+        assert loader.cursor.sample == 2 * received
+    loader.close()
+
+
+def test_the_state_is_small_json_that_torch_save_takes(tmp_path: Path) -> None:
+    loader = StreamingLoader(two_corpora(), global_batch_size=2)
+    take(loader, 3)
+    loader.set_weights({"a": 1, "b": 2})
+    state = loader.state_dict()
+    assert len(state["cursor"]) < 700
+    torch.save(state, tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == state
+    loader.close()
+
+
+def test_a_moved_and_renamed_corpus_resumes() -> None:
+    loader = StreamingLoader(two_corpora(), global_batch_size=2)
+    take(loader, 3)
+    a, b = ListSource([9, 4, 30, 1, 12, 3] * 3), ListSource([5, 17, 2] * 4, first_token=1000)
+    other = StreamPlan({"x": a, "y": b}, weights={"x": 0.1, "y": 0.9}, seed=4, **SIZES)
+    resumed = StreamingLoader(other, global_batch_size=2)
+    resumed.load_state_dict(loader.state_dict())
+    # the cursor's weights win over those of the new plan
+    assert rows_of(take(resumed, 3)) == expected_rows(two_corpora(), range(6, 12))
+    loader.close()
+    resumed.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"seed": 5}, "seed differs (4, now 5)"),
+        ({"seq_len": 5}, "seq_len differs (6, now 5)"),
+        ({"block_tokens": 32}, "block_tokens differs (16, now 32)"),
+        ({"window_blocks": 4}, "window_blocks differs (3, now 4)"),
+    ],
+)
+def test_a_state_of_another_plan_is_refused_with_both_values(options: dict[str, Any], difference: str) -> None:
+    loader = StreamingLoader(two_corpora(**options), global_batch_size=2)
+    with pytest.raises(PlanMismatchError) as caught:
+        loader.load_state_dict(StreamingLoader(two_corpora(), global_batch_size=2).state_dict())
+    assert difference in caught.value.problem
+    assert caught.value.hint
+
+
+def test_a_state_of_changed_content_or_other_corpora_is_refused() -> None:
+    state = StreamingLoader(one_corpus(), global_batch_size=2).state_dict()
+    changed = StreamPlan({"corpus": ListSource([9, 4, 31, 1, 12, 3, 7])}, seed=4, **SIZES)
+    with pytest.raises(PlanMismatchError, match="the content of corpus 'corpus' differs"):
+        StreamingLoader(changed, global_batch_size=2).load_state_dict(state)
+    with pytest.raises(PlanMismatchError, match="the plan had 1 corpora, now 2"):
+        StreamingLoader(two_corpora(), global_batch_size=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize("state", [{}, {"cursor": "x"}, {"cursor": '{"a": 1}'}, {"cursor": None}, {"_snapshot": {}}])
+def test_a_foreign_state_is_refused(state: dict[str, Any]) -> None:
+    with pytest.raises(PlanMismatchError, match="no state of a tokshard loader"):
+        StreamingLoader(one_corpus(), global_batch_size=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"sample":6', '"sample":-1'), ('"counts":[0', '"counts":[0.5'), ('"weights":[[0', '"weights":[["x"')],
+)
+def test_a_damaged_state_is_refused(old: str, new: str) -> None:
+    loader = StreamingLoader(one_corpus(), global_batch_size=2)
+    take(loader, 3)
+    text = loader.state_dict()["cursor"]
+    loader.close()
+    assert old in text
+    with pytest.raises(PlanMismatchError, match="damaged"):
+        loader.load_state_dict({"cursor": text.replace(old, new)})
+
+
+# weights and skips
+
+
+def test_new_weights_apply_from_the_next_batch_and_only_there() -> None:
+    plan = two_corpora()
+    loader = StreamingLoader(plan, global_batch_size=5, prefetch_factor=7)
+    batches = iter(loader)
+    rows = rows_of([next(batches), next(batches)])
+    loader.set_weights({"a": 0, "b": 1})
+    rows += rows_of([next(batches), next(batches)])
+    loader.set_weights({"a": 1, "b": 1})
+    rows += rows_of([next(batches)])
+    assert rows == expected_rows(plan, range(25), loader.cursor)
+    assert [row["corpus_index"] for row in rows[10:20]] == [1] * 10
+    planned = two_corpora(schedule=[(10, {"a": 0, "b": 1}), (20, {"a": 1, "b": 1})])
+    assert rows == expected_rows(planned, range(25))
+    loader.close()
+
+
+def test_a_thousand_changes_keep_a_small_state_and_the_exact_order() -> None:
+    plan = two_corpora()
+    loader = StreamingLoader(plan, global_batch_size=2, prefetch_factor=1)
+    rng, changes, batches = random.Random(2), [], iter(loader)
+    for _ in range(1000):
+        next(batches)
+        weights = {"a": rng.random(), "b": rng.random()}
+        changes.append((loader.cursor.sample, weights))
+        loader.set_weights(weights)
+    state = loader.state_dict()
+    assert len(state["cursor"]) < 2500
+    loader.close()
+    resumed = StreamingLoader(plan, global_batch_size=2)
+    resumed.load_state_dict(state)
+    planned = two_corpora(schedule=changes)
+    assert rows_of(take(resumed, 5)) == expected_rows(planned, range(2000, 2010))
+    resumed.close()
+
+
+def test_resuming_with_the_weights_of_the_plan() -> None:
+    loader = StreamingLoader(two_corpora(), global_batch_size=5)
+    take(loader, 2)
+    other = two_corpora(weights={"a": 0, "b": 1}, schedule=[(15, {"a": 1, "b": 0})])
+    resumed = StreamingLoader(other, global_batch_size=5)
+    resumed.load_state_dict(loader.state_dict(), weights="plan")
+    rows = rows_of(take(resumed, 2))
+    assert [row["corpus_index"] for row in rows] == [1] * 5 + [0] * 5
+    planned = two_corpora(schedule=[(10, {"a": 0, "b": 1}), (15, {"a": 1, "b": 0})])
+    assert rows == expected_rows(planned, range(10, 20))
+    loader.close()
+    resumed.close()
+
+
+def test_skipped_samples_are_passed_over_and_stay_on_record() -> None:
+    plan = two_corpora()
+    loader = StreamingLoader(plan, global_batch_size=4)
+    batches = iter(loader)
+    rows = rows_of([next(batches)])
+    loader.skip(8)
+    loader.skip(4)
+    rows += rows_of([next(batches)])
+    assert rows == expected_rows(plan, range(4)) + expected_rows(plan, range(16, 20))
+    assert loader.cursor.skipped == ((4, 16),)
+    resumed = StreamingLoader(plan, global_batch_size=4)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.cursor.skipped == ((4, 16),)
+    assert resumed.stats()["skipped_samples"] == 12
+    loader.close()
+
+
+def test_stats_say_what_was_read() -> None:
+    loader = StreamingLoader(two_corpora(), global_batch_size=5)
+    rows = rows_of(take(loader, 4))
+    stats = loader.stats()
+    loader.close()
+    assert stats["batches"] == 4
+    assert stats["samples"] == 20
+    assert stats["bytes_read"] == 20 * 6 * 4
+    read = sum(row["corpus_index"] == 0 for row in rows)
+    assert stats["corpora"]["a"] == {"samples": read, "tokens": 6 * read, "epoch": 6 * read / 177}
+
+
+# finite passes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=12),
+    batch=st.integers(1, 9),
+    ranks=st.integers(1, 5),
+    epochs=st.integers(1, 3),
+)
+def test_a_finite_pass_is_read_once_with_the_same_number_of_batches_on_every_rank(
+    lengths: list[int], batch: int, ranks: int, epochs: int
+) -> None:
+    source = ListSource(lengths)
+    plan = StreamPlan(source, epochs=epochs, **SIZES)
+    loaders = [
+        StreamingLoader(plan, global_batch_size=batch, dp_rank=rank, dp_world_size=ranks, uneven="pad")
+        for rank in range(ranks)
+    ]
+    for _ in range(2):  # a second pass is the same
+        per_rank = [list(loader) for loader in loaders]
+        assert {len(batches) for batches in per_rank} == {len(loaders[0])}
+        rows = [row for step in zip(*per_rank, strict=True) for row in rows_of(list(step))]
+        real = [row for row in rows if row["sample_index"] >= 0]
+        assert real == expected_rows(plan, range(plan.num_samples or 0))
+        for row in rows:
+            if row["sample_index"] < 0:
+                assert row["corpus_index"] == -1
+                assert set(row["labels"]) == {-100}
+        targets = [label for row in rows for label in row["labels"] if label != -100]
+        followers = [token for document in source.documents() for token in document[1:]]
+        assert sorted(targets) == sorted(followers * epochs)
+    for loader in loaders:
+        loader.close()
+
+
+def test_a_finite_pass_resumes_in_its_middle() -> None:
+    plan = one_corpus(epochs=2)
+    whole = StreamingLoader(plan, global_batch_size=2)
+    rows = rows_of(list(whole))
+    for stop in range(1, len(whole)):
+        first = StreamingLoader(plan, global_batch_size=2)
+        before = rows_of(take(first, stop))
+        second = StreamingLoader(plan, global_batch_size=2)
+        second.load_state_dict(first.state_dict())
+        assert before + rows_of(list(second)) == rows
+        first.close()
+        second.close()
+    whole.close()
+    with pytest.raises(TypeError):
+        len(StreamingLoader(one_corpus(), global_batch_size=2))
+
+
+def test_uneven_ranks_get_equal_rows_and_read_the_same_batch() -> None:
+    plan = two_corpora()
+    for ranks in (2, 3, 4, 5, 7):
+        rows = []
+        loaders = [
+            StreamingLoader(plan, global_batch_size=5, dp_rank=rank, dp_world_size=ranks, uneven="pad")
+            for rank in range(ranks)
+        ]
+        per_rank = [take(loader, 3) for loader in loaders]
+        assert {len(batch["sample_index"]) for batches in per_rank for batch in batches} == {-(-5 // ranks)}
+        rows = [row for step in zip(*per_rank, strict=True) for row in rows_of(list(step))]
+        assert [row for row in rows if row["sample_index"] >= 0] == expected_rows(plan, range(15))
+        for loader in loaders:
+            loader.close()
+
+
+# refusals and faults
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"global_batch_size": 5, "dp_rank": 0, "dp_world_size": 2}, "2 ranks do not divide a global batch of 5"),
+        ({"global_batch_size": 0}, "global_batch_size is 0"),
+        ({"global_batch_size": 4, "dp_rank": 2, "dp_world_size": 2}, "dp_rank is 2 of 2"),
+        ({"global_batch_size": 4, "dp_rank": 1}, "only one is given"),
+        ({"global_batch_size": 4, "num_workers": -1}, "num_workers is -1"),
+        ({"global_batch_size": 4, "prefetch_factor": 0}, "prefetch_factor 0"),
+        ({"global_batch_size": 4, "uneven": "drop"}, "uneven is 'drop'"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        StreamingLoader(two_corpora(), **options)
+    assert problem in caught.value.problem
+    assert caught.value.hint
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_an_error_and_no_hang() -> None:
+    loader = StreamingLoader(two_corpora(), global_batch_size=2, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    worker = loader._prefetcher._workers[0]._process
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(LoaderError, match="was killed by SIGKILL"):
+        list(itertools.islice(batches, 50))
+    # and the loader can go on where the loop was
+    position = loader.cursor.sample
+    assert rows_of(take(loader, 2)) == expected_rows(two_corpora(), range(position, position + 4))
+    loader.close()
+
+
+class SlowSource(ListSource):
+    """A source whose storage hangs."""
+
+    reading = "/data/shard-00-0000000-000000-0000.arrow"
+
+    def views(self, starts: Any, lengths: Any) -> list[Any]:
+        time.sleep(3)
+        return super().views(starts, lengths)
+
+
+def test_a_read_that_hangs_times_out_with_the_name_of_the_shard() -> None:
+    plan = StreamPlan({"slow": SlowSource([5, 9])}, **SIZES)
+    loader = StreamingLoader(plan, global_batch_size=2, timeout_seconds=0.2)
+    with pytest.raises(LoaderError, match=r"no batch came for 0\.2 s; the last reads were in /data/shard-00"):
+        take(loader, 1)
+
+
+def test_the_global_random_generators_are_left_alone() -> None:
+    def states() -> tuple[Any, ...]:
+        legacy = np.random.get_state()[1].tolist()  # noqa: NPY002 - the global state that must not change
+        return random.getstate(), legacy, torch.get_rng_state().tolist()
+
+    before = states()
+    loader = StreamingLoader(two_corpora(), global_batch_size=2)
+    take(loader, 5)
+    loader.close()
+    assert states() == before
+
+
+def test_two_loaders_in_one_process_do_not_touch_each_other() -> None:
+    plan = two_corpora()
+    one, two = StreamingLoader(plan, global_batch_size=2), StreamingLoader(plan, global_batch_size=3)
+    pairs = [(a, b) for a, b, _ in zip(one, two, range(6), strict=False)]
+    assert rows_of([a for a, _ in pairs]) == expected_rows(plan, range(12))
+    assert rows_of([b for _, b in pairs]) == expected_rows(plan, range(18))
+    one.close()
+    two.close()
+
+
+# other loaders
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_the_dataset_gives_the_same_batches_under_a_plain_dataloader(workers: int) -> None:
+    plan = two_corpora()
+    dataset = StreamDataset(plan, global_batch_size=4, dp_rank=1, dp_world_size=2)
+    found = []
+    for batch in torch.utils.data.DataLoader(
+        dataset, batch_size=None, num_workers=workers, multiprocessing_context="spawn" if workers else None
+    ):
+        found.append(batch)
+        if len(found) == 7:
+            break
+    expected = [row for row in expected_rows(plan, range(28)) if row["sample_index"] % 4 >= 2]
+    assert rows_of(found) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_dataset_resumes_under_a_stateful_dataloader(workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    plan = two_corpora()
+
+    def loader() -> Any:
+        context = "spawn" if workers else None
+        return stateful.StatefulDataLoader(
+            StreamDataset(plan, global_batch_size=4),
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context=context,
+        )
+
+    for stop in (1, 2, 5):
+        first, rows = loader(), []
+        for number, batch in enumerate(first, 1):
+            rows += rows_of([batch])
+            if number == stop:
+                state = first.state_dict()
+                break
+        second = loader()
+        second.load_state_dict(state)
+        for number, batch in enumerate(second, 1):
+            rows += rows_of([batch])
+            if number == 4:
+                break
+        assert rows == expected_rows(plan, range(4 * (stop + 4)))
+
+
+def test_without_torch_distributed_a_loader_is_rank_0_of_1() -> None:
+    assert data_parallel_place(None, None, None) == (0, 1)

@@ -1,0 +1,308 @@
+"""Corpora on disk are the same streams as in memory, through a memory map and through pread."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.corpora import TINY_TOKENIZER, change_table, write_corpus
+from tests.runtime import naive
+from tests.runtime.sources import ListSource
+from tokshard.errors import DamagedCorpusError, UsageError
+from tokshard.format import names
+from tokshard.format import reader as format_reader
+from tokshard.format import writer as format_writer
+from tokshard.format.schema import ORDINAL_STRIDE
+from tokshard.runtime import reader
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.reader import CorpusSource
+
+LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
+ACCESS = ["mmap", "pread"]
+
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=40)
+
+
+@contextmanager
+def small_units(*, batch_tokens: int, stride: int) -> Iterator[None]:
+    """Record batches and strides of few tokens, so that a small corpus has many; files need not survive the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(format_writer, "MAX_BATCH_TOKENS", batch_tokens)
+        for module in (format_writer, format_reader, reader):
+            patch.setattr(module, "ORDINAL_STRIDE", stride)
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+def write(directory: Path, memory: ListSource, *, shard_tokens: int = 1 << 28, wide: bool = False) -> Path:
+    tokenizer = LARGE_VOCABULARY if wide else TINY_TOKENIZER
+    return write_corpus(directory, memory.documents(), shard_tokens=shard_tokens, tokenizer=tokenizer)
+
+
+def spans_of(size: int) -> st.SearchStrategy[list[tuple[int, int]]]:
+    """Ranges of tokens, short and long."""
+    span = st.tuples(st.integers(0, size - 1), st.integers(1, size)).map(lambda pair: (pair[0], min(size, sum(pair))))
+    return st.lists(span, min_size=1, max_size=20).map(lambda drawn: [*drawn, (0, size), (size - 1, size)])
+
+
+def assert_same_stream(found: CorpusSource, memory: ListSource, spans: list[tuple[int, int]]) -> None:
+    assert found.num_tokens == memory.num_tokens
+    for start, stop in spans:
+        assert found.ends(start, stop).tolist() == memory.ends(start, stop).tolist(), (start, stop)
+    pieces = []
+    for start, stop in spans:
+        place, expected = found.document_at(start), memory.document_at(start)
+        assert (place.document, place.start, place.stop) == (expected.document, expected.start, expected.stop)
+        pieces.append((start, min(stop, expected.stop) - start))
+    starts, counts = np.array(pieces, np.int64).T
+    views = found.views(starts, counts)
+    assert [view.tolist() for view in views] == [view.tolist() for view in memory.views(starts, counts)]
+    assert {view.dtype for view in views} == {found.dtype}
+    assert not any(view.flags.writeable for view in views)
+
+
+@settings(max_examples=40)
+@given(
+    lengths=lengths,
+    shard_tokens=st.integers(1, 300),
+    batch_tokens=st.integers(1, 120),
+    stride=st.integers(1, 50),
+    wide=st.booleans(),
+    inner=st.booleans(),
+    data=st.data(),
+)
+def test_a_corpus_on_disk_is_the_same_stream_as_in_memory_whatever_its_shards_and_batches(
+    lengths: list[int],
+    shard_tokens: int,
+    batch_tokens: int,
+    stride: int,
+    wide: bool,
+    inner: bool,
+    data: st.DataObject,
+) -> None:
+    memory = ListSource(lengths, first_token=90_000 if wide else 1, inner_delimiters=inner)
+    spans = data.draw(spans_of(memory.num_tokens))
+    with tempfile.TemporaryDirectory() as folder, small_units(batch_tokens=batch_tokens, stride=stride):
+        corpus = write(Path(folder) / "corpus", memory, shard_tokens=shard_tokens, wide=wide)
+        for access in ACCESS:
+            source = CorpusSource(corpus, access=access)
+            assert source.dtype == (np.uint32 if wide else np.uint16)
+            assert_same_stream(source, memory, spans)
+
+
+@pytest.mark.parametrize("access", ACCESS)
+def test_documents_longer_than_strides_batches_and_blocks_are_found(
+    tmp_path: Path, access: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(format_writer, "MAX_BATCH_TOKENS", 100_000)
+    rng = np.random.default_rng(7)
+    long = [1, 3 * ORDINAL_STRIDE, 5, ORDINAL_STRIDE, ORDINAL_STRIDE - 6, 1, 2 * ORDINAL_STRIDE + 1]
+    memory = ListSource([*rng.integers(1, 2000, 300).tolist(), *long])
+    memory.tokens %= 4
+    memory.tokens[memory.stops - 1] = 0
+    corpus = write(tmp_path / "corpus", memory, shard_tokens=400_000)
+    source = CorpusSource(corpus, access=access)
+    assert len(source.corpus.shards) > 1
+    assert max(len(source.corpus.batch_places(index)) for index in range(len(source.corpus.shards))) > 1
+    edges = [edge for stop in memory.stops.tolist() for edge in (stop - 1, stop, stop + 1)]
+    edges += [edge for k in range(1, memory.num_tokens // ORDINAL_STRIDE) for edge in (k * ORDINAL_STRIDE - 1,)]
+    starts = sorted({edge for edge in edges if 0 <= edge < memory.num_tokens})
+    spans = [(start, min(memory.num_tokens, start + length)) for start in starts for length in (1, 10, 70_000)]
+    assert_same_stream(source, memory, spans)
+
+
+@pytest.mark.parametrize("access", ACCESS)
+@settings(max_examples=20)
+@given(parts=st.lists(lengths, min_size=1, max_size=2), shape=st.tuples(*[st.integers(1, n) for n in (20, 64, 5)]))
+def test_samples_of_corpora_on_disk_equal_the_naive_model(
+    access: str, parts: list[list[int]], shape: tuple[int, int, int]
+) -> None:
+    seq_len, block, window_blocks = shape
+    memories = [ListSource(part, first_token=1 + 5000 * number) for number, part in enumerate(parts)]
+    with tempfile.TemporaryDirectory() as folder, small_units(batch_tokens=90, stride=16):
+        sources = {
+            f"corpus {number}": CorpusSource(write(Path(folder) / str(number), memory, shard_tokens=200), access=access)
+            for number, memory in enumerate(memories)
+        }
+        plan = StreamPlan(
+            sources,
+            weights=dict.fromkeys(sources, 1.0),
+            seq_len=seq_len,
+            block_tokens=block,
+            window_blocks=window_blocks,
+            seed=6,
+            allow_small_blocks=True,
+        )
+        order = naive.mixture(6, [(0, [1.0] * len(sources))], 15)
+        expected = [
+            naive.corpus_samples(
+                memory.documents(),
+                seed=6,
+                fingerprint=source.fingerprint,
+                ordinal=0,
+                block=block,
+                window_blocks=window_blocks,
+                seq_len=seq_len,
+                count=15,
+            )
+            for memory, source in zip(memories, sources.values(), strict=True)
+        ]
+        for sample, corpus in enumerate(order):
+            row = expected[corpus][order[:sample].count(corpus)]
+            found = plan.sample(sample)
+            for key in ("input_ids", "labels", "position_ids"):
+                assert found[key].tolist() == row[key], key
+            trace = plan.trace(sample)
+            assert [(piece.document, piece.start, piece.stop) for piece in trace] == row["pieces"]
+            opened = plan.sources[corpus].corpus
+            for piece in trace:
+                first = opened.first_document([shard.name for shard in opened.shards].index(piece.shard))
+                assert first <= piece.document
+
+
+@pytest.mark.parametrize("access", ACCESS)
+def test_a_trace_names_the_shard_that_holds_the_document(tmp_path: Path, access: str) -> None:
+    corpus = write(tmp_path / "corpus", ListSource([10] * 12), shard_tokens=30)
+    source = CorpusSource(corpus, access=access)
+    assert len(source.corpus.shards) == 4
+    plan = StreamPlan({"code": source}, seq_len=120, seed=1)
+    pieces = plan.trace(0)
+    assert sorted(piece.document for piece in pieces) == list(range(12))
+    for piece in pieces:
+        assert piece.shard == source.corpus.shards[piece.document // 3].name
+        assert (piece.corpus, piece.start, piece.stop) == ("code", 0, 10)
+
+
+@pytest.mark.parametrize("access", ACCESS)
+def test_a_source_pickles_as_its_path_and_way_of_access(tmp_path: Path, access: str) -> None:
+    memory = ListSource([5, 9, 30, 1], inner_delimiters=True)
+    source = CorpusSource(write(tmp_path / "corpus", memory), access=access)
+    assert_same_stream(source, memory, [(0, 45)])  # with open shards
+    content = pickle.dumps(source)
+    assert len(content) < 500
+    again = pickle.loads(content)
+    assert again.access == access
+    assert_same_stream(again, memory, [(0, 45), (44, 45)])
+    plan = StreamPlan({"a": source}, seq_len=8, seed=2)
+    copied = pickle.loads(pickle.dumps(plan))
+    assert copied.sources[0].access == access
+    assert copied.sample(3)["input_ids"].tolist() == plan.sample(3)["input_ids"].tolist()
+
+
+def test_a_plan_of_a_relative_path_pickles_into_a_process_that_runs_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "corpus", ListSource([5, 9]))
+    monkeypatch.chdir(tmp_path)
+    plan = StreamPlan("corpus", seq_len=4)
+    assert plan.names == ("corpus",)
+    content = pickle.dumps(plan)
+    monkeypatch.chdir("/")
+    assert pickle.loads(content).sample(1)["input_ids"].tolist() == plan.sample(1)["input_ids"].tolist()
+
+
+def test_an_unknown_way_of_access_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="access must be 'mmap' or 'pread', got 'read'"):
+        CorpusSource(write(tmp_path / "corpus", ListSource([5])), access="read")
+
+
+def test_a_uri_is_refused_as_one() -> None:
+    with pytest.raises(UsageError, match="s3://bucket/corpus is a URI"):
+        StreamPlan("s3://bucket/corpus", seq_len=4)
+
+
+def test_pread_keeps_few_descriptors_and_gives_them_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_MAX_DESCRIPTORS", 4)
+    corpus = write(tmp_path / "corpus", ListSource([10] * 40), shard_tokens=10)
+    source = CorpusSource(corpus, access="pread")
+    before = open_descriptors()
+    starts = np.arange(0, 400, 10)
+    source.views(starts, np.full(40, 10))
+    assert 1 <= open_descriptors() - before <= 4
+    del source
+    assert open_descriptors() == before
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_memory_map_keeps_no_descriptor(tmp_path: Path) -> None:
+    source = CorpusSource(write(tmp_path / "corpus", ListSource([10] * 40), shard_tokens=10))
+    before = open_descriptors()
+    source.views(np.arange(0, 400, 10), np.full(40, 10))
+    assert open_descriptors() == before
+
+
+# damage
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call returns, or the text of the damage that it reports."""
+    try:
+        return call()
+    except DamagedCorpusError as error:
+        return error.problem
+
+
+@pytest.mark.parametrize("wrong", [0, 2, 4, 9, 1000, 2**32 - 1])
+@pytest.mark.parametrize("entry", [0, 1, 2])
+def test_a_wrong_stride_in_the_shard_table_never_gives_wrong_ends_of_documents(
+    tmp_path: Path, wrong: int, entry: int
+) -> None:
+    memory = ListSource([6, 2, 9, 4, 30, 1, 3, 5, 2, 8])
+    with small_units(batch_tokens=30, stride=20):
+        corpus = write(tmp_path / "corpus", memory)
+        right = CorpusSource(corpus).corpus.stride_documents(0).tolist()
+
+        def change(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+            rows["stride_documents"][0][entry] = wrong
+            return rows
+
+        change_table(corpus, names.SHARD_TABLE, change)
+        source = CorpusSource(corpus, access="pread")
+        reported = 0
+        for start in range(memory.num_tokens):
+            place, found = memory.document_at(start), outcome(lambda: source.document_at(start))  # noqa: B023
+            if isinstance(found, str):
+                reported += 1
+            else:
+                assert (found.document, found.start, found.stop) == (place.document, place.start, place.stop)
+            for stop in range(start + 1, memory.num_tokens + 1):
+                ends = outcome(lambda: source.ends(start, stop).tolist())  # noqa: B023
+                if isinstance(ends, str):
+                    reported += 1
+                    assert source.corpus.shards[0].name in ends
+                else:
+                    assert ends == memory.ends(start, stop).tolist()
+        # an entry that is too low only makes a reader start its search earlier
+        assert reported or wrong <= right[entry]
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 5, 2, 9], [0, 2, 2, 9], [1, 2, 5, 9], [0, 2, 5, 8], [0, -1, 5, 9], [0, 2, 2**62, 9]]
+)
+@pytest.mark.parametrize("access", ACCESS)
+def test_document_offsets_that_do_not_ascend_over_their_batch_are_reported_with_the_shard(
+    tmp_path: Path, access: str, offsets: list[int]
+) -> None:
+    corpus = write(tmp_path / "corpus", ListSource([2, 3, 4]))
+    opened = CorpusSource(corpus).corpus
+    shard = corpus / opened.shards[0].name
+    position = opened.batch_places(0)[0].offsets_position
+    content = bytearray(shard.read_bytes())
+    assert np.frombuffer(content, np.int64, 4, position).tolist() == [0, 2, 5, 9]
+    content[position : position + 32] = np.array(offsets, np.int64).tobytes()
+    shard.write_bytes(content)
+    with pytest.raises(DamagedCorpusError, match=shard.name):
+        CorpusSource(corpus, access=access).ends(0, 9)

@@ -1,0 +1,354 @@
+"""The rows of a plan as batches of tensors for a training loop. The only module of the runtime that imports torch."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from tokshard.errors import PlanError
+from tokshard.runtime.cursor import Cursor, load_cursor, save_cursor
+from tokshard.runtime.packing import Packed, widen
+from tokshard.runtime.plan import Rows, StreamPlan, Weights
+from tokshard.runtime.prefetch import Prefetcher
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Batch = dict[str, Tensor]
+STATE_KEY = "cursor"
+WORKER_KEY = "is_under_way"
+
+
+class Ranks:
+    """How the rows of a global batch are dealt out to data-parallel ranks: contiguous slices, in order.
+
+    Args:
+        global_batch_size: rows of a step over all ranks.
+        rank, world_size: data-parallel, not global under tensor, context or pipeline parallelism.
+        uneven: ``"refuse"`` a world size that does not divide the batch, or ``"pad"`` every rank to the same number
+        of rows.
+
+    Raises:
+        PlanError: the numbers do not fit each other.
+    """
+
+    def __init__(self, global_batch_size: int, rank: int, world_size: int, uneven: str) -> None:
+        if global_batch_size < 1:
+            raise PlanError(f"global_batch_size is {global_batch_size}", hint="give at least 1")
+        if not 0 <= rank < world_size:
+            raise PlanError(f"dp_rank is {rank} of {world_size}", hint="give a rank from 0 to dp_world_size - 1")
+        if uneven not in ("refuse", "pad"):
+            raise PlanError(f"uneven is {uneven!r}", hint="give 'refuse' or 'pad'")
+        if global_batch_size % world_size and uneven == "refuse":
+            near = global_batch_size - global_batch_size % world_size or world_size
+            raise PlanError(
+                f"{world_size} ranks do not divide a global batch of {global_batch_size} samples",
+                hint=f"use uneven='pad', or a global_batch_size such as {near}",
+            )
+        self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
+        self.rows_per_rank = -(-global_batch_size // world_size)
+
+    def rows(self, plan: StreamPlan, cursor: Cursor, start: int) -> Rows:
+        """This rank's rows of the step that begins at a global sample; rows beyond batch or pass are padding."""
+        end = start + self.global_batch_size
+        if plan.num_samples is not None:
+            end = min(end, plan.num_samples)
+        first = min(start + self.rank * self.rows_per_rank, end)
+        last = min(first + self.rows_per_rank, end)
+        return plan.rows(plan.mixture(cursor), first, last, num_rows=self.rows_per_rank)
+
+    def advance(self, plan: StreamPlan, sample: int) -> int:
+        """The sample after the step that begins at `sample`."""
+        end = sample + self.global_batch_size
+        return end if plan.num_samples is None else min(end, plan.num_samples)
+
+
+class StreamingLoader:
+    """Batches of a plan, from a cursor on.
+
+    The global batch of a step is the same for every world size, number of workers and history of stops. The state
+    counts what
+    the loop received, is the same on every rank and a few hundred bytes long; loading it on another world size,
+    batch size or number of workers is exact and replays nothing. It follows the ``Stateful`` protocol of
+    torch.distributed.checkpoint.
+
+    Args:
+        plan: what to read.
+        global_batch_size: samples of a step over all ranks.
+        dp_rank, dp_world_size: default: from `dp_mesh`, else from torch.distributed, else 0 of 1.
+        dp_mesh: the data-parallel device mesh; of several dimensions (HSDP), all count.
+        num_workers: processes that read; 0: a thread does, which is quicker for all but very short documents.
+        prefetch_factor: batches made ahead per worker.
+        pin_memory: give tensors in page-locked memory.
+        uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
+            ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
+        timeout_seconds: longest wait for one batch; the error names the shard that was read.
+        multiprocessing_context: start method of the workers; default: forkserver where there is one, else spawn.
+
+    Raises:
+        PlanError: the ranks do not divide the batch, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        plan: StreamPlan,
+        *,
+        global_batch_size: int,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
+        dp_mesh: DeviceMesh | None = None,
+        num_workers: int = 0,
+        prefetch_factor: int = 4,
+        pin_memory: bool = False,
+        uneven: Literal["refuse", "pad"] = "refuse",
+        timeout_seconds: float = 600.0,
+        multiprocessing_context: str | None = None,
+    ) -> None:
+        if num_workers < 0 or prefetch_factor < 1:
+            raise PlanError(
+                f"num_workers is {num_workers}, prefetch_factor {prefetch_factor}",
+                hint="give num_workers of 0 or more and prefetch_factor of 1 or more",
+            )
+        self.plan = plan
+        rank, world_size = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
+        self._ranks = Ranks(global_batch_size, rank, world_size, uneven)
+        self._num_workers, self._depth = num_workers, prefetch_factor * max(1, num_workers)
+        self._pin_memory, self._timeout_seconds = pin_memory, timeout_seconds
+        self._start_method = multiprocessing_context or _default_start_method()
+        self._cursor = plan.cursor()
+        self._ahead = 0
+        self._prefetcher: Prefetcher | None = None
+        self._wait_seconds, self._num_batches, self._token_bytes = 0.0, 0, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Go on from the cursor; after a finished pass, from the start."""
+        if self._is_finished(self._cursor.sample):
+            self._cursor = self.plan.cursor()
+        self._restart()
+        return self._batches()
+
+    def __len__(self) -> int:
+        """Steps of a finite pass, wherever the cursor is.
+
+        Raises:
+            TypeError: the plan is endless.
+        """
+        if self.plan.num_samples is None:
+            raise TypeError("the plan is endless: it has no length")
+        return math.ceil(self.plan.num_samples / self._ranks.global_batch_size)
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the loop is."""
+        return self._cursor
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor as a line of JSON under one key, the same on every rank."""
+        self._cursor = self.plan.compacted(self._cursor)
+        return {STATE_KEY: save_cursor(self._cursor, self.plan.identity, self.plan.names)}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, weights: Literal["cursor", "plan"] = "cursor") -> None:
+        """Go on where a state was taken.
+
+        Args:
+            weights: ``"cursor"``: the weights that were in force go on; ``"plan"``: those of this plan do from here.
+
+        Raises:
+            PlanMismatchError: the state is of another plan, or of no tokshard loader.
+        """
+        if weights not in ("cursor", "plan"):
+            raise ValueError(f"weights must be 'cursor' or 'plan', got {weights!r}")
+        cursor = load_cursor(state.get(STATE_KEY), self.plan.identity)
+        if weights == "plan":
+            cursor = cursor.rescheduled(self.plan.cursor().segments)
+        self._cursor = cursor
+        self._restart()
+
+    def set_weights(self, weights: Weights) -> None:
+        """Read with other weights from the next batch on. The plan is not changed, nothing is caught up.
+
+        Raises:
+            PlanError: the weights do not fit the plan.
+        """
+        self._cursor = self.plan.compacted(self._cursor.weighted(self.plan.checked_weights(weights)))
+        self._restart()
+
+    def skip(self, num_samples: int) -> None:
+        """Pass over the next samples, on record in the state; a multiple of the batch keeps steps aligned."""
+        if num_samples < 0:
+            raise ValueError(f"num_samples must be at least 0, got {num_samples}")
+        if self.plan.num_samples is not None:
+            num_samples = min(num_samples, self.plan.num_samples - self._cursor.sample)
+        if num_samples:
+            self._cursor = self._cursor.skipping(num_samples)
+            self._restart()
+
+    def stats(self) -> dict[str, Any]:
+        """What the loader did and where it is.
+
+        Returns:
+            batches and wait_seconds since it was made; queue, batches that are ready; bytes_read, token ids in
+            their stored
+            width; samples of the plan so far and skipped_samples among them; per corpus samples, tokens and epoch
+            (tokens over tokens in the corpus), skipped ones included.
+        """
+        counts = self.plan.mixture(self._cursor).counts_before(self._cursor.sample)
+        tokens = [count * self.plan.seq_len for count in counts]
+        return {
+            "batches": self._num_batches,
+            "wait_seconds": self._wait_seconds,
+            "queue": 0 if self._prefetcher is None else self._prefetcher.num_ready,
+            "bytes_read": self._token_bytes,
+            "samples": self._cursor.sample,
+            "skipped_samples": sum(stop - start for start, stop in self._cursor.skipped),
+            "corpora": {
+                name: {"samples": count, "tokens": read, "epoch": read / source.num_tokens}
+                for name, count, read, source in zip(self.plan.names, counts, tokens, self.plan.sources, strict=True)
+            },
+        }
+
+    def close(self) -> None:
+        """Stop the thread and the workers. The loader can be iterated again."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher = None
+
+    def _batches(self) -> Iterator[Batch]:
+        while not self._is_finished(self._cursor.sample):
+            if self._prefetcher is None:
+                self._prefetcher = Prefetcher(
+                    self.plan,
+                    partial(as_tensors, pin_memory=self._pin_memory),
+                    num_workers=self._num_workers,
+                    timeout_seconds=self._timeout_seconds,
+                    start_method=self._start_method,
+                )
+                self._ahead = self._cursor.sample
+            self._fill(self._prefetcher)
+            started = time.perf_counter()
+            try:
+                batch = self._prefetcher.take()
+            except BaseException:
+                self.close()
+                raise
+            self._wait_seconds += time.perf_counter() - started
+            self._num_batches += 1
+            self._token_bytes += batch["input_ids"].numel() * self.plan.sources[0].dtype.itemsize
+            step = self._ranks.advance(self.plan, self._cursor.sample)
+            self._cursor = self._cursor.advanced(step - self._cursor.sample)
+            self._fill(self._prefetcher)
+            yield batch
+
+    def _fill(self, prefetcher: Prefetcher) -> None:
+        while prefetcher.num_outstanding < self._depth and not self._is_finished(self._ahead):
+            prefetcher.request(self._ranks.rows(self.plan, self._cursor, self._ahead))
+            self._ahead = self._ranks.advance(self.plan, self._ahead)
+
+    def _restart(self) -> None:
+        """Forget what was made ahead: it is not what comes next any more."""
+        self._ahead = self._cursor.sample
+        if self._prefetcher is not None:
+            self._prefetcher.forget()
+
+    def _is_finished(self, sample: int) -> bool:
+        return self.plan.num_samples is not None and sample >= self.plan.num_samples
+
+
+class StreamDataset(IterableDataset[Batch]):
+    """The same batches, for ``DataLoader(dataset, batch_size=None)`` of torch and ``StatefulDataLoader`` of torchdata.
+
+    DataLoader worker w of W makes the steps w, w + W, ..., which DataLoader hands out in turn, so the order is that of
+    `StreamingLoader`. Resuming through ``StatefulDataLoader`` needs the same number of workers, as it always does.
+
+    Args:
+        plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, uneven: as for `StreamingLoader`.
+    """
+
+    def __init__(
+        self,
+        plan: StreamPlan,
+        *,
+        global_batch_size: int,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
+        dp_mesh: DeviceMesh | None = None,
+        uneven: Literal["refuse", "pad"] = "refuse",
+    ) -> None:
+        self.plan = plan
+        rank, world_size = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
+        self._ranks = Ranks(global_batch_size, rank, world_size, uneven)
+        self._cursor = plan.cursor()
+        self._is_under_way = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The steps of this DataLoader worker, from its cursor on; after a finished pass, from the start."""
+        info = get_worker_info()
+        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if not self._is_under_way:
+            self._advance(worker)  # to the first step of this worker
+            self._is_under_way = True
+        while self.plan.num_samples is None or self._cursor.sample < self.plan.num_samples:
+            packed = self.plan.pack(self._ranks.rows(self.plan, self._cursor, self._cursor.sample))
+            self._advance(num_workers)
+            yield as_tensors(packed)
+        self._cursor, self._is_under_way = self.plan.cursor(), False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor of this DataLoader worker: the step that it makes next, if it has made one."""
+        cursor = save_cursor(self._cursor, self.plan.identity, self.plan.names)
+        return {STATE_KEY: cursor, WORKER_KEY: self._is_under_way}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state of the same DataLoader worker was taken, or one of `StreamingLoader`.
+
+        Raises:
+            PlanMismatchError: the state is of another plan.
+        """
+        self._cursor = load_cursor(state.get(STATE_KEY), self.plan.identity)
+        self._is_under_way = bool(state.get(WORKER_KEY))
+
+    def _advance(self, num_steps: int) -> None:
+        self._cursor = self._cursor.advanced(num_steps * self._ranks.global_batch_size)
+
+
+def as_tensors(packed: Packed, *, pin_memory: bool = False) -> Batch:
+    """A batch as CPU tensors; input_ids, labels and position_ids int64 [rows, seq_len]."""
+    batch = {key: torch.from_numpy(value) for key, value in widen(packed).items()}
+    return {key: value.pin_memory() for key, value in batch.items()} if pin_memory else batch
+
+
+def data_parallel_place(rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> tuple[int, int]:
+    """Data-parallel rank and world size: as given, else of a mesh, else of torch.distributed, else 0 of 1.
+
+    Raises:
+        PlanError: only one of the two is given, or this process is not part of the mesh.
+    """
+    if (rank is None) != (world_size is None):
+        raise PlanError(
+            f"dp_rank is {rank}, dp_world_size {world_size}: only one is given", hint="give both, or neither"
+        )
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if mesh is not None:
+        place = mesh.get_coordinate()
+        if place is None:
+            raise PlanError("this process is not part of dp_mesh", hint="give the data-parallel part of the mesh")
+        index = 0
+        for coordinate, size in zip(place, mesh.mesh.shape, strict=True):
+            index = index * size + coordinate
+        return index, mesh.size()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _default_start_method() -> str:
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"

@@ -1,0 +1,126 @@
+"""A seeded bijection on ``range(n)`` that can be asked for any index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_SORTED = 65_536
+"""Up to this length the order comes from sorting hashes; above, from the cipher. Part of the order version."""
+
+NUM_ROUNDS = 8
+"""Rounds of the cipher. Four pass common tests, yet at 16,384 items 6 of 60 keys fail at power-of-two lags."""
+
+KEY_WORDS = 2 * NUM_ROUNDS
+
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Permutation:
+    """A seeded bijection on ``range(length)``, evaluated at any index.
+
+    Up to `MAX_SORTED` items it is the stable argsort of a 64-bit keyed hash of the index: 24 bytes per item while it is
+    made, 8 when kept. Above, memory is O(1) in `length`: each index goes through `NUM_ROUNDS` steps of a linear
+    congruential generator modulo the next power of two, each followed by an xor-shift because the low bits of such a
+    generator are weak, and again through all of it until it is below `length` (less than twice on average). An index
+    costs about 80 ns in bulk. The order is pseudorandom, not uniform over all ``length!`` orders.
+
+    Args:
+        length: at least 0, at most 2**62.
+        key: uint64 [`KEY_WORDS`], from `seeds.derive_key`.
+
+    References:
+        Knuth, TAOCP vol. 2, 3.2.1 (linear congruential sequences); Black and Rogaway, "Ciphers with arbitrary finite
+        domains", CT-RSA 2002 (cycle walking); Steele, Lea and Flood, OOPSLA 2014 (the mixing constants of splitmix64).
+    """
+
+    length: int
+    key: NDArray[np.uint64]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.length <= 1 << 62:
+            raise ValueError(f"length must be in [0, 2**62], got {self.length}")
+        if self.key.shape != (KEY_WORDS,) or self.key.dtype != np.uint64:
+            raise ValueError(f"key must be uint64 [{KEY_WORDS}], got {self.key.dtype} {list(self.key.shape)}")
+
+    def __call__(self, index: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Map positions in the shuffled order to items.
+
+        Args:
+            index: uint64 [n], each in ``[0, length)``.
+
+        Returns:
+            uint64 [n].
+
+        Raises:
+            IndexError: an entry is outside ``[0, length)``.
+        """
+        if len(index) and int(index.max()) >= self.length:
+            raise IndexError(f"index {int(index.max())} is outside a permutation of {self.length} items")
+        if self.length <= MAX_SORTED:
+            items: NDArray[np.uint64] = self._sorted[index]
+            return items
+        found = self._encrypt(index)
+        outside = np.flatnonzero(found >= self.length)
+        # the walk stays on one cycle of a bijection, and that cycle holds the index it started from, which is inside
+        while len(outside):
+            found[outside] = self._encrypt(found[outside])
+            outside = outside[found[outside] >= self.length]
+        return found
+
+    def at(self, index: int) -> int:
+        """One item."""
+        return int(self(np.array([index], np.uint64))[0])
+
+    def all(self) -> NDArray[np.uint64]:
+        """Every item in order: uint64 [length]."""
+        return self._sorted if self.length <= MAX_SORTED else self(np.arange(self.length, dtype=np.uint64))
+
+    @cached_property
+    def _sorted(self) -> NDArray[np.uint64]:
+        order: NDArray[np.uint64] = small_permutations(self.length, self.key[np.newaxis])[0].astype(np.uint64)
+        order.setflags(write=False)
+        return order
+
+    @cached_property
+    def _rounds(self) -> tuple[list[tuple[np.uint64, np.uint64]], np.uint64, np.uint64]:
+        bits = max(1, (self.length - 1).bit_length())
+        multipliers, increments = self.key[:NUM_ROUNDS] | np.uint64(1), self.key[NUM_ROUNDS:] | np.uint64(1)
+        mask = np.uint64((1 << bits) - 1)
+        return list(zip(multipliers & mask, increments & mask, strict=True)), mask, np.uint64((bits + 1) // 2)
+
+    def _encrypt(self, index: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The bijection on ``range(2**bits)``; wraps modulo 2**64, of which 2**bits is a divisor."""
+        rounds, mask, shift = self._rounds
+        found = index.copy()
+        scratch = np.empty_like(found)
+        for multiplier, increment in rounds:
+            found *= multiplier
+            found += increment
+            found &= mask
+            np.right_shift(found, shift, out=scratch)
+            found ^= scratch
+        return found
+
+
+def small_permutations(length: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """What `Permutation.all` gives for up to `MAX_SORTED` items, for many keys at once.
+
+    Args:
+        keys: uint64 [n, 3 or more], the first words of keys.
+
+    Returns:
+        int64 [n, length].
+    """
+    hashed = (np.arange(length, dtype=np.uint64) + keys[:, :1]) * _GOLDEN
+    for word in (1, 2):
+        hashed = (hashed ^ (hashed >> np.uint64(30))) * _MIX_1
+        hashed = (hashed ^ (hashed >> np.uint64(27))) * _MIX_2
+        hashed = (hashed ^ (hashed >> np.uint64(31))) + keys[:, word : word + 1]
+    return np.argsort(hashed, axis=1, kind="stable")

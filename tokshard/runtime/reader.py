@@ -1,0 +1,296 @@
+"""Corpora on disk as the token streams of an order: the only place of the runtime that knows the format."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.format.reader import Corpus, open_corpus
+from tokshard.format.schema import ORDINAL_STRIDE
+from tokshard.format.storage import local_directory
+from tokshard.runtime.windows import DocumentPlace
+
+_MAX_MAPPED = 1_024
+_MAX_DESCRIPTORS = 64
+"""Shards kept open; a map costs no descriptor, and a job has few of those to spare."""
+
+
+class CorpusSource:
+    """A corpus as one stream of tokens, shard after shard.
+
+    Shards are memory-mapped, or with ``access="pread"`` read piece by piece through file descriptors, which suits
+    network
+    file systems: a shard that is cut or vanishes under a running job is then an error, where a map would kill the
+    process with SIGBUS. Sizes are checked when a shard is first touched, offsets whenever they are read.
+
+    Pickles as its arguments, so that a worker process opens the corpus for itself.
+
+    Args:
+        location: the corpus directory.
+        access: ``"mmap"`` or ``"pread"``.
+    """
+
+    def __init__(self, location: str | os.PathLike[str], *, access: str = "mmap") -> None:
+        if access not in ("mmap", "pread"):
+            raise ValueError(f"access must be 'mmap' or 'pread', got {access!r}")
+        self.location, self.access = os.path.abspath(local_directory(location)), access
+        self.corpus = open_corpus(self.location)
+        self.reading: str | None = None
+        """The shard that was touched last: what hangs, if a read hangs."""
+        self.on_shard: Callable[[str], None] | None = None
+        """Is told the path of a shard before it is touched."""
+        self._first_tokens = self.corpus.first_tokens
+        self._starts: list[int] = self._first_tokens.tolist()
+        self._shards: OrderedDict[int, _Shard] = OrderedDict()
+        self._open_shard = _MappedShard if access == "mmap" else _PreadShard
+        self._max_open = _MAX_MAPPED if access == "mmap" else _MAX_DESCRIPTORS
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (partial(CorpusSource, access=self.access), (self.location,))
+
+    def __repr__(self) -> str:
+        return repr(self.corpus)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the corpus."""
+        return self.corpus.num_tokens
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a token id: uint16 or uint32."""
+        return self.corpus.dtype
+
+    @property
+    def fingerprint(self) -> str:
+        """Content fingerprint."""
+        return self.corpus.fingerprint
+
+    @property
+    def tokenizer(self) -> str:
+        """Hash of the tokenizer that made it: corpora of one plan share it."""
+        return self.corpus.manifest.tokenizer.canonical_sha256
+
+    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where documents end in ``(start, stop]``: int64, ascending.
+
+        Raises:
+            DamagedCorpusError: a shard is missing or not what the manifest says.
+        """
+        parts = []
+        position = start
+        while position < stop:
+            index = bisect_right(self._starts, position) - 1
+            base, end = self._starts[index], min(stop, self._starts[index + 1])
+            parts.append(self._shard(index).ends(position - base, end - base) + base)
+            position = end
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """The tokens of pieces, each within one document: read-only arrays of `dtype`.
+
+        Raises:
+            DamagedCorpusError: a shard is missing or not what the manifest says.
+        """
+        shards = np.searchsorted(self._first_tokens, starts, "right") - 1
+        within = starts - self._first_tokens[shards]
+        found = self._shard
+        return [
+            found(shard).tokens(start, length)
+            for shard, start, length in zip(shards.tolist(), within.tolist(), lengths.tolist(), strict=True)
+        ]
+
+    def document_at(self, position: int) -> DocumentPlace:
+        """The document that holds a token of the stream."""
+        index = bisect_right(self._starts, position) - 1
+        base = self._starts[index]
+        row, start, stop = self._shard(index).document_at(position - base)
+        first = self.corpus.first_document(index)
+        name = self.corpus.shards[index].name
+        return DocumentPlace(shard=name, document=first + row, start=base + start, stop=base + stop)
+
+    def changed_shard(self) -> str | None:
+        """The first shard that is gone or has another size than the manifest says, as things are now. A stat per shard."""
+        for shard in self.corpus.shards:
+            path = str(self.corpus.directory / shard.name)
+            try:
+                size = os.stat(path).st_size
+            except OSError:
+                return path
+            if size != shard.num_bytes:
+                return path
+        return None
+
+    def _shard(self, index: int) -> _Shard:
+        shard = self._shards.get(index)
+        if shard is None:
+            self._touch(str(self.corpus.directory / self.corpus.shards[index].name))
+            shard = self._open_shard(self.corpus, index)
+            with self._lock:
+                self._shards[index] = shard
+                if len(self._shards) > self._max_open:
+                    self._shards.popitem(last=False)
+        if shard.path is not self.reading:
+            self._touch(shard.path)
+        return shard
+
+    def _touch(self, path: str) -> None:
+        self.reading = path
+        if self.on_shard is not None:
+            self.on_shard(path)
+
+
+class _Shard(Protocol):
+    """One shard; positions count from its first token."""
+
+    path: str
+
+    def ends(self, start: int, stop: int) -> NDArray[np.int64]: ...
+
+    def tokens(self, start: int, length: int) -> NDArray[Any]: ...
+
+    def document_at(self, position: int) -> tuple[int, int, int]: ...
+
+
+class _MappedShard:
+    def __init__(self, corpus: Corpus, index: int) -> None:
+        self._shard = corpus.shard(index)
+        self.path = str(self._shard.path)
+        places = self._shard.places
+        self._first_documents = _starts([place.num_documents for place in places])
+        self._starts = _starts([place.num_tokens for place in places])
+        self._values: dict[int, NDArray[Any]] = {}
+
+    def tokens(self, start: int, length: int) -> NDArray[Any]:
+        batch = bisect_right(self._starts, start) - 1
+        values = self._values.get(batch)
+        if values is None:
+            values = self._values[batch] = self._shard.batch(batch)[1]
+        begin = start - self._starts[batch]
+        return values[begin : begin + length]
+
+    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+        parts = []
+        while start < stop:
+            batch = bisect_right(self._starts, start) - 1
+            base, end = self._starts[batch], min(stop, self._starts[batch + 1])
+            offsets = self._shard.batch(batch)[0]
+            low, high = np.searchsorted(offsets, [start - base, end - base], "right")
+            parts.append(offsets[low:high] + base)
+            start = end
+        return np.concatenate(parts)
+
+    def document_at(self, position: int) -> tuple[int, int, int]:
+        batch = bisect_right(self._starts, position) - 1
+        base = self._starts[batch]
+        offsets = self._shard.batch(batch)[0]
+        row = int(np.searchsorted(offsets, position - base, "right")) - 1
+        return self._first_documents[batch] + row, base + int(offsets[row]), base + int(offsets[row + 1])
+
+
+class _PreadShard:
+    def __init__(self, corpus: Corpus, index: int) -> None:
+        info = corpus.shards[index]
+        self.path = str(corpus.directory / info.name)
+        self._dtype = corpus.dtype
+        self._places = corpus.batch_places(index)
+        self._strides = corpus.stride_documents(index)
+        self._starts = _starts([place.num_tokens for place in self._places])
+        self._first_documents = _starts([place.num_documents for place in self._places])
+        try:
+            self._descriptor = os.open(self.path, os.O_RDONLY)
+            size = os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise DamagedCorpusError(f"{self.path} cannot be opened: {error.strerror}", hint=RESTORE) from error
+        # closed when nobody uses the shard any more, also by a thread that still reads while it leaves the cache
+        weakref.finalize(self, os.close, self._descriptor)
+        if size != info.num_bytes:
+            raise DamagedCorpusError(f"{self.path} has {size} bytes, expected {info.num_bytes}", hint=RESTORE)
+
+    def tokens(self, start: int, length: int) -> NDArray[Any]:
+        batch = bisect_right(self._starts, start) - 1
+        position = self._places[batch].values_position + (start - self._starts[batch]) * self._dtype.itemsize
+        return np.frombuffer(self._read(position, length * self._dtype.itemsize), self._dtype)
+
+    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+        # the documents of the strides that hold the first and the last token bound those in between
+        first = int(self._strides[start // ORDINAL_STRIDE])
+        beyond = -(-stop // ORDINAL_STRIDE)
+        last = int(self._strides[beyond]) if beyond < len(self._strides) else self._first_documents[-1] - 1
+        offsets = self._offsets(first, last, start, stop)
+        low, high = np.searchsorted(offsets, [start, stop], "right")
+        return offsets[low:high]
+
+    def document_at(self, position: int) -> tuple[int, int, int]:
+        stride = position // ORDINAL_STRIDE
+        first = int(self._strides[stride])
+        last = int(self._strides[stride + 1]) if stride + 1 < len(self._strides) else self._first_documents[-1] - 1
+        offsets = self._offsets(first, last, position, position + 1)
+        row = int(np.searchsorted(offsets, position, "right")) - 1
+        return first + row, int(offsets[row]), int(offsets[row + 1])
+
+    def _offsets(self, first: int, last: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Starts of the documents ``[first, last]``, which hold the tokens ``[start, stop)``, and where they end."""
+        parts = [np.empty(0, np.int64)]
+        end = 0
+        row = first
+        while row <= min(last, self._first_documents[-1] - 1):
+            batch = bisect_right(self._first_documents, row) - 1
+            place, base = self._places[batch], self._first_documents[batch]
+            row_stop = min(last + 1, base + place.num_documents)
+            raw = self._read(place.offsets_position + 8 * (row - base), 8 * (row_stop - row + 1))
+            found = np.frombuffer(raw, np.int64)
+            is_whole = (row > base or found[0] == 0) and (
+                row_stop - base < place.num_documents or found[-1] == place.num_tokens
+            )
+            if not is_whole or not bool(np.all(found[1:] > found[:-1])) or found[0] < 0 or found[-1] > place.num_tokens:
+                raise DamagedCorpusError(
+                    f"{self.path}, batch {batch}: offsets of documents {row - base} to {row_stop - base} must ascend "
+                    f"within [0, {place.num_tokens}], found {found[0]} to {found[-1]}",
+                    hint=RESTORE,
+                )
+            parts.append(found[:-1] + self._starts[batch])
+            end = int(found[-1]) + self._starts[batch]
+            row = row_stop
+        offsets = np.append(np.concatenate(parts), end)
+        if offsets[0] > start or offsets[-1] < stop:  # else pieces would run over the ends of documents
+            raise DamagedCorpusError(
+                f"{self.path}: the shard table says that documents {first} to {last} hold tokens {start} to {stop}, "
+                f"they hold {offsets[0]} to {offsets[-1]}",
+                hint=RESTORE,
+            )
+        return offsets
+
+    def _read(self, position: int, length: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, length, position)
+            while 0 < len(data) < length:
+                more = os.pread(self._descriptor, length - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise DamagedCorpusError(f"{self.path} cannot be read: {error.strerror}", hint=RESTORE) from error
+        if len(data) != length:
+            raise DamagedCorpusError(
+                f"{self.path} ends at byte {position + len(data)}, expected {length} bytes at {position}: it was cut "
+                "under the running job",
+                hint=RESTORE,
+            )
+        return data
+
+
+def _starts(counts: list[int]) -> list[int]:
+    return [0, *itertools.accumulate(counts)]

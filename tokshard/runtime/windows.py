@@ -1,0 +1,420 @@
+"""One corpus as an endless stream of shuffled pieces: epochs, windows, and the tables of their pieces.
+
+A corpus of T tokens is cut into blocks, the blocks of an epoch are permuted, and consecutive ones form windows.
+Inside a window
+the blocks are cut at document boundaries and the pieces are permuted. Windows and epochs follow each other without a
+gap, so a position in the stream is plain arithmetic; only what lies inside a window needs its table.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.runtime.permutation import KEY_WORDS, MAX_SORTED, Permutation, small_permutations
+from tokshard.runtime.seeds import Purpose, derive_key
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPlace:
+    """A document by its place.
+
+    Args:
+        shard: file name.
+        document: number in the corpus.
+        start, stop: its tokens in the stream of the corpus.
+    """
+
+    shard: str
+    document: int
+    start: int
+    stop: int
+
+
+class TokenSource(Protocol):
+    """The tokens of a corpus as one stream, shard after shard. The seam between order and storage."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the stream."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Content fingerprint: 64 hexadecimal digits."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a token id: uint16 or uint32."""
+
+    @property
+    def tokenizer(self) -> str:
+        """Hash of the tokenizer: corpora of one plan share it."""
+
+    def document_at(self, position: int) -> DocumentPlace:
+        """The document that holds a token of the stream."""
+
+    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where documents end in ``(start, stop]``: int64, ascending, the position after each delimiter."""
+
+    def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """The tokens of pieces, each within one document: read-only arrays, uint16 or uint32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The sizes of an order, in tokens and blocks.
+
+    Args:
+        seq_len: tokens of a sample.
+        block_tokens: consecutive tokens of a corpus that stay together until they are cut at documents.
+        window_blocks: blocks of a window.
+    """
+
+    seq_len: int
+    block_tokens: int
+    window_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Where a window lies.
+
+    Args:
+        epoch: pass over the corpus, from 0.
+        index: window of that epoch, from 0.
+        start, stop: its tokens in the endless stream.
+        first_block, num_blocks: its full blocks in the shuffled order of the epoch.
+        tail_tokens: tokens of the short block that it holds besides, or 0.
+    """
+
+    epoch: int
+    index: int
+    start: int
+    stop: int
+    first_block: int
+    num_blocks: int
+    tail_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Parts of documents.
+
+    Args:
+        starts: int64 [n], position of the first token of each in its corpus.
+        lengths: int64 [n], tokens of each.
+        ends_document: bool [n], whether its last token is the document's delimiter.
+    """
+
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    ends_document: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceTable:
+    """The pieces of one window in their shuffled order. 8 bytes per piece.
+
+    A place is a position in the window before the pieces are permuted: block after block.
+
+    Args:
+        stream_starts: uint32 [n + 1], where each piece starts in the window, and the window's length.
+        place_starts: uint32 [n], the place of each piece's first token.
+        block_tokens: places per block.
+        block_starts: int64 [blocks], position in the corpus of each block's first token.
+        ends_document: bool [blocks], whether the last token of each block is a delimiter.
+    """
+
+    stream_starts: NDArray[np.uint32]
+    place_starts: NDArray[np.uint32]
+    block_tokens: int
+    block_starts: NDArray[np.int64]
+    ends_document: NDArray[np.bool_]
+
+    def cut(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
+        """The pieces in stretches of the window.
+
+        Args:
+            starts, lengths: int64 [stretches], in tokens of the window; each length at least 1.
+
+        Returns:
+            int64 [stretches], how many pieces each has, and the pieces of all of them one after another. The first
+            and the last piece of a stretch are cut to it.
+        """
+        stops = starts + lengths
+        first = np.searchsorted(self.stream_starts, starts, "right") - 1
+        last = np.searchsorted(self.stream_starts, stops, "left")
+        counts = last - first
+        # piece k of a stretch is entry first + k of the table
+        offsets = np.cumsum(counts) - counts
+        entry = np.arange(int(counts.sum())) - np.repeat(offsets - first, counts)
+        piece_starts = self.stream_starts[entry].astype(np.int64)
+        piece_stops = self.stream_starts[entry + 1].astype(np.int64)
+        cut_starts = np.maximum(piece_starts, np.repeat(starts, counts))
+        cut_stops = np.minimum(piece_stops, np.repeat(stops, counts))
+        places = self.place_starts[entry] + (cut_starts - piece_starts)
+        blocks = places // self.block_tokens
+        within = places - blocks * self.block_tokens
+        lengths_cut = cut_stops - cut_starts
+        # a whole piece ends with its document, unless it ends with its block, of which that is known
+        at_block_end = within + lengths_cut == self._block_lengths[blocks]
+        ends = (cut_stops == piece_stops) & (~at_block_end | self.ends_document[blocks])
+        return counts, Pieces(starts=self.block_starts[blocks] + within, lengths=lengths_cut, ends_document=ends)
+
+    @property
+    def _block_lengths(self) -> NDArray[np.int64]:
+        lengths = np.full(len(self.block_starts), self.block_tokens, np.int64)
+        lengths[-1] = int(self.stream_starts[-1]) - self.block_tokens * (len(self.block_starts) - 1)
+        return lengths
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of the window."""
+        return len(self.place_starts)
+
+
+class CorpusStream:
+    """One corpus as the endless stream of shuffled pieces that a plan reads.
+
+    Which window a sample starts in is arithmetic. The table of a window costs its piece table to keep and a scan of
+    its document boundaries to make; the last `max_tables` are kept. Safe to use from several threads.
+
+    Args:
+        seed: of the plan.
+        ordinal: how often the same content is listed before it in the plan.
+        start_epoch: epoch that counts as the first.
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        shape: Shape,
+        *,
+        seed: int,
+        ordinal: int = 0,
+        start_epoch: int = 0,
+        max_tables: int = 4,
+    ) -> None:
+        self.source, self.shape = source, shape
+        self._seed, self._ordinal, self._start_epoch = seed, ordinal, start_epoch
+        self._content = bytes.fromhex(source.fingerprint)
+        self._max_tables = max_tables
+        self._tables: OrderedDict[tuple[int, int], PieceTable] = OrderedDict()
+        self._permutations: OrderedDict[tuple[Purpose, int, int, int], Permutation] = OrderedDict()
+        self._lock = Lock()
+
+    @cached_property
+    def num_full_blocks(self) -> int:
+        """Blocks of `block_tokens` tokens; what is left is the tail."""
+        return self.source.num_tokens // self.shape.block_tokens
+
+    @cached_property
+    def num_windows(self) -> int:
+        """Windows of an epoch."""
+        return max(1, -(-self.num_full_blocks // self.shape.window_blocks))
+
+    def window_at(self, position: int) -> Window:
+        """The window that holds a position of the stream."""
+        epoch, within = divmod(position, self.source.num_tokens)
+        index = min(within // (self.shape.window_blocks * self.shape.block_tokens), self.num_windows - 1)
+        return self.window(epoch, index)
+
+    def window(self, epoch: int, index: int) -> Window:
+        """A window by epoch and index."""
+        tokens, blocks = self.source.num_tokens, self.shape.window_blocks
+        is_last = index == self.num_windows - 1
+        start = epoch * tokens + index * blocks * self.shape.block_tokens
+        return Window(
+            epoch=epoch,
+            index=index,
+            start=start,
+            stop=(epoch + 1) * tokens if is_last else start + blocks * self.shape.block_tokens,
+            first_block=index * blocks,
+            num_blocks=self.num_full_blocks - index * blocks if is_last else blocks,
+            tail_tokens=tokens - self.num_full_blocks * self.shape.block_tokens if is_last else 0,
+        )
+
+    def pieces_of(
+        self, samples: NDArray[np.int64], stream_stop: int | None = None, *, extra_tokens: int = 0
+    ) -> tuple[NDArray[np.int64], Pieces]:
+        """The pieces that samples read.
+
+        Sample k reads slice ``[j * seq_len, (j + 1) * seq_len)`` of the stream, where j is the entry of k in a
+        permutation of all samples that start in the same window.
+
+        Args:
+            samples: int64 [n], ascending.
+            stream_stop: where a finite pass ends; slices are cut there.
+            extra_tokens: read so many tokens of the stream beyond each slice.
+
+        Returns:
+            int64 [n], how many pieces each sample has, and the pieces of all of them one after another.
+        """
+        seq_len = self.shape.seq_len
+        counts: list[NDArray[np.int64]] = []
+        parts: list[Pieces] = []
+        done = 0
+        while done < len(samples):
+            # Python integers: a position can lie beyond 2**63
+            window = self.window_at(int(samples[done]) * seq_len)
+            first, stop = -(-window.start // seq_len), -(-window.stop // seq_len)
+            here = samples[done : done + int(np.searchsorted(samples[done:], stop))]
+            order = self._permutation("samples", window.epoch, window.index, stop - first)
+            starts = order((here - first).astype(np.uint64)).astype(np.int64) * seq_len + (
+                first * seq_len - window.start
+            )
+            found = self._read(window, starts, seq_len + extra_tokens, stream_stop)
+            counts += found[0]
+            parts += found[1]
+            done += len(here)
+        if not parts:
+            none = np.empty(0, np.int64)
+            return none, Pieces(starts=none, lengths=none, ends_document=np.empty(0, np.bool_))
+        return np.concatenate(counts), Pieces(
+            starts=np.concatenate([part.starts for part in parts]),
+            lengths=np.concatenate([part.lengths for part in parts]),
+            ends_document=np.concatenate([part.ends_document for part in parts]),
+        )
+
+    def _read(
+        self,
+        window: Window,
+        starts: NDArray[np.int64],
+        length: int,
+        stream_stop: int | None,
+    ) -> tuple[list[NDArray[np.int64]], list[Pieces]]:
+        """The pieces of stretches that start in one window, in order; few of them reach beyond it."""
+        counts: list[NDArray[np.int64]] = []
+        parts: list[Pieces] = []
+        room = window.stop - window.start
+        if stream_stop is not None:
+            room = min(room, stream_stop - window.start)
+        lengths = np.minimum(length, room - starts)
+        is_over = starts + length > window.stop - window.start
+        if stream_stop is not None and stream_stop <= window.stop:
+            is_over[:] = False
+        table = self.table(window)
+        for group in np.split(np.arange(len(starts)), np.flatnonzero(is_over) + 1):
+            if not len(group):
+                continue
+            found, pieces = table.cut(starts[group], lengths[group])
+            counts.append(found)
+            parts.append(pieces)
+            if is_over[group[-1]]:  # goes on in the next window, or in several if they are short
+                more = self._continue(window.stop, length - int(lengths[group[-1]]), stream_stop)
+                found[-1] += sum(len(part.starts) for part in more)
+                parts.extend(more)
+        return counts, parts
+
+    def _continue(self, position: int, length: int, stream_stop: int | None) -> list[Pieces]:
+        if stream_stop is not None:
+            length = min(length, stream_stop - position)
+        parts = []
+        while length > 0:
+            window = self.window_at(position)
+            take = min(length, window.stop - position)
+            epochs = length // self.source.num_tokens
+            is_one_block = window.num_blocks + bool(window.tail_tokens) == self.num_windows == 1
+            if epochs > 1 and is_one_block and position == window.start and take <= MAX_SORTED:
+                take = epochs * self.source.num_tokens
+                parts.append(self._epochs_of_one_block(window.epoch, epochs))
+            else:
+                start = np.array([position - window.start], np.int64)
+                parts.append(self.table(window).cut(start, np.array([take], np.int64))[1])
+            position, length = position + take, length - take
+        return parts
+
+    def _epochs_of_one_block(self, epoch: int, count: int) -> Pieces:
+        """The pieces of `count` epochs of a corpus of one block, many of which may fit into a sample."""
+        stops = self.source.ends(0, self.source.num_tokens)
+        starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]])
+        epochs = range(epoch, epoch + count)
+        if len(stops) == 1:
+            order = np.zeros((count, 1), np.int64)
+        else:
+            order = small_permutations(len(stops), np.stack([self._key("pieces", one, 0, words=3) for one in epochs]))
+        return Pieces(
+            starts=starts[order].ravel(),
+            lengths=(stops - starts)[order].ravel(),
+            ends_document=np.ones(order.size, np.bool_),
+        )
+
+    def table(self, window: Window) -> PieceTable:
+        """The pieces of a window, made when it is first asked for."""
+        key = (window.epoch, window.index)
+        with self._lock:
+            table = self._tables.get(key)
+        if table is None:
+            table = self._make_table(window)  # two threads may make it, which is harmless: it is pure
+        with self._lock:
+            if key not in self._tables:
+                self._tables[key] = table
+                if len(self._tables) > self._max_tables:
+                    self._tables.popitem(last=False)
+            else:
+                self._tables.move_to_end(key)
+        return table
+
+    def _make_table(self, window: Window) -> PieceTable:
+        size = self.shape.block_tokens
+        order = np.arange(window.first_block, window.first_block + window.num_blocks, dtype=np.uint64)
+        if len(order):
+            order = self._permutation("blocks", window.epoch, 0, self.num_full_blocks)(order)
+        block_starts = order.astype(np.int64) * size
+        if window.tail_tokens:
+            block_starts = np.append(block_starts, self.num_full_blocks * size)
+        length = window.stop - window.start
+        if length >= 1 << 32:
+            raise ValueError(f"a window of {length} tokens does not fit: make window_blocks less")
+        places: list[NDArray[np.int64]] = []
+        ends_document = np.empty(len(block_starts), np.bool_)
+        for number, start in enumerate(block_starts.tolist()):
+            tokens = window.tail_tokens if number == window.num_blocks else size
+            ends = self.source.ends(start, start + tokens)
+            ends_document[number] = len(ends) > 0 and int(ends[-1]) == start + tokens
+            inner = ends[:-1] if ends_document[number] else ends
+            places.append(np.array([number * size], np.int64))
+            places.append(inner - (start - number * size))
+        place_starts = np.concatenate(places)
+        lengths = np.diff(place_starts, append=length)
+        order = Permutation(length=len(place_starts), key=self._key("pieces", window.epoch, window.index)).all()
+        stream_starts = np.zeros(len(place_starts) + 1, np.uint32)
+        np.cumsum(lengths[order], out=stream_starts[1:])
+        return PieceTable(
+            stream_starts=stream_starts,
+            place_starts=place_starts[order].astype(np.uint32),
+            block_tokens=size,
+            block_starts=block_starts,
+            ends_document=ends_document,
+        )
+
+    def _key(self, purpose: Purpose, epoch: int, window: int, *, words: int = KEY_WORDS) -> NDArray[np.uint64]:
+        return derive_key(
+            self._seed,
+            purpose,
+            corpus=self._content,
+            ordinal=self._ordinal,
+            epoch=epoch + self._start_epoch,
+            window=window,
+            words=words,
+        )
+
+    def _permutation(self, purpose: Purpose, epoch: int, window: int, length: int) -> Permutation:
+        """A permutation that many samples share, kept for the next of them."""
+        key = (purpose, epoch, window, length)
+        with self._lock:
+            found = self._permutations.get(key)
+            if found is None:
+                found = Permutation(length=length, key=self._key(purpose, epoch, window))
+                self._permutations[key] = found
+                if len(self._permutations) > 2 * self._max_tables:
+                    self._permutations.popitem(last=False)
+            else:
+                self._permutations.move_to_end(key)
+        return found
