@@ -111,6 +111,14 @@ def test_batches_are_tensors_of_the_documented_shapes_and_types() -> None:
     assert int(batch["max_seqlen"]) == max(np.diff([*starts, 24]))
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+def test_pinned_memory_without_an_accelerator_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="pin_memory has no effect"):
+        loader = StreamingLoader(two_corpora(), global_batch_size=2, pin_memory=True)
+    assert len(take(loader, 1)) == 1
+    loader.close()
+
+
 # stops and resumes
 
 

@@ -17,7 +17,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from tokshard.build.receipts import Receipt
@@ -48,11 +50,13 @@ class Usage:
     """What a build cost.
 
     Args:
-        cpu_seconds: of all processes, start-up included.
+        cpu_seconds: of all workers, start-up included.
+        server_cpu_seconds: of the process that they are forked from, where that can be read.
         peak_worker_bytes: resident memory of the largest worker at its peak.
     """
 
     cpu_seconds: float = 0.0
+    server_cpu_seconds: float = 0.0
     peak_worker_bytes: int = 0
 
 
@@ -150,8 +154,16 @@ class _Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Idle:
+class _Done:
+    """A receipt, and what the worker cost until then: the last one may be the last thing that is heard of it."""
+
+    receipt: Receipt
     usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    pass
 
 
 def _worker_main(connection: Connection, context: WorkerContext) -> None:
@@ -165,16 +177,16 @@ def _worker_main(connection: Connection, context: WorkerContext) -> None:
             connection.send(_Failed((0, 0), _portable(error)))
             return
         while True:
-            connection.send(_Idle(Usage(_cpu_seconds(), _peak_bytes())))
+            connection.send(_Idle())
             _obey(connection, runner, connection.recv())
 
 
 def _obey(connection: Connection, runner: TaskRunner, message: Any) -> None:
     try:
         if isinstance(message, _RunTask):
-            connection.send(runner.run_task(message.task, message.cap))
+            _send_receipt(connection, runner.run_task(message.task, message.cap))
         elif isinstance(message, _RunStream):
-            runner.run_stream(message.task, message.cap, message.done, connection.send)
+            runner.run_stream(message.task, message.cap, message.done, partial(_send_receipt, connection))
         else:
             _run_segment(connection, runner, message)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -192,16 +204,19 @@ def _run_segment(connection: Connection, runner: TaskRunner, message: _RunSegmen
     while not isinstance(part := connection.recv(), _EndOfSegment | _BrokenSegment):
         chunks.append(part)
     end = part
-    connection.send(
-        runner.run_segment(
-            message.task,
-            message.number,
-            message.previous,
-            _consumed(chunks, end),
-            cap=message.cap,
-            is_last=lambda: isinstance(end, _EndOfSegment) and end.is_last,
-        )
+    receipt = runner.run_segment(
+        message.task,
+        message.number,
+        message.previous,
+        _consumed(chunks, end),
+        cap=message.cap,
+        is_last=lambda: isinstance(end, _EndOfSegment) and end.is_last,
     )
+    _send_receipt(connection, receipt)
+
+
+def _send_receipt(connection: Connection, receipt: Receipt) -> None:
+    connection.send(_Done(receipt, Usage(_cpu_seconds(), _server_cpu_seconds(), _peak_bytes())))
 
 
 def _consumed(chunks: list[Chunk], end: _EndOfSegment | _BrokenSegment) -> Iterator[Chunk]:
@@ -236,6 +251,18 @@ def _portable(error: Exception) -> Exception:
 def _cpu_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def _server_cpu_seconds() -> float:
+    """CPU time of the parent, if that is a fork server and the system has /proc."""
+    if _START_METHOD != "forkserver":
+        return 0.0
+    try:
+        fields = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    user, system = int(fields[11]), int(fields[12])  # after the name: state is field 0, utime field 11
+    return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
 def _peak_bytes() -> int:
@@ -341,6 +368,7 @@ class _Pool:
                     raise self._death(by_handle[handle])
         return Usage(
             cpu_seconds=sum(worker.usage.cpu_seconds for worker in self._workers),
+            server_cpu_seconds=max(worker.usage.server_cpu_seconds for worker in self._workers),
             peak_worker_bytes=max(worker.usage.peak_worker_bytes for worker in self._workers),
         )
 
@@ -428,12 +456,13 @@ class _Pool:
             raise self._death(worker) from None
         if isinstance(message, Progress):
             self._on_progress(message)
-        elif isinstance(message, Receipt):
-            self._schedule.finished(message)
+        elif isinstance(message, _Done):
+            worker.usage = message.usage
+            self._schedule.finished(message.receipt)
         elif isinstance(message, _Failed):
             self._schedule.failed(message.key, message.error)
         else:
-            worker.usage, worker.is_ready = message.usage, True
+            worker.is_ready = True
             self._release(worker)
 
     def _release(self, worker: _Worker) -> None:

@@ -260,7 +260,7 @@ class _Build:
             arguments=self._found.arguments,
         )
         seconds = time.monotonic() - self._started
-        cpu_seconds = _cpu_seconds() - cpu_before + usage.cpu_seconds
+        cpu_seconds = _cpu_seconds() - cpu_before + usage.cpu_seconds + usage.server_cpu_seconds
         result = BuildResult(
             directory=self._workspace.out,
             manifest=manifest,

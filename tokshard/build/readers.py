@@ -20,7 +20,7 @@ from pyarrow import ipc
 from tokshard.build import sources
 from tokshard.build.records import MALFORMED, TOO_LONG, BadRecord, Chunk, Records, RecordSpec, admit_rows
 from tokshard.build.sources import Input, vanished
-from tokshard.build.streams import CHUNK_BYTES, ByteSource, damaged, line_chunks, open_bytes, open_file
+from tokshard.build.streams import CHUNK_BYTES, ByteSource, PlainBytes, damaged, line_chunks, open_bytes, open_file
 from tokshard.build.tasks import ByteRange, Grouped, Groups, Lines, Span, Split, Stream, Unit
 from tokshard.errors import SourceError, UsageError
 from tokshard.format.storage import map_file
@@ -82,16 +82,15 @@ def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
 def _line_range_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
     start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
     with open_file(source) as file:
-        origin = max(0, start - 1)
-        file.seek(origin)
+        file.seek(max(0, start - 1))
+        stream = PlainBytes(source, file)
 
-        def read(size: int) -> bytes:
-            try:
-                return file.read(size)
-            except OSError as error:
-                raise vanished(source, error) from error
+        def position() -> int:
+            # the end of the last line lies in the next range, which counts it
+            here = stream.file_position()
+            return here if stop is None else min(here, stop)
 
-        chunks = line_chunks(read, start=start, stop=stop, max_line_bytes=spec.max_line_bytes, position=file.tell)
+        chunks = line_chunks(stream.read, start=start, stop=stop, max_line_bytes=spec.max_line_bytes, position=position)
         yield from (chunk for _, chunk in chunks)
 
 

@@ -43,7 +43,7 @@ def open_bytes(source: Input) -> Iterator[ByteSource]:
     """
     with open_file(source) as file:
         if source.compression is None:
-            yield _Plain(source, file)
+            yield PlainBytes(source, file)
         elif source.num_bytes == 0:
             raise damaged(source, f"the file is empty, which {source.compression} never is")
         else:
@@ -70,7 +70,9 @@ def damaged(source: Input, reason: str) -> SourceError:
     )
 
 
-class _Plain:
+class PlainBytes:
+    """The bytes of a file as they are, from where it stands."""
+
     def __init__(self, source: Input, file: IO[bytes]) -> None:
         self._source, self._file = source, file
 

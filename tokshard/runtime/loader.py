@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -121,6 +122,9 @@ class StreamingLoader:
         rank, world_size = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
         self._ranks = Ranks(global_batch_size, rank, world_size, uneven)
         self._num_workers, self._depth = num_workers, prefetch_factor * max(1, num_workers)
+        if pin_memory and not torch.accelerator.is_available():
+            warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
+            pin_memory = False
         self._pin_memory, self._timeout_seconds = pin_memory, timeout_seconds
         self._start_method = multiprocessing_context or _default_start_method()
         self._cursor = plan.cursor()

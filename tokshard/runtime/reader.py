@@ -122,7 +122,7 @@ class CorpusSource:
         return DocumentPlace(shard=name, document=first + row, start=base + start, stop=base + stop)
 
     def changed_shard(self) -> str | None:
-        """The first shard that is gone or has another size than the manifest says, as things are now. A stat per shard."""
+        """The first shard that is now gone or has another size than the manifest says. A stat per shard."""
         for shard in self.corpus.shards:
             path = str(self.corpus.directory / shard.name)
             try:
