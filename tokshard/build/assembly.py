@@ -17,6 +17,7 @@ from tokshard.build.tasks import Key
 from tokshard.build.workspace import Workspace
 from tokshard.errors import BuildError
 from tokshard.format import names
+from tokshard.format.arrays import number_array, table_batch
 from tokshard.format.manifest import (
     BuildConfig,
     DocumentLengths,
@@ -196,21 +197,15 @@ def _with_record_base(rows: pa.RecordBatch, before: Mapping[int, int]) -> pa.Rec
     for source, base in before.items():
         values[of_value == source] += base
     kind = rows.schema.field("run_record").type
-    moved = pa.LargeListArray.from_arrays(records.offsets, pa.array(values), type=kind)
+    moved = pa.LargeListArray.from_arrays(records.offsets, number_array(values), type=kind)
     return rows.set_column(rows.schema.get_field_index("run_record"), rows.schema.field("run_record"), moved)
 
 
 def _source_rows(sources: Sequence[SourceInfo]) -> Iterator[pa.RecordBatch]:
     for start in range(0, len(sources), _SOURCES_PER_BATCH):
         part = sources[start : start + _SOURCES_PER_BATCH]
-        columns = {
-            field.name: [getattr(source, field.name) for source in part]
-            for field in SOURCE_TABLE_SCHEMA
-            if field.name != "left_out"
-        }
-        columns["left_out"] = [list(source.left_out.items()) for source in part]
-        arrays = [pa.array(columns[field.name], type=field.type) for field in SOURCE_TABLE_SCHEMA]
-        yield pa.record_batch(arrays, schema=SOURCE_TABLE_SCHEMA)
+        columns = {field.name: [getattr(source, field.name) for source in part] for field in SOURCE_TABLE_SCHEMA}
+        yield table_batch(columns, SOURCE_TABLE_SCHEMA)
 
 
 def _write_rejects(

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
+from tokshard.format.arrays import number_array, table_batch
 from tokshard.format.schema import (
     MAX_BATCH_CHARACTERS,
     MAX_BATCH_TOKENS,
@@ -121,8 +122,8 @@ class ShardWriter:
         """
         if self._fill or self._file is not None:
             self._close_shard()
-        columns = [pa.array([row[field.name] for row in self._rows], type=field.type) for field in SHARD_TABLE_SCHEMA]
-        return pa.record_batch(columns, schema=SHARD_TABLE_SCHEMA)
+        columns = {field.name: [row[field.name] for row in self._rows] for field in SHARD_TABLE_SCHEMA}
+        return table_batch(columns, SHARD_TABLE_SCHEMA)
 
     @property
     def num_shards(self) -> int:
@@ -182,7 +183,7 @@ class ShardWriter:
             return
         offsets = np.concatenate([np.zeros(1, np.int64), *self._ends])
         documents = pa.LargeListArray.from_arrays(
-            pa.array(offsets), pa.array(self._buffer[: self._fill]), type=self._schema.field(TOKENS).type
+            number_array(offsets), number_array(self._buffer[: self._fill]), type=self._schema.field(TOKENS).type
         )
         columns = [pa.array(self._columns[name], type=self._schema.field(name).type) for name in self._columns]
         self._file.write(pa.record_batch([documents, *columns], schema=self._schema), offsets)
