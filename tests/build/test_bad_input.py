@@ -143,9 +143,7 @@ BAD_RECORDS = {
         ("--text-field", "a.b"),
         CHECK_FIELD,
     ),
-    "a number": BadRecord(
-        "a.jsonl", between_good_lines(b'{"text": 17}'), "text is not a string", "field 'text' is '17'"
-    ),
+    "a number": BadRecord("a.jsonl", between_good_lines(b'{"text": 17}'), "text is not a string", "field 'text' is 17"),
     "bytes that are no UTF-8": BadRecord(
         "a.jsonl", between_good_lines(b'{"text": "a\xff"}'), "invalid UTF-8", BAD_BYTE
     ),
@@ -173,7 +171,7 @@ BAD_RECORDS = {
         "a.jsonl",
         b'{"text": "good", "n": 1}\n{"text": "x", "n": "1"}\n{"text": "good"}\n',
         "kept field of another type",
-        """field 'n' is '"1"', not int64""",
+        """field 'n' is "1", not int64""",
         ("--keep", "n:int64"),
     ),
     "a csv row with too few fields": BadRecord(
@@ -579,7 +577,7 @@ def test_the_first_bad_record_in_input_order_decides(tokshard_build, monkeypatch
     write("d/c.jsonl", numbered(30, {1: b"{"}))
     write("d/d.jsonl.gz", gzip.compress(LINES)[:-1])
     tokshard_build("d", "--task-bytes", "128").assert_failed(
-        "d/b.jsonl, line 23: text is not a string: field 'text' is '5'", REPAIR
+        "d/b.jsonl, line 23: text is not a string: field 'text' is 5", REPAIR
     )
 
 
@@ -653,7 +651,7 @@ def test_with_several_workers_the_first_bad_record_in_input_order_decides(file, 
     write("d/c.jsonl", b"{\n" * 3)
     for workers in (3, 2):
         tokshard_build("d", "--task-bytes", "1MiB", "--force", workers=workers).assert_failed(
-            f"d/{file}, line 2900: text is not a string: field 'text' is '5'", REPAIR
+            f"d/{file}, line 2900: text is not a string: field 'text' is 5", REPAIR
         )
 
 

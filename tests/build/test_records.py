@@ -197,10 +197,10 @@ def only_bad(data: bytes, *arguments: str) -> tuple[str, str]:
         (b'{"body": "a"}', MISSING_TEXT, "no field 'text'"),
         (b"{}", MISSING_TEXT, "no field 'text'"),
         (b'{"text": null}', MISSING_TEXT, "no field 'text'"),
-        (b'{"text": 17}', NOT_A_STRING, "field 'text' is '17'"),
-        (b'{"text": {"body": "a"}}', NOT_A_STRING, """field 'text' is '{"body": "a"}'"""),
-        (b'{"text": ["a"]}', NOT_A_STRING, """field 'text' is '["a"]'"""),
-        (b'{"text": "a", "text": false}', NOT_A_STRING, "field 'text' is 'false'"),
+        (b'{"text": 17}', NOT_A_STRING, "field 'text' is 17"),
+        (b'{"text": {"body": "a"}}', NOT_A_STRING, """field 'text' is {"body": "a"}"""),
+        (b'{"text": ["a"]}', NOT_A_STRING, """field 'text' is ["a"]"""),
+        (b'{"text": "a", "text": false}', NOT_A_STRING, "field 'text' is false"),
         (b'{"text": "%s"}' % (b"x" * 61), TOO_LONG, "text has 61 bytes, at most 60 are allowed"),
     ],
 )  # fmt: skip
@@ -272,7 +272,7 @@ def test_a_kept_field_of_json_lines_has_the_type_that_was_asked_for(kind, json_v
 def test_a_kept_field_of_another_type_is_a_bad_record_that_shows_it(kind, json_value):
     reason, detail = only_bad(f'{{"k": {json_value}, "text": "t"}}'.encode(), "text", f"k:{kind}")
     assert reason == WRONG_TYPE
-    assert detail == f"field 'k' is {json_value!r}, not {kind}"
+    assert detail == f"field 'k' is {json_value}, not {kind}"
 
 
 def test_a_kept_string_that_is_not_utf_8_is_named_as_that():

@@ -170,7 +170,7 @@ class JsonLinesParser:
             records.bad.append(BadRecord(position, MISSING_TEXT, f"no field {spec.text_field!r}"))
             return
         if raw[:1] != b'"':
-            detail = f"field {spec.text_field!r} is {_excerpt(raw)}"
+            detail = f"field {spec.text_field!r} is {_shown(raw)}"
             records.bad.append(BadRecord(position, NOT_A_STRING, detail))
             return
         text = _STRING.decode(raw)
@@ -179,7 +179,7 @@ class JsonLinesParser:
             try:
                 values[name] = _json_value(_lookup(found, path), kind)
             except WrongTypeError:
-                detail = f"field {path!r} is {_excerpt(_lookup(found, path) or b'')}, not {kind}"
+                detail = f"field {path!r} is {_shown(_lookup(found, path) or b'')}, not {kind}"
                 records.bad.append(BadRecord(position, WRONG_TYPE, detail))
                 return
         records.admit(spec, position, text, values)
@@ -384,6 +384,11 @@ def _has_lone_surrogate(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _shown(raw: bytes) -> str:
+    """The start of a JSON value, as it stands in the line."""
+    return raw[:80].decode("utf-8", "replace") + ("..." if len(raw) > 80 else "")
 
 
 def _excerpt(raw: bytes) -> str:
