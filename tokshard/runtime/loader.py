@@ -200,9 +200,8 @@ class StreamingLoader:
 
         Returns:
             batches and wait_seconds since it was made; queue, batches that are ready; bytes_read, token ids in
-            their stored
-            width; samples of the plan so far and skipped_samples among them; per corpus samples, tokens and epoch
-            (tokens over tokens in the corpus), skipped ones included.
+            their stored width; samples of the plan so far and skipped_samples among them; per corpus samples, tokens
+            and epoch (tokens over tokens in the corpus), skipped ones included.
         """
         counts = self.plan.mixture(self._cursor).counts_before(self._cursor.sample)
         tokens = [count * self.plan.seq_len for count in counts]

@@ -30,9 +30,8 @@ class CorpusSource:
     """A corpus as one stream of tokens, shard after shard.
 
     Shards are memory-mapped, or with ``access="pread"`` read piece by piece through file descriptors, which suits
-    network
-    file systems: a shard that is cut or vanishes under a running job is then an error, where a map would kill the
-    process with SIGBUS. Sizes are checked when a shard is first touched, offsets whenever they are read.
+    network file systems: a shard that is cut or vanishes under a running job is then an error, where a map would kill
+    the process with SIGBUS. Sizes are checked when a shard is first touched, offsets whenever they are read.
 
     Pickles as its arguments, so that a worker process opens the corpus for itself.
 

@@ -321,7 +321,7 @@ class CorpusStream:
             take = min(length, window.stop - position)
             epochs = length // self.source.num_tokens
             is_one_block = window.num_blocks + bool(window.tail_tokens) == self.num_windows == 1
-            if epochs > 1 and is_one_block and position == window.start and take <= MAX_SORTED:
+            if epochs > 1 and is_one_block and take <= MAX_SORTED:
                 take = epochs * self.source.num_tokens
                 parts.append(self._epochs_of_one_block(window.epoch, epochs))
             else:

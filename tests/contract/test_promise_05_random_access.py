@@ -1,0 +1,60 @@
+"""Promise 5: `plan.sample(g)` is what the loader yields as sample g, and what a naive model of the order gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtime import naive
+from tests.runtime.sources import ListSource, PeriodicSource
+from tests.runtime.test_loader import expected_rows, rows_of, take
+from tokshard.runtime import StreamingLoader, StreamPlan
+
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=25)
+
+
+@given(one=lengths, other=lengths, seed=st.integers(0, 2**64 - 1), data=st.data())
+def test_a_sample_alone_the_loader_and_the_naive_model_agree(
+    one: list[int], other: list[int], seed: int, data: st.DataObject
+) -> None:
+    sources = {"one": ListSource(one), "other": ListSource(other, first_token=2000)}
+    sizes = {"seq_len": data.draw(st.integers(1, 20)), "window_blocks": data.draw(st.integers(1, 4))}
+    block = data.draw(st.integers(1, 50))
+    plan = StreamPlan(
+        sources, weights={"one": 1, "other": 2}, seed=seed, block_tokens=block, allow_small_blocks=True, **sizes
+    )
+    loader = StreamingLoader(plan, global_batch_size=5)
+    received = rows_of(take(loader, 4))
+    loader.close()
+    assert received == expected_rows(plan, range(20))
+    order = naive.mixture(seed, [(0, [1.0, 2.0])], 20)
+    model = [
+        naive.corpus_samples(
+            source.documents(),
+            seed=seed,
+            fingerprint=source.fingerprint,
+            ordinal=sum(before.fingerprint == source.fingerprint for before in list(sources.values())[:number]),
+            block=block,
+            count=20,
+            **sizes,
+        )
+        for number, source in enumerate(sources.values())
+    ]
+    for sample, row in enumerate(received):
+        corpus = order[sample]
+        expected: dict[str, Any] = model[corpus][order[:sample].count(corpus)]
+        assert row["corpus_index"] == corpus
+        for key in ("input_ids", "labels", "position_ids"):
+            assert row[key] == expected[key]
+
+
+@given(start=st.integers(0, 2**45), batch=st.integers(1, 4))
+def test_a_loader_that_starts_anywhere_yields_the_samples_of_the_plan(start: int, batch: int) -> None:
+    corpora = {"a": PeriodicSource(10**13), "b": PeriodicSource(10**9, 77)}
+    plan = StreamPlan(corpora, weights={"a": 3, "b": 1}, seq_len=16, window_blocks=1, seed=1)
+    loader = StreamingLoader(plan, global_batch_size=batch, prefetch_factor=1)
+    loader.skip(start)
+    assert rows_of(take(loader, 2)) == expected_rows(plan, range(start, start + 2 * batch))
+    loader.close()

@@ -1,0 +1,91 @@
+"""Promise 7: cursor size and time to first batch do not grow with the corpus; resuming replays nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.runtime.sources import PeriodicSource
+from tests.runtime.test_loader import expected_rows, rows_of, take
+from tokshard.runtime import StreamingLoader, StreamPlan
+
+FAR = 10**12
+
+
+class CountingSource(PeriodicSource):
+    """Counts what is asked of the storage."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(num_tokens)
+        self.num_views = self.num_scanned = 0
+
+    def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+        self.num_views += len(starts)
+        return super().views(starts, lengths)
+
+    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+        self.num_scanned += stop - start
+        return super().ends(start, stop)
+
+
+def loader_of(num_tokens: int) -> tuple[StreamingLoader, CountingSource]:
+    source = CountingSource(num_tokens)
+    plan = StreamPlan({"corpus": source}, seq_len=64, seed=2, block_tokens=4096, window_blocks=64)
+    return StreamingLoader(plan, global_batch_size=8, prefetch_factor=1), source
+
+
+def first_batch(num_tokens: int, skipped: int) -> tuple[float, CountingSource, int]:
+    """Seconds to the first batch, what it asked of the storage, and the size of the state."""
+    loader, source = loader_of(num_tokens)
+    loader.skip(skipped)
+    started = time.perf_counter()
+    take(loader, 1)
+    seconds = time.perf_counter() - started
+    size = len(loader.state_dict()["cursor"])
+    loader.close()
+    return seconds, source, size
+
+
+@pytest.mark.parametrize("skipped", [0, FAR])
+def test_a_corpus_of_10_to_the_14_tokens_needs_no_more_than_one_of_a_million(skipped: int) -> None:
+    small_seconds, small, small_size = min((first_batch(10**6, skipped) for _ in range(3)), key=lambda found: found[0])
+    huge_seconds, huge, huge_size = min((first_batch(10**14, skipped) for _ in range(3)), key=lambda found: found[0])
+    assert huge_size <= small_size + 40  # the number of tokens is in it, as the weight
+    assert huge_size < 500
+    assert huge.num_scanned <= 2 * small.num_scanned
+    assert huge.num_views <= 2 * small.num_views
+    assert huge_seconds < 10 * small_seconds + 0.5
+
+
+def test_a_state_grows_with_the_digits_of_its_position_only() -> None:
+    loader, _ = loader_of(10**14)
+    sizes = []
+    for _ in range(5):
+        loader.skip(10**12)
+        take(loader, 3)
+        sizes.append(len(loader.state_dict()["cursor"]) - len(str(loader.cursor.skipped)))
+    loader.close()
+    assert max(sizes) - min(sizes) < 20
+
+
+def test_resuming_at_sample_10_to_the_12_replays_nothing() -> None:
+    saver, _ = loader_of(10**14)
+    saver.skip(FAR)
+    state = saver.state_dict()
+    loader, source = loader_of(10**14)
+    loader.load_state_dict(state)
+    assert (source.num_views, source.num_scanned) == (0, 0)
+    batches = take(loader, 3)
+    loader.close()
+    assert rows_of(batches) == expected_rows(loader.plan, range(FAR, FAR + 24))
+    shape = loader.plan.shape
+    # one window, or two where the samples cross from one to the next
+    assert source.num_scanned <= 2 * shape.window_blocks * shape.block_tokens
+    # four batches of eight samples, the one that was prefetched too; a sample of 64 tokens has a piece or two, and
+    # a label that lies beyond it
+    rows = 8 * 4 + 24
+    assert source.num_views <= 6 * rows

@@ -1,0 +1,562 @@
+"""What breaks other loaders: tiny and huge corpora, odd documents, few descriptors, dead workers, files that change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.corpora import TINY_TOKENIZER, write_corpus
+from tests.runtime import naive
+from tests.runtime.sources import EOS, ListSource, PeriodicSource
+from tests.runtime.test_loader import expected_rows, global_rows, rows_of, take
+from tokshard.errors import DamagedCorpusError, LoaderError, PlanMismatchError
+from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.reader import CorpusSource
+from tokshard.runtime.windows import CorpusStream
+
+ROOT = Path(__file__).parents[2]
+ACCESS = ["mmap", "pread"]
+
+
+def write(directory: Path, memory: ListSource, *, shard_tokens: int = 1 << 28) -> Path:
+    return write_corpus(directory, memory.documents(), shard_tokens=shard_tokens, tokenizer=TINY_TOKENIZER)
+
+
+def shard_of(source: Any, index: int) -> Path:
+    return source.corpus.directory / source.corpus.shards[index].name
+
+
+def small_plan(source: Any, **options: Any) -> StreamPlan:
+    sizes = {"seq_len": 8, "block_tokens": 32, "window_blocks": 3, "seed": 4}
+    return StreamPlan({"corpus": source}, **{**sizes, **options})
+
+
+def documents_read(plan: StreamPlan, samples: int) -> list[tuple[int, int, int]]:
+    return [(piece.document, piece.start, piece.stop) for k in range(samples) for piece in plan.trace(k)]
+
+
+# odd corpora
+
+
+def test_a_corpus_of_one_document_is_read_again_and_again() -> None:
+    source = ListSource([50])
+    plan = small_plan(source, seq_len=25, allow_small_blocks=True, block_tokens=64)
+    rows = rows_of(take(StreamingLoader(plan, global_batch_size=2), 4))
+    for epoch in range(4):
+        both = sorted(rows[2 * epoch : 2 * epoch + 2], key=lambda row: row["input_ids"][0])
+        assert both[0]["input_ids"] + both[1]["input_ids"] == source.tokens.tolist()
+        assert both[0]["labels"] + both[1]["labels"] == [*source.tokens.tolist()[1:], -100]
+
+
+def test_documents_of_one_token_are_inputs_without_a_target() -> None:
+    plan = small_plan(ListSource([1] * 100))
+    batches = take(StreamingLoader(plan, global_batch_size=5), 3)
+    for batch in batches:
+        assert set(batch["input_ids"].flatten().tolist()) == {EOS}
+        assert set(batch["labels"].flatten().tolist()) == {-100}
+        assert set(batch["position_ids"].flatten().tolist()) == {0}
+        assert batch["cu_seqlens"][:41].tolist() == list(range(41))
+        assert int(batch["max_seqlen"]) == 1
+    assert sorted(documents_read(plan, 12)[:96]) == sorted(set(documents_read(plan, 12)))
+
+
+def test_a_document_longer_than_a_window_is_read_whole_from_several_windows() -> None:
+    source = ListSource([3, 1000, 5])
+    plan = small_plan(source, epochs=1)
+    assert 3 * plan.shape.window_blocks * plan.shape.block_tokens < 1000
+    pieces = sorted(documents_read(plan, plan.num_samples or 0))
+    read = [token for document, start, stop in pieces for token in range(start, stop) if document == 1]
+    assert read == list(range(1000))
+    targets = [label for k in range(plan.num_samples or 0) for label in plan.sample(k)["labels"].tolist()]
+    assert sorted(label for label in targets if label != -100) == sorted(
+        token for document in source.documents() for token in document[1:]
+    )
+
+
+@pytest.mark.parametrize("lengths", [[10], [1], [1] * 10, [4, 6], [3, 1, 2]])
+def test_a_corpus_far_smaller_than_a_sample_fills_it_with_many_epochs_and_quickly(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ListSource(lengths)
+    plan = StreamPlan({"tiny": source}, seq_len=131_072, seed=3)
+    tables = []
+    make_table = CorpusStream._make_table
+    monkeypatch.setattr(CorpusStream, "_make_table", lambda *arguments: tables.append(1) or make_table(*arguments))
+    row = plan.sample(1000)
+    # a table per epoch took 0.7 to 7 s, all epochs at once take 0.02 to 0.1 s
+    assert len(tables) <= 2
+    counts = np.bincount(row["input_ids"], minlength=11)
+    epochs = 131_072 / source.num_tokens
+    for token in source.tokens.tolist():
+        assert counts[token] == pytest.approx(epochs * source.tokens.tolist().count(token), abs=len(lengths) + 1)
+    pieces = plan.trace(1000)
+    documents = [piece.document for piece in pieces if piece.stop - piece.start == lengths[piece.document]]
+    assert len(pieces) - len(documents) <= 2
+    orders = {tuple(documents[k * len(lengths) :][: len(lengths)]) for k in range(1000)}
+    assert (len(orders) > 1) == (len(lengths) > 1)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    seq_len=st.integers(15, 60),
+    block=st.integers(1, 64),
+    epochs=st.one_of(st.none(), st.integers(1, 30)),
+)
+def test_samples_of_many_epochs_equal_the_naive_model(
+    lengths: list[int], seq_len: int, block: int, epochs: int | None
+) -> None:
+    source = ListSource(lengths)
+    options = {"seed": 9, "seq_len": seq_len, "window_blocks": 2}
+    plan = StreamPlan(source, epochs=epochs, block_tokens=block, allow_small_blocks=True, **options)
+    count = min(plan.num_samples or 4, 4)
+    expected = naive.corpus_samples(
+        source.documents(),
+        fingerprint=source.fingerprint,
+        ordinal=0,
+        block=block,
+        count=count,
+        epochs=epochs,
+        **options,
+    )
+    for sample, row in enumerate(expected):
+        found = plan.sample(sample)
+        for key in ("input_ids", "labels", "position_ids"):
+            assert found[key].tolist() == row[key], key
+        assert [(piece.document, piece.start, piece.stop) for piece in plan.trace(sample)] == row["pieces"]
+
+
+def test_a_corpus_smaller_than_a_sample_ends_a_finite_pass_with_one_short_sample() -> None:
+    source = ListSource([4, 6])
+    plan = StreamPlan({"tiny": source}, seq_len=131_072, epochs=3)
+    assert plan.num_samples == 1
+    (batch,) = list(StreamingLoader(plan, global_batch_size=2))
+    assert batch["sample_index"].tolist() == [0, -1]
+    assert sorted(batch["input_ids"][0, :30].tolist()) == sorted(source.tokens.tolist() * 3)
+    assert set(batch["input_ids"][0, 30:].tolist()) == {0}
+    assert set(batch["labels"][0, 30:].tolist()) == {-100}
+    assert int((batch["labels"] != -100).sum()) == 3 * (3 + 5)
+
+
+def test_fewer_documents_than_ranks_feed_every_rank() -> None:
+    plan = small_plan(ListSource([5, 9]))
+    assert global_rows(plan, 4, batch=16, ranks=8) == expected_rows(plan, range(64))
+
+
+def test_delimiter_ids_inside_documents_cut_nothing(tmp_path: Path) -> None:
+    documents = [[1, EOS, 2, EOS, EOS, 3, EOS], [EOS, EOS], [2, EOS]]
+    corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER)
+    for access in ACCESS:
+        plan = StreamPlan({"corpus": CorpusSource(corpus, access=access)}, seq_len=11, epochs=1)
+        row = plan.sample(0)
+        bounds = row["cu_seqlens"].tolist()
+        for number, piece in enumerate(plan.trace(0)):
+            start, stop = bounds[number], bounds[number + 1]
+            tokens = documents[piece.document]
+            assert row["input_ids"][start:stop].tolist() == tokens
+            assert row["labels"][start:stop].tolist() == [*tokens[1:], -100]
+            assert row["position_ids"][start:stop].tolist() == list(range(len(tokens)))
+
+
+def test_samples_of_one_token_are_each_token_once() -> None:
+    source = ListSource([4, 1, 7])
+    plan = StreamPlan({"corpus": source}, seq_len=1, seed=2, block_tokens=4, window_blocks=2)
+    rows = rows_of(take(StreamingLoader(plan, global_batch_size=4), 6))
+    for epoch in (rows[:12], rows[12:]):
+        assert sorted(row["input_ids"] for row in epoch) == sorted([token] for token in source.tokens.tolist())
+        followers = {token: after for d in source.documents() for token, after in zip(d, [*d[1:], -100], strict=True)}
+        for row in epoch:
+            assert row["labels"] == [followers[row["input_ids"][0]]] or row["input_ids"] == [EOS]
+            assert row["position_ids"] == [0]
+
+
+def test_a_document_of_100_000_tokens_keeps_its_whole_context_in_samples_of_131_072() -> None:
+    source = ListSource([10_000, 100_000, 20_000, 1072])
+    plan = StreamPlan({"corpus": source}, seq_len=131_072, seed=1)
+    for sample in range(3):
+        row = plan.sample(sample)
+        assert sorted(documents_read(plan, 1)) == [(0, 0, 10_000), (1, 0, 100_000), (2, 0, 20_000), (3, 0, 1072)]
+        assert int(row["max_seqlen"]) == 100_000
+        bounds = row["cu_seqlens"].tolist()
+        start = next(a for a, b in pairwise(bounds) if b - a == 100_000)
+        assert row["position_ids"][start : start + 100_000].tolist() == list(range(100_000))
+        assert row["input_ids"][start : start + 100_000].tolist() == source.documents()[1]
+        assert row["labels"][start : start + 100_000].tolist() == [*source.documents()[1][1:], -100]
+
+
+def test_a_loader_far_beyond_2_to_the_40_goes_on_and_resumes() -> None:
+    plan = StreamPlan(
+        {"a": PeriodicSource(10**13), "b": PeriodicSource(3 * 10**12)},
+        seq_len=64,
+        weights={"a": 1, "b": 2},
+        window_blocks=2,
+    )
+    loader = StreamingLoader(plan, global_batch_size=3)
+    loader.skip(2**41 + 5)
+    rows = rows_of(take(loader, 2))
+    assert rows == expected_rows(plan, range(2**41 + 5, 2**41 + 11))
+    resumed = StreamingLoader(plan, global_batch_size=4)
+    resumed.load_state_dict(loader.state_dict())
+    assert rows_of(take(resumed, 1)) == expected_rows(plan, range(2**41 + 11, 2**41 + 15))
+    loader.close()
+    resumed.close()
+
+
+def test_a_moved_and_renamed_corpus_resumes_from_its_new_place(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "before", ListSource([9, 4, 30, 1, 12, 3]), shard_tokens=20)
+    loader = StreamingLoader(small_plan(corpus), global_batch_size=2)
+    rows = rows_of(take(loader, 3))
+    state = loader.state_dict()
+    loader.close()
+    moved = tmp_path / "elsewhere" / "after"
+    moved.parent.mkdir()
+    corpus.rename(moved)
+    plan = StreamPlan({"renamed": moved}, seq_len=8, block_tokens=32, window_blocks=3, seed=4)
+    resumed = StreamingLoader(plan, global_batch_size=2)
+    resumed.load_state_dict(state)
+    rows += rows_of(take(resumed, 3))
+    resumed.close()
+    assert rows == expected_rows(plan, range(12))
+
+
+def test_a_state_with_another_start_epoch_is_refused_with_both_values() -> None:
+    source = ListSource([9, 4, 30])
+    state = StreamingLoader(small_plan(source), global_batch_size=2).state_dict()
+    later = StreamingLoader(small_plan(source, start_epoch={"corpus": 1}), global_batch_size=2)
+    with pytest.raises(PlanMismatchError, match=r"start_epoch differs \(\[0\], now \[1\]\)"):
+        later.load_state_dict(state)
+
+
+@pytest.mark.parametrize("weights", ["[-1.0]", "[0.0]", "[NaN]", "[Infinity]"])
+def test_a_state_with_impossible_weights_is_refused(weights: str) -> None:
+    loader = StreamingLoader(small_plan(ListSource([9, 4, 30])), global_batch_size=2)
+    text = loader.state_dict()["cursor"]
+    assert '"weights":[[0,[43.0]]]' in text
+    with pytest.raises(PlanMismatchError, match="the saved cursor is damaged"):
+        loader.load_state_dict({"cursor": text.replace("[43.0]", weights)})
+
+
+# processes
+
+
+def run_python(code: str, *arguments: object) -> str:
+    """What a fresh process prints."""
+    done = start_python(code, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def start_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+
+MANY_SHARDS = r"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from tokshard.runtime import StreamPlan, StreamingLoader
+from tokshard.runtime.reader import CorpusSource
+source = CorpusSource(sys.argv[1], access=sys.argv[2])
+plan = StreamPlan({"many": source}, seq_len=10, epochs=2, block_tokens=64, window_blocks=500)
+loader = StreamingLoader(plan, global_batch_size=64)
+read = sum(int((batch["labels"] != -100).sum()) for batch in loader)
+print(len(source.corpus.shards), read)
+"""
+
+
+@pytest.fixture(scope="module")
+def many_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        memory = ListSource([10] * 3000)
+        memory.tokens %= 4
+        return write(tmp_path_factory.mktemp("many") / "corpus", memory, shard_tokens=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("access", ACCESS)
+def test_thousands_of_shards_are_read_with_256_descriptors(many_shards: Path, access: str) -> None:
+    assert run_python(MANY_SHARDS, many_shards, access).split() == ["3000", str(2 * 3000 * 9)]
+
+
+READ_ONLY = r"""
+import os, sys
+written = []
+def watch(event, arguments):
+    if event == "open":
+        path, mode, flags = arguments
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND):
+            written.append(str(path))
+    elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"):
+        written.append(f"{event} {arguments}")
+from tokshard.runtime import StreamPlan, StreamingLoader
+from tokshard.runtime.reader import CorpusSource
+def read(access):
+    plan = StreamPlan({"corpus": CorpusSource(sys.argv[1], access=access)}, seq_len=8, epochs=1)
+    loader = StreamingLoader(plan, global_batch_size=2)
+    rows = sum(int((batch["sample_index"] >= 0).sum()) for batch in loader)
+    print(rows, loader.state_dict()["cursor"][:20])
+    loader.close()
+read("mmap")  # imports what is imported late, which another user may not be allowed to
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    open(os.path.join(sys.argv[1], "probe"), "wb")
+    raise SystemExit("the directory can be written to: this test means nothing")
+except PermissionError:
+    pass
+sys.addaudithook(watch)
+read("mmap")
+read("pread")
+print(written)
+"""
+
+
+@pytest.mark.slow
+def test_a_corpus_that_may_only_be_read_is_enough_and_nothing_is_written_anywhere() -> None:
+    directory = Path(tempfile.mkdtemp())  # tmp_path is closed to other users
+    try:
+        corpus = write(directory / "corpus", ListSource([9, 4, 30, 1, 12, 8]), shard_tokens=20)
+        for path in sorted(corpus.rglob("*")):
+            path.chmod(0o444)
+        corpus.chmod(0o555)
+        directory.chmod(0o555)
+        before = {path.name: path.stat().st_mtime_ns for path in corpus.iterdir()}
+        *counts, written = run_python(READ_ONLY, corpus).splitlines()
+        assert counts == ['8 {"tokshard_cursor":1'] * 3
+        assert written == "[]"
+        assert {path.name: path.stat().st_mtime_ns for path in corpus.iterdir()} == before
+    finally:
+        for path in (directory, directory / "corpus"):
+            path.chmod(0o755)
+        shutil.rmtree(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize(("method", "access"), [("fork", "mmap"), ("fork", "pread"), ("spawn", "pread")])
+def test_forked_and_spawned_workers_read_corpora_on_disk(tmp_path: Path, method: str, access: str) -> None:
+    corpus = write(tmp_path / "corpus", ListSource([9, 4, 30, 1, 12, 3] * 5), shard_tokens=50)
+    plan = small_plan(CorpusSource(corpus, access=access))
+    expected = expected_rows(plan, range(24))  # opens shards before the workers are made
+    state = torch.get_rng_state().tolist()
+    assert global_rows(plan, 6, batch=4, ranks=1, num_workers=2, multiprocessing_context=method) == expected
+    assert torch.get_rng_state().tolist() == state
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_worker_forked_while_another_loader_reads_the_same_plan_does_not_hang() -> None:
+    plan = small_plan(ListSource([9, 4, 30, 1, 12, 3] * 5))
+    loader = StreamingLoader(
+        plan, global_batch_size=2, num_workers=1, multiprocessing_context="fork", timeout_seconds=20
+    )
+    with plan._streams[0]._lock:  # as the thread of the other loader may hold it at the moment of the fork
+        batches = iter(loader)
+        first = next(batches)
+    assert rows_of([first]) == expected_rows(plan, range(2))
+    loader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_any_killed_worker_of_several_forked_ones_is_an_error_and_no_hang(killed: int) -> None:
+    plan = small_plan(ListSource([9, 4, 30]))
+    loader = StreamingLoader(
+        plan, global_batch_size=2, num_workers=3, prefetch_factor=1, multiprocessing_context="fork", timeout_seconds=60
+    )
+    batches = iter(loader)
+    next(batches)
+    worker = loader._prefetcher._workers[killed]._process  # type: ignore[union-attr]
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(LoaderError, match=f"loader worker {killed} .* was killed by SIGKILL"):
+        take_until_error(batches)
+
+
+def take_until_error(batches: Iterator[Any]) -> None:
+    for _ in range(100):
+        next(batches)
+
+
+CHILD_OF_A_KILLED_JOB = r"""
+import os, signal, sys
+from tests.runtime.sources import ListSource
+from tokshard.runtime import StreamPlan, StreamingLoader
+if __name__ == "__main__":
+    plan = StreamPlan({"corpus": ListSource([9, 4, 30])}, seq_len=8)
+    loader = StreamingLoader(plan, global_batch_size=2, num_workers=3, multiprocessing_context=sys.argv[1])
+    next(iter(loader))
+    print(*(worker._process.pid for worker in loader._prefetcher._workers), flush=True)
+    if sys.argv[2] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("end", ["kill", "return"])
+def test_no_worker_outlives_a_job_that_is_killed_or_forgets_to_close(method: str, end: str) -> None:
+    done = start_python(CHILD_OF_A_KILLED_JOB, method, end)
+    assert done.returncode == (-signal.SIGKILL if end == "kill" else 0), done.stderr
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert len(workers) == 3
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(is_running(pid) for pid in workers):
+        time.sleep(0.05)
+    assert not [pid for pid in workers if is_running(pid)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# storage that hangs, files that change
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of files of which `os.pread` never comes back, in this process and in those that are forked from it."""
+    names: list[str] = []
+    over = threading.Event()
+    read = os.pread
+
+    def pread(descriptor: int, length: int, position: int) -> bytes:
+        if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")) in names:
+            over.wait(100)
+        return read(descriptor, length, position)
+
+    monkeypatch.setattr(os, "pread", pread)
+    yield names
+    over.set()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_read_that_hangs_is_an_error_that_names_the_shard(tmp_path: Path, hanging: list[str], workers: int) -> None:
+    corpus = write(tmp_path / "corpus", ListSource([9, 4, 30, 1, 12, 3] * 5), shard_tokens=60)
+    plan = small_plan(CorpusSource(corpus, access="pread"))
+    shard = shard_of(plan.sources[0], 2)
+    hanging.append(shard.name)
+    loader = StreamingLoader(
+        plan, global_batch_size=2, num_workers=workers, multiprocessing_context="fork", timeout_seconds=1
+    )
+    started = time.monotonic()
+    with pytest.raises(LoaderError, match=f"no batch came for 1 s; the last reads were in .*{shard}"):
+        take(loader, 1000)
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_worker_that_stands_still_is_an_error_that_names_the_shard(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "corpus", ListSource([9, 4, 30, 1, 12, 3] * 5))
+    plan = small_plan(corpus)
+    loader = StreamingLoader(
+        plan, global_batch_size=2, num_workers=2, multiprocessing_context="fork", timeout_seconds=1
+    )
+    batches = iter(loader)
+    next(batches)
+    worker = loader._prefetcher._workers[1]._process  # type: ignore[union-attr]
+    os.kill(worker.pid, signal.SIGSTOP)  # as in a page fault that is never served: not even SIGTERM ends it
+    with pytest.raises(LoaderError, match=f"no batch came for 1 s; .*{shard_of(plan.sources[0], 0)}"):
+        take_until_error(batches)
+    assert not is_running(worker.pid)
+
+
+@pytest.mark.parametrize("access", ACCESS)
+@pytest.mark.parametrize("change", ["longer", "shorter", "empty", "gone"])
+def test_a_shard_that_changed_before_it_was_first_touched_is_reported_by_name(
+    tmp_path: Path, access: str, change: str
+) -> None:
+    corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=100)
+    source = CorpusSource(corpus, access=access)
+    loader = StreamingLoader(small_plan(source, epochs=1), global_batch_size=2)
+    shard = shard_of(source, 3)
+    size = shard.stat().st_size
+    if change == "gone":
+        shard.unlink()
+    else:
+        os.truncate(shard, {"longer": size + 8, "shorter": size - 8, "empty": 0}[change])
+    expected = {"longer": f"has {size + 8} bytes", "shorter": f"has {size - 8} bytes", "empty": "has 0 bytes"}
+    with pytest.raises(DamagedCorpusError, match=shard.name) as caught:
+        take(loader, 1000)
+    assert expected.get(change, "") in caught.value.problem
+    loader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("access", ACCESS)
+def test_a_worker_that_touches_a_changed_shard_reports_it_by_name(tmp_path: Path, access: str) -> None:
+    corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=100)
+    source = CorpusSource(corpus, access=access)
+    shard = shard_of(source, 3)
+    os.truncate(shard, 100)
+    loader = StreamingLoader(
+        small_plan(source, epochs=1), global_batch_size=2, num_workers=2, multiprocessing_context="fork"
+    )
+    with pytest.raises(DamagedCorpusError, match=f"{shard.name} has 100 bytes"):
+        take(loader, 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_truncated_under_a_running_job_is_an_error_with_pread(tmp_path: Path, workers: int) -> None:
+    corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=300)
+    source = CorpusSource(corpus, access="pread")
+    plan = small_plan(source)
+    loader = StreamingLoader(plan, global_batch_size=2, num_workers=workers, multiprocessing_context="fork")
+    batches = iter(loader)
+    for _ in range(60):  # more than an epoch: every shard is open
+        next(batches)
+    shard = shard_of(source, 1)
+    os.truncate(shard, 600)
+    with pytest.raises(DamagedCorpusError, match=f"{shard.name} ends at byte .* it was cut under the running job"):
+        take_until_error(batches)
+    loader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_mapped_shard_truncated_under_a_worker_kills_it_and_the_loader_names_the_shard(
+    tmp_path: Path, method: str
+) -> None:
+    memory = ListSource([2000] * 30)
+    memory.tokens %= 4
+    corpus = write(tmp_path / "corpus", memory, shard_tokens=30_000)
+    source = CorpusSource(corpus)
+    plan = small_plan(source, seq_len=500, block_tokens=4000, window_blocks=4)
+    loader = StreamingLoader(
+        plan, global_batch_size=10, num_workers=2, multiprocessing_context=method, timeout_seconds=60
+    )
+    batches = iter(loader)
+    for _ in range(20):  # more than an epoch: every shard is mapped
+        next(batches)
+    shard = shard_of(source, 1)
+    os.truncate(shard, 600)
+    with pytest.raises(LoaderError, match=f"was killed by SIGBUS; {shard} is not as long as") as caught:
+        take_until_error(batches)
+    assert "access='pread'" in caught.value.hint

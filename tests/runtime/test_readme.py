@@ -1,0 +1,113 @@
+"""The worked example of ``tokshard/runtime/README.md`` is what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from tests.runtime.sources import ListSource
+from tokshard.runtime.cursor import save_cursor
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.seeds import ORDER_VERSION, Purpose
+from tokshard.runtime.windows import Window
+
+README = Path(__file__).parents[2] / "tokshard" / "runtime" / "README.md"
+SOURCE = ListSource([5, 6, 3, 7, 4])
+PLAN = StreamPlan({"letters": SOURCE}, seq_len=4, block_tokens=8, window_blocks=2, seed=12, allow_small_blocks=True)
+STREAM = PLAN._streams[0]
+STOPS = SOURCE.stops.tolist()
+
+
+def token(position: int) -> str:
+    """A token by the letter of its document and its place there; the delimiter has a dot."""
+    place = SOURCE.document_at(position)
+    return "abcde"[place.document] + ("." if position == place.stop - 1 else str(position - place.start))
+
+
+def tokens(start: int, stop: int) -> str:
+    return " ".join(map(token, range(start, stop)))
+
+
+def shuffled(purpose: Purpose, window: Window, length: int) -> list[int]:
+    return STREAM._permutation(purpose, window.epoch, window.index, length).all().tolist()
+
+
+def blocks_example() -> str:
+    spans = [(start, min(start + 8, SOURCE.num_tokens)) for start in range(0, SOURCE.num_tokens, 8)]
+    return "\n".join(
+        f"{f'block {number}' if stop - start == 8 else 'tail   '}  {tokens(start, stop)}"
+        for number, (start, stop) in enumerate(spans)
+    )
+
+
+def windows_example() -> str:
+    lines = [
+        f"blocks of epoch {epoch}: {' '.join(map(str, shuffled('blocks', STREAM.window(epoch, 0), 3)))}"
+        for epoch in range(2)
+    ]
+    for index in range(STREAM.num_windows):
+        window = STREAM.window(0, index)
+        table = STREAM.table(window)
+        _, pieces = table.cut(np.array([0]), np.array([window.stop - window.start]))
+        spans = list(zip(pieces.starts.tolist(), (pieces.starts + pieces.lengths).tolist(), strict=True))
+        cut = [spans[entry] for entry in np.argsort(table.place_starts).tolist()]
+        blocks = ["tail" if start == 24 else str(start // 8) for start in table.block_starts.tolist()]
+        lines += [
+            "",
+            f"window {index}, blocks {' '.join(blocks)}, stream {window.start} to {window.stop}",
+            "  cut      " + " | ".join(f"{number}: {tokens(*span)}" for number, span in enumerate(cut)),
+            f"  order    {' '.join(str(cut.index(span)) for span in spans)}",
+            "  stream   " + " | ".join(tokens(*span) for span in spans),
+        ]
+    return "\n".join(lines)
+
+
+def slices_example() -> str:
+    lines = []
+    for index in range(STREAM.num_windows):
+        window = STREAM.window(0, index)
+        first, stop = -(-window.start // 4), -(-window.stop // 4)
+        slices = [first + entry for entry in shuffled("samples", window, stop - first)]
+        read = ", ".join(f"{sample} reads {part}" for sample, part in zip(range(first, stop), slices, strict=True))
+        lines.append(f"window {index}: sample {read}")
+    return "\n".join(lines)
+
+
+def rows_example() -> str:
+    lines = []
+    for sample in range(7):
+        row = PLAN.sample(sample)
+        starts = {
+            number: stop - length for number, (stop, length) in enumerate(zip(STOPS, SOURCE.lengths, strict=True))
+        }
+        places = [
+            starts[piece.document] + place for piece in PLAN.trace(sample) for place in range(piece.start, piece.stop)
+        ]
+        assert row["input_ids"].tolist() == SOURCE.tokens[places].tolist()
+        labels = []
+        for position, label in zip(places, row["labels"].tolist(), strict=True):
+            assert label == (-100 if position + 1 in STOPS else SOURCE.tokens[position + 1])
+            labels.append("-100" if label == -100 else token(position + 1))
+        read, positions = map(token, places), map(str, row["position_ids"].tolist())
+        cells = [" ".join(f"{cell:>4}" for cell in cells) for cells in (read, labels)]
+        lines.append(f"{sample}    {'  |'.join([*cells, ' ' + ' '.join(positions)])}")
+    return "\n".join(lines)
+
+
+def state_example() -> str:
+    """The state after six samples, one field a line."""
+    state = save_cursor(PLAN.cursor().advanced(6), PLAN.identity, PLAN.names)
+    fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in json.loads(state).items()]
+    return "{" + ",\n ".join(fields) + "}"
+
+
+def test_the_worked_example_is_what_the_code_does() -> None:
+    # golden: other numbers are another order, so ORDER_VERSION goes up
+    assert ORDER_VERSION == 1
+    _, _, rest = README.read_text(encoding="utf-8").partition("<!-- example: ")
+    section, _, _ = rest.partition("<!-- end of example -->")
+    shown = re.findall(r"```\n(.*?)\n```", section, re.DOTALL)
+    assert shown == [blocks_example(), windows_example(), slices_example(), rows_example(), state_example()]
