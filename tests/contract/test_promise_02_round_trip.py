@@ -37,8 +37,8 @@ def assert_round_trip(texts: list[str], reference: Any, directory: Path, **optio
             assert corpus.provenance(index).record == index
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(texts=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=30))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=200))
 def test_every_generated_document_has_the_ids_of_the_reference(
     texts: list[str], reference: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

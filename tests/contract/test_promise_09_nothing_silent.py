@@ -24,7 +24,7 @@ RECORDS = {
 }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.lists(st.lists(st.sampled_from(list(RECORDS)), max_size=30), min_size=1, max_size=4))
 def test_every_record_is_a_document_or_counted_with_its_reason_and_source(
     files: list[list[str | None]], tmp_path_factory: pytest.TempPathFactory

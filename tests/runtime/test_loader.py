@@ -441,7 +441,7 @@ class SlowSource(ListSource):
     reading = "/data/shard-00-0000000-000000-0000.arrow"
 
     def views(self, starts: Any, lengths: Any) -> list[Any]:
-        time.sleep(3)
+        time.sleep(1)
         return super().views(starts, lengths)
 
 
