@@ -477,21 +477,20 @@ def test_two_loaders_in_one_process_do_not_touch_each_other() -> None:
 # other loaders
 
 
+# These passes are finite and read to their end: a DataLoader that is left in the middle ends its workers, and torch 2.13
+# sometimes aborts one while it does.
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_the_dataset_gives_the_same_batches_under_a_plain_dataloader(workers: int) -> None:
-    plan = two_corpora()
+    plan = one_corpus(epochs=3)
     dataset = StreamDataset(plan, global_batch_size=4, dp_rank=1, dp_world_size=2)
-    found = []
-    for batch in torch.utils.data.DataLoader(
-        dataset, batch_size=None, num_workers=workers, multiprocessing_context="spawn" if workers else None
-    ):
-        found.append(batch)
-        if len(found) == 7:
-            break
-    expected = [row for row in expected_rows(plan, range(28)) if row["sample_index"] % 4 >= 2]
-    assert rows_of(found) == expected
+    context = "spawn" if workers else None
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context)
+    rows = [row for row in rows_of(list(loader)) if row["sample_index"] >= 0]
+    assert rows == [row for row in expected_rows(plan, range(plan.num_samples or 0)) if row["sample_index"] % 4 >= 2]
 
 
 @pytest.mark.slow
@@ -499,31 +498,24 @@ def test_the_dataset_gives_the_same_batches_under_a_plain_dataloader(workers: in
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_dataset_resumes_under_a_stateful_dataloader(workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
-    plan = two_corpora()
+    plan = one_corpus(epochs=3)
+    whole = expected_rows(plan, range(plan.num_samples or 0))
 
     def loader() -> Any:
-        context = "spawn" if workers else None
         return stateful.StatefulDataLoader(
             StreamDataset(plan, global_batch_size=4),
             batch_size=None,
             num_workers=workers,
-            multiprocessing_context=context,
+            multiprocessing_context="spawn" if workers else None,
         )
 
-    for stop in (1, 2, 5):
-        first, rows = loader(), []
-        for number, batch in enumerate(first, 1):
-            rows += rows_of([batch])
-            if number == stop:
-                state = first.state_dict()
-                break
+    for stop in (1, 4):
+        first = loader()
+        states = [first.state_dict() for _ in first]
         second = loader()
-        second.load_state_dict(state)
-        for number, batch in enumerate(second, 1):
-            rows += rows_of([batch])
-            if number == 4:
-                break
-        assert rows == expected_rows(plan, range(4 * (stop + 4)))
+        second.load_state_dict(states[stop - 1])
+        rows = [row for row in rows_of(list(second)) if row["sample_index"] >= 0]
+        assert rows == whole[4 * stop :]
 
 
 def test_without_torch_distributed_a_loader_is_rank_0_of_1() -> None:
