@@ -477,7 +477,7 @@ def test_two_loaders_in_one_process_do_not_touch_each_other() -> None:
 # other loaders
 
 
-# These passes are finite and read to their end: a DataLoader that is left in the middle ends its workers, and torch 2.13
+# These passes are finite and read to their end: a DataLoader that is left in the middle ends its workers, and torch
 # sometimes aborts one while it does.
 
 

@@ -154,7 +154,7 @@ class StreamPlan:
 
     @property
     def fingerprint(self) -> str:
-        """Equal exactly when two plans read the same tokens in the same order, given the same weights: 64 hex digits."""
+        """Equal exactly when two plans read the same tokens in the same order, given the same weights."""
         return self.identity.fingerprint
 
     @property
