@@ -22,13 +22,14 @@ def as_toml(fields: dict) -> str:
     lines = []
     for section, values in fields.items():
         lines.append(f"[{section}]")
-        for key, value in values.items():
-            if isinstance(value, dict):
-                value = "{" + ", ".join(f"{name} = {json.dumps(item)}" for name, item in value.items()) + "}"
-                lines.append(f"{key} = {value}")
-            else:
-                lines.append(f"{key} = {json.dumps(value)}")
+        lines += [f"{key} = {inline(value)}" for key, value in values.items()]
     return "\n".join(lines)
+
+
+def inline(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {json.dumps(item)}" for name, item in value.items()) + "}"
+    return json.dumps(value)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

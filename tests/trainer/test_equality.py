@@ -55,9 +55,7 @@ def largest_difference(steps: list[dict[str, Any]], others: list[dict[str, Any]]
 
 def assert_equal_training(steps: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
     for key in ("loss", "grad_norm"):
-        difference = largest_difference(steps, others, key)
-        print(f"{key}: {difference:.1e}")
-        assert difference <= TOLERANCE, key
+        assert largest_difference(steps, others, key) <= TOLERANCE, key
     for key in ("digest", "samples", "targets", "corpora", "lr"):
         assert [step[key] for step in steps] == [step[key] for step in others], key
 
@@ -94,4 +92,5 @@ def test_one_rank_resumes_bit_exactly(runs: Path, tmp_path: Path) -> None:
 def test_the_first_step_is_the_same_on_all_ranks_so_initialisation_is(runs: Path) -> None:
     """The gradient norm covers every parameter: a shard with other numbers would show."""
     norms = [steps_of(runs / name)[0]["grad_norm"] for name in ("world-1", *STRAIGHT)]
-    assert max(norms) - min(norms) <= 1e-6
+    assert norms[0] > 1
+    assert max(norms) - min(norms) <= TOLERANCE

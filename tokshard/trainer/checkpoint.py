@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
@@ -41,29 +42,30 @@ def save(
     Args:
         state: step, cursor and configuration: JSON, the same on every rank.
         keep: delete all but the newest so many; 0: none.
+
+    Raises:
+        TrainerError: the disk is full, or another error of the file system.
     """
     final = os.path.join(directory, f"step-{step:08d}")
     partial = final + ".partial"
     is_first = distributed.get_rank() == 0
-    if is_first:
-        shutil.rmtree(partial, ignore_errors=True)
-        os.makedirs(partial)
-    distributed.barrier()
     rng = {f"rng.{name}.{distributed.get_rank()}": value for name, value in _rng().items()}
-    save_tensors({**_tensors(model, optimizer), **rng}, checkpoint_id=partial)
-    if is_first:
-        _write(os.path.join(partial, STATE), state)
-        sizes = {name: os.path.getsize(os.path.join(partial, name)) for name in sorted(os.listdir(partial))}
-        for name in sizes:
-            _sync(os.path.join(partial, name))
-        _write(os.path.join(partial, COMPLETE), sizes)
-        _sync(partial)
-        if os.path.exists(final):  # an earlier attempt at this step, given up when an older checkpoint was loaded
-            shutil.rmtree(final)
-        os.rename(partial, final)  # readers see the whole checkpoint or none
-        _sync(directory)
-        for old in find_all(directory)[:-keep] if keep else []:
-            shutil.rmtree(old)
+    try:
+        if is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+            os.makedirs(partial)
+        distributed.barrier()
+        save_tensors({**_tensors(model, optimizer), **rng}, checkpoint_id=partial)
+        if is_first:
+            _commit(partial, final, state)
+            for old in find_all(directory)[:-keep] if keep else []:
+                shutil.rmtree(old)
+    except (OSError, CheckpointException) as error:  # the latter is no Exception
+        causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+        raise TrainerError(
+            f"{partial} could not be saved: {'; '.join(map(str, causes))}",
+            hint="make room or repair the directory; the same command goes on from the checkpoint before",
+        ) from error
     distributed.barrier()
     return final
 
@@ -125,6 +127,20 @@ def is_complete(path: str) -> bool:
         return all(os.path.getsize(os.path.join(path, name)) == size for name, size in sizes.items())
     except (OSError, ValueError):
         return False
+
+
+def _commit(partial: str, final: str, state: dict[str, Any]) -> None:
+    """Make what all ranks have written, and `state`, durable; then visible at once."""
+    _write(os.path.join(partial, STATE), state)
+    sizes = {name: os.path.getsize(os.path.join(partial, name)) for name in sorted(os.listdir(partial))}
+    for name in sizes:
+        _sync(os.path.join(partial, name))
+    _write(os.path.join(partial, COMPLETE), sizes)
+    _sync(partial)
+    if os.path.exists(final):  # an earlier attempt at this step, given up when an older checkpoint was loaded
+        shutil.rmtree(final)
+    os.rename(partial, final)  # readers see the whole checkpoint or none
+    _sync(os.path.dirname(final))
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -82,7 +82,8 @@ class _Run:
     def run(self) -> int:
         step = saved = self._resume()
         last = min(self.settings.train.steps, self.settings.train.stop_after or self.settings.train.steps)
-        if step >= last:
+        is_read = self.plan.num_samples is not None and self.loader.cursor.sample >= self.plan.num_samples
+        if step >= last or is_read:
             self._say(f"step {step}: nothing is left to do")
             return 0
         os.makedirs(self.settings.train.out, exist_ok=True)
