@@ -22,7 +22,8 @@ def main() -> None:
     recipe, *runs = sys.argv[1:]
     settings = load_config(recipe).data
     plan, batch = make_plan(settings), settings.global_batch_size
-    expected = {}
+    expected: dict[int, str] = {}
+    undisturbed: dict[int, float] = {}
     for run in runs:
         steps = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         for record in steps:
@@ -33,10 +34,13 @@ def main() -> None:
             if record["digest"] != expected[step]:
                 sys.exit(f"{run}: step {step} read {record['samples']}, which is not what the plan says")
         first, last = steps[0], steps[-1]
+        undisturbed = undisturbed or {record["step"]: record["loss"] for record in steps}
+        difference = max(abs(record["loss"] - undisturbed[record["step"]]) for record in steps)
         print(
             f"{run}: steps {first['step']} to {last['step']} read exactly samples {first['samples'][0]} to "
-            f"{last['samples'][1] - 1} of an undisturbed run; loss {first['loss']:.3f} to {last['loss']:.3f}"
+            f"{last['samples'][1] - 1} of an undisturbed run"
         )
+        print(f"  loss {first['loss']:.3f} to {last['loss']:.3f}, at most {difference:.0e} from that of the first run")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def train_on(world_size: int, jobs: list[dict[str, Any]], directory: Path) -> No
         for rank in range(world_size)
     ]
     try:
-        said = [rank.communicate(timeout=110)[0] for rank in ranks]
+        said = [rank.communicate(timeout=250)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -138,7 +138,7 @@ class _Run:
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
-        stats = self.loader.stats()
+        stats, read = self.loader.stats(), metrics.batch_record(batch)
         names, seen = self.plan.names, zip(sums.tolist(), targets.tolist(), strict=True)
         record = {
             "step": step + 1,
@@ -147,12 +147,12 @@ class _Run:
             "targets": int(num_targets),
             "grad_norm": norm,
             "lr": rate,
-            "tokens": self.settings.data.global_batch_size * self.plan.seq_len,
             "memory_bytes": metrics.memory_bytes(),
             "corpora": {
                 name: {key: corpus[key] for key in ("tokens", "epoch")} for name, corpus in stats["corpora"].items()
             },
-            **metrics.batch_record(batch),
+            "tokens": read["num_samples"] * self.plan.seq_len,
+            **read,
         }
         return record, next((number for number, ranks in zip(STOP_SIGNALS, stops.tolist(), strict=True) if ranks), 0)
 
