@@ -9,12 +9,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 CODE := quickstart/shards/code
 PROSE := quickstart/shards/prose
+RECIPE := recipes/quickstart_train.toml
+RUN := quickstart/run
+RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
 .PHONY: help quickstart test test-interop benchmark lint format clean
 
 help:
-	@echo "make quickstart    real text of this machine becomes two corpora, verified, shown and streamed"
+	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions"
 	@echo "make test-interop  other projects' readers on tokshard's shards"
 	@echo "make benchmark     where the time of a build goes, on this machine"
@@ -28,6 +31,11 @@ quickstart: $(VENV)/stamp-run quickstart/raw/stamp
 	$(BIN)/tokshard verify $(CODE) $(PROSE)
 	$(BIN)/tokshard inspect $(CODE) $(PROSE)
 	$(BIN)/python recipes/quickstart_stream.py $(CODE) $(PROSE)
+	rm -rf $(RUN) $(RUN)-on-1 $(RUN)-on-3
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 -m tokshard.trainer $(RECIPE)
+	$(BIN)/python -m tokshard.trainer $(RECIPE) $(RESUME) train.out=$(RUN)-on-1
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 3 -m tokshard.trainer $(RECIPE) $(RESUME) train.out=$(RUN)-on-3
+	$(BIN)/python recipes/quickstart_compare.py $(RECIPE) $(RUN) $(RUN)-on-1 $(RUN)-on-3
 
 # new raw text makes the shards of the old text stale: both go
 quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
@@ -36,7 +44,7 @@ quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
 	@touch $@
 
 test: lint $(LOWEST)/stamp-test
-	$(BIN)/python -m pytest -n 2 -m "not interop and not benchmark"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not interop and not benchmark"
 	$(LOWEST)/bin/python -m pytest -n 2
 
 test-interop: $(VENV)/stamp-interop

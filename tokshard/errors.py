@@ -11,6 +11,7 @@ The tree::
     |- SourceError                     an input is damaged, gone or has changed
     |  `- BadRecordError               one record of an input cannot become a document
     |- BuildError                      the build could not go on: disk, worker, lock
+    |- TrainerError                    training cannot go on: loss, checkpoint
     |- LoaderError                     no batch comes: a worker died, a read hangs
     `- CorpusError                     a corpus cannot be opened or read
        |- UnfinishedCorpusError        the directory has no manifest
@@ -84,6 +85,10 @@ class BuildError(TokshardError):
 
 class LoaderError(TokshardError):
     """A loader that gets no batch: a worker died, or a read hangs."""
+
+
+class TrainerError(TokshardError):
+    """A training run that cannot go on: a loss that is not finite, a checkpoint of another model."""
 
 
 class CorpusError(TokshardError):

@@ -25,6 +25,9 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "runtime/plan.py": "import tokshard.runtime.reader",
     "runtime/reader.py": "import tokshard.format.reader",
     "runtime/loader.py": "import torch, tokshard.runtime.plan",
+    "trainer/__init__.py": "",
+    "trainer/config.py": "import tokshard.errors",
+    "trainer/loop.py": "import torch, tokshard.runtime.loader, tokshard.errors",
     "cli/__init__.py": "",
     "cli/main.py": "import tokshard.build, tokshard.inspect, tokshard.format, tokshard.errors",
 }
@@ -46,6 +49,12 @@ WRONG_ARROWS = [
     ("runtime/reader.py", "tokshard.build"),
     ("runtime/reader.py", "torch"),
     ("format/reader.py", "tokshard.runtime.plan"),
+    ("trainer/loop.py", "tokshard.build"),
+    ("trainer/loop.py", "tokshard.inspect"),
+    ("trainer/loop.py", "tokshard.format.reader"),
+    ("build/pipeline.py", "tokshard.trainer.config"),
+    ("runtime/plan.py", "tokshard.trainer.config"),
+    ("cli/main.py", "torch"),
     ("undeclared_room.py", "tokshard.errors"),
 ]
 

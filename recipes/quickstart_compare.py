@@ -1,0 +1,47 @@
+"""Compare what training runs read with what the plan says that an undisturbed run reads.
+
+    python recipes/quickstart_compare.py RECIPE.toml OUT [RESUMED_OUT ...]
+
+Each step of a run's metrics.jsonl has the samples that its ranks received and a digest of their tokens and labels. The
+samples are made again here, one by one, by the plan alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tokshard.trainer.config import load_config
+from tokshard.trainer.loop import make_plan
+from tokshard.trainer.metrics import row_digest, step_digest
+
+
+def main() -> None:
+    """Print one line per run; exit 1 if a step differs."""
+    recipe, *runs = sys.argv[1:]
+    settings = load_config(recipe).data
+    plan, batch = make_plan(settings), settings.global_batch_size
+    expected: dict[int, str] = {}
+    undisturbed: dict[int, float] = {}
+    for run in runs:
+        steps = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        for record in steps:
+            step = record["step"]
+            if step not in expected:
+                made = ((g, plan.sample(g)) for g in range((step - 1) * batch, step * batch))
+                expected[step] = step_digest([(g, row_digest(row["input_ids"], row["labels"])) for g, row in made])
+            if record["digest"] != expected[step]:
+                sys.exit(f"{run}: step {step} read {record['samples']}, which is not what the plan says")
+        first, last = steps[0], steps[-1]
+        undisturbed = undisturbed or {record["step"]: record["loss"] for record in steps}
+        difference = max(abs(record["loss"] - undisturbed[record["step"]]) for record in steps)
+        print(
+            f"{run}: steps {first['step']} to {last['step']} read exactly samples {first['samples'][0]} to "
+            f"{last['samples'][1] - 1} of an undisturbed run"
+        )
+        print(f"  loss {first['loss']:.3f} to {last['loss']:.3f}, at most {difference:.0e} from that of the first run")
+
+
+if __name__ == "__main__":
+    main()

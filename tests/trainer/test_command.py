@@ -1,0 +1,69 @@
+"""The command line of the trainer under torchrun, with signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.runs import ROOT, configuration, corpora, steps_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trainer")]
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def as_toml(fields: dict) -> str:
+    lines = []
+    for section, values in fields.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {inline(value)}" for key, value in values.items()]
+    return "\n".join(lines)
+
+
+def inline(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {json.dumps(item)}" for name, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_on_all_ranks_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    recipe, out = tmp_path / "run.toml", tmp_path / "out"
+    changes = {"train__steps": 100_000, "checkpoint__every": 0, "optimizer__warmup_steps": 0, "train__log_every": 1}
+    recipe.write_text(as_toml(configuration(corpora(tmp_path / "corpora"), out, **changes)))
+    command = [*LAUNCH, "-m", "tokshard.trainer", str(recipe)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
+        log, deadline = out / "metrics.jsonl", time.monotonic() + 60
+        while not (log.exists() and log.read_bytes().count(b"\n") >= 2):
+            assert time.monotonic() < deadline, "no step was made"
+            assert job.poll() is None, job.stdout.read()
+            time.sleep(0.1)
+        job.send_signal(number)
+        said = job.communicate(timeout=50)[0].decode()
+    (saved,) = [path for path in (out / "checkpoints").iterdir() if path.suffix != ".partial"]
+    last = steps_of(out)[-1]["step"]
+    assert saved.name == f"step-{last:08d}", said
+    assert f"stopped by {number.name} after step {last}" in said
+    assert (saved / "COMPLETE").exists()
+    assert {path.name[:4] for path in saved.glob("*.distcp")} == {"__0_", "__1_"}  # both ranks wrote
+
+    single = [sys.executable, "-m", "tokshard.trainer", str(recipe), f"train.stop_after={last + 1}"]
+    done = subprocess.run(single, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [step["step"] for step in steps_of(out)] == list(range(1, last + 2))
+
+
+def test_a_wrong_recipe_exits_2_with_a_hint(tmp_path: Path) -> None:
+    recipe = tmp_path / "run.toml"
+    recipe.write_text(as_toml(configuration({"code": "nowhere"}, tmp_path / "out")))
+    command = [sys.executable, "-m", "tokshard.trainer", str(recipe), "train.stepz=3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {recipe}: no key train.stepz\nhint: did you mean train.steps?\n"

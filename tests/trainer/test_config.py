@@ -1,0 +1,90 @@
+"""Recipes: strict TOML, overrides, errors that name what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tokshard.errors import UsageError
+from tokshard.trainer.config import load_config
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+[data]
+corpora = { code = "shards/code" }
+seq_len = 64
+global_batch_size = 8
+[train]
+out = "run"
+steps = 10
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return str(path)
+
+
+def test_overrides_win_and_are_typed_as_in_toml(recipe: str) -> None:
+    overrides = [
+        "train.steps=20",
+        "optimizer.lr=1e-3",
+        "data.weights.code=2",
+        "parallel.precision=bf16",
+        "train.out=a/b",
+    ]
+    config = load_config(recipe, overrides)
+    assert (config.train.steps, config.optimizer.lr, config.data.weights) == (20, 1e-3, {"code": 2.0})
+    assert (config.parallel.precision, config.train.out, config.data.seq_len) == ("bf16", "a/b", 64)
+
+
+def test_a_configuration_cannot_be_changed(recipe: str) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load_config(recipe).train.steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("override", "problem", "hint"),
+    [
+        ("train.stepz=1", "no key train.stepz", "did you mean train.steps?"),
+        ("trian.steps=1", "no key trian", "did you mean train?"),
+        ("train.xyzzy=1", "no key train.xyzzy", "known here: out, steps"),
+        ("train=3", "train is 3, expected a section", "write [section]"),
+        ("train.steps=many", "Expected `int`, got `str` - at `train.steps`", "config.py"),
+        ("train.steps=0", "train.steps is 0, expected at least 1", "change it"),
+        ("optimizer.lr=nan", "optimizer.lr is nan, expected at least 0.0", "change it"),
+        ("model.num_heads=0", "model.num_heads is 0, expected at least 1", "change it"),
+        ("parallel.precision=fp64", "Invalid enum value 'fp64' - at `parallel.precision`", "config.py"),
+        ("data.corpora={}", "data.corpora is empty", "data.corpora ="),
+        ("optimizer.warmup_steps=11", "11 steps of warmup and 0 of decay do not fit in 10", "optimizer.warmup_steps"),
+        ("train.steps", "'train.steps' is no override", "section.key=value"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name_and_a_hint(recipe: str, override: str, problem: str, hint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load_config(recipe, [override])
+    assert problem in error.value.problem
+    assert hint in error.value.hint
+    assert error.value.exit_code == 2
+
+
+def test_a_missing_key_a_missing_file_and_a_file_that_is_no_toml_are_refused(recipe: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.toml: No such file"):
+        load_config(str(tmp_path / "nowhere.toml"))
+    Path(recipe).write_text(RECIPE.replace("seq_len = 64", ""))
+    with pytest.raises(UsageError, match=r"missing required field `seq_len` - at `data`"):
+        load_config(recipe)
+    Path(recipe).write_text("[data")
+    with pytest.raises(UsageError, match="is no TOML"):
+        load_config(recipe)
+
+
+def test_every_recipe_of_the_repository_is_valid() -> None:
+    recipes = list((ROOT / "recipes").glob("*_train.toml"))
+    assert recipes
+    for path in recipes:
+        assert load_config(str(path)).train.steps > 0

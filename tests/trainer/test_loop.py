@@ -1,0 +1,58 @@
+"""Ends of a run that are not its last step, on one rank in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.runs import configuration, corpora, steps_of
+from tokshard.errors import TrainerError
+from tokshard.trainer.config import resolve
+from tokshard.trainer.loop import train
+
+SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
+
+# DCP of torch 2.13 itself warns
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+
+def small(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    return configuration(corpora(tmp_path / "corpora"), tmp_path / "out", **changes) | {"model": SMALL}
+
+
+def test_a_finite_pass_ends_after_its_short_batch_and_is_not_begun_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = small(tmp_path, train__steps=1_000, data__epochs=1, data__weights={}, data__global_batch_size=100)
+    del fields["data"]["corpora"]["prose"]
+    assert train(resolve(fields)) == 0
+    steps = steps_of(tmp_path / "out")
+    assert [step["num_samples"] for step in steps[:-1]] == [100] * (len(steps) - 1)
+    assert 0 < steps[-1]["num_samples"] < 100
+    assert 1 <= steps[-1]["corpora"]["code"]["epoch"] < 1.01
+    capsys.readouterr()
+    assert train(resolve(fields)) == 0
+    assert f"step {len(steps)}: nothing is left to do" in capsys.readouterr().out
+    assert steps_of(tmp_path / "out") == steps
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path: Path) -> None:
+    fields = small(tmp_path, optimizer__lr=1e30, optimizer__warmup_steps=0)
+    with pytest.raises(TrainerError, match=r"step 2: loss is (nan|inf)"):
+        train(resolve(fields))
+    assert [step["step"] for step in steps_of(tmp_path / "out")] == [1]
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+def test_steps_that_were_not_saved_are_made_again_and_stand_once_in_the_metrics(tmp_path: Path) -> None:
+    fields = small(tmp_path, train__steps=7, checkpoint__every=3, optimizer__lr=1e-3)
+    assert train(resolve(fields)) == 0
+    straight = steps_of(tmp_path / "out")
+    for name in ("step-00000007", "step-00000006"):
+        (tmp_path / "out" / "checkpoints" / name / "COMPLETE").unlink()
+    assert train(resolve(fields)) == 0
+    again = steps_of(tmp_path / "out")
+    assert [step["step"] for step in again] == [1, 2, 3, 4, 5, 6, 7]
+    assert [(step["loss"], step["digest"]) for step in again] == [(step["loss"], step["digest"]) for step in straight]

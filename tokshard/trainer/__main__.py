@@ -1,0 +1,39 @@
+"""``torchrun -m tokshard.trainer RECIPE.toml key=value ...``; without torchrun it runs on one rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tokshard.errors import TokshardError
+from tokshard.trainer.config import load_config
+
+
+def main(arguments: list[str]) -> int:
+    """Run a recipe. Exit code 0: all steps are done; 2: wrong recipe; 128 + n: stopped by signal n, and saved."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _say("usage: torchrun -m tokshard.trainer RECIPE.toml [section.key=value ...]")
+        return 0 if arguments else 2
+    rank = os.environ.get("RANK", "0")
+    try:
+        config = load_config(arguments[0], arguments[1:])
+    except TokshardError as error:
+        if rank == "0":  # it is the same on every rank
+            _say(f"error: {error.problem}\nhint: {error.hint}")
+        return error.exit_code
+    from tokshard.trainer.loop import train
+
+    try:
+        signal_number = train(config)
+    except TokshardError as error:
+        _say(f"error: rank {rank}: {error.problem}\nhint: {error.hint}")
+        return error.exit_code
+    return 128 + signal_number if signal_number else 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,230 @@
+"""A run as one frozen value: strict TOML, then ``section.key=value`` from the command line.
+
+An unknown key, a wrong type or a value out of range is an error that names it. Paths are relative to the working
+directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Literal, get_type_hints
+
+import msgspec
+
+from tokshard.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """What to read; see StreamPlan and StreamingLoader.
+
+    Args:
+        corpora: name to corpus directory.
+        weights: name to weight; empty: the corpora's token counts.
+        global_batch_size: samples of an optimizer step, over all ranks.
+        epochs: of a finite pass over one corpus; 0: endless.
+    """
+
+    corpora: dict[str, str]
+    seq_len: int
+    global_batch_size: int
+    weights: dict[str, float] = field(default_factory=dict)
+    seed: int = 0
+    epochs: int = 0
+    uneven: Literal["refuse", "pad"] = "refuse"
+    num_workers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A preset of model.py, and what differs from it.
+
+    Args:
+        vocab_size: default: that of the corpora.
+    """
+
+    preset: str = "10M"
+    vocab_size: int | None = None
+    dim: int | None = None
+    num_layers: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    hidden_dim: int | None = None
+    rope_theta: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """How the model lies on the ranks.
+
+    Args:
+        replicas: copies of the sharded model (HSDP); 1: FSDP over all ranks.
+        precision: of the forward and backward pass; the parameters and the optimizer stay fp32.
+        reduce: of gradients between ranks.
+    """
+
+    replicas: int = 1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    reduce: Literal["fp32", "bf16"] = "fp32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """AdamW, and its learning rate over the run.
+
+    Args:
+        clip_norm: longest gradient; 0: no limit.
+        decay_steps: of WSD, at the end of the run; cosine decays all the way.
+        final_fraction: of `lr`, reached at the last step.
+    """
+
+    lr: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    final_fraction: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """The run.
+
+    Args:
+        out: directory of metrics and checkpoints.
+        steps: of the optimizer; the learning rate schedule ends there.
+        stop_after: save and leave after this step; 0: after the last.
+        micro_batch_size: rows of a rank that are in memory at once; 0: all, no accumulation.
+        seed: of the initial parameters.
+        log_every: steps between progress lines; metrics.jsonl has every step.
+    """
+
+    out: str
+    steps: int
+    stop_after: int = 0
+    micro_batch_size: int = 0
+    seed: int = 0
+    log_every: int = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """When to save, what to start from.
+
+    Args:
+        every: steps; 0: only at the end.
+        keep: the newest so many; 0: all.
+        load: a checkpoint to start from if `train.out` has none; default: a new run.
+    """
+
+    every: int = 0
+    keep: int = 0
+    load: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A resolved recipe."""
+
+    data: Data
+    train: Train
+    model: Model = field(default_factory=Model)
+    parallel: Parallel = field(default_factory=Parallel)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe.
+
+    Args:
+        overrides: ``section.key=value``; the value as in TOML, or a bare word.
+
+    Raises:
+        UsageError: no such file, no TOML, an unknown key, a wrong type or a value out of range.
+    """
+    try:
+        with open(path, "rb") as file:
+            fields = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint="give a recipe, such as recipes/*.toml") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no TOML: {error}", hint="see https://toml.io") from error
+    for override in overrides:
+        _apply(fields, override)
+    return resolve(fields, where=path)
+
+
+def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Config:
+    """A configuration from nested mappings.
+
+    Raises:
+        UsageError: as for `load_config`.
+    """
+    _check_keys(Config, fields, "", where)
+    try:
+        config = msgspec.convert(fields, Config)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{where}: {error}".replace("$.", ""), hint="see tokshard/trainer/config.py") from error
+    _check_ranges(config, where)
+    return config
+
+
+def _apply(fields: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UsageError(f"{override!r} is no override", hint="write section.key=value, such as train.steps=100")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, name = key.split(".")
+    for section in sections:
+        fields = fields.setdefault(section, {})
+        if not isinstance(fields, dict):
+            raise UsageError(f"{override!r}: {section} is no section", hint="write section.key=value")
+    fields[name] = value
+
+
+def _check_keys(kind: type, fields: Any, prefix: str, where: str) -> None:
+    if not isinstance(fields, Mapping):
+        raise UsageError(f"{where}: {prefix.rstrip('.')} is {fields!r}, expected a section", hint="write [section]")
+    types = get_type_hints(kind)
+    for key, value in fields.items():
+        if key not in types:
+            near = get_close_matches(key, types, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(types)}"
+            raise UsageError(f"{where}: no key {prefix}{key}", hint=hint)
+        if dataclasses.is_dataclass(types[key]):
+            _check_keys(types[key], value, f"{prefix}{key}.", where)
+
+
+def _check_ranges(config: Config, where: str) -> None:
+    least = {"seq_len": 1, "global_batch_size": 1, "steps": 1, "replicas": 1, "log_every": 1, "lr": 0.0}
+    for section in dataclasses.fields(config):
+        values = getattr(config, section.name)
+        for item in dataclasses.fields(values):
+            value = getattr(values, item.name)
+            low = least.get(item.name, 1 if section.name == "model" else 0)
+            if isinstance(value, int | float) and not value >= low:
+                raise UsageError(
+                    f"{where}: {section.name}.{item.name} is {value}, expected at least {low}", hint="change it"
+                )
+    if not config.data.corpora:
+        raise UsageError(f"{where}: data.corpora is empty", hint='give data.corpora = {name = "directory"}')
+    optimizer, steps = config.optimizer, config.train.steps
+    decay_steps = optimizer.decay_steps if optimizer.schedule == "wsd" else 0
+    if optimizer.warmup_steps + decay_steps > steps:
+        raise UsageError(
+            f"{where}: {optimizer.warmup_steps} steps of warmup and {decay_steps} of decay do not fit in {steps}",
+            hint="lower optimizer.warmup_steps or optimizer.decay_steps, or raise train.steps",
+        )

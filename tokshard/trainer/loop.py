@@ -1,0 +1,279 @@
+"""The training loop: start at `train` and read down."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from tokshard.errors import TrainerError, UsageError
+from tokshard.runtime.loader import Batch, StreamingLoader
+from tokshard.runtime.packing import IGNORED
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.reader import CorpusSource
+from tokshard.trainer import checkpoint, config, metrics
+from tokshard.trainer.attention import Documents
+from tokshard.trainer.config import Config
+from tokshard.trainer.model import PRESETS, Shape, Transformer
+from tokshard.trainer.optimizer import learning_rate, make_optimizer
+from tokshard.trainer.parallel import make_mesh, process_group, sharded_model, sum_over_ranks
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def train(settings: Config) -> int:
+    """Run a recipe to its end, from its latest checkpoint if there is one.
+
+    Returns:
+        0, or the number of the signal that stopped the run after a save.
+
+    Raises:
+        TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite.
+    """
+    with process_group(settings.parallel.device) as device, stop_signals() as received:
+        plan = make_plan(settings.data)
+        mesh = make_mesh(settings.parallel, device)
+        model = sharded_model(model_shape(settings.model, plan), mesh, settings.parallel, seed=settings.train.seed)
+        optimizer = make_optimizer(model, settings.optimizer)
+        loader = StreamingLoader(
+            plan,
+            global_batch_size=settings.data.global_batch_size,
+            dp_mesh=mesh,
+            num_workers=settings.data.num_workers,
+            uneven=settings.data.uneven,
+            pin_memory=device.type == "cuda",
+        )
+        try:
+            return _Run(settings, plan, model, optimizer, loader, device, received).run()
+        finally:
+            loader.close()
+
+
+class _Run:
+    """One run on one rank."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        settings: Config,
+        plan: StreamPlan,
+        model: Transformer,
+        optimizer: torch.optim.AdamW,
+        loader: StreamingLoader,
+        device: torch.device,
+        received: list[int],
+    ) -> None:
+        self.settings, self.plan, self.model, self.optimizer = settings, plan, model, optimizer
+        self.loader, self.device, self.received = loader, device, received
+        self.checkpoints = os.path.join(settings.train.out, "checkpoints")
+        self.is_first = distributed.get_rank() == 0
+        self.waited = 0.0
+
+    def run(self) -> int:
+        step = saved = self._resume()
+        last = min(self.settings.train.steps, self.settings.train.stop_after or self.settings.train.steps)
+        is_read = self.plan.num_samples is not None and self.loader.cursor.sample >= self.plan.num_samples
+        if step >= last or is_read:
+            self._say(f"step {step}: nothing is left to do")
+            return 0
+        os.makedirs(self.settings.train.out, exist_ok=True)
+        path = os.path.join(self.settings.train.out, "metrics.jsonl")
+        log = metrics.MetricsFile(path, last_step=step) if self.is_first else None
+        started, signal_number, every = time.perf_counter(), 0, self.settings.checkpoint.every
+        for batch in self.loader:
+            record, signal_number = self._step(batch, step)
+            step += 1
+            now = time.perf_counter()
+            record |= self._timing(record["tokens"], now - started)
+            started = now
+            if log is not None:
+                log.write(record)
+            if step % self.settings.train.log_every == 0 or step == last:
+                self._say(metrics.progress_line(record, self.settings.train.steps))
+            if step == last or signal_number:
+                break
+            if every and step % every == 0:
+                self._save(step)
+                saved, started = step, time.perf_counter()
+        if saved != step:
+            self._save(step)
+        if signal_number:
+            self._say(f"stopped by {signal.Signals(signal_number).name} after step {step}; the same command goes on")
+        return signal_number
+
+    def _step(self, batch: Batch, step: int) -> tuple[dict[str, Any], int]:
+        """One optimizer step. Returns its metrics, and the signal that any rank has received."""
+        rate = learning_rate(self.settings.optimizer, step, self.settings.train.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        targets = sum_over_ranks(_by_corpus((batch["labels"] != IGNORED).sum(1), batch, len(self.plan.names)))
+        num_targets = max(1.0, targets.sum().item())
+        losses = torch.zeros(len(targets), dtype=torch.float64, device=self.device)
+        parts = list(micro_batches(batch, self.settings.train.micro_batch_size))
+        for part in parts:
+            # replicas of HSDP exchange gradients once, after the last part
+            self.model.set_requires_all_reduce(part is parts[-1])  # type: ignore[operator]
+            row_losses = sum_of_losses(self.model, part, self.device)
+            (row_losses.sum() / num_targets).backward()  # type: ignore[no-untyped-call]
+            losses += _by_corpus(row_losses.detach(), part, len(targets))
+        norm = clip_gradients(self.model, self.settings.optimizer.clip_norm)
+        stops = torch.tensor([number in self.received for number in STOP_SIGNALS], dtype=torch.float64)
+        reduced = sum_over_ranks(torch.cat((losses.cpu(), stops)))
+        sums, stops = reduced[: len(losses)], reduced[len(losses) :]
+        loss = sums.sum().item() / num_targets
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainerError(
+                f"step {step + 1}: loss is {loss}, gradient norm {norm}",
+                hint="resume from the last checkpoint with a lower optimizer.lr, or with other data",
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        stats, read = self.loader.stats(), metrics.batch_record(batch)
+        names, seen = self.plan.names, zip(sums.tolist(), targets.tolist(), strict=True)
+        record = {
+            "step": step + 1,
+            "loss": loss,
+            "loss_by_corpus": {name: s / n if n else None for name, (s, n) in zip(names, seen, strict=True)},
+            "targets": int(num_targets),
+            "grad_norm": norm,
+            "lr": rate,
+            "memory_bytes": metrics.memory_bytes(),
+            "corpora": {
+                name: {key: corpus[key] for key in ("tokens", "epoch")} for name, corpus in stats["corpora"].items()
+            },
+            "tokens": read["num_samples"] * self.plan.seq_len,
+            **read,
+        }
+        return record, next((number for number, ranks in zip(STOP_SIGNALS, stops.tolist(), strict=True) if ranks), 0)
+
+    def _timing(self, tokens: int, seconds: float) -> dict[str, float]:
+        waited, self.waited = self.waited, self.loader.stats()["wait_seconds"]
+        return {"tokens_per_second": tokens / seconds, "loader_wait_seconds": self.waited - waited}
+
+    def _resume(self) -> int:
+        """Load the latest checkpoint, or the one asked for; returns the steps done."""
+        path = checkpoint.find_latest(self.checkpoints) or self.settings.checkpoint.load
+        if not path:
+            self._say(f"a new run on {distributed.get_world_size()} ranks: {num_parameters(self.model):,} parameters")
+            return 0
+        state = checkpoint.load(path, self.model, self.optimizer)
+        self.loader.load_state_dict(state["loader"])
+        self._say(f"{path}: going on after step {state['step']} on {distributed.get_world_size()} ranks")
+        return int(state["step"])
+
+    def _save(self, step: int) -> None:
+        state = {"step": step, "loader": self.loader.state_dict(), "config": dataclasses.asdict(self.settings)}
+        keep = self.settings.checkpoint.keep
+        path = checkpoint.save(self.checkpoints, step, self.model, self.optimizer, state, keep=keep)
+        self._say(f"saved {path}")
+
+    def _say(self, line: str) -> None:
+        if self.is_first:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+
+def make_plan(settings: config.Data) -> StreamPlan:
+    """The plan of a recipe."""
+    return StreamPlan(
+        settings.corpora,
+        weights=settings.weights or None,
+        seq_len=settings.seq_len,
+        seed=settings.seed,
+        epochs=settings.epochs or None,
+    )
+
+
+def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:
+    """A preset with what the recipe changes; the vocabulary is that of the corpora unless it says otherwise.
+
+    Raises:
+        UsageError: no such preset, sizes that do not divide, or a vocabulary that is too small.
+    """
+    if settings.preset not in PRESETS:
+        raise UsageError(f"no preset {settings.preset!r}", hint=f"known: {', '.join(PRESETS)}")
+    needed = max((source.corpus.vocab_size for source in plan.sources if isinstance(source, CorpusSource)), default=1)
+    changes = {name: value for name, value in dataclasses.asdict(settings).items() if value is not None}
+    del changes["preset"]
+    shape = dataclasses.replace(PRESETS[settings.preset], **{"vocab_size": needed, **changes})
+    if shape.vocab_size < needed:
+        raise UsageError(
+            f"model.vocab_size is {shape.vocab_size}, the corpora have {needed} ids", hint="leave it out, or raise it"
+        )
+    if shape.dim % (2 * shape.num_heads) or shape.num_heads % shape.num_kv_heads:
+        raise UsageError(
+            f"{shape.dim} wide, {shape.num_heads} heads, {shape.num_kv_heads} KV heads do not divide",
+            hint="model.dim is an even multiple of num_heads, num_heads a multiple of num_kv_heads",
+        )
+    return shape
+
+
+def micro_batches(batch: Batch, num_rows: int) -> Iterator[Batch]:
+    """A batch in parts of at most `num_rows` rows; 0: in one. Pieces never cross rows, so it can be cut at any."""
+    rows, seq_len = batch["input_ids"].shape
+    for start in range(0, rows, num_rows or rows):
+        stop = min(rows, start + (num_rows or rows))
+        part = {key: value[start:stop] for key, value in batch.items() if key not in ("cu_seqlens", "max_seqlen")}
+        bounds = batch["cu_seqlens"]
+        inside = bounds[(bounds >= start * seq_len) & (bounds <= stop * seq_len)]
+        yield {**part, "cu_seqlens": inside - start * seq_len}
+
+
+def sum_of_losses(model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
+    """Cross-entropy summed over the targets of each row: fp32 [rows]; 0 for a row of padding."""
+    on_device = {key: batch[key].to(device, non_blocking=True) for key in ("input_ids", "position_ids", "labels")}
+    documents = Documents.of(batch["cu_seqlens"], device)
+    logits = model(on_device["input_ids"], on_device["position_ids"], documents).float()
+    labels = on_device["labels"]
+    losses = functional.cross_entropy(logits, labels.flatten(), reduction="none", ignore_index=IGNORED)
+    return losses.view_as(labels).sum(1)
+
+
+def clip_gradients(model: nn.Module, longest: float) -> float:
+    """The norm of the gradient over all ranks, which is then at most `longest`; 0: no limit."""
+    parameters = list(model.parameters())
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    if longest:
+        nn.utils.clip_grads_with_norm_(parameters, longest, norm)
+    return norm.item()
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Of the whole model, not of this rank's shards."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _by_corpus(values: Tensor, batch: Batch, num_corpora: int) -> Tensor:
+    """Values of rows [B] summed by corpus: float64 [C]. Padding rows have values of 0."""
+    index = batch["corpus_index"].clamp(min=0).to(values.device)
+    return torch.zeros(num_corpora, dtype=torch.float64, device=values.device).index_add(0, index, values.double())
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """The SIGTERM and SIGINT received so far; the step in progress ends first.
+
+    Repeated ones change nothing: a terminal or scheduler signals this process, and so does torchrun, which kills what
+    is left after ``--shutdown-timeout`` (30 s).
+    """
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda caught, _: received.append(caught))
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
