@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader
 
 from tests.trainer.runs import configuration, corpora, steps_of
 from tokshard.errors import TrainerError
@@ -56,3 +58,16 @@ def test_steps_that_were_not_saved_are_made_again_and_stand_once_in_the_metrics(
     again = steps_of(tmp_path / "out")
     assert [step["step"] for step in again] == [1, 2, 3, 4, 5, 6, 7]
     assert [(step["loss"], step["digest"]) for step in again] == [(step["loss"], step["digest"]) for step in straight]
+
+
+def test_bf16_follows_fp32_and_keeps_its_parameters_in_fp32(tmp_path: Path) -> None:
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        changes = {"train__out": str(tmp_path / precision), "train__steps": 5, "parallel__precision": precision}
+        assert train(resolve(small(tmp_path / "of" / precision, **changes))) == 0
+        losses[precision] = [step["loss"] for step in steps_of(tmp_path / precision)]
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.01)
+    (saved,) = (tmp_path / "bf16" / "checkpoints").iterdir()
+    tensors = FileSystemReader(saved).read_metadata().state_dict_metadata
+    assert tensors["model.head.weight"].properties.dtype == torch.float32
