@@ -1,7 +1,7 @@
 """Promise 6: how far a corpus is from its exact share of the samples.
 
-The bounds of the promise hold at random places of a run, which is what is tested here. They are no bounds for every
-weight and every place: tests/runtime/test_order.py has the worst that is known, 18.2 samples.
+Within a weight segment at most 8 samples for g < 2^50; a change adds at most 16. tests/runtime/test_mixture.py has the
+tighter bounds that follow from the rules.
 """
 
 from __future__ import annotations
@@ -34,6 +34,18 @@ def distances(plan: StreamPlan, cursor: Cursor, sample: int) -> list[float]:
         for number, weight in enumerate(segment.weights):
             exact[number] += (stop - segment.start) * Fraction(weight) / total
     return [abs(float(count - share)) for count, share in zip(counts, exact, strict=True)]
+
+
+@pytest.mark.parametrize("num_corpora", [1, 2, 3, 12, 100, 500])
+def test_each_corpus_is_within_8_samples_of_its_exact_share_for_1_to_500_corpora(num_corpora: int) -> None:
+    rng = np.random.default_rng(num_corpora)
+    sizes = np.exp(rng.uniform(0, np.log(10**7), num_corpora)).astype(int).tolist()
+    corpora = {f"corpus {number}": PeriodicSource(size + number) for number, size in enumerate(sizes)}
+    for weights in (rng.pareto(0.5, num_corpora), np.array([0.9] + [1e-4] * (num_corpora - 1)), np.ones(num_corpora)):
+        weights[num_corpora // 2 + 1 :: 7] = 0
+        plan = StreamPlan(corpora, seq_len=64, seed=3, weights=dict(zip(corpora, weights.tolist(), strict=True)))
+        for sample in [*range(1, 300, 13), *np.exp2(rng.uniform(8, 50, 30)).astype(np.int64).tolist()]:
+            assert max(distances(plan, plan.cursor(), sample)) <= 8
 
 
 @pytest.mark.parametrize("seed", range(5))

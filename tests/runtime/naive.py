@@ -14,10 +14,12 @@ from typing import Any
 MASK = (1 << 64) - 1
 
 
-def words(seed: int, purpose: str, corpus: str = "", ordinal: int = 0, epoch: int = 0, window: int = 0) -> list[int]:
+def words(
+    seed: int, purpose: str, corpus: str = "", ordinal: int = 0, epoch: int = 0, window: int = 0, count: int = 16
+) -> list[int]:
     found: list[int] = []
-    for index in range(2):
-        fields = (1).to_bytes(4, "little") + purpose.encode().ljust(16, b"\0") + seed.to_bytes(8, "little")
+    for index in range(ceil(count / 8)):
+        fields = (2).to_bytes(4, "little") + purpose.encode().ljust(16, b"\0") + seed.to_bytes(8, "little")
         fields += bytes.fromhex(corpus).ljust(32, b"\0")
         fields += b"".join(number.to_bytes(8, "little") for number in (ordinal, epoch, window))
         digest = hashlib.blake2b(fields + index.to_bytes(4, "little")).digest()
@@ -127,8 +129,9 @@ def corpus_samples(
     slices: list[int] = []
     for epoch, index, start, stop in windows:
         starting = [number for number in range(len(tokens) // seq_len + 1) if start <= number * seq_len < stop]
-        order = permutation(len(starting), words(seed, "samples", fingerprint, ordinal, epoch, index))
-        slices += [starting[entry] for entry in order]
+        inside = [number for number in starting if (number + 1) * seq_len <= stop]
+        order = permutation(len(inside), words(seed, "samples", fingerprint, ordinal, epoch, index))
+        slices += [inside[entry] for entry in order] + [number for number in starting if number not in inside]
     return [_row(documents, tokens, number, seq_len, across) for number in slices[:count]]
 
 
@@ -162,16 +165,56 @@ def _row(
     }
 
 
+class Node:
+    """A node of the tree over corpora: it rounds the share of its left half, one sample after another."""
+
+    def __init__(self, corpora: list[int], keys: list[int]) -> None:
+        self.corpora = corpora
+        self.key = keys.pop(0)
+        middle = len(corpora) // 2
+        self.halves = [Node(half, keys) if len(half) > 1 else half[0] for half in (corpora[:middle], corpora[middle:])]
+        self.left = corpora[:middle]
+        self.given = 0
+        self.remainder = 1 << 63
+
+    def set_weights(self, weights: list[Fraction]) -> None:
+        total = sum((weights[corpus] for corpus in self.corpora), Fraction(0))
+        left = sum((weights[corpus] for corpus in self.left), Fraction(0))
+        self.share = int((1 << 64) * left / total) if total else 0
+        self.given_before, self.start, self.gone_left = self.given, self.remainder, 0
+        for half in self.halves:
+            if isinstance(half, Node):
+                half.set_weights(weights)
+
+    def next(self) -> int:
+        count = self.given - self.given_before + 1
+        if self.share in (0, 1 << 64):
+            is_left = self.share > 0
+        else:
+            sway = min(self.share, (1 << 64) - self.share)
+            value = (self.key + self.given + 1) * 0x9E3779B97F4A7C15 & MASK
+            value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
+            value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
+            value ^= value >> 31
+            line = self.start + count * self.share - sway // 2 + (sway >> 32) * (value >> 32)
+            is_left = min(max(line // (1 << 64), 0), count) > self.gone_left
+            self.remainder += self.share - (is_left << 64)
+        self.given += 1
+        self.gone_left += is_left
+        half = self.halves[0 if is_left else 1]
+        return half.next() if isinstance(half, Node) else half
+
+
 def mixture(seed: int, changes: list[tuple[int, list[float]]], count: int) -> list[int]:
     """The corpus of each of the first `count` global samples."""
-    offset = words(seed, "mixture")[0]
+    num_corpora = len(changes[0][1])
+    if num_corpora == 1:
+        return [0] * count
+    root = Node(list(range(num_corpora)), words(seed, "mixture", count=num_corpora - 1))
+    weights = dict(changes)
     found = []
     for sample in range(count):
-        weights = [weights for start, weights in changes if start <= sample][-1]
-        exact = [Fraction(weight) for weight in weights]
-        value = (sample * 0x9E3779B97F4C3939 + offset) % (1 << 64)
-        for number in range(len(exact)):
-            if value < int((1 << 64) * sum(exact[: number + 1]) / sum(exact)):
-                found.append(number)
-                break
+        if sample in weights:
+            root.set_weights([Fraction(weight) for weight in weights[sample]])
+        found.append(root.next())
     return found

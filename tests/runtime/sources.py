@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.runtime.copying import Spans, address_of
 from tokshard.runtime.windows import DocumentPlace
 
 EOS = 0
@@ -55,6 +56,9 @@ class ListSource:
     def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
         return [self.tokens[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
 
+    def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans | None:
+        return Spans(address_of(self.tokens) + starts * self.dtype.itemsize, [self.tokens])
+
     def document_at(self, position: int) -> DocumentPlace:
         document = int(np.searchsorted(self.stops, position, "right"))
         stop = int(self.stops[document])
@@ -90,6 +94,9 @@ class PeriodicSource:
             (np.arange(a, a + n) % 60_000).astype(np.uint16)
             for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
         ]
+
+    def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        return None
 
     def document_at(self, position: int) -> DocumentPlace:
         document = position // self._length

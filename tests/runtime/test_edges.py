@@ -97,8 +97,8 @@ def test_a_corpus_far_smaller_than_a_sample_fills_it_with_many_epochs_and_quickl
     source = ListSource(lengths)
     plan = StreamPlan({"tiny": source}, seq_len=131_072, seed=3)
     tables = []
-    make_table = CorpusStream._make_table
-    monkeypatch.setattr(CorpusStream, "_make_table", lambda *arguments: tables.append(1) or make_table(*arguments))
+    make_table = CorpusStream._table_steps
+    monkeypatch.setattr(CorpusStream, "_table_steps", lambda *arguments: tables.append(1) or make_table(*arguments))
     row = plan.sample(1000)
     # a table per epoch took 0.7 to 7 s, all epochs at once take 0.02 to 0.1 s
     assert len(tables) <= 2
@@ -239,7 +239,7 @@ def test_a_state_with_another_start_epoch_is_refused_with_both_values() -> None:
     source = ListSource([9, 4, 30])
     state = StreamingLoader(small_plan(source), global_batch_size=2).state_dict()
     later = StreamingLoader(small_plan(source, start_epoch={"corpus": 1}), global_batch_size=2)
-    with pytest.raises(PlanMismatchError, match=r"start_epoch differs \(\[0\], now \[1\]\)"):
+    with pytest.raises(PlanMismatchError, match=r"start_epoch of corpus \'corpus\' differs \(0, now 1\)"):
         later.load_state_dict(state)
 
 

@@ -320,6 +320,26 @@ class Corpus:
             for rows, tokens, offsets, values in zip(*columns, strict=True)
         ]
 
+    def batch_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens of every record batch of the corpus, from the table alone.
+
+        Returns:
+            int64 [shards + 1], the first record batch of each shard, and int64 [batches], the tokens of each.
+
+        Raises:
+            DamagedCorpusError: they do not add up to the tokens of the shards.
+        """
+        counts, tokens = self._table.lists("batch_tokens")
+        first = _starts(counts)
+        totals = np.diff(_starts(tokens)[first])
+        wrong = np.flatnonzero(totals != np.diff(self.first_tokens))
+        if len(wrong) or (len(tokens) and int(tokens.min()) < 1):
+            name = self.shards[int(wrong[0]) if len(wrong) else 0].name
+            raise DamagedCorpusError(
+                f"{self._table.path}: the batches of {name} do not hold the tokens of the shard", hint=RESTORE
+            )
+        return first, tokens
+
     def stride_documents(self, index: int) -> NDArray[np.int64]:
         """For one shard, the ordinal of the document that holds token ``k * ORDINAL_STRIDE``, for every k."""
         ordinals = self._table.list_at("stride_documents", index)

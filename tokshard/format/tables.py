@@ -184,6 +184,26 @@ class Table:
         parts = [batch.column(column).to_numpy() for batch in self.batches()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
+    def lists(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """A column of lists: int64 [rows], how long each is, and the values of all of them one after another.
+
+        Raises:
+            DamagedCorpusError: the offsets of the lists do not ascend within their values.
+        """
+        counts, parts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for index, batch in enumerate(self.batches()):
+            cells = batch.column(column)
+            ends = np.frombuffer(cells.buffers()[1], np.int64, count=len(cells) + 1, offset=8 * cells.offset)
+            found = np.diff(ends)
+            if int(ends[0]) < 0 or int(ends[-1]) > len(cells.values) or int(found.min(initial=0)) < 0:
+                raise DamagedCorpusError(
+                    f"{self.path}, batch {index}: offsets of column {column} must ascend within {len(cells.values)}",
+                    hint=RESTORE,
+                )
+            counts.append(found)
+            parts.append(cells.values.slice(int(ends[0]), int(ends[-1] - ends[0])).to_numpy().astype(np.int64))
+        return np.concatenate(counts), np.concatenate(parts)
+
     def list_at(self, column: str, row: int) -> NDArray[np.int64]:
         """The list in one row, as an int64 array.
 

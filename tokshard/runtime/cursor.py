@@ -6,35 +6,79 @@ one copy, and a job of any size goes on from it without replaying anything.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from tokshard.errors import PlanMismatchError
-from tokshard.runtime.mixture import Mixture, Segment, thresholds
+from tokshard.runtime.mixture import Balance, Mixture, Segment, are_weights
+from tokshard.runtime.seeds import derive_key
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Names the form of a saved cursor. Bump when an older tokshard would misread it."""
 
 MAX_SEGMENTS = 16
-"""A longer schedule of past weights is saved as the counts it led to: a run that anneals its mix keeps a small
+"""A longer schedule of past weights is saved as the balance that it led to: a run that anneals its mix keeps a small
 state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusIdentity:
+    """What must be equal for a corpus of a plan to read the same samples.
+
+    Args:
+        fingerprint: of its content.
+        ordinal: how often that content is listed before it.
+        start_epoch: the epoch that counts as its first.
+        take: the part of it that is read.
+    """
+
+    fingerprint: str
+    ordinal: int
+    start_epoch: int
+    take: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanIdentity:
     """What must be equal for a cursor to mean the same samples. Neither names, paths nor weights are in it.
 
     Args:
-        fields: order_version, seed, seq_len, block_tokens, window_blocks, start_epoch of each corpus.
-        corpora: content fingerprint of each corpus, in plan order.
-        fingerprint: of all of it.
+        fields: order_version, seed, seq_len, block_tokens, window_blocks.
+        corpora: in plan order.
     """
 
-    fields: Mapping[str, int | list[int]]
-    corpora: tuple[str, ...]
-    fingerprint: str
+    fields: Mapping[str, int]
+    corpora: tuple[CorpusIdentity, ...]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all of it."""
+        corpora = [asdict(corpus) for corpus in self.corpora]
+        content = json.dumps([dict(self.fields), corpora], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(b"tokshard plan 2\n" + content.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusChange:
+    """A corpus that a run took up or put aside.
+
+    Args:
+        sample: the first sample without or with it.
+        action: ``"added"`` or ``"removed"``.
+        name: in the plan.
+        identity: which corpus it is.
+        count: samples of it that were read before.
+    """
+
+    sample: int
+    action: str
+    name: str
+    identity: CorpusIdentity
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +88,16 @@ class Cursor:
     Args:
         sample: global samples that the training loop received or skipped: the next one to read.
         segments: weights by the sample they start at, ascending.
-        counts: samples of each corpus before the first segment.
+        balance: of the corpora at the first segment's start.
         skipped: ranges of samples that were passed over, ascending.
+        changes: corpora that were added and removed on the way.
     """
 
     sample: int
     segments: tuple[Segment, ...]
-    counts: tuple[int, ...]
+    balance: Balance
     skipped: tuple[tuple[int, int], ...] = ()
+    changes: tuple[CorpusChange, ...] = ()
 
     def advanced(self, num_samples: int) -> Cursor:
         """After the loop received so many samples."""
@@ -76,18 +122,19 @@ class Cursor:
         now = self.weighted(current.weights)
         return replace(now, segments=(*now.segments, *later))
 
-    def mixture(self, offset: int) -> Mixture:
+    def mixture(self, seed: int) -> Mixture:
         """The corpora of the samples from the first segment on."""
-        return Mixture(offset=offset, segments=self.segments, counts=self.counts)
+        key = derive_key(seed, "mixture", words=len(self.balance.remainders))
+        return Mixture(key=key, segments=self.segments, balance=self.balance)
 
-    def compacted(self, offset: int) -> Cursor:
-        """The same future with at most `MAX_SEGMENTS` segments of past weights; older ones become counts."""
+    def compacted(self, mixture: Mixture) -> Cursor:
+        """The same future with at most `MAX_SEGMENTS` segments of past weights; older ones become a balance."""
         past = [segment for segment in self.segments if segment.start <= self.sample]
         if len(past) <= MAX_SEGMENTS:
             return self
         current = past[-1]
         kept = self.segments[len(past) - 1 :]
-        return replace(self, segments=kept, counts=self.mixture(offset).counts_before(current.start))
+        return replace(self, segments=kept, balance=mixture.balance_before(current.start))
 
 
 def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...]) -> str:
@@ -97,11 +144,13 @@ def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...]) 
             "tokshard_cursor": STATE_VERSION,
             "plan": identity.fingerprint,
             **identity.fields,
-            "corpora": dict(zip(names, identity.corpora, strict=True)),
+            "corpora": [{"name": name, **asdict(corpus)} for name, corpus in zip(names, identity.corpora, strict=True)],
             "sample": cursor.sample,
             "weights": [[segment.start, list(segment.weights)] for segment in cursor.segments],
-            "counts": list(cursor.counts),
+            "counts": list(cursor.balance.counts),
+            "remainders": list(cursor.balance.remainders),
             "skipped": [list(part) for part in cursor.skipped],
+            "changes": [asdict(change) for change in cursor.changes],
         },
         separators=(",", ":"),
     )
@@ -113,6 +162,64 @@ def load_cursor(text: Any, identity: PlanIdentity) -> Cursor:
     Raises:
         PlanMismatchError: it is no cursor of tokshard, or of another plan; says which values differ.
     """
+    saved = _saved(text)
+    _check_fields(saved, identity)
+    _check_corpora(saved, identity)
+    return saved.cursor
+
+
+def adopt_cursor(text: Any, identity: PlanIdentity, names: tuple[str, ...], planned: tuple[Segment, ...]) -> Cursor:
+    """A cursor of a run with other corpora, for a plan that adds some, removes some, or lists them in another order.
+
+    A corpus of both goes on where it was, by its content; one that was removed before goes on where it was then. The
+    weights are those of the plan.
+
+    Args:
+        names: of the plan.
+        planned: its segments.
+
+    Raises:
+        PlanMismatchError: it is no cursor of tokshard, or more than the corpora differ.
+    """
+    saved = _saved(text)
+    _check_fields(saved, identity)
+    cursor = saved.cursor
+    seed = identity.fields["seed"]
+    counts = cursor.mixture(seed).counts_before(cursor.sample)
+    read = dict(zip(saved.corpora, counts, strict=True))
+    put_aside = {change.identity: change.count for change in cursor.changes if change.action == "removed"}
+    removed = [
+        CorpusChange(sample=cursor.sample, action="removed", name=name, identity=corpus, count=read[corpus])
+        for name, corpus in zip(saved.names, saved.corpora, strict=True)
+        if corpus not in identity.corpora
+    ]
+    added = [
+        CorpusChange(sample=cursor.sample, action="added", name=name, identity=corpus, count=put_aside.get(corpus, 0))
+        for name, corpus in zip(names, identity.corpora, strict=True)
+        if corpus not in read
+    ]
+    current = [segment for segment in planned if segment.start <= cursor.sample][-1]
+    later = tuple(segment for segment in planned if segment.start > cursor.sample)
+    go_on = put_aside | read
+    return replace(
+        cursor,
+        segments=(Segment(start=cursor.sample, weights=current.weights), *later),
+        balance=replace(
+            Balance.at_start(len(identity.corpora)), counts=tuple(go_on.get(corpus, 0) for corpus in identity.corpora)
+        ),
+        changes=(*cursor.changes, *removed, *added),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    fields: Mapping[str, Any]
+    names: tuple[str, ...]
+    corpora: tuple[CorpusIdentity, ...]
+    cursor: Cursor
+
+
+def _saved(text: Any) -> _Saved:
     saved = _parse(text)
     version = saved.get("tokshard_cursor")
     if version != STATE_VERSION:
@@ -120,29 +227,59 @@ def load_cursor(text: Any, identity: PlanIdentity) -> Cursor:
             f"the saved cursor has version {version!r}, this tokshard reads {STATE_VERSION}",
             hint="load it with the tokshard that saved it, or start a new run without the loader's state",
         )
-    _check_identity(saved, identity)
     try:
+        corpora = tuple(_corpus_identity(entry) for entry in saved["corpora"])
         cursor = Cursor(
             sample=_count(saved["sample"]),
             segments=tuple(
                 Segment(start=_count(start), weights=tuple(float(weight) for weight in weights))
                 for start, weights in saved["weights"]
             ),
-            counts=tuple(_count(count) for count in saved["counts"]),
+            balance=Balance(
+                counts=tuple(_count(count) for count in saved["counts"]),
+                remainders=tuple(_remainder(value) for value in saved["remainders"]),
+            ),
             skipped=tuple((_count(start), _count(stop)) for start, stop in saved["skipped"]),
+            changes=tuple(_change(entry) for entry in saved["changes"]),
         )
-        sizes = {len(identity.corpora), len(cursor.counts), *(len(part.weights) for part in cursor.segments)}
+        sizes = {
+            len(corpora),
+            len(cursor.balance.counts),
+            len(cursor.balance.remainders) + 1,
+            *(len(part.weights) for part in cursor.segments),
+        }
         starts = [segment.start for segment in cursor.segments]
         if len(sizes) != 1 or not starts or starts != sorted(set(starts)) or starts[0] > cursor.sample:
             raise ValueError(f"weights {saved['weights']} and counts {saved['counts']} do not fit the sample")
-        for segment in cursor.segments:
-            thresholds(segment.weights)
+        if not all(are_weights(segment.weights) for segment in cursor.segments):
+            raise ValueError(f"weights {saved['weights']} say nothing")
+        return _Saved(
+            fields=saved, names=tuple(str(entry["name"]) for entry in saved["corpora"]), corpora=corpora, cursor=cursor
+        )
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise PlanMismatchError(
             f"the saved cursor is damaged: {error!r}",
             hint="load an older checkpoint, or start without the loader's state",
         ) from error
-    return cursor
+
+
+def _corpus_identity(entry: Mapping[str, Any]) -> CorpusIdentity:
+    return CorpusIdentity(
+        fingerprint=str(entry["fingerprint"]),
+        ordinal=_count(entry["ordinal"]),
+        start_epoch=_count(entry["start_epoch"]),
+        take=float(entry["take"]),
+    )
+
+
+def _change(entry: Mapping[str, Any]) -> CorpusChange:
+    return CorpusChange(
+        sample=_count(entry["sample"]),
+        action=str(entry["action"]),
+        name=str(entry["name"]),
+        identity=_corpus_identity(entry["identity"]),
+        count=_count(entry["count"]),
+    )
 
 
 def _parse(text: Any) -> dict[str, Any]:
@@ -158,31 +295,53 @@ def _parse(text: Any) -> dict[str, Any]:
     return saved
 
 
-def _check_identity(saved: Mapping[str, Any], identity: PlanIdentity) -> None:
-    if saved.get("plan") == identity.fingerprint:
-        return
+def _check_fields(saved: _Saved, identity: PlanIdentity) -> None:
     differences = [
-        f"{name} differs ({saved.get(name)!r}, now {value!r})"
+        f"{name} differs ({saved.fields.get(name)!r}, now {value!r})"
         for name, value in identity.fields.items()
-        if saved.get(name) != value
+        if saved.fields.get(name) != value
     ]
-    corpora = saved.get("corpora")
-    before = list(corpora.items()) if isinstance(corpora, dict) else []
-    if len(before) != len(identity.corpora):
-        differences.append(f"the plan had {len(before)} corpora, now {len(identity.corpora)}")
+    if differences:
+        raise _mismatch(differences, "give the values of the run that is to go on")
+
+
+def _check_corpora(saved: _Saved, identity: PlanIdentity) -> None:
+    before, now = saved.corpora, identity.corpora
+    if before == now:
+        return
+    if len(before) != len(now):
+        differences = [f"the plan had {len(before)} corpora, now {len(now)}"]
     else:
-        differences += [
-            f"the content of corpus {name!r} differs ({old[:12]}..., now {new[:12]}...)"
-            for (name, old), new in zip(before, identity.corpora, strict=True)
-            if old != new
+        differences = [
+            f"{_words(field)} of corpus {name!r} differs ({str(value)[:12]}, now {str(getattr(new, field))[:12]})"
+            for name, old, new in zip(saved.names, before, now, strict=True)
+            for field, value in asdict(old).items()
+            if value != getattr(new, field)
         ]
-    raise PlanMismatchError(
-        f"the saved cursor belongs to another plan: {'; '.join(differences) or 'fingerprints differ'}",
-        hint="give the values of the run that is to go on, or start a new run without the loader's state",
+    raise _mismatch(
+        differences,
+        "give the corpora of the run that is to go on, or load_state_dict(state, corpora='plan') to go on with these",
+    )
+
+
+def _words(field: str) -> str:
+    return "the content" if field == "fingerprint" else field
+
+
+def _mismatch(differences: Sequence[str], hint: str) -> PlanMismatchError:
+    return PlanMismatchError(
+        f"the saved cursor belongs to another plan: {'; '.join(differences)}",
+        hint=f"{hint}, or start a new run without the loader's state",
     )
 
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+def _remainder(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >> 66:
+        raise ValueError(f"{value!r} is not a remainder")
     return value

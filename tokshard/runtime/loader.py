@@ -15,61 +15,21 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokshard.errors import PlanError
-from tokshard.runtime.cursor import Cursor, load_cursor, save_cursor
-from tokshard.runtime.packing import Packed, widen
-from tokshard.runtime.plan import Rows, StreamPlan, Weights
+from tokshard.runtime.cursor import Cursor, adopt_cursor, load_cursor, save_cursor
+from tokshard.runtime.packing import Packed, Recycler, widen
+from tokshard.runtime.plan import Limit, StreamPlan, Weights
 from tokshard.runtime.prefetch import Prefetcher
+from tokshard.runtime.steps import Ranks, is_last, packed_steps
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Batch = dict[str, Tensor]
+_HELD_BATCHES = 4
+"""Batches that a loop is expected to hold at a time; more only cost memory that is new."""
+
 STATE_KEY = "cursor"
 WORKER_KEY = "is_under_way"
-
-
-class Ranks:
-    """How the rows of a global batch are dealt out to data-parallel ranks: contiguous slices, in order.
-
-    Args:
-        global_batch_size: rows of a step over all ranks.
-        rank, world_size: data-parallel, not global under tensor, context or pipeline parallelism.
-        uneven: ``"refuse"`` a world size that does not divide the batch, or ``"pad"`` every rank to the same number
-        of rows.
-
-    Raises:
-        PlanError: the numbers do not fit each other.
-    """
-
-    def __init__(self, global_batch_size: int, rank: int, world_size: int, uneven: str) -> None:
-        if global_batch_size < 1:
-            raise PlanError(f"global_batch_size is {global_batch_size}", hint="give at least 1")
-        if not 0 <= rank < world_size:
-            raise PlanError(f"dp_rank is {rank} of {world_size}", hint="give a rank from 0 to dp_world_size - 1")
-        if uneven not in ("refuse", "pad"):
-            raise PlanError(f"uneven is {uneven!r}", hint="give 'refuse' or 'pad'")
-        if global_batch_size % world_size and uneven == "refuse":
-            near = global_batch_size - global_batch_size % world_size or world_size
-            raise PlanError(
-                f"{world_size} ranks do not divide a global batch of {global_batch_size} samples",
-                hint=f"use uneven='pad', or a global_batch_size such as {near}",
-            )
-        self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
-        self.rows_per_rank = -(-global_batch_size // world_size)
-
-    def rows(self, plan: StreamPlan, cursor: Cursor, start: int) -> Rows:
-        """This rank's rows of the step that begins at a global sample; rows beyond batch or pass are padding."""
-        end = start + self.global_batch_size
-        if plan.num_samples is not None:
-            end = min(end, plan.num_samples)
-        first = min(start + self.rank * self.rows_per_rank, end)
-        last = min(first + self.rows_per_rank, end)
-        return plan.rows(plan.mixture(cursor), first, last, num_rows=self.rows_per_rank)
-
-    def advance(self, plan: StreamPlan, sample: int) -> int:
-        """The sample after the step that begins at `sample`."""
-        end = sample + self.global_batch_size
-        return end if plan.num_samples is None else min(end, plan.num_samples)
 
 
 class StreamingLoader:
@@ -128,15 +88,15 @@ class StreamingLoader:
         self._pin_memory, self._timeout_seconds = pin_memory, timeout_seconds
         self._start_method = multiprocessing_context or _default_start_method()
         self._cursor = plan.cursor()
-        self._ahead = 0
+        self._limits = plan.limits(self._cursor)
         self._prefetcher: Prefetcher | None = None
+        self._is_stale = True
         self._wait_seconds, self._num_batches, self._token_bytes = 0.0, 0, 0
 
     def __iter__(self) -> Iterator[Batch]:
         """Go on from the cursor; after a finished pass, from the start."""
-        if self._is_finished(self._cursor.sample):
-            self._cursor = self.plan.cursor()
-        self._restart()
+        if self.plan.num_samples is not None and self._cursor.sample >= self.plan.num_samples:
+            self._go_on_from(self.plan.cursor())
         return self._batches()
 
     def __len__(self) -> int:
@@ -159,22 +119,33 @@ class StreamingLoader:
         self._cursor = self.plan.compacted(self._cursor)
         return {STATE_KEY: save_cursor(self._cursor, self.plan.identity, self.plan.names)}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, weights: Literal["cursor", "plan"] = "cursor") -> None:
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        *,
+        weights: Literal["cursor", "plan"] = "cursor",
+        corpora: Literal["same", "plan"] = "same",
+    ) -> None:
         """Go on where a state was taken.
 
         Args:
             weights: ``"cursor"``: the weights that were in force go on; ``"plan"``: those of this plan do from here.
+            corpora: ``"same"``: other corpora than before are refused; ``"plan"``: those of this plan go on, with its
+                weights. A corpus that is in both goes on where it was; what was added and removed is kept in the state.
 
         Raises:
             PlanMismatchError: the state is of another plan, or of no tokshard loader.
         """
         if weights not in ("cursor", "plan"):
             raise ValueError(f"weights must be 'cursor' or 'plan', got {weights!r}")
-        cursor = load_cursor(state.get(STATE_KEY), self.plan.identity)
-        if weights == "plan":
-            cursor = cursor.rescheduled(self.plan.cursor().segments)
-        self._cursor = cursor
-        self._restart()
+        if corpora not in ("same", "plan"):
+            raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
+        text, planned = state.get(STATE_KEY), self.plan.cursor().segments
+        if corpora == "plan":
+            self._go_on_from(adopt_cursor(text, self.plan.identity, self.plan.names, planned))
+            return
+        cursor = load_cursor(text, self.plan.identity)
+        self._go_on_from(cursor.rescheduled(planned) if weights == "plan" else cursor)
 
     def set_weights(self, weights: Weights) -> None:
         """Read with other weights from the next batch on. The plan is not changed, nothing is caught up.
@@ -182,8 +153,7 @@ class StreamingLoader:
         Raises:
             PlanError: the weights do not fit the plan.
         """
-        self._cursor = self.plan.compacted(self._cursor.weighted(self.plan.checked_weights(weights)))
-        self._restart()
+        self._go_on_from(self.plan.compacted(self._cursor.weighted(self.plan.checked_weights(weights))))
 
     def skip(self, num_samples: int) -> None:
         """Pass over the next samples, on record in the state; a multiple of the batch keeps steps aligned."""
@@ -192,8 +162,7 @@ class StreamingLoader:
         if self.plan.num_samples is not None:
             num_samples = min(num_samples, self.plan.num_samples - self._cursor.sample)
         if num_samples:
-            self._cursor = self._cursor.skipping(num_samples)
-            self._restart()
+            self._go_on_from(self._cursor.skipping(num_samples))
 
     def stats(self) -> dict[str, Any]:
         """What the loader did and where it is.
@@ -203,8 +172,9 @@ class StreamingLoader:
             their stored width; samples of the plan so far and skipped_samples among them; per corpus samples, tokens
             and epoch (tokens over tokens in the corpus), skipped ones included.
         """
-        counts = self.plan.mixture(self._cursor).counts_before(self._cursor.sample)
-        tokens = [count * self.plan.seq_len for count in counts]
+        plan = self.plan
+        counts = plan.mixture(self._cursor).counts_before(self._cursor.sample)
+        tokens = [count * plan.seq_len for count in counts]
         return {
             "batches": self._num_batches,
             "wait_seconds": self._wait_seconds,
@@ -213,8 +183,8 @@ class StreamingLoader:
             "samples": self._cursor.sample,
             "skipped_samples": sum(stop - start for start, stop in self._cursor.skipped),
             "corpora": {
-                name: {"samples": count, "tokens": read, "epoch": read / source.num_tokens}
-                for name, count, read, source in zip(self.plan.names, counts, tokens, self.plan.sources, strict=True)
+                name: {"samples": count, "tokens": read, "epoch": read / stream.num_tokens}
+                for name, count, read, stream in zip(plan.names, counts, tokens, plan.streams, strict=True)
             },
         }
 
@@ -225,44 +195,63 @@ class StreamingLoader:
             self._prefetcher = None
 
     def _batches(self) -> Iterator[Batch]:
-        while not self._is_finished(self._cursor.sample):
-            if self._prefetcher is None:
-                self._prefetcher = Prefetcher(
-                    self.plan,
-                    partial(as_tensors, pin_memory=self._pin_memory),
-                    num_workers=self._num_workers,
-                    timeout_seconds=self._timeout_seconds,
-                    start_method=self._start_method,
-                )
-                self._ahead = self._cursor.sample
-            self._fill(self._prefetcher)
+        size = self._ranks.global_batch_size
+        while not is_last(self._cursor.sample, self.plan.num_samples, self._limit, size):
+            prefetcher = self._started()
             started = time.perf_counter()
             try:
-                batch = self._prefetcher.take()
+                batch = prefetcher.take()
             except BaseException:
                 self.close()
                 raise
             self._wait_seconds += time.perf_counter() - started
             self._num_batches += 1
             self._token_bytes += batch["input_ids"].numel() * self.plan.sources[0].dtype.itemsize
-            step = self._ranks.advance(self.plan, self._cursor.sample)
-            self._cursor = self._cursor.advanced(step - self._cursor.sample)
-            self._fill(self._prefetcher)
+            following = self._cursor.sample + size
+            if self.plan.num_samples is not None:
+                following = min(following, self.plan.num_samples)
+            self._warn_of_limits(self._cursor.sample, following)
+            self._cursor = self._cursor.advanced(following - self._cursor.sample)
             yield batch
+        if self._limit is not None and self._cursor.sample + size > self._limit:
+            _warn_of_stop(self._limits[0], self._cursor.sample)
 
-    def _fill(self, prefetcher: Prefetcher) -> None:
-        while prefetcher.num_outstanding < self._depth and not self._is_finished(self._ahead):
-            prefetcher.request(self._ranks.rows(self.plan, self._cursor, self._ahead))
-            self._ahead = self._ranks.advance(self.plan, self._ahead)
+    def _started(self) -> Prefetcher:
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(
+                self.plan,
+                partial(as_tensors, recycler=Recycler(self._depth + _HELD_BATCHES), pin_memory=self._pin_memory),
+                num_workers=self._num_workers,
+                depth=self._depth,
+                timeout_seconds=self._timeout_seconds,
+                start_method=self._start_method,
+            )
+            self._is_stale = True
+        if self._is_stale:
+            mixture = self.plan.mixture(self._cursor)
+            self._prefetcher.start(mixture, self._ranks, self._cursor.sample, self._limit)
+            self._is_stale = False
+        return self._prefetcher
 
-    def _restart(self) -> None:
-        """Forget what was made ahead: it is not what comes next any more."""
-        self._ahead = self._cursor.sample
-        if self._prefetcher is not None:
-            self._prefetcher.forget()
+    def _go_on_from(self, cursor: Cursor) -> None:
+        """Read from another place or with other weights: what was made ahead is not what comes next any more."""
+        self._cursor = cursor
+        self._limits = self.plan.limits(cursor)
+        self._is_stale = True
 
-    def _is_finished(self, sample: int) -> bool:
-        return self.plan.num_samples is not None and sample >= self.plan.num_samples
+    @property
+    def _limit(self) -> int | None:
+        """The global sample at which the pass stops because a corpus is used up."""
+        return self._limits[0].sample if self._limits and self.plan.on_max_epochs == "stop" else None
+
+    def _warn_of_limits(self, start: int, stop: int) -> None:
+        for limit in self._limits:
+            if start <= limit.sample < stop and self.plan.on_max_epochs == "warn":
+                warnings.warn(
+                    f"corpus {limit.corpus!r} is used up at sample {limit.sample}: it was read max_epochs times, and "
+                    "is read again; set_weights with 0 leaves it out",
+                    stacklevel=4,
+                )
 
 
 class StreamDataset(IterableDataset[Batch]):
@@ -298,11 +287,16 @@ class StreamDataset(IterableDataset[Batch]):
         if not self._is_under_way:
             self._advance(worker)  # to the first step of this worker
             self._is_under_way = True
-        while self.plan.num_samples is None or self._cursor.sample < self.plan.num_samples:
-            packed = self.plan.pack(self._ranks.rows(self.plan, self._cursor, self._cursor.sample))
+        plan, limits = self.plan, self.plan.limits(self._cursor)
+        limit = limits[0].sample if limits and plan.on_max_epochs == "stop" else None
+        mixture, sample, recycler = plan.mixture(self._cursor), self._cursor.sample, Recycler(_HELD_BATCHES)
+        for packed in packed_steps(plan, mixture, self._ranks, sample, limit=limit, stride=num_workers):
             self._advance(num_workers)
-            yield as_tensors(packed)
-        self._cursor, self._is_under_way = self.plan.cursor(), False
+            yield as_tensors(packed, recycler=recycler)
+        if plan.num_samples is None:
+            _warn_of_stop(limits[0], self._cursor.sample)
+        else:
+            self._cursor, self._is_under_way = plan.cursor(), False
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor of this DataLoader worker: the step that it makes next, if it has made one."""
@@ -322,9 +316,17 @@ class StreamDataset(IterableDataset[Batch]):
         self._cursor = self._cursor.advanced(num_steps * self._ranks.global_batch_size)
 
 
-def as_tensors(packed: Packed, *, pin_memory: bool = False) -> Batch:
+def _warn_of_stop(limit: Limit, sample: int) -> None:
+    warnings.warn(
+        f"the pass ends before sample {sample}: the step there would read corpus {limit.corpus!r} more than max_epochs "
+        "times; set_weights with 0 leaves it out, on_max_epochs='warn' reads on",
+        stacklevel=3,
+    )
+
+
+def as_tensors(packed: Packed, *, recycler: Recycler | None = None, pin_memory: bool = False) -> Batch:
     """A batch as CPU tensors; input_ids, labels and position_ids int64 [rows, seq_len]."""
-    batch = {key: torch.from_numpy(value) for key, value in widen(packed).items()}
+    batch = {key: torch.from_numpy(value) for key, value in widen(packed, recycler).items()}
     return {key: value.pin_memory() for key, value in batch.items()} if pin_memory else batch
 
 

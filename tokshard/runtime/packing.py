@@ -6,6 +6,7 @@ corpus, and what cannot be derived from them. `widen` derives the rest.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,55 +28,103 @@ class Packed:
     """Rows of a batch as they are read.
 
     Args:
-        seq_len: tokens of a row.
-        tokens: uint16 or uint32 [rows * seq_len]; 0 where a row is padding.
-        piece_lengths: int32 [pieces], in order; they add up to rows * seq_len, padding included.
-        label_places: int64 [k], places in `tokens` whose label is not the token at the next place.
-        labels: int64 [k], those labels.
-        num_tokens_in_row: int32 [rows], tokens of each row that are no padding.
+        tokens: uint16 or uint32 [rows, seq_len + 1]; a row's last token is the label of the one before, and no input. 0
+            where a row is padding.
+        piece_lengths: int32 [pieces], the inputs only, in order; they add up to rows * seq_len, padding included.
+        ignored: int32 [k], places in the flattened batch whose label is -100.
+        label_places: int32 [m], places in it whose label is neither that nor the next token of the row.
+        labels: int64 [m], those labels.
+        num_tokens_in_row: int32 [rows], inputs of each row that are no padding.
         corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
         sample_index: int64 [rows], global sample, or `PADDING_INDEX`.
     """
 
-    seq_len: int
     tokens: NDArray[Any]
     piece_lengths: NDArray[np.int32]
-    label_places: NDArray[np.int64]
+    ignored: NDArray[np.int32]
+    label_places: NDArray[np.int32]
     labels: NDArray[np.int64]
     num_tokens_in_row: NDArray[np.int32]
     corpus_index: NDArray[np.int64]
     sample_index: NDArray[np.int64]
 
 
-def widen(packed: Packed) -> dict[str, NDArray[Any]]:
+class Recycler:
+    """Arrays of batches that are used again once nobody else holds them.
+
+    A batch of some hundred kilobytes costs more in page faults than in copying if its memory is new, and the allocator
+    gives such memory back as soon as it is freed. Whether somebody holds an array is its reference count: tensors and
+    views of it count.
+
+    Args:
+        size: arrays that are kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._arrays: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        self._unused = self._holders(0)
+        self._arrays.clear()
+        self._numbers = np.empty(0, np.int64)
+
+    def empty(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """An int64 array of any content."""
+        for index in range(len(self._arrays)):
+            if self._holders(index) == self._unused and self._arrays[index].shape == shape:
+                return self._arrays[index]
+        array = np.empty(shape, np.int64)
+        if len(self._arrays) >= self._size:
+            self._arrays = [one for index, one in enumerate(self._arrays) if self._holders(index) > self._unused]
+        if len(self._arrays) < self._size:
+            self._arrays.append(array)
+        return array
+
+    def numbers(self, size: int) -> NDArray[np.int64]:
+        """0, 1, ...: int64 [size], read-only."""
+        if len(self._numbers) < size:
+            self._numbers = np.arange(size)
+            self._numbers.setflags(write=False)
+        return self._numbers[:size]
+
+    def _holders(self, index: int) -> int:
+        return sys.getrefcount(self._arrays[index])
+
+
+def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray[Any]]:
     """The batch that a training loop gets.
+
+    Args:
+        recycler: has the memory; default: new memory.
 
     Returns:
         input_ids, labels, position_ids: int64 [rows, seq_len]. corpus_index, sample_index: int64 [rows].
-        cu_seqlens: int32,
-        the boundaries of all pieces in the flattened batch, its end repeated up to a multiple of 64 entries.
-        max_seqlen: int64 [], the longest piece.
+        cu_seqlens: int32, the boundaries of all pieces in the flattened batch, its end repeated up to a multiple of 64
+        entries. max_seqlen: int64 [], the longest piece.
     """
-    rows, seq_len = len(packed.sample_index), packed.seq_len
+    recycler = recycler or Recycler(0)
+    rows, seq_len = len(packed.tokens), packed.tokens.shape[1] - 1
     size = rows * seq_len
-    input_ids = packed.tokens.astype(np.int64)
-    labels = np.empty(size, np.int64)
-    labels[:-1] = input_ids[1:]
-    labels[packed.label_places] = packed.labels
-    short = np.flatnonzero(packed.num_tokens_in_row < seq_len)
-    for row in short.tolist():
-        labels[row * seq_len + int(packed.num_tokens_in_row[row]) : (row + 1) * seq_len] = IGNORED
-    lengths = packed.piece_lengths.astype(np.int64)
+    input_ids, labels, position_ids = recycler.empty((3, rows, seq_len))
+    np.copyto(input_ids, packed.tokens[:, :-1])
+    np.copyto(labels, packed.tokens[:, 1:])
+    flat = labels.reshape(-1)
+    flat[packed.ignored] = IGNORED
+    if len(packed.labels):
+        flat[packed.label_places] = packed.labels
+    for row in np.flatnonzero(packed.num_tokens_in_row < seq_len).tolist():
+        labels[row, packed.num_tokens_in_row[row] :] = IGNORED
+    lengths = packed.piece_lengths
     ends = np.cumsum(lengths)
-    position_ids = np.arange(size) - np.repeat(ends - lengths, lengths)
+    np.subtract(recycler.numbers(size), np.repeat(ends - lengths, lengths), out=position_ids.reshape(-1))
     padded = -(-(len(ends) + 1) // _CU_SEQLENS_STEP) * _CU_SEQLENS_STEP
-    cu_seqlens = np.full(padded, size, np.int32)
+    cu_seqlens = np.empty(padded, np.int32)
     cu_seqlens[0] = 0
     cu_seqlens[1 : len(ends) + 1] = ends
+    cu_seqlens[len(ends) + 1 :] = size
     return {
-        "input_ids": input_ids.reshape(rows, seq_len),
-        "labels": labels.reshape(rows, seq_len),
-        "position_ids": position_ids.reshape(rows, seq_len),
+        "input_ids": input_ids,
+        "labels": labels,
+        "position_ids": position_ids,
         "corpus_index": packed.corpus_index,
         "sample_index": packed.sample_index,
         "cu_seqlens": cu_seqlens,

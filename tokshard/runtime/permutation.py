@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ NUM_ROUNDS = 8
 """Rounds of the cipher. Four pass common tests, yet at 16,384 items 6 of 60 keys fail at power-of-two lags."""
 
 KEY_WORDS = 2 * NUM_ROUNDS
+
+_CHUNK = 32_768
+"""Indices that go through the rounds together, so that they stay in the cache."""
 
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -29,7 +33,7 @@ class Permutation:
     made, 8 when kept. Above, memory is O(1) in `length`: each index goes through `NUM_ROUNDS` steps of a linear
     congruential generator modulo the next power of two, each followed by an xor-shift because the low bits of such a
     generator are weak, and again through all of it until it is below `length` (less than twice on average). An index
-    costs about 80 ns in bulk. The order is pseudorandom, not uniform over all ``length!`` orders.
+    costs about 10 ns in bulk, 80 above 2**32 items. The order is pseudorandom, not uniform over all ``length!`` orders.
 
     Args:
         length: at least 0, at most 2**62.
@@ -66,13 +70,13 @@ class Permutation:
         if self.length <= MAX_SORTED:
             items: NDArray[np.uint64] = self._sorted[index]
             return items
-        found = self._encrypt(index)
+        found = self._encrypt(index.astype(self._word))
         outside = np.flatnonzero(found >= self.length)
         # the walk stays on one cycle of a bijection, and that cycle holds the index it started from, which is inside
         while len(outside):
             found[outside] = self._encrypt(found[outside])
             outside = outside[found[outside] >= self.length]
-        return found
+        return found.astype(np.uint64)
 
     def at(self, index: int) -> int:
         """One item."""
@@ -89,23 +93,32 @@ class Permutation:
         return order
 
     @cached_property
-    def _rounds(self) -> tuple[list[tuple[np.uint64, np.uint64]], np.uint64, np.uint64]:
-        bits = max(1, (self.length - 1).bit_length())
-        multipliers, increments = self.key[:NUM_ROUNDS] | np.uint64(1), self.key[NUM_ROUNDS:] | np.uint64(1)
-        mask = np.uint64((1 << bits) - 1)
-        return list(zip(multipliers & mask, increments & mask, strict=True)), mask, np.uint64((bits + 1) // 2)
+    def _word(self) -> type[np.uint32 | np.uint64]:
+        """Arithmetic modulo a power of two needs no more bits than that: half the width is several times faster."""
+        return np.uint32 if self.length <= 1 << 32 else np.uint64
 
-    def _encrypt(self, index: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The bijection on ``range(2**bits)``; wraps modulo 2**64, of which 2**bits is a divisor."""
+    @cached_property
+    def _rounds(self) -> tuple[list[tuple[Any, Any]], Any, Any]:
+        bits, word = max(1, (self.length - 1).bit_length()), self._word
+        mask = (1 << bits) - 1
+        multipliers, increments = self.key[:NUM_ROUNDS].tolist(), self.key[NUM_ROUNDS:].tolist()
+        steps = [(word((a | 1) & mask), word((c | 1) & mask)) for a, c in zip(multipliers, increments, strict=True)]
+        return steps, word(mask), word((bits + 1) // 2)
+
+    def _encrypt(self, index: NDArray[Any]) -> NDArray[Any]:
+        """The bijection on ``range(2**bits)``; wraps modulo 2**32 or 2**64, of which 2**bits is a divisor."""
         rounds, mask, shift = self._rounds
         found = index.copy()
-        scratch = np.empty_like(found)
-        for multiplier, increment in rounds:
-            found *= multiplier
-            found += increment
-            found &= mask
-            np.right_shift(found, shift, out=scratch)
-            found ^= scratch
+        scratch = np.empty_like(found[:_CHUNK])
+        for start in range(0, len(found), _CHUNK):
+            part = found[start : start + _CHUNK]
+            shifted = scratch[: len(part)]
+            for multiplier, increment in rounds:
+                part *= multiplier
+                part += increment
+                part &= mask
+                np.right_shift(part, shift, out=shifted)
+                part ^= shifted
         return found
 
 

@@ -9,23 +9,24 @@ by hand; a cursor says where in the plan a job is, and a loader gives the rows o
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
-from tokshard.runtime.cursor import Cursor, PlanIdentity
-from tokshard.runtime.mixture import Mixture, Segment
-from tokshard.runtime.packing import IGNORED, PADDING_INDEX, Packed, first_row, widen
-from tokshard.runtime.seeds import ORDER_VERSION, derive_key
-from tokshard.runtime.windows import CorpusStream, Pieces, Shape, TokenSource
+from tokshard.runtime.cursor import CorpusIdentity, Cursor, PlanIdentity
+from tokshard.runtime.layout import Layout, corpus_rows, lay_out
+from tokshard.runtime.mixture import Balance, Mixture, Segment, are_weights
+from tokshard.runtime.packing import PADDING_INDEX, Packed, first_row, widen
+from tokshard.runtime.seeds import ORDER_VERSION
+from tokshard.runtime.transforms import Transform, transformed
+from tokshard.runtime.windows import CorpusStream, Shape, TokenSource
 
 MIN_BLOCK_TOKENS = 65_536
 WINDOW_TOKENS = 64 << 20
@@ -53,21 +54,16 @@ class Piece:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Which samples make up the rows of a batch.
+class Limit(NamedTuple):
+    """A corpus is used up.
 
     Args:
-        samples: int64 [n], global samples, ascending.
-        corpora: int64 [n], the corpus of each.
-        ordinals: int64 [n], which sample of that corpus.
-        num_rows: rows of the batch; those beyond n are padding.
+        sample: the first global sample that would read more of it than `max_epochs`.
+        corpus: its name.
     """
 
-    samples: NDArray[np.int64]
-    corpora: NDArray[np.int64]
-    ordinals: NDArray[np.int64]
-    num_rows: int
+    sample: int
+    corpus: str
 
 
 class StreamPlan:
@@ -86,6 +82,11 @@ class StreamPlan:
         window_blocks: blocks whose documents are shuffled together; default: about 64M tokens, at least 64 blocks.
         schedule: (global sample, weights) for changes that are known now; `weights` count from 0.
         start_epoch: name to the epoch that counts as its first: for a new plan over corpora that were read before.
+        take: the part of a corpus, in ``(0, 1]``, that is read: a number, or name to number. Whole blocks are left out,
+            the same for every seed; what 0.05 reads lies inside what 0.1 reads.
+        max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
+        on_max_epochs: ``"stop"``: the pass ends before the first step that would read more; ``"warn"``: it goes on.
+        transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`.
         loss_across_documents: a delimiter's label is the first token of the next piece instead of -100.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
 
@@ -106,6 +107,10 @@ class StreamPlan:
         window_blocks: int | None = None,
         schedule: Sequence[tuple[int, Weights]] = (),
         start_epoch: Mapping[str, int] | None = None,
+        take: float | Mapping[str, float] = 1.0,
+        max_epochs: float | Mapping[str, float] | None = None,
+        on_max_epochs: Literal["stop", "warn"] = "stop",
+        transforms: Sequence[Transform] = (),
         loss_across_documents: bool = False,
         allow_small_blocks: bool = False,
     ) -> None:
@@ -119,6 +124,10 @@ class StreamPlan:
             "window_blocks": window_blocks,
             "schedule": schedule,
             "start_epoch": start_epoch,
+            "take": take,
+            "max_epochs": max_epochs,
+            "on_max_epochs": on_max_epochs,
+            "transforms": transforms,
             "loss_across_documents": loss_across_documents,
             "allow_small_blocks": allow_small_blocks,
         }
@@ -134,17 +143,21 @@ class StreamPlan:
                 f"epochs is {epochs} for {len(self.names)} corpora; a finite pass is at least 1 epoch of one corpus",
                 hint="make one plan per corpus, or leave epochs out",
             )
-        default = {name: float(source.num_tokens) for name, source in zip(self.names, self.sources, strict=True)}
-        self._segments = self._schedule([(0, default if weights is None else weights), *schedule])
-        self._mixture_offset = int(derive_key(seed, "mixture")[0])
-        self._kept_mixture: Mixture | None = None
+        self.transforms = tuple(transforms)
         first_epochs = self._first_epochs(start_epoch or {})
+        takes = self._per_corpus("take", take, 1.0)
         ordinals = _ordinals([source.fingerprint for source in self.sources])
-        self._streams = tuple(
-            CorpusStream(source, self.shape, seed=seed, ordinal=ordinal, start_epoch=first)
-            for source, ordinal, first in zip(self.sources, ordinals, first_epochs, strict=True)
+        self.streams = tuple(
+            CorpusStream(source, self.shape, seed=seed, ordinal=ordinal, start_epoch=first, take=part)
+            for source, ordinal, first, part in zip(self.sources, ordinals, first_epochs, takes, strict=True)
         )
-        self.identity = _identity(self.shape, seed, first_epochs, self.sources)
+        self._check_takes()
+        self.on_max_epochs = on_max_epochs
+        self._max_samples = self._limits(max_epochs)
+        default = {name: float(stream.num_tokens) for name, stream in zip(self.names, self.streams, strict=True)}
+        self._segments = self._schedule([(0, default if weights is None else weights), *schedule])
+        self._kept_mixture: Mixture | None = None
+        self.identity = _identity(self.shape, seed, self.streams)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (dict(zip(self.names, self.sources, strict=True)), self._arguments))
@@ -163,6 +176,15 @@ class StreamPlan:
         stop = self._stream_stop
         return None if stop is None else -(-stop // self.shape.seq_len)
 
+    def limits(self, cursor: Cursor) -> list[Limit]:
+        """Where corpora are used up under the weights of a cursor, by ascending sample."""
+        mixture = self.mixture(cursor)
+        return sorted(
+            Limit(sample, name)
+            for number, (name, most) in enumerate(zip(self.names, self._max_samples, strict=True))
+            if most is not None and (sample := _sample_beyond(mixture, number, most)) is not None
+        )
+
     @property
     def seq_len(self) -> int:
         """Tokens of a sample."""
@@ -170,19 +192,19 @@ class StreamPlan:
 
     def cursor(self) -> Cursor:
         """The start of the plan."""
-        return Cursor(sample=0, segments=self._segments, counts=(0,) * len(self.names))
+        return Cursor(sample=0, segments=self._segments, balance=Balance.at_start(len(self.names)))
 
     def mixture(self, cursor: Cursor) -> Mixture:
         """The corpora of the samples under a cursor's weights."""
         kept = self._kept_mixture
         # cursors of one run share their weights: what these cost to count is paid once
-        if kept is None or kept.segments is not cursor.segments or kept.counts is not cursor.counts:
-            kept = self._kept_mixture = cursor.mixture(self._mixture_offset)
+        if kept is None or kept.segments is not cursor.segments or kept.balance is not cursor.balance:
+            kept = self._kept_mixture = cursor.mixture(self.seed)
         return kept
 
     def compacted(self, cursor: Cursor) -> Cursor:
         """A cursor with the same future and a short past."""
-        return cursor.compacted(self._mixture_offset)
+        return cursor.compacted(self.mixture(cursor))
 
     def checked_weights(self, weights: Weights) -> tuple[float, ...]:
         """Weights in plan order.
@@ -196,7 +218,7 @@ class StreamPlan:
                 hint="give one weight per corpus; 0 leaves a corpus out",
             )
         ordered = tuple(float(weights[name]) for name in self.names)
-        if not all(math.isfinite(weight) and weight >= 0 for weight in ordered) or not any(ordered):
+        if not are_weights(ordered):
             raise PlanError(
                 f"weights are {dict(weights)}; expected finite numbers of at least 0, not all 0",
                 hint="0 leaves a corpus out",
@@ -217,9 +239,8 @@ class StreamPlan:
         Raises:
             IndexError: the plan has no such sample.
         """
-        self._check_sample(sample)
-        rows = self.rows(self.mixture(cursor or self.cursor()), sample, sample + 1, num_rows=1)
-        return first_row(widen(self.pack(rows)))
+        layout = self.lay_out(self._mixture_at(sample, cursor), np.array([sample], np.int64))
+        return first_row(widen(self.pack(layout, 0, 1)))
 
     def trace(self, sample: int, cursor: Cursor | None = None) -> list[Piece]:
         """Where the tokens of one global sample come from, in order.
@@ -227,10 +248,9 @@ class StreamPlan:
         Raises:
             IndexError: the plan has no such sample.
         """
-        self._check_sample(sample)
-        rows = self.rows(self.mixture(cursor or self.cursor()), sample, sample + 1, num_rows=1)
-        number = int(rows.corpora[0])
-        _, pieces = self._streams[number].pieces_of(rows.ordinals, self._stream_stop)
+        corpora, ordinals = self._mixture_at(sample, cursor).locate(np.array([sample], np.int64))
+        number = int(corpora[0])
+        _, pieces = self.streams[number].pieces_of(ordinals, self._stream_stop)
         source, found = self.sources[number], []
         for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
             place = source.document_at(start)
@@ -238,95 +258,102 @@ class StreamPlan:
             found.append(Piece(self.names[number], place.shard, place.document, begin, begin + length))
         return found
 
-    def rows(self, mixture: Mixture, start: int, stop: int, *, num_rows: int) -> Rows:
-        """The rows of a batch: global samples ``[start, stop)``, then padding up to `num_rows`."""
-        corpora, ordinals = mixture.rows(start, stop)
-        return Rows(np.arange(start, stop, dtype=np.int64), corpora, ordinals, num_rows)
+    def lay_out(self, mixture: Mixture, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
+        """The rows of one or many batches, not copied yet.
 
-    def pack(self, rows: Rows) -> Packed:
-        """Read the rows of a batch: one concatenation of slices of the corpora.
+        Args:
+            samples: int64 [n], global samples, ascending but for rows that are padding: `PADDING_INDEX`.
+            is_sequential: those that follow will be asked for next.
 
         Raises:
             CorpusError: a shard is missing or not what its manifest says.
         """
-        seq_len = self.shape.seq_len
-        parts = [self._read(number, rows) for number in np.unique(rows.corpora).tolist()]
-        tokens_in_row = np.zeros(rows.num_rows, np.int64)
-        for part in parts:
-            np.add.at(tokens_in_row, part.rows, part.lengths)
-        short = np.flatnonzero(tokens_in_row < seq_len)
-        piece_rows = np.concatenate([*(part.rows for part in parts), short])
-        order = np.argsort(piece_rows, kind="stable")
-        lengths = np.concatenate([*(part.lengths for part in parts), seq_len - tokens_in_row[short]])[order]
-        labels = np.concatenate([*(part.labels for part in parts), np.full(len(short), IGNORED)])[order]
+        rows = np.flatnonzero(samples != PADDING_INDEX)
+        located, ordinals = mixture.locate(samples[rows])
+        corpora = np.full(len(samples), PADDING_INDEX, np.int64)
+        corpora[rows] = located
+        parts = []
+        for number in np.unique(located).tolist():
+            mine = np.flatnonzero(located == number)
+            counts, pieces = self.streams[number].pieces_of(
+                ordinals[mine],
+                self._stream_stop,
+                extra_tokens=int(self.loss_across_documents),
+                is_sequential=is_sequential,
+            )
+            parts.append(
+                corpus_rows(
+                    self.sources[number],
+                    rows[mine],
+                    counts,
+                    pieces,
+                    seq_len=self.seq_len,
+                    loss_across_documents=self.loss_across_documents,
+                )
+            )
         dtype = self.sources[0].dtype
-        zeros = np.zeros(seq_len if len(short) else 0, dtype)
-        views = [view for part in parts for view in part.views] + [
-            zeros[tokens_in_row[row] :] for row in short.tolist()
-        ]
-        tokens = np.empty(rows.num_rows * seq_len, dtype)
-        np.concatenate([views[index] for index in order.tolist()], out=tokens)
-        places = np.cumsum(lengths) - 1
-        explicit = labels != _NEXT_TOKEN
-        return Packed(
-            seq_len=seq_len,
-            tokens=tokens,
-            piece_lengths=lengths.astype(np.int32),
-            label_places=places[explicit],
-            labels=labels[explicit],
-            num_tokens_in_row=tokens_in_row.astype(np.int32),
-            corpus_index=_padded(rows.corpora, rows.num_rows),
-            sample_index=_padded(rows.samples, rows.num_rows),
-        )
+        return lay_out(parts, samples=samples, corpora=corpora, seq_len=self.seq_len, dtype=dtype)
 
-    def _read(self, number: int, rows: Rows) -> _CorpusRows:
-        """The rows of a batch that read one corpus."""
-        source, mine = self.sources[number], np.flatnonzero(rows.corpora == number)
-        counts, pieces = self._streams[number].pieces_of(
-            rows.ordinals[mine], self._stream_stop, extra_tokens=int(self.loss_across_documents)
-        )
-        row_of_piece = np.repeat(mine, counts)
-        labels = np.full(len(pieces.starts), IGNORED, np.int64)
-        if self.loss_across_documents:
-            pieces, row_of_piece, labels = self._labels_across(source, counts, pieces, row_of_piece)
-        else:
-            # where a piece was cut, the label is the token of the same document that follows
-            cut = np.flatnonzero(~pieces.ends_document)
-            labels[cut] = _single_tokens(source, pieces.starts[cut] + pieces.lengths[cut])
-        return _CorpusRows(row_of_piece, pieces.lengths, labels, source.views(pieces.starts, pieces.lengths))
+    def pack(self, layout: Layout, start: int, stop: int) -> Packed:
+        """Copy the rows ``[start, stop)`` of a layout together, and transform them.
 
-    def _labels_across(
-        self, source: TokenSource, counts: NDArray[np.int64], pieces: Pieces, rows: NDArray[np.int64]
-    ) -> tuple[Pieces, NDArray[np.int64], NDArray[np.int64]]:
-        """Take the one token that was read beyond each row off again, and make it the label of the row's last."""
-        last = np.cumsum(counts) - 1
-        row_tokens = np.add.reduceat(pieces.lengths, last - counts + 1)
-        beyond = last[row_tokens > self.shape.seq_len]  # the end of a finite pass has nothing beyond
-        next_tokens = _single_tokens(source, (pieces.starts + pieces.lengths - 1)[beyond])
-        lengths = pieces.lengths.copy()
-        lengths[beyond] -= 1
-        ends = pieces.ends_document.copy()
-        ends[beyond] &= lengths[beyond] == 0
-        kept = np.flatnonzero(lengths)
-        labels = np.full(len(lengths), _NEXT_TOKEN, np.int64)
-        cut = np.flatnonzero(~ends & (lengths > 0))
-        labels[cut] = _single_tokens(source, pieces.starts[cut] + lengths[cut])
-        end_of_pass = last[row_tokens <= self.shape.seq_len]
-        labels[end_of_pass[ends[end_of_pass]]] = IGNORED
-        # a delimiter that ends a row gets the token beyond; any other last token has its follower already
-        last_left = np.where(lengths[beyond] == 0, beyond - 1, beyond)
-        is_delimiter = ends[last_left]
-        labels[last_left[is_delimiter]] = next_tokens[is_delimiter]
-        pieces = Pieces(starts=pieces.starts[kept], lengths=lengths[kept], ends_document=ends[kept])
-        return pieces, rows[kept], labels[kept]
+        Raises:
+            PlanError: a transform returned what is no sample.
+        """
+        packed = layout.pack(start, stop)
+        return transformed(packed, self.transforms, self.seed) if self.transforms else packed
 
     @property
     def _stream_stop(self) -> int | None:
-        return None if self.epochs is None else self.epochs * self.sources[0].num_tokens
+        return None if self.epochs is None else self.epochs * self.streams[0].num_tokens
 
-    def _check_sample(self, sample: int) -> None:
+    def _mixture_at(self, sample: int, cursor: Cursor | None) -> Mixture:
         if sample < 0 or (self.num_samples is not None and sample >= self.num_samples):
             raise IndexError(f"sample {sample} of a plan of {self.num_samples or 'endless'} samples")
+        mixture = self.mixture(cursor or self.cursor())
+        if sample < mixture.segments[0].start:
+            raise IndexError(
+                f"sample {sample} was read under weights that the cursor does not keep: it keeps those from sample "
+                f"{mixture.segments[0].start} on"
+            )
+        return mixture
+
+    def _per_corpus(self, argument: str, value: float | Mapping[str, float], default: float) -> list[float]:
+        if not isinstance(value, Mapping):
+            return [float(value)] * len(self.names)
+        unknown = set(value) - set(self.names)
+        if unknown:
+            raise PlanError(
+                f"{argument} is for {', '.join(map(str, value))}; the plan has {', '.join(self.names)}",
+                hint="give names of the plan",
+            )
+        return [float(value.get(name, default)) for name in self.names]
+
+    def _check_takes(self) -> None:
+        for name, stream in zip(self.names, self.streams, strict=True):
+            if not 0 < stream.take <= 1:
+                raise PlanError(f"take is {stream.take} for corpus {name!r}", hint="give a part above 0 and at most 1")
+            if not stream.num_tokens:
+                blocks = stream.source.num_tokens // self.shape.block_tokens
+                raise PlanError(
+                    f"take={stream.take} of corpus {name!r} is less than one of its {blocks} blocks of "
+                    f"{self.shape.block_tokens} tokens",
+                    hint="take more, or give a smaller block_tokens",
+                )
+
+    def _limits(self, max_epochs: float | Mapping[str, float] | None) -> list[int | None]:
+        """Samples of each corpus that may be read."""
+        if self.on_max_epochs not in ("stop", "warn"):
+            raise PlanError(f"on_max_epochs is {self.on_max_epochs!r}", hint="give 'stop' or 'warn'")
+        most = self._per_corpus("max_epochs", math.inf if max_epochs is None else max_epochs, math.inf)
+        if not all(epochs > 0 for epochs in most):
+            raise PlanError(
+                f"max_epochs is {max_epochs}", hint="give numbers above 0; a weight of 0 leaves a corpus out"
+            )
+        return [
+            None if math.isinf(epochs) else math.ceil(Fraction(epochs) * stream.num_tokens / self.seq_len)
+            for epochs, stream in zip(most, self.streams, strict=True)
+        ]
 
     def _schedule(self, changes: Sequence[tuple[int, Weights]]) -> tuple[Segment, ...]:
         starts = [start for start, _ in changes]
@@ -347,30 +374,11 @@ class StreamPlan:
         return [start_epoch.get(name, 0) for name in self.names]
 
 
-@dataclass(frozen=True, slots=True)
-class _CorpusRows:
-    """The pieces of one corpus in a batch; `rows` says to which row each belongs."""
-
-    rows: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    views: list[NDArray[Any]]
-
-
-_NEXT_TOKEN = -1
-"""A label that is the next token of the row."""
-
-
-def _single_tokens(source: TokenSource, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    if not len(positions):
-        return np.empty(0, np.int64)
-    return np.concatenate(source.views(positions, np.ones_like(positions))).astype(np.int64)
-
-
-def _padded(values: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    result = np.full(length, PADDING_INDEX, np.int64)
-    result[: len(values)] = values
-    return result
+def _sample_beyond(mixture: Mixture, number: int, most: int) -> int | None:
+    """The first global sample that would read more than so many samples of a corpus."""
+    if mixture.balance.counts[number] > most:
+        return mixture.segments[0].start
+    return mixture.sample_of(number, most)
 
 
 def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -> StreamPlan:
@@ -433,16 +441,21 @@ def _ordinals(fingerprints: Sequence[str]) -> list[int]:
     return [fingerprints[:index].count(fingerprint) for index, fingerprint in enumerate(fingerprints)]
 
 
-def _identity(shape: Shape, seed: int, first_epochs: Sequence[int], sources: Sequence[TokenSource]) -> PlanIdentity:
-    fields: dict[str, int | list[int]] = {
+def _identity(shape: Shape, seed: int, streams: Sequence[CorpusStream]) -> PlanIdentity:
+    fields = {
         "order_version": ORDER_VERSION,
         "seed": seed,
         "seq_len": shape.seq_len,
         "block_tokens": shape.block_tokens,
         "window_blocks": shape.window_blocks,
-        "start_epoch": list(first_epochs),
     }
-    corpora = tuple(source.fingerprint for source in sources)
-    content = json.dumps([fields, corpora], sort_keys=True, separators=(",", ":"))
-    fingerprint = hashlib.sha256(b"tokshard plan 1\n" + content.encode()).hexdigest()
-    return PlanIdentity(fields=fields, corpora=corpora, fingerprint=fingerprint)
+    corpora = tuple(
+        CorpusIdentity(
+            fingerprint=stream.source.fingerprint,
+            ordinal=stream.ordinal,
+            start_epoch=stream.start_epoch,
+            take=stream.take,
+        )
+        for stream in streams
+    )
+    return PlanIdentity(fields=fields, corpora=corpora)

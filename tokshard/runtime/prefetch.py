@@ -1,14 +1,13 @@
 """Batches made ahead of the training loop: in a thread, or in worker processes behind one.
 
-A request says which rows a batch has, so workers know nothing of cursors, weights or ranks: they turn rows into
-`Packed`.
+A job says from which sample on a rank reads, under which weights. Worker w of W makes every W-th of its steps, and the
+thread takes them in turn. A new job, after a change of weights or a skip, replaces the one that is under way.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import multiprocessing
 import multiprocessing.connection
 import pickle
@@ -16,13 +15,15 @@ import queue
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokshard.errors import LoaderError, TokshardError
+from tokshard.runtime.mixture import Mixture
 from tokshard.runtime.packing import Packed
-from tokshard.runtime.plan import Rows, StreamPlan
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.steps import Ranks, packed_steps
 from tokshard.runtime.windows import TokenSource
 
 _SHARD_NAME_BYTES = 4096
@@ -30,18 +31,84 @@ _STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class Job:
+    """What to read from now on.
+
+    Args:
+        number: counts the jobs of a prefetcher, from 0.
+        mixture: of the corpora.
+        ranks: which rows of a step are read.
+        sample: global sample at which the first step begins.
+        limit: global sample at which a corpus is used up.
+    """
+
+    number: int
+    mixture: Mixture
+    ranks: Ranks
+    sample: int
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Result:
+    job: int
     value: Any
-    error: BaseException | None
+    error: BaseException | None = None
+
+
+class _Inbox:
+    """What the thread is told: the latest job, and how many batches it may make."""
+
+    def __init__(self, depth: int) -> None:
+        self._condition = threading.Condition()
+        self._depth = depth
+        self._free = 0
+        self._job: Job | None = None
+        self._is_closed = False
+
+    def put(self, job: Job) -> None:
+        with self._condition:
+            self._job, self._free = job, self._depth
+            self._condition.notify()
+
+    def free(self, job: int) -> None:
+        """The loop took a batch of a job."""
+        with self._condition:
+            if self._job is not None and self._job.number == job:
+                self._free += 1
+                self._condition.notify()
+
+    def close(self) -> None:
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify()
+
+    def next_job(self, last: int) -> Job | None:
+        """A job newer than `last`, when there is one; None: stop."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_closed or (self._job is not None and self._job.number > last))
+            return None if self._is_closed else self._job
+
+    def may_go_on(self, job: int) -> bool:
+        """Wait until there is room for a batch of a job; False: it is not wanted any more."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._is_closed or self._free > 0 or (self._job is not None and self._job.number != job)
+            )
+            if self._is_closed or self._job is None or self._job.number != job:
+                return False
+            self._free -= 1
+            return True
 
 
 class Prefetcher:
-    """Makes batches in the order in which they were requested.
+    """Makes the batches of a job in order.
 
     Args:
         plan: reads the rows.
         finish: turns what was read into what the loop gets; called in the thread.
         num_workers: processes that read; 0: the thread itself does.
+        depth: batches that are made ahead.
         timeout_seconds: how long the loop waits for one batch.
         start_method: of the processes: ``fork``, ``spawn`` or ``forkserver``.
     """
@@ -52,44 +119,30 @@ class Prefetcher:
         finish: Callable[[Packed], Any],
         *,
         num_workers: int,
+        depth: int,
         timeout_seconds: float,
         start_method: str,
     ) -> None:
         self._timeout_seconds = timeout_seconds
-        self._requests: queue.SimpleQueue[tuple[int, Rows] | None] = queue.SimpleQueue()
+        self._inbox = _Inbox(depth)
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
-        self._numbers = itertools.count()
-        self._outstanding = 0
-        self._stale = 0
+        self._job = -1
         self._plan = plan
-        self._workers = [_Worker(plan, number, start_method) for number in range(num_workers)]
+        self._workers = [_Worker(plan, number, num_workers, start_method) for number in range(num_workers)]
         self._thread = threading.Thread(
             target=_run,
-            args=(self._requests, self._results, None if num_workers else plan, self._workers, finish),
+            args=(self._inbox, self._results, plan, self._workers, finish),
             name="tokshard-prefetch",
             daemon=True,
         )
         self._thread.start()
         # also when the loader is forgotten without close, or the interpreter ends
-        self._finalizer = weakref.finalize(self, _stop, self._requests, self._thread, self._workers)
+        self._finalizer = weakref.finalize(self, _stop, self._inbox, self._thread, self._workers)
 
-    def request(self, rows: Rows) -> None:
-        """Ask for one more batch."""
-        number = next(self._numbers)
-        if self._workers:
-            with contextlib.suppress(OSError):  # a dead worker is reported when its answer is missed
-                self._workers[number % len(self._workers)].connection.send(rows)
-        self._requests.put((number, rows))
-        self._outstanding += 1
-
-    def forget(self) -> None:
-        """The batches that were asked for are not wanted any more."""
-        self._stale = self._outstanding
-
-    @property
-    def num_outstanding(self) -> int:
-        """Batches that were asked for, are wanted and not taken."""
-        return self._outstanding - self._stale
+    def start(self, mixture: Mixture, ranks: Ranks, sample: int, limit: int | None) -> None:
+        """Make the batches from a sample on; those that were made for another job are not wanted any more."""
+        self._job += 1
+        self._inbox.put(Job(self._job, mixture, ranks, sample, limit))
 
     @property
     def num_ready(self) -> int:
@@ -97,7 +150,7 @@ class Prefetcher:
         return self._results.qsize()
 
     def take(self) -> Any:
-        """The next wanted batch.
+        """The next batch.
 
         Raises:
             LoaderError: a worker died, or no batch came in time.
@@ -108,13 +161,12 @@ class Prefetcher:
                 result = self._results.get(timeout=self._timeout_seconds)
             except queue.Empty:
                 raise self._timed_out() from None
-            self._outstanding -= 1
-            if self._stale:
-                self._stale -= 1
+            if result.job != self._job:
                 continue
             if result.error is not None:
                 self.close()
                 raise result.error
+            self._inbox.free(self._job)
             return result.value
 
     def close(self) -> None:
@@ -135,40 +187,56 @@ class Prefetcher:
 
 
 def _run(
-    requests: queue.SimpleQueue[tuple[int, Rows] | None],
+    inbox: _Inbox,
     results: queue.SimpleQueue[_Result],
-    plan: StreamPlan | None,
+    plan: StreamPlan,
     workers: list[_Worker],
     finish: Callable[[Packed], Any],
 ) -> None:
-    while (request := requests.get()) is not None:
-        number, rows = request
+    last = -1
+    while (job := inbox.next_job(last)) is not None:
+        last = job.number
         try:
-            packed = workers[number % len(workers)].receive() if plan is None else plan.pack(rows)
-            results.put(_Result(finish(packed), None))
+            steps = _received(workers, job) if workers else _made(plan, job)
+            while inbox.may_go_on(job.number) and (packed := next(steps, None)) is not None:
+                results.put(_Result(job.number, finish(packed)))
         except BaseException as error:  # noqa: BLE001 - the edge of a thread: the loop raises it
-            results.put(_Result(None, error))
+            results.put(_Result(job.number, None, error))
 
 
-def _stop(
-    requests: queue.SimpleQueue[tuple[int, Rows] | None], thread: threading.Thread, workers: list[_Worker]
-) -> None:
+def _made(plan: StreamPlan, job: Job, first: int = 0, stride: int = 1) -> Iterator[Packed]:
+    return packed_steps(plan, job.mixture, job.ranks, job.sample, limit=job.limit, first=first, stride=stride)
+
+
+def _received(workers: list[_Worker], job: Job) -> Iterator[Packed]:
+    """The steps of a job, from the workers in turn."""
+    for worker in workers:
+        worker.start(job)
+    while True:
+        for worker in workers:
+            packed = worker.receive(job.number)
+            if packed is None:
+                return
+            yield packed
+
+
+def _stop(inbox: _Inbox, thread: threading.Thread, workers: list[_Worker]) -> None:
     for worker in workers:
         worker.stop()
-    requests.put(None)
+    inbox.close()
     if thread is not threading.current_thread():
         thread.join(_STOP_SECONDS)
 
 
 class _Worker:
-    def __init__(self, plan: StreamPlan, number: int, start_method: str) -> None:
+    def __init__(self, plan: StreamPlan, number: int, num_workers: int, start_method: str) -> None:
         context: Any = multiprocessing.get_context(start_method)
         self.connection, theirs = multiprocessing.Pipe()
         self._reading = context.RawArray(ctypes.c_char, _SHARD_NAME_BYTES)
         inherited = self.connection if start_method == "fork" else None
         self._process = context.Process(
             target=_worker_main,
-            args=(theirs, inherited, plan, self._reading),
+            args=(theirs, inherited, plan, number, num_workers, self._reading),
             name=f"tokshard-loader-{number}",
             daemon=True,
         )
@@ -176,15 +244,23 @@ class _Worker:
         theirs.close()  # so that the pipe ends when the worker does
         self._number, self._sources = number, plan.sources
 
-    def receive(self) -> Packed:
-        try:
-            answer = self.connection.recv()
-        except (EOFError, OSError):
-            raise self._death() from None
-        if isinstance(answer, BaseException):
-            raise answer
-        packed: Packed = answer
-        return packed
+    def start(self, job: Job) -> None:
+        with contextlib.suppress(OSError):  # a dead worker is reported when its answer is missed
+            self.connection.send(job)
+
+    def receive(self, job: int) -> Packed | None:
+        """The next step of a job; None after its last. Answers to earlier jobs are passed over."""
+        while True:
+            try:
+                number, answer = self.connection.recv()
+            except (EOFError, OSError):
+                raise self._death() from None
+            if number != job:
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            packed: Packed | None = answer
+            return packed
 
     def reading(self) -> str:
         """The shard that the worker touched last."""
@@ -219,7 +295,9 @@ def _changed_shard(sources: Sequence[TokenSource]) -> str | None:
     return next((name for name in found if name), None)
 
 
-def _worker_main(connection: Any, inherited: Any, plan: StreamPlan, reading: Any) -> None:
+def _worker_main(  # noqa: PLR0917 - a process gets what it is by position
+    connection: Any, inherited: Any, plan: StreamPlan, number: int, num_workers: int, reading: Any
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the loop decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if inherited is not None:
@@ -232,16 +310,34 @@ def _worker_main(connection: Any, inherited: Any, plan: StreamPlan, reading: Any
     for source in plan.sources:
         if hasattr(source, "on_shard"):
             source.on_shard = watch
+    # a thread takes the jobs: a job and a batch that wait for each other in full pipes would wait for ever
+    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    threading.Thread(target=_take_jobs, args=(connection, jobs), daemon=True).start()
+    with contextlib.suppress(OSError):
+        while (job := jobs.get()) is not None:
+            for answer in _answers(plan, job, number, num_workers):
+                connection.send((job.number, answer))
+                if not jobs.empty():  # this job is not wanted any more
+                    break
+
+
+def _take_jobs(connection: Any, jobs: queue.SimpleQueue[Job | None]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
-            rows = connection.recv()
-            try:
-                answer: Any = plan.pack(rows)
-            except TokshardError as error:
-                answer = error
-            except Exception as error:  # noqa: BLE001 - a process edge
-                answer = LoaderError(
-                    f"a loader worker failed: {type(error).__name__}: {error}",
-                    hint="this is a bug in tokshard: run with num_workers=0 for the traceback and report it",
-                )
-            connection.send(answer)
+            jobs.put(connection.recv())
+    jobs.put(None)
+
+
+def _answers(plan: StreamPlan, job: Job, number: int, num_workers: int) -> Iterator[Packed | BaseException | None]:
+    """The steps of a job that one worker makes, and None after the last."""
+    try:
+        yield from _made(plan, job, number, num_workers)
+        yield None
+    except TokshardError as error:
+        yield error
+    except Exception as error:  # noqa: BLE001 - a process edge
+        failure = LoaderError(
+            f"a loader worker failed: {type(error).__name__}: {error}",
+            hint="this is a bug in tokshard: run with num_workers=0 for the traceback and report it",
+        )
+        yield failure

@@ -8,7 +8,7 @@ import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any, Protocol
 
@@ -19,11 +19,12 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.reader import Corpus, open_corpus
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.format.storage import local_directory
+from tokshard.runtime.copying import Spans, address_of
 from tokshard.runtime.windows import DocumentPlace
 
-_MAX_MAPPED = 1_024
+_MAX_MAPPED = 8_192
 _MAX_DESCRIPTORS = 64
-"""Shards kept open; a map costs no descriptor, and a job has few of those to spare."""
+"""Shards kept open; a map costs about a kilobyte and no descriptor, and a job has few of those to spare."""
 
 
 class CorpusSource:
@@ -54,6 +55,7 @@ class CorpusSource:
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
         self._open_shard = _MappedShard if access == "mmap" else _PreadShard
         self._max_open = _MAX_MAPPED if access == "mmap" else _MAX_DESCRIPTORS
+        self._values: dict[int, NDArray[Any]] = {}
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,13 +105,36 @@ class CorpusSource:
         Raises:
             DamagedCorpusError: a shard is missing or not what the manifest says.
         """
-        shards = np.searchsorted(self._first_tokens, starts, "right") - 1
-        within = starts - self._first_tokens[shards]
-        found = self._shard
+        if self.access == "pread":
+            shards = np.searchsorted(self._first_tokens, starts, "right") - 1
+            within = starts - self._first_tokens[shards]
+            return [
+                self._shard(shard).tokens(start, length)
+                for shard, start, length in zip(shards.tolist(), within.tolist(), lengths.tolist(), strict=True)
+            ]
+        batches, within = self._places(starts, lengths)
+        found = self._values_of(batches)
+        stops = within + lengths
         return [
-            found(shard).tokens(start, length)
-            for shard, start, length in zip(shards.tolist(), within.tolist(), lengths.tolist(), strict=True)
+            found[batch][start:stop]
+            for batch, start, stop in zip(batches.tolist(), within.tolist(), stops.tolist(), strict=True)
         ]
+
+    def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans | None:
+        """Where the tokens of pieces lie in memory; None without memory maps.
+
+        Raises:
+            DamagedCorpusError: a shard is missing or not what the manifest says.
+        """
+        if self.access == "pread":
+            return None
+        batches, within = self._places(starts, lengths)
+        found = self._values_of(batches)
+        numbers = np.fromiter(found, np.int64, len(found))
+        addresses = np.array([address_of(values) for values in found.values()], np.int64)
+        order = np.argsort(numbers)
+        index = np.searchsorted(numbers, batches, sorter=order)
+        return Spans(addresses[order[index]] + within * self.dtype.itemsize, list(found.values()))
 
     def document_at(self, position: int) -> DocumentPlace:
         """The document that holds a token of the stream."""
@@ -131,6 +156,41 @@ class CorpusSource:
             if size != shard.num_bytes:
                 return path
         return None
+
+    def _places(
+        self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The record batch of the corpus that holds each piece, and where in it the piece starts."""
+        first_tokens = self._record_batches[0]
+        batches = first_tokens.searchsorted(starts, "right") - 1
+        if bool(np.any(starts + lengths > first_tokens[batches + 1])):
+            raise DamagedCorpusError(
+                f"{self.corpus.directory}: a document reaches beyond its record batch", hint=RESTORE
+            )
+        return batches, starts - first_tokens[batches]
+
+    def _values_of(self, batches: NDArray[np.int64]) -> dict[int, NDArray[Any]]:
+        """The tokens of the record batches that are named, by their number in the corpus."""
+        _, first_batches = self._record_batches
+        found = {}
+        for batch in np.unique(batches).tolist():
+            values = self._values.get(batch)
+            if values is None:
+                index = bisect_right(first_batches, batch) - 1
+                shard = self._shard(index)
+                assert isinstance(shard, _MappedShard)
+                values = shard.values(batch - first_batches[index])
+                self._values[batch] = values
+                if len(self._values) > self._max_open:
+                    self._values.pop(next(iter(self._values)), None)
+            found[batch] = values
+        return found
+
+    @cached_property
+    def _record_batches(self) -> tuple[NDArray[np.int64], list[int]]:
+        """The position of each record batch's first token in the corpus, and the first record batch of each shard."""
+        first, tokens = self.corpus.batch_tokens()
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)]), first.tolist()
 
     def _shard(self, index: int) -> _Shard:
         shard = self._shards.get(index)
@@ -164,28 +224,36 @@ class _Shard(Protocol):
 
 
 class _MappedShard:
+    """Keeps offsets and tokens of the record batches that were touched, and nothing else of Arrow."""
+
     def __init__(self, corpus: Corpus, index: int) -> None:
-        self._shard = corpus.shard(index)
-        self.path = str(self._shard.path)
-        places = self._shard.places
-        self._first_documents = _starts([place.num_documents for place in places])
-        self._starts = _starts([place.num_tokens for place in places])
-        self._values: dict[int, NDArray[Any]] = {}
+        self._corpus, self._index = corpus, index
+        shard = corpus.shard(index)
+        self.path = str(shard.path)
+        self._first_documents = _starts([place.num_documents for place in shard.places])
+        self._starts = _starts([place.num_tokens for place in shard.places])
+        self._batches: dict[int, tuple[NDArray[np.int64], NDArray[Any]]] = {}
+
+    def values(self, batch: int) -> NDArray[Any]:
+        return self._batch(batch)[1]
 
     def tokens(self, start: int, length: int) -> NDArray[Any]:
         batch = bisect_right(self._starts, start) - 1
-        values = self._values.get(batch)
-        if values is None:
-            values = self._values[batch] = self._shard.batch(batch)[1]
         begin = start - self._starts[batch]
-        return values[begin : begin + length]
+        return self._batch(batch)[1][begin : begin + length]
+
+    def _batch(self, batch: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        found = self._batches.get(batch)
+        if found is None:
+            found = self._batches[batch] = self._corpus.shard(self._index).batch(batch)
+        return found
 
     def ends(self, start: int, stop: int) -> NDArray[np.int64]:
         parts = []
         while start < stop:
             batch = bisect_right(self._starts, start) - 1
             base, end = self._starts[batch], min(stop, self._starts[batch + 1])
-            offsets = self._shard.batch(batch)[0]
+            offsets = self._batch(batch)[0]
             low, high = np.searchsorted(offsets, [start - base, end - base], "right")
             parts.append(offsets[low:high] + base)
             start = end
@@ -194,7 +262,7 @@ class _MappedShard:
     def document_at(self, position: int) -> tuple[int, int, int]:
         batch = bisect_right(self._starts, position) - 1
         base = self._starts[batch]
-        offsets = self._shard.batch(batch)[0]
+        offsets = self._batch(batch)[0]
         row = int(np.searchsorted(offsets, position - base, "right")) - 1
         return self._first_documents[batch] + row, base + int(offsets[row]), base + int(offsets[row + 1])
 

@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-ORDER_VERSION = 1
+ORDER_VERSION = 2
 """Names the rules of the order. Bump when any sample of any plan would change."""
 
-Purpose = Literal["blocks", "pieces", "samples", "mixture"]
+Purpose = Literal["blocks", "pieces", "samples", "mixture", "take", "transform"]
 
 _WORDS_PER_HASH = 8
 _HASH_BYTES = 64

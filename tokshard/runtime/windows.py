@@ -8,17 +8,29 @@ gap, so a position in the stream is plain arithmetic; only what lies inside a wi
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
+from threading import RLock
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.runtime.copying import Spans
 from tokshard.runtime.permutation import KEY_WORDS, MAX_SORTED, Permutation, small_permutations
 from tokshard.runtime.seeds import Purpose, derive_key
+
+_MAX_TABLES = 2
+_MAX_PERMUTATIONS = 8
+
+_READY_AT = 0.8
+"""The table of the next window is done when this part of the current one was read."""
+
+_BLOCKS_PER_STEP = 4
+_PIECES_PER_STEP = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,9 @@ class TokenSource(Protocol):
 
     def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
         """The tokens of pieces, each within one document: read-only arrays, uint16 or uint32."""
+
+    def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans | None:
+        """Where the same tokens lie in memory; None if they do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +134,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTable:
-    """The pieces of one window in their shuffled order. 8 bytes per piece.
+    """The pieces of one window in their shuffled order. 8 bytes per piece, 12 while it is made.
 
     A place is a position in the window before the pieces are permuted: block after block.
 
@@ -128,6 +143,7 @@ class PieceTable:
         place_starts: uint32 [n], the place of each piece's first token.
         block_tokens: places per block.
         block_starts: int64 [blocks], position in the corpus of each block's first token.
+        block_stops: int64 [blocks], the place after each block's last token.
         ends_document: bool [blocks], whether the last token of each block is a delimiter.
     """
 
@@ -135,6 +151,7 @@ class PieceTable:
     place_starts: NDArray[np.uint32]
     block_tokens: int
     block_starts: NDArray[np.int64]
+    block_stops: NDArray[np.int64]
     ends_document: NDArray[np.bool_]
 
     def cut(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
@@ -148,30 +165,24 @@ class PieceTable:
             and the last piece of a stretch are cut to it.
         """
         stops = starts + lengths
-        first = np.searchsorted(self.stream_starts, starts, "right") - 1
-        last = np.searchsorted(self.stream_starts, stops, "left")
-        counts = last - first
+        first = self.stream_starts.searchsorted(starts.astype(np.uint32), "right") - 1
+        counts = self.stream_starts.searchsorted(stops.astype(np.uint32), "left") - first
         # piece k of a stretch is entry first + k of the table
-        offsets = np.cumsum(counts) - counts
-        entry = np.arange(int(counts.sum())) - np.repeat(offsets - first, counts)
+        after = np.cumsum(counts)
+        entry = np.arange(int(after[-1])) + np.repeat(first - after + counts, counts)
         piece_starts = self.stream_starts[entry].astype(np.int64)
         piece_stops = self.stream_starts[entry + 1].astype(np.int64)
-        cut_starts = np.maximum(piece_starts, np.repeat(starts, counts))
-        cut_stops = np.minimum(piece_stops, np.repeat(stops, counts))
+        cut_starts, cut_stops = piece_starts.copy(), piece_stops.copy()
+        cut_starts[after - counts] = starts
+        cut_stops[after - 1] = stops
         places = self.place_starts[entry] + (cut_starts - piece_starts)
-        blocks = places // self.block_tokens
-        within = places - blocks * self.block_tokens
         lengths_cut = cut_stops - cut_starts
+        blocks = places // self.block_tokens
         # a whole piece ends with its document, unless it ends with its block, of which that is known
-        at_block_end = within + lengths_cut == self._block_lengths[blocks]
+        at_block_end = places + lengths_cut == self.block_stops[blocks]
         ends = (cut_stops == piece_stops) & (~at_block_end | self.ends_document[blocks])
+        within = places - blocks * self.block_tokens
         return counts, Pieces(starts=self.block_starts[blocks] + within, lengths=lengths_cut, ends_document=ends)
-
-    @property
-    def _block_lengths(self) -> NDArray[np.int64]:
-        lengths = np.full(len(self.block_starts), self.block_tokens, np.int64)
-        lengths[-1] = int(self.stream_starts[-1]) - self.block_tokens * (len(self.block_starts) - 1)
-        return lengths
 
     @property
     def num_pieces(self) -> int:
@@ -179,16 +190,39 @@ class PieceTable:
         return len(self.place_starts)
 
 
+class _Preparation:
+    """A table that is being made."""
+
+    def __init__(self, window: Window, steps: Generator[float, None, PieceTable]) -> None:
+        self.window, self._steps, self._done = window, steps, 0.0
+        self._table: PieceTable | None = None
+
+    def advance(self, part: float) -> None:
+        """Go on until this part of it is done."""
+        try:
+            while self._table is None and self._done < part:
+                self._done = next(self._steps)
+        except StopIteration as finished:
+            self._table = finished.value
+
+    def finish(self) -> PieceTable:
+        self.advance(math.inf)
+        assert self._table is not None
+        return self._table
+
+
 class CorpusStream:
     """One corpus as the endless stream of shuffled pieces that a plan reads.
 
-    Which window a sample starts in is arithmetic. The table of a window costs its piece table to keep and a scan of
-    its document boundaries to make; the last `max_tables` are kept. Safe to use from several threads.
+    Which window a sample starts in is arithmetic. The table of a window costs its piece table to keep and a scan of its
+    document boundaries to make; those of two windows are kept, the current and the next. Safe to use from several
+    threads.
 
     Args:
         seed: of the plan.
         ordinal: how often the same content is listed before it in the plan.
         start_epoch: epoch that counts as the first.
+        take: read only this part of the full blocks, the same for every seed; a smaller part lies inside a larger one.
     """
 
     def __init__(
@@ -199,20 +233,25 @@ class CorpusStream:
         seed: int,
         ordinal: int = 0,
         start_epoch: int = 0,
-        max_tables: int = 4,
+        take: float = 1.0,
     ) -> None:
-        self.source, self.shape = source, shape
-        self._seed, self._ordinal, self._start_epoch = seed, ordinal, start_epoch
+        self.source, self.shape, self.take = source, shape, take
+        self.ordinal, self.start_epoch, self._seed = ordinal, start_epoch, seed
         self._content = bytes.fromhex(source.fingerprint)
-        self._max_tables = max_tables
         self._tables: OrderedDict[tuple[int, int], PieceTable] = OrderedDict()
         self._permutations: OrderedDict[tuple[Purpose, int, int, int], Permutation] = OrderedDict()
-        self._lock = Lock()
+        self._ahead: _Preparation | None = None
+        self._lock = RLock()
 
     @cached_property
     def num_full_blocks(self) -> int:
-        """Blocks of `block_tokens` tokens; what is left is the tail."""
-        return self.source.num_tokens // self.shape.block_tokens
+        """Blocks of `block_tokens` tokens that are read; what is left is the tail."""
+        return int(self.take * (self.source.num_tokens // self.shape.block_tokens))
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Tokens of an epoch."""
+        return self.source.num_tokens if self.take == 1 else self.num_full_blocks * self.shape.block_tokens
 
     @cached_property
     def num_windows(self) -> int:
@@ -221,13 +260,13 @@ class CorpusStream:
 
     def window_at(self, position: int) -> Window:
         """The window that holds a position of the stream."""
-        epoch, within = divmod(position, self.source.num_tokens)
+        epoch, within = divmod(position, self.num_tokens)
         index = min(within // (self.shape.window_blocks * self.shape.block_tokens), self.num_windows - 1)
         return self.window(epoch, index)
 
     def window(self, epoch: int, index: int) -> Window:
         """A window by epoch and index."""
-        tokens, blocks = self.source.num_tokens, self.shape.window_blocks
+        tokens, blocks = self.num_tokens, self.shape.window_blocks
         is_last = index == self.num_windows - 1
         start = epoch * tokens + index * blocks * self.shape.block_tokens
         return Window(
@@ -241,17 +280,24 @@ class CorpusStream:
         )
 
     def pieces_of(
-        self, samples: NDArray[np.int64], stream_stop: int | None = None, *, extra_tokens: int = 0
+        self,
+        samples: NDArray[np.int64],
+        stream_stop: int | None = None,
+        *,
+        extra_tokens: int = 0,
+        is_sequential: bool = False,
     ) -> tuple[NDArray[np.int64], Pieces]:
         """The pieces that samples read.
 
         Sample k reads slice ``[j * seq_len, (j + 1) * seq_len)`` of the stream, where j is the entry of k in a
-        permutation of all samples that start in the same window.
+        permutation of all samples that lie in the same window. One that goes on in the next window comes last, so that
+        the next window is not needed before.
 
         Args:
             samples: int64 [n], ascending.
             stream_stop: where a finite pass ends; slices are cut there.
             extra_tokens: read so many tokens of the stream beyond each slice.
+            is_sequential: the samples that follow will be asked for next: do a part of making the next window's table.
 
         Returns:
             int64 [n], how many pieces each sample has, and the pieces of all of them one after another.
@@ -265,22 +311,33 @@ class CorpusStream:
             window = self.window_at(int(samples[done]) * seq_len)
             first, stop = -(-window.start // seq_len), -(-window.stop // seq_len)
             here = samples[done : done + int(np.searchsorted(samples[done:], stop))]
-            order = self._permutation("samples", window.epoch, window.index, stop - first)
-            starts = order((here - first).astype(np.uint64)).astype(np.int64) * seq_len + (
-                first * seq_len - window.start
-            )
+            starts = self._slices(window, first, here - first) * seq_len + (first * seq_len - window.start)
             found = self._read(window, starts, seq_len + extra_tokens, stream_stop)
             counts += found[0]
             parts += found[1]
             done += len(here)
+            if is_sequential and (stream_stop is None or stream_stop > window.stop):
+                self._prepare(self.window_at(window.stop), (int(here[-1]) + 1 - first) / (stop - first))
         if not parts:
             none = np.empty(0, np.int64)
             return none, Pieces(starts=none, lengths=none, ends_document=np.empty(0, np.bool_))
+        if len(parts) == 1:
+            return counts[0], parts[0]
         return np.concatenate(counts), Pieces(
             starts=np.concatenate([part.starts for part in parts]),
             lengths=np.concatenate([part.lengths for part in parts]),
             ends_document=np.concatenate([part.ends_document for part in parts]),
         )
+
+    def _slices(self, window: Window, first: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which slice each sample of a window reads; both count from the first that starts in the window."""
+        num_inside = window.stop // self.shape.seq_len - first
+        slices = samples.copy()
+        inside = slices[: int(np.searchsorted(samples, num_inside))]
+        if len(inside):
+            order = self._permutation("samples", window.epoch, window.index, num_inside)
+            inside[:] = order(inside.astype(np.uint64)).astype(np.int64)
+        return slices
 
     def _read(
         self,
@@ -319,10 +376,10 @@ class CorpusStream:
         while length > 0:
             window = self.window_at(position)
             take = min(length, window.stop - position)
-            epochs = length // self.source.num_tokens
+            epochs = length // self.num_tokens
             is_one_block = window.num_blocks + bool(window.tail_tokens) == self.num_windows == 1
-            if epochs > 1 and is_one_block and take <= MAX_SORTED:
-                take = epochs * self.source.num_tokens
+            if epochs > 1 and is_one_block and take <= MAX_SORTED and self.take == 1:
+                take = epochs * self.num_tokens
                 parts.append(self._epochs_of_one_block(window.epoch, epochs))
             else:
                 start = np.array([position - window.start], np.int64)
@@ -332,7 +389,7 @@ class CorpusStream:
 
     def _epochs_of_one_block(self, epoch: int, count: int) -> Pieces:
         """The pieces of `count` epochs of a corpus of one block, many of which may fit into a sample."""
-        stops = self.source.ends(0, self.source.num_tokens)
+        stops = self.source.ends(0, self.num_tokens)
         starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]])
         epochs = range(epoch, epoch + count)
         if len(stops) == 1:
@@ -350,57 +407,99 @@ class CorpusStream:
         key = (window.epoch, window.index)
         with self._lock:
             table = self._tables.get(key)
-        if table is None:
-            table = self._make_table(window)  # two threads may make it, which is harmless: it is pure
-        with self._lock:
-            if key not in self._tables:
+            if table is None:
+                table = self._preparation(window).finish()
                 self._tables[key] = table
-                if len(self._tables) > self._max_tables:
+                if len(self._tables) > _MAX_TABLES:
                     self._tables.popitem(last=False)
             else:
                 self._tables.move_to_end(key)
         return table
 
-    def _make_table(self, window: Window) -> PieceTable:
+    def _prepare(self, window: Window, part_of_current: float) -> None:
+        """Make so much of a table that it is done shortly before the current window is."""
+        with self._lock:
+            if (window.epoch, window.index) not in self._tables:
+                ahead = self._preparation(window)
+                ahead.advance(part_of_current / _READY_AT)
+                self._ahead = ahead
+
+    def _preparation(self, window: Window) -> _Preparation:
+        """The one that is under way, which is forgotten, or a new one."""
+        ahead = self._ahead
+        if ahead is not None and ahead.window == window:
+            self._ahead = None  # an error ends its generator: it is not used again
+            return ahead
+        return _Preparation(window, self._table_steps(window))
+
+    def _table_steps(self, window: Window) -> Generator[float, None, PieceTable]:
+        """Make the table of a window in many small steps; yields which part of it is done."""
         size = self.shape.block_tokens
-        order = np.arange(window.first_block, window.first_block + window.num_blocks, dtype=np.uint64)
-        if len(order):
-            order = self._permutation("blocks", window.epoch, 0, self.num_full_blocks)(order)
-        block_starts = order.astype(np.int64) * size
-        if window.tail_tokens:
-            block_starts = np.append(block_starts, self.num_full_blocks * size)
+        block_starts = self._blocks(window) * size
         length = window.stop - window.start
         if length >= 1 << 32:
             raise ValueError(f"a window of {length} tokens does not fit: make window_blocks less")
-        places: list[NDArray[np.int64]] = []
+        places: list[NDArray[np.uint32]] = []
         ends_document = np.empty(len(block_starts), np.bool_)
+        block_stops = np.minimum(np.arange(1, len(block_starts) + 1) * size, length)
         for number, start in enumerate(block_starts.tolist()):
-            tokens = window.tail_tokens if number == window.num_blocks else size
+            first_place = number * size
+            tokens = int(block_stops[number]) - first_place
             ends = self.source.ends(start, start + tokens)
-            ends_document[number] = len(ends) > 0 and int(ends[-1]) == start + tokens
-            inner = ends[:-1] if ends_document[number] else ends
-            places.append(np.array([number * size], np.int64))
-            places.append(inner - (start - number * size))
-        place_starts = np.concatenate(places)
-        lengths = np.diff(place_starts, append=length)
-        order = Permutation(length=len(place_starts), key=self._key("pieces", window.epoch, window.index)).all()
-        stream_starts = np.zeros(len(place_starts) + 1, np.uint32)
-        np.cumsum(lengths[order], out=stream_starts[1:])
+            is_end = len(ends) > 0 and int(ends[-1]) == start + tokens
+            ends_document[number] = is_end
+            found = np.empty(len(ends) + 1 - is_end, np.uint32)
+            found[0] = first_place
+            found[1:] = ends[: len(ends) - is_end] - (start - first_place)
+            places.append(found)
+            if number % _BLOCKS_PER_STEP == 0:
+                yield 0.5 * number / len(block_starts)
+        places.append(np.array([length], np.uint32))
+        starts = np.concatenate(places)
+        del places
+        count = len(starts) - 1
+        order = Permutation(length=count, key=self._key("pieces", window.epoch, window.index))
+        stream_starts, place_starts = np.zeros(count + 1, np.uint32), np.empty(count, np.uint32)
+        for first in range(0, count, _PIECES_PER_STEP):
+            yield 0.5 + 0.5 * first / count
+            stop = min(first + _PIECES_PER_STEP, count)
+            entry = order(np.arange(first, stop, dtype=np.uint64)).astype(np.int64)
+            place_starts[first:stop] = starts[entry]
+            lengths = starts[entry + 1] - place_starts[first:stop]
+            np.cumsum(lengths, out=stream_starts[first + 1 : stop + 1])
+            stream_starts[first + 1 : stop + 1] += stream_starts[first]
         return PieceTable(
             stream_starts=stream_starts,
-            place_starts=place_starts[order].astype(np.uint32),
+            place_starts=place_starts,
             block_tokens=size,
             block_starts=block_starts,
+            block_stops=block_stops,
             ends_document=ends_document,
         )
+
+    def _blocks(self, window: Window) -> NDArray[np.int64]:
+        """The blocks of a window, by their number in the corpus; the tail comes last."""
+        order = np.arange(window.first_block, window.first_block + window.num_blocks, dtype=np.uint64)
+        if len(order):
+            order = self._permutation("blocks", window.epoch, 0, self.num_full_blocks)(order)
+        if self.take != 1:
+            order = self._subset(order)
+        blocks = order.astype(np.int64)
+        return np.append(blocks, self.num_full_blocks) if window.tail_tokens else blocks
+
+    @cached_property
+    def _subset(self) -> Permutation:
+        """All full blocks in the order in which larger parts take them in; neither the plan nor its seed matters."""
+        key = derive_key(0, "take", corpus=self._content, words=KEY_WORDS)
+        return Permutation(length=self.source.num_tokens // self.shape.block_tokens, key=key)
 
     def _key(self, purpose: Purpose, epoch: int, window: int, *, words: int = KEY_WORDS) -> NDArray[np.uint64]:
         return derive_key(
             self._seed,
             purpose,
             corpus=self._content,
-            ordinal=self._ordinal,
-            epoch=epoch + self._start_epoch,
+            ordinal=self.ordinal,
+            epoch=epoch + self.start_epoch,
             window=window,
             words=words,
         )
@@ -413,7 +512,7 @@ class CorpusStream:
             if found is None:
                 found = Permutation(length=length, key=self._key(purpose, epoch, window))
                 self._permutations[key] = found
-                if len(self._permutations) > 2 * self._max_tables:
+                if len(self._permutations) > _MAX_PERMUTATIONS:
                     self._permutations.popitem(last=False)
             else:
                 self._permutations.move_to_end(key)

@@ -1,0 +1,67 @@
+"""Fill-in-the-middle: documents cut in three and put in another order, so that a model learns to fill gaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tokshard.errors import PlanError
+from tokshard.runtime.packing import IGNORED
+from tokshard.runtime.transforms import Sample
+
+_NUM_SENTINELS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillInTheMiddle:
+    """A transform that turns ``a b c`` into prefix-suffix-middle or suffix-prefix-middle order, piece by piece.
+
+    A piece is cut at two random places into prefix, middle and suffix. In PSM order it becomes ``<pre> a <suf> c <mid>
+    b``, in SPM order ``<pre> <suf> c <mid> a b`` (the variant that keeps prefix and middle together). The sample keeps
+    its length: the three sentinels take the place of the last three tokens of the middle, so a piece needs more than
+    six. A delimiter at the end of the piece stays there. A piece that is cut by the sample has no label for its last
+    token, because what comes next in the document does not follow the middle.
+
+    Args:
+        prefix_id, suffix_id, middle_id: the sentinels, ids that the tokenizer has for them.
+        rate: share of the pieces that are changed.
+        spm_rate: share of those that are in SPM order.
+
+    References:
+        Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", arXiv 2207.14255 (section 3).
+    """
+
+    prefix_id: int
+    suffix_id: int
+    middle_id: int
+    rate: float = 0.5
+    spm_rate: float = 0.5
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """Change a part of the pieces; four numbers are drawn per piece, whatever becomes of it."""
+        largest = max(self.prefix_id, self.suffix_id, self.middle_id)
+        if largest > np.iinfo(sample.tokens.dtype).max:
+            raise PlanError(
+                f"{self!r}: id {largest} does not fit {sample.tokens.dtype}, the dtype of the corpus",
+                hint="give ids of the tokenizer that the corpus was built with",
+            )
+        tokens, next_tokens = sample.tokens.copy(), sample.next_tokens.copy()
+        draws = rng.random((len(sample.piece_lengths), 4))
+        stops = np.cumsum(sample.piece_lengths)
+        for index in np.flatnonzero(draws[:, 0] < self.rate).tolist():
+            stop, length = int(stops[index]), int(sample.piece_lengths[index])
+            start, end = stop - length, stop - (next_tokens[index] == IGNORED)  # a delimiter stays where it is
+            inner = end - start
+            if inner <= 2 * _NUM_SENTINELS:
+                continue
+            low, high = sorted((draws[index, 1:3] * (inner + 1 - _NUM_SENTINELS)).astype(int).tolist())
+            prefix, middle = tokens[start : start + low].copy(), tokens[start + low : start + high].copy()
+            suffix = tokens[start + high + _NUM_SENTINELS : end].copy()
+            pre, suf, mid = ([token] for token in (self.prefix_id, self.suffix_id, self.middle_id))
+            is_spm = draws[index, 3] < self.spm_rate
+            parts = (pre, suf, suffix, mid, prefix, middle) if is_spm else (pre, prefix, suf, suffix, mid, middle)
+            tokens[start:end] = np.concatenate(parts)
+            if end == stop:
+                next_tokens[index] = IGNORED
+        return replace(sample, tokens=tokens, next_tokens=next_tokens)

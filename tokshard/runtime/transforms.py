@@ -1,0 +1,123 @@
+"""Samples changed as they are read: any function of a sample and a random generator, and fill-in-the-middle.
+
+A transform sees tokens and the bounds of the pieces, before labels are derived from them. Its generator is made from
+the plan's seed and the global number of the sample, so it draws the same on every rank, world size and worker, and
+after every resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.errors import PlanError
+from tokshard.runtime.packing import IGNORED, PADDING_INDEX, Packed
+from tokshard.runtime.seeds import derive_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One sample before its labels are made.
+
+    Args:
+        tokens: uint16 or uint32 [n], n = seq_len, but for the last sample of a finite pass.
+        piece_lengths: int64 [pieces], parts of documents one after another; they add up to n.
+        next_tokens: int64 [pieces], the label of the last token of each piece, -100 for none. It is the next token of
+            the document where a piece is cut.
+    """
+
+    tokens: NDArray[Any]
+    piece_lengths: NDArray[np.int64]
+    next_tokens: NDArray[np.int64]
+
+
+class Transform(Protocol):
+    """Anything that makes a sample of a sample: a function, or an object that holds settings.
+
+    It must be pure, and keep the number of tokens and their dtype. With worker processes it must pickle.
+    """
+
+    def __call__(self, sample: Sample, rng: np.random.Generator, /) -> Sample: ...
+
+
+def sample_rng(seed: int, sample: int) -> np.random.Generator:
+    """The generator of one global sample: Philox, keyed by a hash of the plan's seed and the sample's number."""
+    return np.random.Generator(np.random.Philox(key=derive_key(seed, "transform", window=sample)))
+
+
+def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> Packed:
+    """Rows after all transforms, one after the other.
+
+    Raises:
+        PlanError: a transform returned what is no sample.
+    """
+    rows, seq_len = len(packed.tokens), packed.tokens.shape[1] - 1
+    ends = np.cumsum(packed.piece_lengths, dtype=np.int64)
+    next_tokens = _next_tokens(packed, ends)
+    tokens = np.zeros_like(packed.tokens)
+    lengths: list[NDArray[np.int64]] = []
+    labels: list[NDArray[np.int64]] = []
+    for row in range(rows):
+        first, stop = np.searchsorted(ends, [row * seq_len, (row + 1) * seq_len], "right").tolist()
+        size = int(packed.num_tokens_in_row[row])
+        pieces, following = packed.piece_lengths[first:stop].astype(np.int64), next_tokens[first:stop]
+        if packed.sample_index[row] != PADDING_INDEX:
+            is_short = size < seq_len  # the padding is a piece of its own, which no transform sees
+            inner = Sample(
+                tokens=packed.tokens[row, :size].copy(),
+                piece_lengths=pieces[: len(pieces) - is_short],
+                next_tokens=following[: len(pieces) - is_short],
+            )
+            rng = sample_rng(seed, int(packed.sample_index[row]))
+            for transform in transforms:
+                inner = _checked(transform(inner, rng), inner, transform)
+            tokens[row, :size] = inner.tokens
+            pieces = np.append(inner.piece_lengths, pieces[len(pieces) - is_short :])
+            following = np.append(inner.next_tokens, following[len(following) - is_short :])
+        lengths.append(pieces)
+        labels.append(following)
+    piece_lengths, all_labels = np.concatenate(lengths), np.concatenate(labels)
+    places = np.cumsum(piece_lengths) - 1
+    is_ignored = all_labels == IGNORED
+    return replace(
+        packed,
+        tokens=tokens,
+        piece_lengths=piece_lengths.astype(np.int32),
+        ignored=places[is_ignored].astype(np.int32),
+        label_places=places[~is_ignored].astype(np.int32),
+        labels=all_labels[~is_ignored],
+    )
+
+
+def _next_tokens(packed: Packed, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The label of the last token of each piece."""
+    flat = packed.tokens[:, 1:].astype(np.int64).reshape(-1)
+    flat[packed.ignored] = IGNORED
+    flat[packed.label_places] = packed.labels
+    return flat[ends - 1]
+
+
+def _checked(found: Sample, before: Sample, transform: Transform) -> Sample:
+    if not isinstance(found, Sample):
+        raise PlanError(
+            f"{transform!r} returned {type(found).__name__}, expected a Sample", hint="return a Sample from transforms"
+        )
+    size = len(before.tokens)
+    if found.tokens.dtype != before.tokens.dtype or found.tokens.shape != before.tokens.shape:
+        raise PlanError(
+            f"{transform!r} returned tokens {found.tokens.dtype} {list(found.tokens.shape)}, expected "
+            f"{before.tokens.dtype} {[size]}",
+            hint="a transform keeps the number of tokens and their dtype",
+        )
+    lengths = found.piece_lengths
+    if len(lengths) != len(found.next_tokens) or int(lengths.sum()) != size or (len(lengths) and lengths.min() < 1):
+        raise PlanError(
+            f"{transform!r} returned {len(lengths)} pieces of {int(lengths.sum())} tokens with "
+            f"{len(found.next_tokens)} next tokens, expected {size} tokens and one next token per piece",
+            hint="piece_lengths are at least 1 and add up to the tokens",
+        )
+    return found
