@@ -1,4 +1,4 @@
-"""The parts of the order, each by itself: keys, permutation and windows. tests/runtime/test_mixture.py has the mixture."""
+"""The parts of the order, each by itself: keys, permutation and windows; the mixture is in test_mixture.py."""
 
 from __future__ import annotations
 
