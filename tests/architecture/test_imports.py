@@ -22,7 +22,19 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "inspect/decode.py": "import tokenizers",
     **{
         f"runtime/{name}.py": ""
-        for name in "copying cursor infilling layout mixture packing permutation seeds steps transforms windows".split()
+        for name in [
+            "copying",
+            "cursor",
+            "infilling",
+            "layout",
+            "mixture",
+            "packing",
+            "permutation",
+            "seeds",
+            "steps",
+            "transforms",
+            "windows",
+        ]
     },
     "runtime/__init__.py": "",
     "runtime/plan.py": "import tokshard.runtime.reader",
