@@ -125,8 +125,8 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
         "input_ids": input_ids,
         "labels": labels,
         "position_ids": position_ids,
-        "corpus_index": packed.corpus_index,
-        "sample_index": packed.sample_index,
+        "corpus_index": packed.corpus_index.copy(),  # a few numbers of an array that many batches share
+        "sample_index": packed.sample_index.copy(),
         "cu_seqlens": cu_seqlens,
         "max_seqlen": np.array(lengths.max(initial=0), np.int64),
     }

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import multiprocessing
-import multiprocessing.connection
 import pickle
 import queue
 import signal
+import struct
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 from tokshard.errors import LoaderError, TokshardError
@@ -28,6 +31,8 @@ from tokshard.runtime.windows import TokenSource
 
 _SHARD_NAME_BYTES = 4096
 _STOP_SECONDS = 5.0
+_MESSAGE_BYTES = 1 << 20
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,48 +62,36 @@ class _Result:
 
 
 class _Inbox:
-    """What the thread is told: the latest job, and how many batches it may make."""
+    """What the thread is told: the latest job, and how many of its batches the loop took. Only `put` is for others."""
 
-    def __init__(self, depth: int) -> None:
-        self._condition = threading.Condition()
-        self._depth = depth
-        self._free = 0
+    def __init__(self, messages: queue.SimpleQueue[Job | int | None], depth: int) -> None:
+        self._messages, self._depth = messages, depth
         self._job: Job | None = None
+        self._free = 0
         self._is_closed = False
-
-    def put(self, job: Job) -> None:
-        with self._condition:
-            self._job, self._free = job, self._depth
-            self._condition.notify()
-
-    def free(self, job: int) -> None:
-        """The loop took a batch of a job."""
-        with self._condition:
-            if self._job is not None and self._job.number == job:
-                self._free += 1
-                self._condition.notify()
-
-    def close(self) -> None:
-        with self._condition:
-            self._is_closed = True
-            self._condition.notify()
 
     def next_job(self, last: int) -> Job | None:
         """A job newer than `last`, when there is one; None: stop."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._is_closed or (self._job is not None and self._job.number > last))
-            return None if self._is_closed else self._job
+        while not self._is_closed and (self._job is None or self._job.number == last):
+            self._read(self._messages.get())
+        return None if self._is_closed else self._job
 
     def may_go_on(self, job: int) -> bool:
         """Wait until there is room for a batch of a job; False: it is not wanted any more."""
-        with self._condition:
-            self._condition.wait_for(
-                lambda: self._is_closed or self._free > 0 or (self._job is not None and self._job.number != job)
-            )
-            if self._is_closed or self._job is None or self._job.number != job:
-                return False
-            self._free -= 1
-            return True
+        while not self._is_closed and self._job is not None and self._job.number == job:
+            if self._free and self._messages.empty():
+                self._free -= 1
+                return True
+            self._read(self._messages.get())
+        return False
+
+    def _read(self, message: Job | int | None) -> None:
+        if message is None:
+            self._is_closed = True
+        elif isinstance(message, Job):
+            self._job, self._free = message, self._depth
+        elif self._job is not None and message == self._job.number:
+            self._free += 1
 
 
 class Prefetcher:
@@ -124,25 +117,25 @@ class Prefetcher:
         start_method: str,
     ) -> None:
         self._timeout_seconds = timeout_seconds
-        self._inbox = _Inbox(depth)
+        self._messages: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
         self._job = -1
         self._plan = plan
         self._workers = [_Worker(plan, number, num_workers, start_method) for number in range(num_workers)]
         self._thread = threading.Thread(
             target=_run,
-            args=(self._inbox, self._results, plan, self._workers, finish),
+            args=(_Inbox(self._messages, depth), self._results, plan, self._workers, finish),
             name="tokshard-prefetch",
             daemon=True,
         )
         self._thread.start()
         # also when the loader is forgotten without close, or the interpreter ends
-        self._finalizer = weakref.finalize(self, _stop, self._inbox, self._thread, self._workers)
+        self._finalizer = weakref.finalize(self, _stop, self._messages, self._thread, self._workers)
 
     def start(self, mixture: Mixture, ranks: Ranks, sample: int, limit: int | None) -> None:
         """Make the batches from a sample on; those that were made for another job are not wanted any more."""
         self._job += 1
-        self._inbox.put(Job(self._job, mixture, ranks, sample, limit))
+        self._messages.put(Job(self._job, mixture, ranks, sample, limit))
 
     @property
     def num_ready(self) -> int:
@@ -166,7 +159,7 @@ class Prefetcher:
             if result.error is not None:
                 self.close()
                 raise result.error
-            self._inbox.free(self._job)
+            self._messages.put(self._job)  # there is room for one more
             return result.value
 
     def close(self) -> None:
@@ -220,10 +213,10 @@ def _received(workers: list[_Worker], job: Job) -> Iterator[Packed]:
             yield packed
 
 
-def _stop(inbox: _Inbox, thread: threading.Thread, workers: list[_Worker]) -> None:
+def _stop(messages: queue.SimpleQueue[Job | int | None], thread: threading.Thread, workers: list[_Worker]) -> None:
     for worker in workers:
         worker.stop()
-    inbox.close()
+    messages.put(None)
     if thread is not threading.current_thread():
         thread.join(_STOP_SECONDS)
 
@@ -231,30 +224,36 @@ def _stop(inbox: _Inbox, thread: threading.Thread, workers: list[_Worker]) -> No
 class _Worker:
     def __init__(self, plan: StreamPlan, number: int, num_workers: int, start_method: str) -> None:
         context: Any = multiprocessing.get_context(start_method)
-        self.connection, theirs = multiprocessing.Pipe()
+        self._answers, their_answers = multiprocessing.Pipe(duplex=False)
+        their_jobs, self._jobs = multiprocessing.Pipe(duplex=False)
+        _enlarge(self._answers)
+        self._waiting: deque[tuple[int, Packed | BaseException | None]] = deque()
         self._reading = context.RawArray(ctypes.c_char, _SHARD_NAME_BYTES)
-        inherited = self.connection if start_method == "fork" else None
+        inherited = (self._answers, self._jobs) if start_method == "fork" else ()
         self._process = context.Process(
             target=_worker_main,
-            args=(theirs, inherited, plan, number, num_workers, self._reading),
+            args=(their_jobs, their_answers, inherited, plan, number, num_workers, self._reading),
             name=f"tokshard-loader-{number}",
             daemon=True,
         )
         self._process.start()
-        theirs.close()  # so that the pipe ends when the worker does
+        their_answers.close()  # so that the pipe ends when the worker does
+        their_jobs.close()
         self._number, self._sources = number, plan.sources
 
     def start(self, job: Job) -> None:
         with contextlib.suppress(OSError):  # a dead worker is reported when its answer is missed
-            self.connection.send(job)
+            self._jobs.send(job)
 
     def receive(self, job: int) -> Packed | None:
         """The next step of a job; None after its last. Answers to earlier jobs are passed over."""
         while True:
-            try:
-                number, answer = self.connection.recv()
-            except (EOFError, OSError):
-                raise self._death() from None
+            if not self._waiting:
+                try:
+                    self._waiting.extend(_loads(self._answers.recv_bytes()))
+                except (EOFError, OSError):
+                    raise self._death() from None
+            number, answer = self._waiting.popleft()
             if number != job:
                 continue
             if isinstance(answer, BaseException):
@@ -273,7 +272,8 @@ class _Worker:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-        self.connection.close()
+        self._answers.close()
+        self._jobs.close()
 
     def _death(self) -> LoaderError:
         self._process.join(_STOP_SECONDS)
@@ -296,12 +296,19 @@ def _changed_shard(sources: Sequence[TokenSource]) -> str | None:
 
 
 def _worker_main(  # noqa: PLR0917 - a process gets what it is by position
-    connection: Any, inherited: Any, plan: StreamPlan, number: int, num_workers: int, reading: Any
+    jobs: Connection,
+    answers: Connection,
+    inherited: Sequence[Connection],
+    plan: StreamPlan,
+    number: int,
+    num_workers: int,
+    reading: Any,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the loop decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if inherited is not None:
-        inherited.close()  # fork copied the other end of the pipe, which would keep it open for ever
+    if inherited:
+        for connection in inherited:
+            connection.close()  # fork copied the other ends of the pipes, which would keep them open for ever
         plan = pickle.loads(pickle.dumps(plan))  # noqa: S301 - a thread may have held a lock of the plan at the fork
 
     def watch(shard: str) -> None:
@@ -310,18 +317,78 @@ def _worker_main(  # noqa: PLR0917 - a process gets what it is by position
     for source in plan.sources:
         if hasattr(source, "on_shard"):
             source.on_shard = watch
-    # a thread takes the jobs: a job and a batch that wait for each other in full pipes would wait for ever
-    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-    threading.Thread(target=_take_jobs, args=(connection, jobs), daemon=True).start()
+    # a thread takes the jobs: a job and batches that wait for each other in full pipes would wait for ever
+    waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    threading.Thread(target=_take_jobs, args=(jobs, waiting), daemon=True).start()
     with contextlib.suppress(OSError):
-        while (job := jobs.get()) is not None:
-            for answer in _answers(plan, job, number, num_workers):
-                connection.send((job.number, answer))
-                if not jobs.empty():  # this job is not wanted any more
-                    break
+        while (job := waiting.get()) is not None:
+            _work(plan, job, answers, waiting, number, num_workers)
 
 
-def _take_jobs(connection: Any, jobs: queue.SimpleQueue[Job | None]) -> None:
+def _work(  # noqa: PLR0917 - as above
+    plan: StreamPlan,
+    job: Job,
+    answers: Connection,
+    waiting: queue.SimpleQueue[Job | None],
+    number: int,
+    num_workers: int,
+) -> None:
+    """Answer with the steps of a job, until it is over or another one comes; more and more steps in one message."""
+    steps = _answers(plan, job, number, num_workers)
+    most = 1
+    while waiting.empty():
+        message = [(job.number, answer) for answer in _some(steps, most)]
+        if not message:
+            return
+        answers.send_bytes(_dumps(message))
+        most = 2 * most
+
+
+def _some(steps: Iterator[Packed | BaseException | None], most: int) -> Iterator[Packed | BaseException | None]:
+    """Up to so many steps, and up to about a megabyte."""
+    size = 0
+    while most and size < _MESSAGE_BYTES:
+        for answer in steps:
+            yield answer
+            size += answer.tokens.nbytes if isinstance(answer, Packed) else 0
+            break
+        else:
+            return
+        most -= 1
+
+
+def _dumps(message: Sequence[tuple[int, Packed | BaseException | None]]) -> bytes:
+    """A pickle whose arrays follow it as they are, each at a multiple of 64 bytes."""
+    buffers: list[pickle.PickleBuffer] = []
+    parts = [memoryview(pickle.dumps(message, protocol=5, buffer_callback=buffers.append))]
+    parts += [buffer.raw() for buffer in buffers]
+    sizes = struct.pack(f"<{len(parts) + 1}q", len(parts), *(len(part) for part in parts))
+    return b"".join(piece for part in (memoryview(sizes), *parts) for piece in (part, bytes(-len(part) % _ALIGNMENT)))
+
+
+def _loads(content: bytes) -> list[tuple[int, Packed | BaseException | None]]:
+    """The message of a worker; arrays are views of it."""
+    (count,) = struct.unpack_from("<q", content)
+    sizes = struct.unpack_from(f"<{count}q", content, 8)
+    view = memoryview(content)
+    position = 8 * (count + 1)
+    parts = []
+    for size in sizes:
+        position += -position % _ALIGNMENT
+        parts.append(view[position : position + size])
+        position += size
+    message: list[tuple[int, Packed | BaseException | None]] = pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - from our own process
+    return message
+
+
+def _enlarge(connection: Connection) -> None:
+    """Let a pipe hold a message, where the system can."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # the user's limit is reached: slower, not wrong
+            fcntl.fcntl(connection.fileno(), fcntl.F_SETPIPE_SZ, _MESSAGE_BYTES)
+
+
+def _take_jobs(connection: Connection, jobs: queue.SimpleQueue[Job | None]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             jobs.put(connection.recv())
