@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 LOWEST := .venv-lowest
+INTEROP := .venv-interop
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -19,7 +20,7 @@ RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions"
-	@echo "make test-interop  other projects' readers on tokshard's shards"
+	@echo "make test-interop  other projects' readers and training loops on tokshard's shards"
 	@echo "make benchmark     where the time of a build goes, on this machine"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        ruff format, and the fixes that ruff is sure of"
@@ -47,8 +48,8 @@ test: lint $(LOWEST)/stamp-test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not interop and not benchmark"
 	$(LOWEST)/bin/python -m pytest -n 2
 
-test-interop: $(VENV)/stamp-interop
-	$(BIN)/python -m pytest -m interop
+test-interop: $(INTEROP)/stamp-test
+	$(INTEROP)/bin/python -m pytest -n 2 -m interop
 
 benchmark: $(VENV)/stamp-dev
 	$(BIN)/python -m tests.benchmark.build
@@ -63,7 +64,7 @@ format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 
 clean:
-	rm -rf $(VENV) $(LOWEST) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(INTEROP) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch]'
@@ -73,13 +74,14 @@ $(VENV)/stamp-dev: pyproject.toml constraints/default.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,dev]'
 	@touch $@
 
-$(VENV)/stamp-interop: pyproject.toml constraints/default.txt | $(BIN)/python
-	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,test-interop]'
+# transformers can't be installed beside tokenizers 1.x
+$(INTEROP)/stamp-test: pyproject.toml constraints/interop.txt | $(INTEROP)/bin/python
+	$(INTEROP)/bin/python $(PIP_INSTALL) --constraint constraints/interop.txt --editable '.[test-interop]'
 	@touch $@
 
 $(LOWEST)/stamp-test: pyproject.toml constraints/lowest.txt | $(LOWEST)/bin/python
 	$(LOWEST)/bin/python $(PIP_INSTALL) --constraint constraints/lowest.txt --editable '.[torch,test]'
 	@touch $@
 
-$(BIN)/python $(LOWEST)/bin/python:
+$(BIN)/python $(LOWEST)/bin/python $(INTEROP)/bin/python:
 	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)

@@ -521,5 +521,18 @@ def test_the_dataset_resumes_under_a_stateful_dataloader(workers: int) -> None:
         assert rows == whole[4 * stop :]
 
 
-def test_without_torch_distributed_a_loader_is_rank_0_of_1() -> None:
+def test_without_torch_distributed_a_loader_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert data_parallel_place(None, None, None) == (0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert data_parallel_place(None, None, None) == (0, 1)
+
+
+def test_a_loader_made_before_torch_distributed_in_a_job_of_several_processes_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PlanError, match="WORLD_SIZE is 2, but torch") as caught:
+        StreamingLoader(two_corpora(), global_batch_size=2)
+    assert caught.value.hint
+    assert data_parallel_place(1, 4, None) == (1, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -334,7 +335,8 @@ def data_parallel_place(rank: int | None, world_size: int | None, mesh: DeviceMe
     """Data-parallel rank and world size: as given, else of a mesh, else of torch.distributed, else 0 of 1.
 
     Raises:
-        PlanError: only one of the two is given, or this process is not part of the mesh.
+        PlanError: only one of the two is given, this process is not part of the mesh, or a launcher says that the job
+            has several processes and torch.distributed is not set up yet: each would read everything.
     """
     if (rank is None) != (world_size is None):
         raise PlanError(
@@ -352,6 +354,12 @@ def data_parallel_place(rank: int | None, world_size: int | None, mesh: DeviceMe
         return index, mesh.size()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise PlanError(
+            f"WORLD_SIZE is {launched}, but torch.distributed is not set up, so the rank is not known",
+            hint="make the loader after init_process_group, Accelerator() or in train_dataloader(), "
+            "or give dp_rank and dp_world_size",
+        )
     return 0, 1
 
 

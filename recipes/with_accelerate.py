@@ -1,0 +1,41 @@
+"""Train under Accelerate. The same command goes on where the last one stopped, on any number of processes.
+
+accelerate launch --num_processes 2 recipes/with_accelerate.py CORPUS OUT STEPS
+"""
+
+import glob
+import sys
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import nn
+
+from tokshard.runtime import StreamingLoader, StreamPlan
+
+corpus, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+accelerator = Accelerator()  # sets up torch.distributed, where the loader finds its rank: so the loader comes after it
+loader = StreamingLoader(StreamPlan(corpus, seq_len=32, seed=17), global_batch_size=12)
+accelerator.register_for_checkpointing(loader)  # and is not prepared: each rank has its own rows already
+
+torch.manual_seed(17)
+model = nn.Sequential(nn.Embedding(2**14, 16), nn.Linear(16, 2**14))
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+
+step = max((int(path.rpartition("-")[2]) for path in glob.glob(f"{out}/step-*")), default=0)
+if step:
+    accelerator.load_state(f"{out}/step-{step}")
+for batch in loader:
+    print(f"rank {accelerator.process_index} samples {batch['sample_index'].tolist()}", flush=True)
+    tensors = send_to_device(batch, accelerator.device)
+    loss = nn.functional.cross_entropy(model(tensors["input_ids"]).flatten(0, 1), tensors["labels"].flatten())
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+    if step % 3 == 0:
+        accelerator.save_state(f"{out}/step-{step}")
+    if step == steps:
+        break
+loader.close()
+accelerator.end_training()

@@ -1,0 +1,48 @@
+"""Train with torchdata's StatefulDataLoader. The same command goes on where the last one stopped, on any world size.
+
+torchrun --nproc-per-node 2 recipes/with_dataloader.py CORPUS OUT STEPS
+"""
+
+import os
+import sys
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from tokshard.runtime import StreamDataset, StreamPlan
+
+
+def main(corpus, out, steps):
+    distributed.init_process_group("gloo")  # the dataset finds its rank there
+    dataset = StreamDataset(StreamPlan(corpus, seq_len=32, seed=17), global_batch_size=12)
+    loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    torch.manual_seed(17)
+    model = DistributedDataParallel(nn.Sequential(nn.Embedding(2**14, 16), nn.Linear(16, 2**14)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step, path = 0, f"{out}/checkpoint.pt"
+    if os.path.exists(path):
+        saved = torch.load(path)
+        step = saved["step"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])  # needs the same num_workers, on any number of ranks
+    for batch in loader:
+        print(f"rank {distributed.get_rank()} samples {batch['sample_index'].tolist()}", flush=True)
+        loss = nn.functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        if step % 3 == 0:
+            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+            if distributed.get_rank() == 0:  # one copy: the state of the loader is the same on every rank
+                torch.save({"step": step, **states}, path)
+        if step == steps:
+            break
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":  # the loader's workers import this file
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
