@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.sources import ListSource
+from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import LoaderError, PlanError, PlanMismatchError
 from tokshard.runtime.loader import StreamDataset, StreamingLoader, data_parallel_place
 from tokshard.runtime.plan import StreamPlan
@@ -536,3 +537,25 @@ def test_a_loader_made_before_torch_distributed_in_a_job_of_several_processes_is
         StreamingLoader(two_corpora(), global_batch_size=2)
     assert caught.value.hint
     assert data_parallel_place(1, 4, None) == (1, 4)
+
+
+def test_windows_of_fewer_than_16_steps_are_a_warning_unless_they_were_chosen() -> None:
+    source = PeriodicSource(10**10)
+    tokens_per_step = 8 << 20  # a default window has 64M tokens
+    with pytest.warns(UserWarning, match=r"a window of corpus 'big' lasts 8\.0 steps.*window_blocks=2048 makes it 16"):
+        StreamingLoader(StreamPlan({"big": source}, seq_len=4096), global_batch_size=tokens_per_step // 4096)
+    StreamingLoader(StreamPlan({"big": source}, seq_len=4096, window_blocks=1024), global_batch_size=2048)
+    StreamingLoader(StreamPlan({"big": source}, seq_len=4096), global_batch_size=1024)
+
+
+def test_a_plan_says_how_many_steps_read_a_window_and_from_how_many_places() -> None:
+    plan = StreamPlan(
+        {"big": PeriodicSource(10**10), "small": PeriodicSource(10**6), "off": PeriodicSource(10**9)},
+        weights={"big": 0.75, "small": 0.25, "off": 0},
+        seq_len=4096,
+    )
+    assert plan.steps_per_window(1024) == {"big": pytest.approx(64 / 3), "small": math.inf, "off": math.inf}
+    places = plan.places_per_step(1024)
+    assert 900 < places["big"] <= 1024
+    assert places["small"] == pytest.approx(1_000_000 / 65_536, abs=1)
+    assert places["off"] == 0

@@ -29,6 +29,9 @@ Batch = dict[str, Tensor]
 _HELD_BATCHES = 4
 """Batches that a loop is expected to hold at a time; more only cost memory that is new."""
 
+MIN_WINDOW_STEPS = 16
+"""Below so many steps per window a loader warns."""
+
 STATE_KEY = "cursor"
 WORKER_KEY = "is_under_way"
 
@@ -86,6 +89,7 @@ class StreamingLoader:
         if pin_memory and not torch.accelerator.is_available():
             warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
             pin_memory = False
+        _warn_of_small_windows(plan, global_batch_size)
         self._pin_memory, self._timeout_seconds = pin_memory, timeout_seconds
         self._start_method = multiprocessing_context or _default_start_method()
         self._cursor = plan.cursor()
@@ -315,6 +319,20 @@ class StreamDataset(IterableDataset[Batch]):
 
     def _advance(self, num_steps: int) -> None:
         self._cursor = self._cursor.advanced(num_steps * self._ranks.global_batch_size)
+
+
+def _warn_of_small_windows(plan: StreamPlan, global_batch_size: int) -> None:
+    if not plan.has_default_windows:
+        return  # they were chosen
+    few = {name: steps for name, steps in plan.steps_per_window(global_batch_size).items() if steps < MIN_WINDOW_STEPS}
+    if few:
+        name, steps = min(few.items(), key=lambda item: item[1])
+        warnings.warn(
+            f"a window of corpus {name!r} lasts {steps:.1f} steps: documents meet only those of so few steps; "
+            f"window_blocks={math.ceil(plan.shape.window_blocks * MIN_WINDOW_STEPS / steps)} makes it "
+            f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window",
+            stacklevel=3,
+        )
 
 
 def _warn_of_stop(limit: Limit, sample: int) -> None:

@@ -134,6 +134,7 @@ class StreamPlan:
         self.names = tuple(named)
         self.sources = tuple(_open(corpus) for corpus in named.values())
         _check_sources(self.names, self.sources)
+        self.has_default_windows = window_blocks is None
         self.shape = _shape(seq_len, block_tokens, window_blocks, allow_small_blocks=allow_small_blocks)
         if not 0 <= seed < 1 << 64:
             raise PlanError(f"seed is {seed}, expected 0 to 2**64 - 1", hint="give another seed")
@@ -175,6 +176,32 @@ class StreamPlan:
         """Samples of a finite pass, the last one perhaps short; None when endless."""
         stop = self._stream_stop
         return None if stop is None else -(-stop // self.shape.seq_len)
+
+    def steps_per_window(self, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
+        """How many steps read from one window, by corpus: a document meets only documents of its window.
+
+        Infinite where the whole corpus is one window, or its weight is 0.
+        """
+        tokens = self._tokens_per_step(global_batch_size, cursor)
+        return {
+            name: math.inf if stream.num_windows == 1 or not count else self._window_tokens / count
+            for name, stream, count in zip(self.names, self.streams, tokens, strict=True)
+        }
+
+    def places_per_step(self, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
+        """From how many random places (blocks) a step draws, by corpus. Makes the table of a window of each.
+
+        Expected number of blocks of a window that are hit by as many random draws as the step has pieces.
+        """
+        found = {}
+        for name, stream, tokens in zip(
+            self.names, self.streams, self._tokens_per_step(global_batch_size, cursor), strict=True
+        ):
+            window = stream.window(0, 0)
+            table = stream.table(window)
+            blocks, draws = len(table.block_starts), table.num_pieces * tokens / (window.stop - window.start)
+            found[name] = blocks * -math.expm1(draws * math.log1p(-1 / blocks)) if blocks > 1 else float(bool(tokens))
+        return found
 
     def limits(self, cursor: Cursor) -> list[Limit]:
         """Where corpora are used up under the weights of a cursor, by ascending sample."""
@@ -317,6 +344,15 @@ class StreamPlan:
                 f"{mixture.segments[0].start} on"
             )
         return mixture
+
+    @property
+    def _window_tokens(self) -> int:
+        return self.shape.window_blocks * self.shape.block_tokens
+
+    def _tokens_per_step(self, global_batch_size: int, cursor: Cursor | None) -> list[float]:
+        cursor = cursor or self.cursor()
+        weights = [segment for segment in cursor.segments if segment.start <= cursor.sample][-1].weights
+        return [global_batch_size * self.seq_len * weight / sum(weights) for weight in weights]
 
     def _per_corpus(self, argument: str, value: float | Mapping[str, float], default: float) -> list[float]:
         if not isinstance(value, Mapping):
