@@ -244,8 +244,7 @@ def measure_memory(bench: Bench) -> list[dict[str, Any]]:
     count = max((each for each in bench.counts if each <= 3), default=bench.counts[0])
     for length in sorted(bench.lengths, reverse=True):
         corpora = [*map(str, bench.corpora(length, count))]
-        # long enough that every corpus comes to a second window
-        said = _step("memory", *corpora, "--tokens", str(4 * bench.run_tokens))
+        said = _step("memory", *corpora, "--hop-tokens", str(4 * bench.run_tokens))  # a window of each corpus
         window_tokens = min(RUN_TOKENS, 5 * bench.run_tokens // 4)
         pieces = count * window_tokens / length
         found.append({"document_tokens": length, "corpora": count, "window_pieces": round(pieces), **said})
@@ -253,7 +252,7 @@ def measure_memory(bench: Bench) -> list[dict[str, Any]]:
     for entry in found[1:]:
         more = entry["window_pieces"] - found[0]["window_pieces"]
         entry["bytes_per_piece"] = (entry["own_bytes"] - found[0]["own_bytes"]) / more
-    said = _step("memory", *corpora, "--tokens", str(bench.run_tokens // 8), "--torch")
+    said = _step("memory", *corpora, "--hop-tokens", str(4 * bench.run_tokens), "--torch")
     found[-1]["own_bytes_in_a_script_with_torch"] = said["own_bytes"]
     return found
 

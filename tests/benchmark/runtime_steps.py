@@ -3,7 +3,7 @@
     python -m tests.benchmark.runtime_steps first CORPUS... --workers N
     python -m tests.benchmark.runtime_steps first --synthetic TOKENS --document-tokens N --sample G
     python -m tests.benchmark.runtime_steps state --corpora N --changes N
-    python -m tests.benchmark.runtime_steps memory CORPUS... --tokens N
+    python -m tests.benchmark.runtime_steps memory CORPUS... --hop-tokens N
 
 Each prints one line of JSON. Imports are over when a clock starts.
 """
@@ -35,6 +35,8 @@ SEQ_LEN = 4_096
 BATCH_SIZE = 8
 BATCH_TOKENS = SEQ_LEN * BATCH_SIZE
 _POLL_SECONDS = 0.002
+_HOPS = 6
+_STEPS_OF_A_HOP = 8
 _STATE_REPEATS = 20  # more than a state keeps changes of weights, so that it is shortened in between
 
 
@@ -84,7 +86,7 @@ def state(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The most that one worker process held while it read so many tokens."""
+    """The most that one worker process held while it read the start of one window after another."""
     plan = StreamPlan(_corpora(arguments), seq_len=SEQ_LEN, seed=17)
     peaks: dict[str, int] = {}
     is_over = threading.Event()
@@ -105,7 +107,9 @@ def memory(arguments: argparse.Namespace) -> dict[str, Any]:
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            take_steps(batches, num_steps=max(1, arguments.tokens // BATCH_TOKENS))
+            for _ in range(_HOPS):  # more than the windows that a corpus keeps
+                take_steps(batches, num_steps=_STEPS_OF_A_HOP)
+                loader.skip(arguments.hop_tokens // BATCH_TOKENS * BATCH_SIZE)
         finally:
             is_over.set()
             watcher.join()
@@ -134,7 +138,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--corpora", type=int, default=1)
     parser.add_argument("--changes", type=int, default=5_000)
-    parser.add_argument("--tokens", type=int, default=1 << 26)
+    parser.add_argument("--hop-tokens", type=int, default=1 << 28)
     parser.add_argument("--torch", action="store_true", help="workers import torch, as those of a training script do")
     arguments = parser.parse_args()
     step = {"first": first, "state": state, "memory": memory}[arguments.step]
