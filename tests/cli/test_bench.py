@@ -50,6 +50,7 @@ def test_every_way_to_read_stands_beside_the_limits_with_the_gpus_that_it_feeds(
     assert "limits" in shown
     assert "one loader process (thread) feeds" in shown
     assert "GPUs of 4,550 tokens/s (IBM's figure for training 7B parameters on an A100; --gpu-tokens" in shown
+    assert "one loader process per GPU, each of which reads one row of a step, takes" in shown
     assert "90,800 tokens are few" in shown
 
 
@@ -60,6 +61,7 @@ def test_json_holds_the_same_numbers(shell, mix):
     assert (report["seq_len"], report["global_batch_size"], report["seed"]) == (1000, 8, 3)
     assert report["shares"] == {"code": 0.75, "prose": 0.25}
     assert report["gpu_tokens_per_second"] == 10_000
+    assert report["cores_per_gpu"] > 0
     assert [mode["num_workers"] for mode in report["modes"]] == [None, 0]
     for mode in report["modes"]:
         speed = mode["tokens_per_second"]

@@ -16,6 +16,7 @@ from tokshard.inspect.limits import LimitReader, Limits, mapped_tokens
 from tokshard.runtime.mix import Mix
 
 _LIMIT_SECONDS = 0.25
+_RANK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,8 @@ class SpeedReport:
         num_tokens: in the corpora.
         limits: medians of those that were measured before each mode.
         limit_tokens: what they were measured on.
+        rank_cpu_seconds: per token, of a rank that gets one row of a step, behind the prefetch thread: the fewer rows,
+            the more a token costs.
     """
 
     mix: Mix
@@ -85,6 +88,7 @@ class SpeedReport:
     limits: Limits
     limit_tokens: int
     modes: Sequence[ModeSpeed]
+    rank_cpu_seconds: float
 
 
 def measure_speed(
@@ -115,6 +119,8 @@ def measure_speed(
         limits.append(reader.measure(_LIMIT_SECONDS))
         on_mode("in process" if num_workers is None else f"num_workers={num_workers}")
         modes.append(measure_mode(mix, num_workers, seconds=seconds))
+    on_mode("one rank of many")
+    rank = measure_mode(mix, 0, seconds=min(_RANK_SECONDS, seconds), world_size=mix.global_batch_size)
     weights = plan.cursor().segments[0].weights
     shares = {name: weight / sum(weights) for name, weight in zip(plan.names, weights, strict=True)}
     documents = sum(
@@ -133,21 +139,25 @@ def measure_speed(
         ),
         limit_tokens=reader.num_tokens,
         modes=modes,
+        rank_cpu_seconds=rank.cpu_seconds / rank.steps.num_tokens,
     )
 
 
-def measure_mode(mix: Mix, num_workers: int | None, *, seconds: float) -> ModeSpeed:
+def measure_mode(mix: Mix, num_workers: int | None, *, seconds: float, world_size: int = 1) -> ModeSpeed:
     """Start to read a mix in one way, and go on for so long.
 
     Args:
         num_workers: None: in this process.
+        world_size: read as the first of so many data-parallel ranks.
     """
     from tokshard.runtime.loader import StreamDataset, StreamingLoader
 
     started = time.perf_counter()
     plan = mix.plan()
     if num_workers is None:
-        batches = endless(StreamDataset(plan, global_batch_size=mix.global_batch_size, dp_rank=0, dp_world_size=1))
+        batches = endless(
+            StreamDataset(plan, global_batch_size=mix.global_batch_size, dp_rank=0, dp_world_size=world_size)
+        )
         next(batches)
         first_batch_seconds = time.perf_counter() - started
         cpu = time.process_time()
@@ -155,7 +165,7 @@ def measure_mode(mix: Mix, num_workers: int | None, *, seconds: float) -> ModeSp
         cpu = time.process_time() - cpu
     else:
         loader = StreamingLoader(
-            plan, global_batch_size=mix.global_batch_size, dp_rank=0, dp_world_size=1, num_workers=num_workers
+            plan, global_batch_size=mix.global_batch_size, dp_rank=0, dp_world_size=world_size, num_workers=num_workers
         )
         with closing(loader):
             batches = endless(loader)

@@ -55,7 +55,7 @@ def speed_json(report: SpeedReport, *, gpu_tokens: int) -> dict[str, Any]:
         },
         "modes": [_mode_json(report, mode, gpu_tokens) for mode in report.modes],
         "gpu_tokens_per_second": gpu_tokens,
-        "cores_per_gpu": _cores_per_gpu(report, gpu_tokens),
+        "cores_per_gpu": report.rank_cpu_seconds * gpu_tokens,
         "notes": notes_of(report),
     }
 
@@ -91,13 +91,8 @@ def _feeds_text(report: SpeedReport, gpu_tokens: int, gpu_reason: str) -> str:
 
 
 def _share_text(report: SpeedReport, gpu_tokens: int) -> str:
-    cores = _cores_per_gpu(report, gpu_tokens)
-    return f"one loader process per GPU reads the rows of its rank alone, and takes {cores * 100:.2g} % of a core"
-
-
-def _cores_per_gpu(report: SpeedReport, gpu_tokens: int) -> float:
-    in_process = report.modes[0]
-    return gpu_tokens * in_process.cpu_seconds / in_process.steps.num_tokens
+    cores = report.rank_cpu_seconds * gpu_tokens
+    return f"one loader process per GPU, each of which reads one row of a step, takes {cores * 100:.2g} % of a core"
 
 
 def _rows(report: SpeedReport, gpu_tokens: int) -> Iterator[list[str]]:
