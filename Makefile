@@ -21,7 +21,7 @@ help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards"
-	@echo "make benchmark     where the time of a build goes, on this machine"
+	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        ruff format, and the fixes that ruff is sure of"
 	@echo "make clean         remove everything that make made"
@@ -53,6 +53,7 @@ test-interop: $(INTEROP)/stamp-test
 
 benchmark: $(VENV)/stamp-dev
 	$(BIN)/python -m tests.benchmark.build
+	$(BIN)/python -m tests.benchmark.runtime
 
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check

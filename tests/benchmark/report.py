@@ -28,6 +28,18 @@ def aligned(rows: Iterable[Sequence[str]], *, num_left: int) -> str:
     )
 
 
+def markdown(rows: Iterable[Sequence[str]], *, num_left: int) -> str:
+    """Rows, the first of which is the head, as a table that is readable as text too."""
+    rows = list(rows)
+    widths = [max(3, *(len(row[column]) for row in rows)) for column in range(len(rows[0]))]
+    lines = [
+        [cell.ljust(n) if i < num_left else cell.rjust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))]
+        for row in rows
+    ]
+    lines.insert(1, ["-" * n if i < num_left else "-" * (n - 1) + ":" for i, n in enumerate(widths)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def commit(root: Path) -> str | None:
     """The commit that is measured, with ``-dirty`` if the checkout differs from it; None outside a repository."""
     try:

@@ -38,6 +38,7 @@ COMMANDS = {
     "build": LazyCommand("tokshard.cli.build:build", "Tokenize text into a corpus of Arrow shards."),
     "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show what a corpus holds, and some of its documents."),
     "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),
+    "bench": LazyCommand("tokshard.cli.bench:bench", "Measure how fast this machine reads a mix, and what that feeds."),
 }
 
 

@@ -38,3 +38,23 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int], None]]:
             click.echo(f"{label}: {done / max(1, total):.0%}, {bytes_text(done)} of {bytes_text(total)}", err=True)
 
     yield show_line
+
+
+@contextlib.contextmanager
+def stage_progress(label: str) -> Iterator[Callable[[str], None]]:
+    """A function that shows what is done now, on a terminal only, for as long as the context lasts."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    shown = ""
+
+    def show(stage: str) -> None:
+        nonlocal shown
+        click.echo("\r" + " " * len(shown), nl=False, err=True)
+        shown = f"{one_line(label)}: {one_line(stage)}"
+        click.echo("\r" + shown, nl=False, err=True)
+
+    try:
+        yield show
+    finally:
+        click.echo("\r" + " " * len(shown) + "\r", nl=False, err=True)

@@ -10,12 +10,10 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Any, Literal, get_type_hints
-
-import msgspec
+from typing import Any, Literal
 
 from tokshard.errors import UsageError
+from tokshard.runtime.recipes import convert, read_toml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +150,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         UsageError: no such file, no TOML, an unknown key, a wrong type or a value out of range.
     """
-    try:
-        with open(path, "rb") as file:
-            fields = tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="give a recipe, such as recipes/*.toml") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}", hint="see https://toml.io") from error
+    fields = read_toml(path, hint="give a recipe, such as recipes/*.toml")
     for override in overrides:
         _apply(fields, override)
     return resolve(fields, where=path)
@@ -170,11 +162,7 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
     Raises:
         UsageError: as for `load_config`.
     """
-    _check_keys(Config, fields, "", where)
-    try:
-        config = msgspec.convert(fields, Config)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{where}: {error}".replace("$.", ""), hint="see tokshard/trainer/config.py") from error
+    config = convert(fields, Config, where=where, hint="see tokshard/trainer/config.py")
     _check_ranges(config, where)
     return config
 
@@ -193,19 +181,6 @@ def _apply(fields: dict[str, Any], override: str) -> None:
         if not isinstance(fields, dict):
             raise UsageError(f"{override!r}: {section} is no section", hint="write section.key=value")
     fields[name] = value
-
-
-def _check_keys(kind: type, fields: Any, prefix: str, where: str) -> None:
-    if not isinstance(fields, Mapping):
-        raise UsageError(f"{where}: {prefix.rstrip('.')} is {fields!r}, expected a section", hint="write [section]")
-    types = get_type_hints(kind)
-    for key, value in fields.items():
-        if key not in types:
-            near = get_close_matches(key, types, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(types)}"
-            raise UsageError(f"{where}: no key {prefix}{key}", hint=hint)
-        if dataclasses.is_dataclass(types[key]):
-            _check_keys(types[key], value, f"{prefix}{key}.", where)
 
 
 def _check_ranges(config: Config, where: str) -> None:

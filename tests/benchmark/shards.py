@@ -1,0 +1,151 @@
+"""Corpora of any size and document length, written through the format room; made once, kept in a folder."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tests.corpora import EOS, TOKENIZER, tokenizer_info
+from tokshard.format import names
+from tokshard.format.manifest import (
+    BuildConfig,
+    DocumentLengths,
+    FileFacts,
+    Fingerprints,
+    Manifest,
+    Records,
+    content_fingerprint,
+    encode_manifest,
+    recipe_fingerprint,
+)
+from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
+from tokshard.format.storage import atomic_file, atomic_write, file_sha256
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
+from tokshard.format.writer import ShardWriter
+
+SHARD_TOKENS = 32_000_000
+_CALL_TOKENS = 4_000_000
+_SIGMA = 0.8  # of the logarithm of a length: the longest of a million documents has about 30 times the mean
+
+
+def corpus(folder: Path, *, num_tokens: int, document_tokens: int, number: int = 0) -> Path:
+    """The corpus of these sizes, which is written if the folder has none.
+
+    Args:
+        num_tokens: at least so many.
+        document_tokens: mean; lengths are log-normal.
+        number: tells corpora of the same sizes apart.
+    """
+    directory = folder / f"{document_tokens}-tokens-{num_tokens}-{number}"
+    if not (directory / names.MANIFEST).exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        _write(directory, num_tokens, document_tokens, seed=(num_tokens, document_tokens, number))
+    return directory
+
+
+def _write(directory: Path, num_tokens: int, document_tokens: int, *, seed: tuple[int, ...]) -> None:
+    tokenizer = tokenizer_info(TOKENIZER.read_bytes())
+    dtype = token_dtype(tokenizer.vocab_size)
+    facts = ShardFacts(
+        dtype=dtype,
+        tokenizer_sha256=tokenizer.canonical_sha256,
+        eos_id=tokenizer.eos_id,
+        bos_id=tokenizer.bos_id,
+        columns={},
+    )
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(EOS + 1, tokenizer.vocab_size, 3 * _CALL_TOKENS + 200 * document_tokens, np.dtype(dtype))
+    written, num_documents, shortest, longest = 0, 0, 1 << 40, 0
+    counts = np.zeros(64, np.int64)
+    with ShardWriter(
+        directory=directory,
+        partial_directory=directory,
+        name=lambda part: names.shard_name(generation=0, first_input=0, segment=0, part=part),
+        facts=facts,
+        shard_tokens=SHARD_TOKENS,
+    ) as writer:
+        while written < num_tokens:
+            lengths = _lengths(rng, min(_CALL_TOKENS, num_tokens - written), document_tokens)
+            ends = np.cumsum(lengths)
+            first = int(rng.integers(0, len(ids) - int(ends[-1])))
+            tokens = ids[first : first + int(ends[-1])].copy()
+            tokens[ends - 1] = EOS
+            records = np.arange(num_documents, num_documents + len(lengths))
+            writer.extend(tokens, ends, source=0, records=records, columns={})
+            written, num_documents = written + len(tokens), num_documents + len(lengths)
+            shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
+            counts += np.bincount(np.log2(lengths).astype(np.int64), minlength=64)
+        rows = writer.finish()
+    lengths_of_all = DocumentLengths(shortest=shortest, longest=longest, counts=np.trim_zeros(counts, "b").tolist())
+    _finish(directory, rows, written, num_documents, lengths_of_all)
+
+
+def _lengths(rng: np.random.Generator, num_tokens: int, mean: int) -> np.ndarray:
+    """Lengths of documents that together have about `num_tokens` tokens, delimiters included."""
+    found = rng.lognormal(np.log(mean) - _SIGMA**2 / 2, _SIGMA, max(1, round(num_tokens / mean)))
+    return np.clip(np.rint(found), 2, 100 * mean).astype(np.int64)
+
+
+def _finish(
+    directory: Path, rows: pa.RecordBatch, num_tokens: int, num_documents: int, lengths: DocumentLengths
+) -> None:
+    """The tables and the manifest, which make the corpus complete."""
+    content = TOKENIZER.read_bytes()
+    tokenizer = tokenizer_info(content)
+    values = {
+        "argument": 0,
+        "path": "",
+        "num_bytes": num_tokens,
+        "records_read": num_documents,
+        "documents": num_documents,
+        "tokens": num_tokens,
+        "text_bytes": 4 * num_tokens,
+        "left_out": [],
+    }
+    sources = pa.record_batch(
+        [pa.array([values[item.name]], type=item.type) for item in SOURCE_TABLE_SCHEMA], schema=SOURCE_TABLE_SCHEMA
+    )
+    with atomic_file(directory / names.SHARD_TABLE) as file:
+        write_table(file, SHARD_TABLE_SCHEMA, [rows], rows_per_batch=SHARDS_PER_BATCH)
+    with atomic_file(directory / names.SOURCE_TABLE) as file:
+        write_table(file, SOURCE_TABLE_SCHEMA, [sources], rows_per_batch=65_536)
+    atomic_write(directory / names.TOKENIZER, content)
+    build = BuildConfig(
+        text_field="text",
+        id_field=None,
+        keep={},
+        input_format=None,
+        shard_tokens=SHARD_TOKENS,
+        task_bytes=64 << 20,
+        max_document_bytes=16 << 20,
+        limit=None,
+    )
+    dtype = token_dtype(tokenizer.vocab_size)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        num_documents=num_documents,
+        num_tokens=num_tokens,
+        num_shards=rows.num_rows,
+        num_bytes=sum(rows.column("num_bytes").to_pylist()),
+        text_bytes=4 * num_tokens,
+        dtype=dtype,
+        columns={},
+        fingerprints=Fingerprints(
+            content=content_fingerprint(
+                rows.column("sha256").to_pylist(), dtype=dtype, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
+            ),
+            recipe=recipe_fingerprint(build, tokenizer, [(0, "", num_tokens)]),
+        ),
+        tokenizer=tokenizer,
+        arguments=["synthetic"],
+        build=build,
+        records=Records(read=num_documents, written=num_documents, left_out={}),
+        document_lengths=lengths,
+        files={
+            name: FileFacts(num_bytes=(directory / name).stat().st_size, sha256=file_sha256(directory / name))
+            for name in (names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER)
+        },
+    )
+    atomic_write(directory / names.MANIFEST, encode_manifest(manifest))

@@ -1,0 +1,131 @@
+"""``tokshard bench``: real runs of a fraction of a second, and what it refuses."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+
+import pytest
+
+from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tokshard.cli.main import run
+
+SHORT = ("--seconds", "0.05", "--workers", "0")
+
+
+@pytest.fixture
+def mix(tmp_path, monkeypatch):
+    """A mix file beside its corpora, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name, lengths in (("code", [2_000] * 40), ("prose", [20, 7] * 400)):
+        write_corpus(tmp_path / name, documents_of(lengths), tokenizer=TINY_TOKENIZER)
+    text = 'corpora = { code = "code", prose = "prose" }\nweights = { code = 3, prose = 1 }\nseq_len = 64\n'
+    (tmp_path / "mix.toml").write_text(text)
+    return "mix.toml"
+
+
+@pytest.fixture
+def shell(capsys):
+    """Runs ``tokshard bench`` in this process: exit code, stdout, stderr."""
+
+    def shell(*arguments):
+        exit_code = run(["bench", *arguments])
+        captured = capsys.readouterr()
+        return exit_code, captured.out, captured.err
+
+    return shell
+
+
+@pytest.mark.timeout(300)
+def test_every_way_to_read_stands_beside_the_limits_with_the_gpus_that_it_feeds(shell, mix):
+    exit_code, out, err = shell(mix, "--seconds", "0.1", "--workers", "0,1")
+    assert (exit_code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "mix         code 75.0%, prose 25.0%"
+    assert lines[1].startswith("plan        64 tokens x 8 samples a step, seed 0: ")
+    assert lines[2] == "data        90,800 tokens in documents of 53 on average"
+    assert [line.split("  ")[0] for line in lines if " ms (" in line] == ["in process", "thread", "1 worker"]
+    shown = " ".join(out.split())
+    assert "limits" in shown
+    assert "one loader process (thread) feeds" in shown
+    assert "GPUs of 4,550 tokens/s (IBM's figure for training 7B parameters on an A100; --gpu-tokens" in shown
+    assert "one loader process per GPU, each of which reads one row of a step, takes" in shown
+    assert "90,800 tokens are few" in shown
+
+
+def test_json_holds_the_same_numbers(shell, mix):
+    exit_code, out, err = shell(mix, *SHORT, "--seed", "3", "--seq-len", "1k", "--gpu-tokens", "10k", "--json")
+    report = json.loads(out)
+    assert (exit_code, err) == (0, "")
+    assert (report["seq_len"], report["global_batch_size"], report["seed"]) == (1000, 8, 3)
+    assert report["shares"] == {"code": 0.75, "prose": 0.25}
+    assert report["gpu_tokens_per_second"] == 10_000
+    assert report["cores_per_gpu"] > 0
+    assert [mode["num_workers"] for mode in report["modes"]] == [None, 0]
+    for mode in report["modes"]:
+        speed = mode["tokens_per_second"]
+        assert mode["of_gather_limit"] == pytest.approx(speed / report["limits"]["gather_tokens_per_second"])
+        assert mode["gpus_fed"] == speed // 10_000
+        assert 0 < mode["median_step_seconds"] <= mode["longest_step_seconds"]
+        assert mode["first_batch_seconds"] > 0
+
+
+def test_one_corpus_directory_needs_no_options(shell, mix):
+    exit_code, out, _ = shell("code", *SHORT)
+    assert exit_code == 0
+    assert out.startswith("mix         code 100.0%\nplan        4,096 tokens x 8 samples a step, seed 0: ")
+
+
+def test_a_corpus_without_long_shards_says_which_limit_it_got_instead(shell, tmp_path):
+    small = write_corpus(tmp_path / "small", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
+    exit_code, out, _ = shell(str(small), *SHORT, "--seq-len", "4")
+    assert exit_code == 0
+    assert "the gather limit is that of documents of 7" in " ".join(out.split())
+
+
+def test_a_finite_pass_is_read_again_until_the_time_is_over(shell, mix, tmp_path):
+    (tmp_path / "pass.toml").write_text('corpora = { code = "code" }\nseq_len = 20_000\nepochs = 1\n')
+    exit_code, _, err = shell("pass.toml", *SHORT)
+    assert (exit_code, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["nowhere.toml"], "nowhere.toml: No such file or directory", "give a mix such as mix.toml, or a corpus"),
+        (["mix.toml", "--workers", "one"], "'one' is not a list of whole numbers such as 0,1,2", "bench --help"),
+        (["mix.toml", "--gpu-tokens", "0"], "invalid value for '--gpu-tokens': must be at least 1", "bench --help"),
+        (["mix.toml", "--seq-len", "0"], "mix.toml: seq_len is 0, expected at least 1", "change it"),
+        (["mix.toml", "--gpu-token", "5"], "no option --gpu-token", "did you mean --gpu-tokens?"),
+        (["wrong.toml"], "wrong.toml: no key sed", "did you mean seed?"),
+    ],
+)
+def test_wrong_usage_is_refused_with_a_hint(shell, mix, tmp_path, arguments, error, hint):
+    (tmp_path / "wrong.toml").write_text('corpora = { code = "code" }\nsed = 3\n')
+    exit_code, out, err = shell(*arguments)
+    assert (exit_code, out) == (2, "")
+    assert error in err
+    assert hint in err
+
+
+def test_a_directory_that_is_no_corpus_is_refused(shell, tmp_path):
+    exit_code, _, err = shell(str(tmp_path))
+    assert exit_code == 1
+    assert "error: " in err
+
+
+def test_without_torch_the_hint_says_how_to_get_it(shell, mix, monkeypatch):
+    for name in [name for name in sys.modules if name == "torch" or name.startswith("tokshard.runtime.loader")]:
+        monkeypatch.delitem(sys.modules, name)
+    real_import = builtins.__import__
+
+    def without_torch(name, *arguments, **options):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        return real_import(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without_torch)
+    exit_code, out, err = shell(mix)
+    assert (exit_code, out) == (2, "")
+    assert err == "error: batches are tensors, and torch is not installed\nhint: pip install 'tokshard[torch]'\n"

@@ -1,0 +1,138 @@
+"""A plan from TOML: the same as in Python, and errors that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tokshard.errors import CorpusError, PlanError, UsageError
+from tokshard.runtime import mix as mix_module
+from tokshard.runtime.mix import load_mix
+from tokshard.runtime.plan import StreamPlan
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Two corpora, named by paths relative to the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name, lengths in (("code", [3, 4, 600]), ("prose", [20, 7] * 9)):
+        write_corpus(tmp_path / "shards" / name, documents_of(lengths), tokenizer=TINY_TOKENIZER)
+    return {"code": "shards/code", "prose": "shards/prose"}
+
+
+def written(text: str) -> str:
+    Path("mix.toml").write_text(text, encoding="utf-8")
+    return "mix.toml"
+
+
+SMALL = 'corpora = { code = "shards/code", prose = "shards/prose" }\nseq_len = 8\nglobal_batch_size = 4\n'
+
+
+def test_a_file_gives_the_plan_that_the_same_arguments_give_in_python(corpora: dict[str, str]) -> None:
+    text = """
+        weights = { code = 0.7, prose = 0.3 }
+        seed = 17
+        block_tokens = 40
+        window_blocks = 3
+        start_epoch = { prose = 2 }
+        schedule = [[100, { code = 1, prose = 0 }]]
+        loss_across_documents = true
+    """
+    mix = load_mix(written(SMALL + text))
+    plan = StreamPlan(
+        corpora,
+        seq_len=8,
+        weights={"code": 0.7, "prose": 0.3},
+        seed=17,
+        block_tokens=40,
+        window_blocks=3,
+        start_epoch={"prose": 2},
+        schedule=[(100, {"code": 1, "prose": 0})],
+        loss_across_documents=True,
+    )
+    assert mix.global_batch_size == 4
+    assert mix.plan().fingerprint == plan.fingerprint
+    assert mix.plan().cursor() == plan.cursor()
+    assert mix.plan().loss_across_documents
+
+
+def test_what_a_file_leaves_out_is_what_python_leaves_out(corpora: dict[str, str]) -> None:
+    plan = load_mix(written(SMALL)).plan()
+    assert plan.fingerprint == StreamPlan(corpora, seq_len=8).fingerprint
+    assert plan.cursor() == StreamPlan(corpora, seq_len=8).cursor()
+
+
+def test_one_number_or_one_per_corpus_is_handed_to_the_plan_only_if_it_is_given(
+    corpora: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(mix_module, "StreamPlan", lambda _, **options: seen.append(options))
+    for text in ("", "take = 0.1", "take = { code = 0.5 }\nmax_epochs = 4"):
+        load_mix(written(SMALL + text)).plan()
+    assert [{key: each[key] for key in ("take", "max_epochs") if key in each} for each in seen] == [
+        {},
+        {"take": 0.1},
+        {"take": {"code": 0.5}, "max_epochs": 4.0},
+    ]
+
+
+def test_a_recipe_of_the_trainer_gives_its_data_table() -> None:
+    mix = load_mix(str(ROOT / "recipes" / "quickstart_train.toml"))
+    assert mix.corpora == {"code": "quickstart/shards/code", "prose": "quickstart/shards/prose"}
+    assert (mix.weights, mix.seq_len, mix.global_batch_size, mix.seed) == ({"code": 0.7, "prose": 0.3}, 128, 12, 17)
+
+
+def test_one_corpus_is_a_mix_with_the_options(corpora: dict[str, str]) -> None:
+    mix = load_mix("shards/code", {"seq_len": 16, "global_batch_size": 2, "seed": None})
+    assert (mix.corpora, mix.seq_len, mix.global_batch_size, mix.seed) == ({"code": "shards/code"}, 16, 2, 0)
+    assert mix.plan().fingerprint == StreamPlan("shards/code", seq_len=16).fingerprint
+
+
+def test_options_override_the_file_and_defaults_do_not(corpora: dict[str, str]) -> None:
+    mix = load_mix(written(SMALL), {"seed": 5, "seq_len": None}, defaults={"seq_len": 99, "window_blocks": 7})
+    assert (mix.seed, mix.seq_len, mix.window_blocks) == (5, 8, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"),
+    [
+        (SMALL + "sed = 3", "mix.toml: no key sed", "did you mean seed?"),
+        (SMALL + "xyzzy = 3", "mix.toml: no key xyzzy", "known here: corpora, seq_len"),
+        (SMALL + 'seed = "3"', "mix.toml: Expected `int`, got `str` - at `seed`", "mix.py"),
+        (SMALL + "seed = true", "mix.toml: Expected `int`, got `bool` - at `seed`", "mix.py"),
+        (SMALL + "weights = [1, 2]", "mix.toml: Expected `object`, got `array` - at `weights`", "mix.py"),
+        (SMALL + 'take = "all"', "got `str` - at `take`", "mix.py"),
+        (SMALL + "schedule = [[1]]", "Expected `array` of length 2, got 1 - at `schedule[0]`", "mix.py"),
+        ("seq_len = 8", "mix.toml: no corpora", 'give corpora = { code = "shards/code" } in a mix.toml'),
+        ("corpora = {}\nglobal_batch_size = 2", "mix.toml: no seq_len", "or --seq-len on the command line"),
+        ("corpora = {}\nseq_len = 2", "mix.toml: no global_batch_size", "or --global-batch-size on"),
+        ("corpora = {}\nseq_len = 0\nglobal_batch_size = 2", "mix.toml: seq_len is 0, expected at least 1", "change"),
+        ("[data]\nseq_lem = 8", "mix.toml: no data.corpora", "give corpora"),
+        (f"[data]\n{SMALL}seq_lem = 8", "mix.toml: no key data.seq_lem", "did you mean data.seq_len?"),
+        (f'[data]\n{SMALL}seed = "3"', "mix.toml: Expected `int`, got `str` - at `data.seed`", "mix.py"),
+        ("[corpora", "mix.toml is no TOML", "https://toml.io"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name_the_key_and_a_hint(
+    corpora: dict[str, str], text: str, problem: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        load_mix(written(text))
+    assert problem in error.value.problem
+    assert hint in error.value.hint
+    assert error.value.exit_code == 2
+
+
+def test_a_missing_file_a_missing_corpus_and_weights_of_others_are_refused(corpora: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.toml: No such file"):
+        load_mix("nowhere.toml")
+    nowhere = load_mix("nowhere", {"seq_len": 8, "global_batch_size": 2})
+    with pytest.raises(CorpusError, match="nowhere"):
+        nowhere.plan()
+    with pytest.raises(PlanError, match="weights are for code"):
+        load_mix(written(SMALL + "weights = { code = 1 }")).plan()

@@ -1,0 +1,87 @@
+"""``tokshard bench``: parse, measure, print."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import click
+
+from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.plans import plan_options
+from tokshard.cli.progress import stage_progress
+from tokshard.cli.sizes import SIZE, WholeNumbers
+from tokshard.inspect.speed import measure_speed
+from tokshard.inspect.speed_report import speed_json, speed_text
+from tokshard.runtime.mix import load_mix
+
+DEFAULTS = {"seq_len": 4_096, "global_batch_size": 8}
+"""For a measurement; an order that is to be trained on is not guessed."""
+
+GPU_TOKENS = 4_550
+GPU_REASON = "IBM's figure for training 7B parameters on an A100; --gpu-tokens gives yours"
+
+
+@click.command()
+@click.argument("corpus", metavar="CORPUS|MIX.TOML")
+@plan_options(DEFAULTS)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True, max=3600),
+    default=3.0,
+    show_default=True,
+    metavar="N",
+    help="How long each way to read is measured.",
+)
+@click.option(
+    "--workers",
+    type=WholeNumbers(),
+    default="0,1,2",
+    show_default=True,
+    metavar="N,...",
+    help="Numbers of worker processes to measure; 0 is the prefetch thread. In process is always measured.",
+)
+@click.option(
+    "--gpu-tokens",
+    type=SIZE,
+    metavar="N",
+    help=f"Tokens per second that one GPU consumes.  [default: {GPU_TOKENS:,}, 7B parameters on an A100]",
+)
+@json_option
+@debug_option
+def bench(
+    *,
+    corpus: str,
+    seq_len: int | None,
+    seed: int | None,
+    global_batch_size: int | None,
+    seconds: float,
+    workers: tuple[int, ...],
+    gpu_tokens: int | None,
+    as_json: bool,
+) -> None:
+    r"""Measure how fast this machine reads a mix, and how many GPUs that feeds.
+
+    CORPUS is a corpus directory; MIX.TOML names corpora with weights, seq_len, seed and global_batch_size, or is a
+    recipe of the trainer. Options override the file.
+
+    Beside each way to read stands what no loader can beat on one core of this machine: the same shards, memory-mapped
+    and converted to int64, one after another and in documents of 1,000 tokens from random places.
+
+    \b
+    tokshard bench shards/code
+    tokshard bench mix.toml --workers 0,4 --gpu-tokens 12k
+    """
+    if gpu_tokens is not None and gpu_tokens < 1:
+        raise click.BadParameter("must be at least 1", param_hint="'--gpu-tokens'")
+    options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
+    mix = load_mix(corpus, options, defaults=DEFAULTS)
+    with stage_progress("bench") as on_stage:
+        report = measure_speed(mix, seconds=seconds, workers=workers, on_mode=on_stage)
+    gpu_reason = GPU_REASON if gpu_tokens is None else ""
+    gpu_tokens = gpu_tokens or GPU_TOKENS
+    if as_json:
+        click.echo(json.dumps(speed_json(report, gpu_tokens=gpu_tokens)))
+    else:
+        width = shutil.get_terminal_size().columns
+        click.echo(speed_text(report, gpu_tokens=gpu_tokens, gpu_reason=gpu_reason, width=width))

@@ -1,0 +1,154 @@
+"""What ``tokshard bench`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tokshard.inspect.limits import CACHED_TOKENS, DOCUMENT_TOKENS
+from tokshard.inspect.speed import ModeSpeed, SpeedReport
+from tokshard.inspect.terminal import aligned, one_line
+
+_MAX_SHARES = 8
+
+
+def speed_text(report: SpeedReport, *, gpu_tokens: int, gpu_reason: str, width: int) -> str:
+    """A report as text.
+
+    Args:
+        gpu_tokens: tokens per second that one GPU consumes.
+        gpu_reason: whose figure that is.
+        width: characters in a line, but for the table.
+    """
+    mix, limits = report.mix, report.limits
+    steps = f"{mix.seq_len:,} tokens x {mix.global_batch_size:,} samples a step"
+    contiguous = f"{_millions(limits.contiguous)} M tokens/s one after another"
+    gather = f"{_millions(limits.gather)} M tokens/s in documents of {limits.document_tokens:,} from random places"
+    head = [
+        ("mix", _shares_text(report.shares)),
+        ("plan", f"{steps}, seed {mix.seed}: {report.fingerprint[:12]}"),
+        ("data", f"{report.num_tokens:,} tokens in documents of {report.mean_document_tokens:,.0f} on average"),
+        ("limits", f"{contiguous}, {gather}: memory-mapped, to int64, on one core"),
+    ]
+    text = aligned(head, width=width) + "\n\n" + _table(_rows(report, gpu_tokens))
+    feeds = [("feeds", _feeds_text(report, gpu_tokens, gpu_reason)), ("", _share_text(report, gpu_tokens))]
+    notes = [("note", note) for note in notes_of(report)]
+    return text + "\n\n" + aligned([*feeds, *notes], width=width)
+
+
+def speed_json(report: SpeedReport, *, gpu_tokens: int) -> dict[str, Any]:
+    """A report as plain values."""
+    mix, limits = report.mix, report.limits
+    return {
+        "corpora": mix.corpora,
+        "shares": report.shares,
+        "seq_len": mix.seq_len,
+        "global_batch_size": mix.global_batch_size,
+        "seed": mix.seed,
+        "plan": report.fingerprint,
+        "tokens": report.num_tokens,
+        "mean_document_tokens": report.mean_document_tokens,
+        "limits": {
+            "contiguous_tokens_per_second": limits.contiguous,
+            "gather_tokens_per_second": limits.gather,
+            "gather_document_tokens": limits.document_tokens,
+        },
+        "modes": [_mode_json(report, mode, gpu_tokens) for mode in report.modes],
+        "gpu_tokens_per_second": gpu_tokens,
+        "cores_per_gpu": report.rank_cpu_seconds * gpu_tokens,
+        "notes": notes_of(report),
+    }
+
+
+def notes_of(report: SpeedReport) -> list[str]:
+    """What a reader of the figures has to know."""
+    notes = []
+    if report.limits.document_tokens < DOCUMENT_TOKENS:
+        notes.append(
+            f"no shard has {DOCUMENT_TOKENS:,} tokens in a row: the gather limit is that of documents of "
+            f"{report.limits.document_tokens:,}"
+        )
+    if report.limit_tokens < CACHED_TOKENS:
+        notes.append(
+            f"{report.limit_tokens:,} tokens are few: the processor may cache them, which raises the limits, and "
+            "windows end with their epoch and are made more often, which lowers the speeds"
+        )
+    return notes
+
+
+def default_mode(report: SpeedReport) -> ModeSpeed:
+    """The prefetch thread, which is what a loader uses unless it is told otherwise; else the quickest."""
+    threads = [mode for mode in report.modes if mode.num_workers == 0]
+    return threads[0] if threads else max(report.modes, key=lambda mode: mode.steps.tokens_per_second)
+
+
+def _feeds_text(report: SpeedReport, gpu_tokens: int, gpu_reason: str) -> str:
+    mode = default_mode(report)
+    count = int(mode.steps.tokens_per_second // gpu_tokens)
+    return f"one loader process ({mode.name}) feeds {count:,} GPUs of {gpu_tokens:,} tokens/s" + (
+        f" ({gpu_reason})" if gpu_reason else ""
+    )
+
+
+def _share_text(report: SpeedReport, gpu_tokens: int) -> str:
+    cores = report.rank_cpu_seconds * gpu_tokens
+    return f"one loader process per GPU, each of which reads one row of a step, takes {cores * 100:.2g} % of a core"
+
+
+def _rows(report: SpeedReport, gpu_tokens: int) -> Iterator[list[str]]:
+    yield ["read", "M tokens/s", "of gather", "of contiguous", "first batch", "median step", "longest step", "GPUs"]
+    for mode in report.modes:
+        speed = mode.steps.tokens_per_second
+        yield [
+            mode.name,
+            _millions(speed),
+            f"{speed / report.limits.gather:.0%}",
+            f"{speed / report.limits.contiguous:.0%}",
+            _milliseconds(mode.first_batch_seconds),
+            _milliseconds(mode.steps.median_seconds),
+            f"{_milliseconds(mode.steps.longest_seconds)} ({_times(mode)})",
+            f"{int(speed // gpu_tokens):,}",
+        ]
+
+
+def _times(mode: ModeSpeed) -> str:
+    return f"{mode.steps.longest_seconds / mode.steps.median_seconds:,.0f}x"
+
+
+def _mode_json(report: SpeedReport, mode: ModeSpeed, gpu_tokens: int) -> dict[str, Any]:
+    speed = mode.steps.tokens_per_second
+    return {
+        "mode": mode.name,
+        "num_workers": mode.num_workers,
+        "tokens_per_second": speed,
+        "of_gather_limit": speed / report.limits.gather,
+        "of_contiguous_limit": speed / report.limits.contiguous,
+        "first_batch_seconds": mode.first_batch_seconds,
+        "median_step_seconds": mode.steps.median_seconds,
+        "longest_step_seconds": mode.steps.longest_seconds,
+        "gpus_fed": int(speed // gpu_tokens),
+    }
+
+
+def _shares_text(shares: dict[str, float]) -> str:
+    shown = [f"{one_line(name)} {share:.1%}" for name, share in list(shares.items())[:_MAX_SHARES]]
+    more = len(shares) - len(shown)
+    return ", ".join(shown) + (f", and {more} more" if more else "")
+
+
+def _table(rows: Iterator[Sequence[str]]) -> str:
+    """Columns, the first to the left and the others to the right."""
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
+        for row in table
+    )
+
+
+def _millions(speed: float) -> str:
+    return f"{speed / 1e6:,.0f}" if speed >= 1e8 else f"{speed / 1e6:,.1f}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
