@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.copying import Spans, address_of
+from tokshard.runtime.copying import Memory, Spans, address_of
 from tokshard.runtime.windows import DocumentPlace
 
 EOS = 0
@@ -57,7 +57,7 @@ class ListSource:
         return [self.tokens[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
 
     def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans | None:
-        return Spans(address_of(self.tokens) + starts * self.dtype.itemsize, [self.tokens])
+        return Spans(address_of(self.tokens) + starts * self.dtype.itemsize, Memory([self.tokens]))
 
     def document_at(self, position: int) -> DocumentPlace:
         document = int(np.searchsorted(self.stops, position, "right"))

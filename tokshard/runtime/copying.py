@@ -6,7 +6,7 @@ whatever the pieces are. So pieces of a few hundred tokens and less are gathered
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,17 +18,41 @@ GATHER_BELOW = 350
 """Mean tokens of a piece below which gathering is faster than slices. Changes speed only, not results."""
 
 
+class Memory:
+    """Arrays of tokens in the memory of this process, which stay where they are while this object lives.
+
+    Threads that `add` at the same time need a lock. Reading needs none: the range only grows.
+    """
+
+    def __init__(self, arrays: Iterable[NDArray[Any]] = ()) -> None:
+        self.arrays: list[NDArray[Any]] = []
+        self.lowest: NDArray[Any] | None = None
+        self.stop = 0
+        """The address after the highest byte of all."""
+        for array in arrays:
+            self.add(array)
+
+    def add(self, array: NDArray[Any]) -> int:
+        """Keep one more; gives its address."""
+        self.arrays.append(array)
+        address = address_of(array)
+        if self.lowest is None or address < address_of(self.lowest):
+            self.lowest = array
+        self.stop = max(self.stop, address + array.nbytes)
+        return address
+
+
 @dataclass(frozen=True, slots=True)
 class Spans:
     """Tokens that lie in the memory of this process.
 
     Args:
         addresses: int64 [n], of the first token of each, a multiple of the size of a token.
-        owners: what keeps that memory where it is.
+        memory: holds them.
     """
 
     addresses: NDArray[np.int64]
-    owners: Sequence[NDArray[Any]]
+    memory: Memory
 
 
 class Copier(Protocol):
@@ -54,24 +78,28 @@ class Gather:
     """Pieces by their addresses.
 
     All memory that the spans name is looked at as one array, from the lowest address to the highest. Most of that is
-    not mapped, and is not touched: whoever makes the spans has checked that each lies within its owner.
+    not mapped, and is not touched: whoever makes the spans has checked that each lies within an array.
 
     Args:
-        spans: of the pieces.
+        addresses: int64 [n], of the pieces.
         lengths: int64 [n], tokens of each, at least 1.
+        memories: hold them.
         dtype: of a token.
     """
 
-    spans: Spans
+    addresses: NDArray[np.int64]
     lengths: NDArray[np.int64]
+    memories: Sequence[Memory]
     dtype: np.dtype[Any]
 
     def copy(self, start: int, stop: int, out: NDArray[Any]) -> None:
         """Take them with one index."""
-        memory, first_elements = self._memory
-        lengths = self.lengths[start:stop]
+        memory, elements = self._memory
+        lengths, first_elements = self.lengths[start:stop], elements[start:stop]
+        # short pieces wait for memory: one token of each, asked for in a row, brings many of them at a time
+        memory.take(first_elements, mode="wrap")
         ends = np.cumsum(lengths)
-        index = np.repeat(first_elements[start:stop] - ends + lengths, lengths)
+        index = np.repeat(first_elements - ends + lengths, lengths)
         index += self._numbers[: len(index)] if len(index) <= len(self._numbers) else np.arange(len(index))
         # 'wrap' checks nothing that was not checked, and needs no second buffer as 'raise' does
         np.take(memory, index, out=out, mode="wrap")
@@ -83,14 +111,11 @@ class Gather:
     @cached_property
     def _memory(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """All memory as one array, and where in it each piece starts."""
-        lowest = min(self.spans.owners, key=address_of)
-        size = self.dtype.itemsize
-        base = address_of(lowest)
-        stop = max(address_of(owner) + owner.nbytes for owner in self.spans.owners)
-        memory = np.lib.stride_tricks.as_strided(
-            lowest, shape=((stop - base) // size,), strides=(size,), writeable=False
-        )
-        return memory, (self.spans.addresses - base) // size
+        lowest = min((memory.lowest for memory in self.memories if memory.lowest is not None), key=address_of)
+        start, size = address_of(lowest), self.dtype.itemsize
+        length = (max(memory.stop for memory in self.memories) - start) // size
+        memory = np.lib.stride_tricks.as_strided(lowest, shape=(length,), strides=(size,), writeable=False)
+        return memory, (self.addresses - start) // size
 
 
 def address_of(array: NDArray[Any]) -> int:

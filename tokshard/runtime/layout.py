@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.copying import GATHER_BELOW, Copier, Gather, Slices, Spans, address_of
+from tokshard.runtime.copying import GATHER_BELOW, Copier, Gather, Memory, Slices, address_of
 from tokshard.runtime.packing import Packed
 from tokshard.runtime.windows import Pieces, TokenSource
 
@@ -33,12 +33,14 @@ class Layout:
         corpora: int64 [rows], corpus of each, or `PADDING_INDEX`.
         num_tokens: int32 [rows], inputs of each row that are no padding.
         copier: the tokens of all pieces, row after row, fillers included.
-        first_span: int64 [rows + 1], where the pieces of each row start in the copier.
+        first_span: where the pieces of each row start in the copier: rows + 1 entries, as of the lists below.
         lengths: int32 [pieces], inputs of each piece that has any.
-        first_piece: int64 [rows + 1], where the pieces of each row start there.
+        first_piece: where the pieces of each row start there.
         ignored: int64 [k], places in the rows without their last token, whose label is -100; ascending.
+        first_ignored: where those of each row start.
         cuts: int64 [m], such places whose label is neither that nor the next token of the row; ascending.
         cut_labels: int64 [m], those labels.
+        first_cut: where those of each row start.
     """
 
     row_tokens: int
@@ -47,26 +49,26 @@ class Layout:
     corpora: NDArray[np.int64]
     num_tokens: NDArray[np.int32]
     copier: Copier
-    first_span: NDArray[np.int64]
+    first_span: list[int]
     lengths: NDArray[np.int32]
-    first_piece: NDArray[np.int64]
+    first_piece: list[int]
     ignored: NDArray[np.int64]
+    first_ignored: list[int]
     cuts: NDArray[np.int64]
     cut_labels: NDArray[np.int64]
+    first_cut: list[int]
 
     def pack(self, start: int, stop: int) -> Packed:
         """Copy the tokens of the rows ``[start, stop)`` together."""
-        width = self.row_tokens
-        tokens = np.empty((stop - start, width), self.dtype)
-        self.copier.copy(int(self.first_span[start]), int(self.first_span[stop]), tokens.reshape(-1))
-        first, end = start * (width - 1), stop * (width - 1)
-        ignored = self.ignored[slice(*np.searchsorted(self.ignored, (first, end)).tolist())]
-        low, high = np.searchsorted(self.cuts, (first, end)).tolist()
+        tokens = np.empty((stop - start, self.row_tokens), self.dtype)
+        self.copier.copy(self.first_span[start], self.first_span[stop], tokens.reshape(-1))
+        first = start * (self.row_tokens - 1)
+        low, high = self.first_cut[start], self.first_cut[stop]
         return Packed(
             tokens=tokens,
-            piece_lengths=self.lengths[int(self.first_piece[start]) : int(self.first_piece[stop])],
-            ignored=(ignored - first).astype(np.int32),
-            label_places=(self.cuts[low:high] - first).astype(np.int32),
+            piece_lengths=self.lengths[self.first_piece[start] : self.first_piece[stop]],
+            ignored=self.ignored[self.first_ignored[start] : self.first_ignored[stop]] - first,
+            label_places=self.cuts[low:high] - first,
             labels=self.cut_labels[low:high],
             num_tokens_in_row=self.num_tokens[start:stop],
             corpus_index=self.corpora[start:stop],
@@ -182,7 +184,9 @@ def lay_out(
     ends = np.cumsum(inputs)  # every row has seq_len inputs, padding included
     is_cut = cut_labels != _NO_LABEL
     is_piece = inputs > 0
-    boundaries = np.arange(num_rows + 1)
+    ignored, cuts = ends[is_ignored & is_piece] - 1, ends[is_cut] - 1
+    row_numbers = np.arange(num_rows + 1)
+    row_places = row_numbers * seq_len
     return Layout(
         row_tokens=seq_len + 1,
         dtype=dtype,
@@ -190,12 +194,14 @@ def lay_out(
         corpora=corpora,
         num_tokens=inputs_in_row.astype(np.int32),
         copier=copier,
-        first_span=np.searchsorted(rows, boundaries),
+        first_span=np.searchsorted(rows, row_numbers).tolist(),
         lengths=inputs[is_piece].astype(np.int32),
-        first_piece=np.searchsorted(rows[is_piece], boundaries),
-        ignored=ends[is_ignored & is_piece] - 1,
-        cuts=ends[is_cut] - 1,
+        first_piece=np.searchsorted(rows[is_piece], row_numbers).tolist(),
+        ignored=ignored,
+        first_ignored=np.searchsorted(ignored, row_places).tolist(),
+        cuts=cuts,
         cut_labels=cut_labels[is_cut],
+        first_cut=np.searchsorted(cuts, row_places).tolist(),
     )
 
 
@@ -218,13 +224,14 @@ def _copier(
         spans = [part.source.spans(part.starts, part.tokens) for part in parts]
         found = [one for one in spans if one is not None]
         if len(found) == len(parts):
-            addresses = np.concatenate(
-                [*(one.addresses for one in found), np.full(num_fillers, address_of(zeros), np.int64)]
-            )
-            owners = [owner for one in found for owner in one.owners] + [zeros] * bool(num_fillers)
+            addresses = _joined([one.addresses for one in found])
+            memories = [one.memory for one in found]
+            if num_fillers:
+                memories.append(Memory([zeros]))
+                addresses = np.concatenate([addresses, np.full(num_fillers, address_of(zeros), np.int64)])
             if order is not None:
                 addresses, tokens = addresses[order], tokens[order]
-            return Gather(spans=Spans(addresses, owners), lengths=tokens, dtype=dtype)
+            return Gather(addresses=addresses, lengths=tokens, memories=memories, dtype=dtype)
     views = [view for part in parts for view in part.source.views(part.starts, part.tokens)]
     views += [zeros[:count] for count in fillers.tolist()]
     return Slices(views if order is None else [views[index] for index in order.tolist()])

@@ -31,8 +31,8 @@ class Packed:
         tokens: uint16 or uint32 [rows, seq_len + 1]; a row's last token is the label of the one before, and no input. 0
             where a row is padding.
         piece_lengths: int32 [pieces], the inputs only, in order; they add up to rows * seq_len, padding included.
-        ignored: int32 [k], places in the flattened batch whose label is -100.
-        label_places: int32 [m], places in it whose label is neither that nor the next token of the row.
+        ignored: int64 [k], places in the flattened batch whose label is -100.
+        label_places: int64 [m], places in it whose label is neither that nor the next token of the row.
         labels: int64 [m], those labels.
         num_tokens_in_row: int32 [rows], inputs of each row that are no padding.
         corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
@@ -41,8 +41,8 @@ class Packed:
 
     tokens: NDArray[Any]
     piece_lengths: NDArray[np.int32]
-    ignored: NDArray[np.int32]
-    label_places: NDArray[np.int32]
+    ignored: NDArray[np.int64]
+    label_places: NDArray[np.int64]
     labels: NDArray[np.int64]
     num_tokens_in_row: NDArray[np.int32]
     corpus_index: NDArray[np.int64]
@@ -111,8 +111,9 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
     flat[packed.ignored] = IGNORED
     if len(packed.labels):
         flat[packed.label_places] = packed.labels
-    for row in np.flatnonzero(packed.num_tokens_in_row < seq_len).tolist():
-        labels[row, packed.num_tokens_in_row[row] :] = IGNORED
+    if packed.num_tokens_in_row.min() < seq_len:
+        for row in np.flatnonzero(packed.num_tokens_in_row < seq_len).tolist():
+            labels[row, packed.num_tokens_in_row[row] :] = IGNORED
     lengths = packed.piece_lengths
     ends = np.cumsum(lengths)
     np.subtract(recycler.numbers(size), np.repeat(ends - lengths, lengths), out=position_ids.reshape(-1))

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property, partial
-from threading import Lock
+from threading import RLock
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.reader import Corpus, open_corpus
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.format.storage import local_directory
-from tokshard.runtime.copying import Spans, address_of
+from tokshard.runtime.copying import Memory, Spans
 from tokshard.runtime.windows import DocumentPlace
 
 _MAX_MAPPED = 8_192
@@ -55,8 +55,7 @@ class CorpusSource:
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
         self._open_shard = _MappedShard if access == "mmap" else _PreadShard
         self._max_open = _MAX_MAPPED if access == "mmap" else _MAX_DESCRIPTORS
-        self._values: dict[int, NDArray[Any]] = {}
-        self._lock = Lock()
+        self._lock = RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (partial(CorpusSource, access=self.access), (self.location,))
@@ -97,6 +96,8 @@ class CorpusSource:
             base, end = self._starts[index], min(stop, self._starts[index + 1])
             parts.append(self._shard(index).ends(position - base, end - base) + base)
             position = end
+        if len(parts) == 1:
+            return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
@@ -112,12 +113,11 @@ class CorpusSource:
                 self._shard(shard).tokens(start, length)
                 for shard, start, length in zip(shards.tolist(), within.tolist(), lengths.tolist(), strict=True)
             ]
-        batches, within = self._places(starts, lengths)
-        found = self._values_of(batches)
-        stops = within + lengths
+        opened, batches, within = self._mapped(starts, lengths)
+        values = opened.values
         return [
-            found[batch][start:stop]
-            for batch, start, stop in zip(batches.tolist(), within.tolist(), stops.tolist(), strict=True)
+            values[batch][start:stop]
+            for batch, start, stop in zip(batches.tolist(), within.tolist(), (within + lengths).tolist(), strict=True)
         ]
 
     def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans | None:
@@ -128,13 +128,8 @@ class CorpusSource:
         """
         if self.access == "pread":
             return None
-        batches, within = self._places(starts, lengths)
-        found = self._values_of(batches)
-        numbers = np.fromiter(found, np.int64, len(found))
-        addresses = np.array([address_of(values) for values in found.values()], np.int64)
-        order = np.argsort(numbers)
-        index = np.searchsorted(numbers, batches, sorter=order)
-        return Spans(addresses[order[index]] + within * self.dtype.itemsize, list(found.values()))
+        opened, batches, within = self._mapped(starts, lengths)
+        return Spans(opened.addresses[batches] + within * self.dtype.itemsize, opened.memory)
 
     def document_at(self, position: int) -> DocumentPlace:
         """The document that holds a token of the stream."""
@@ -157,34 +152,41 @@ class CorpusSource:
                 return path
         return None
 
-    def _places(
+    def _mapped(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The record batch of the corpus that holds each piece, and where in it the piece starts."""
-        first_tokens = self._record_batches[0]
+    ) -> tuple[_OpenBatches, NDArray[np.int64], NDArray[np.int64]]:
+        """Open record batches, in which of them each piece lies, and where it starts there."""
+        first_tokens, _ = self._record_batches
         batches = first_tokens.searchsorted(starts, "right") - 1
         if bool(np.any(starts + lengths > first_tokens[batches + 1])):
             raise DamagedCorpusError(
                 f"{self.corpus.directory}: a document reaches beyond its record batch", hint=RESTORE
             )
-        return batches, starts - first_tokens[batches]
+        opened = self._opened
+        if not opened.addresses[batches].all():
+            with self._lock:
+                opened = self._open(np.unique(batches))
+        return opened, batches, starts - first_tokens[batches]
 
-    def _values_of(self, batches: NDArray[np.int64]) -> dict[int, NDArray[Any]]:
-        """The tokens of the record batches that are named, by their number in the corpus."""
-        _, first_batches = self._record_batches
-        found = {}
-        for batch in np.unique(batches).tolist():
-            values = self._values.get(batch)
-            if values is None:
-                index = bisect_right(first_batches, batch) - 1
-                shard = self._shard(index)
-                assert isinstance(shard, _MappedShard)
-                values = shard.values(batch - first_batches[index])
-                self._values[batch] = values
-                if len(self._values) > self._max_open:
-                    self._values.pop(next(iter(self._values)), None)
-            found[batch] = values
-        return found
+    def _open(self, batches: NDArray[np.int64]) -> _OpenBatches:
+        """Open record batches that are not open yet."""
+        first_tokens, first_batches = self._record_batches
+        opened = self._opened
+        missing = batches[opened.addresses[batches] == 0]
+        if len(opened.values) + len(missing) > self._max_open:
+            # who still reads from the old ones keeps them
+            opened, missing = _OpenBatches(len(first_tokens) - 1), batches
+        for batch in missing.tolist():
+            index = bisect_right(first_batches, batch) - 1
+            shard = self._shard(index)
+            assert isinstance(shard, _MappedShard)
+            opened.add(batch, shard.values(batch - first_batches[index]))
+        self._opened = opened
+        return opened
+
+    @cached_property
+    def _opened(self) -> _OpenBatches:
+        return _OpenBatches(len(self._record_batches[0]) - 1)
 
     @cached_property
     def _record_batches(self) -> tuple[NDArray[np.int64], list[int]]:
@@ -209,6 +211,19 @@ class CorpusSource:
         self.reading = path
         if self.on_shard is not None:
             self.on_shard(path)
+
+
+class _OpenBatches:
+    """The tokens of record batches that were touched, by their number in the corpus."""
+
+    def __init__(self, num_batches: int) -> None:
+        self.values: dict[int, NDArray[Any]] = {}
+        self.addresses = np.zeros(num_batches, np.int64)
+        self.memory = Memory()
+
+    def add(self, batch: int, values: NDArray[Any]) -> None:
+        self.values[batch] = values
+        self.addresses[batch] = self.memory.add(values)
 
 
 class _Shard(Protocol):
@@ -254,10 +269,10 @@ class _MappedShard:
             batch = bisect_right(self._starts, start) - 1
             base, end = self._starts[batch], min(stop, self._starts[batch + 1])
             offsets = self._batch(batch)[0]
-            low, high = np.searchsorted(offsets, [start - base, end - base], "right")
+            low, high = offsets.searchsorted(start - base, "right"), offsets.searchsorted(end - base, "right")
             parts.append(offsets[low:high] + base)
             start = end
-        return np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def document_at(self, position: int) -> tuple[int, int, int]:
         batch = bisect_right(self._starts, position) - 1

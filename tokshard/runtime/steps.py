@@ -12,11 +12,11 @@ from tokshard.runtime.mixture import Mixture
 from tokshard.runtime.packing import PADDING_INDEX, Packed
 from tokshard.runtime.plan import StreamPlan
 
-_LAYOUT_TOKENS = 1 << 19
+_LAYOUT_PIECES = 8_192
 _ROWS_PER_CORPUS = 24
 """A layout has at least so many rows per corpus, so that the calls that each corpus costs are shared by many."""
 
-_MAX_LAYOUT_ROWS = 4_096
+_MAX_LAYOUT_ROWS = 2_048
 
 
 class Ranks:
@@ -86,8 +86,8 @@ def packed_steps(
 ) -> Iterator[Packed]:
     """Every step from a global sample on, or each `stride`-th of them, as one rank reads it.
 
-    The first layout has one step, and each following one twice as many, up to about half a million tokens: so the first
-    batch comes soon, and later ones share the cost of laying out.
+    The first layout has one step, and each following one twice as many, up to some thousand pieces: so the first batch
+    comes soon, and later ones share the cost of laying out.
 
     Args:
         limit: global sample at which a corpus is used up.
@@ -97,8 +97,7 @@ def packed_steps(
         CorpusError: a shard is missing or not what its manifest says.
     """
     size, rows = ranks.global_batch_size, ranks.rows_per_rank
-    wanted = min(max(_LAYOUT_TOKENS // plan.seq_len, _ROWS_PER_CORPUS * len(plan.names)), _MAX_LAYOUT_ROWS)
-    most, steps = max(1, wanted // rows), 1
+    steps = 1
     sample += first * size
     while True:
         starts: list[int] = []
@@ -111,4 +110,6 @@ def packed_steps(
         layout = plan.lay_out(mixture, samples, is_sequential=True)
         for step in range(len(starts)):
             yield plan.pack(layout, step * rows, (step + 1) * rows)
-        steps = min(2 * steps, most)
+        pieces_per_row = len(layout.lengths) / len(samples)
+        wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * len(plan.names))
+        steps = min(2 * steps, max(1, int(min(wanted, _MAX_LAYOUT_ROWS) / rows)))

@@ -87,8 +87,8 @@ def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> P
         packed,
         tokens=tokens,
         piece_lengths=piece_lengths.astype(np.int32),
-        ignored=places[is_ignored].astype(np.int32),
-        label_places=places[~is_ignored].astype(np.int32),
+        ignored=places[is_ignored],
+        label_places=places[~is_ignored],
         labels=all_labels[~is_ignored],
     )
 
