@@ -619,7 +619,7 @@ def _table_score(table: NDArray[np.int64]) -> float:
         w.append((total * float((1 / sums).sum()) - count**2) / (total - 2))
     mean = total * prod(size - 1 for size in table.shape) / (total - 1)
     variance = 2 * total / (total - 3) * (v[0] - w[0]) * (v[1] - w[1]) + total**2 / (total - 1) * w[0] * w[1]
-    return (_chi_square(table) - mean) / sqrt(variance)
+    return (_chi_square(table) - mean) / sqrt(float(variance))
 
 
 def items_at_positions(orders: Sequence[Order]) -> float:
