@@ -21,7 +21,8 @@ from tests.benchmark.processes import ROOT
 from tests.benchmark.report import commit, machine, versions
 from tests.runtime import orders
 from tests.runtime.orders import BATCH, LARGER, SMALLER, STEP, Shelf, order_of, places_of
-from tests.runtime.shuffle import OF_ONE, OF_TWO, Order, Scores, in_ranks, of_places, scores, topic_excess
+from tests.runtime.scores import OF_ONE, OF_TWO, Scores, in_ranks, of_places, scores
+from tests.runtime.shuffle import Order, topic_excess
 
 FIRST_OF_NUMPY = 10_000
 
