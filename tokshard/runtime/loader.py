@@ -233,7 +233,7 @@ class StreamingLoader:
             )
             self._is_stale = True
         if self._is_stale:
-            mixture = self.plan.mixture(self._cursor)
+            mixture = self.plan.mixture(self._cursor).since(self._cursor.sample)
             self._prefetcher.start(mixture, self._ranks, self._cursor.sample, self._limit)
             self._is_stale = False
         return self._prefetcher

@@ -225,8 +225,11 @@ class StreamPlan:
         """The corpora of the samples under a cursor's weights."""
         kept = self._kept_mixture
         # cursors of one run share their weights: what these cost to count is paid once
-        if kept is None or kept.segments is not cursor.segments or kept.balance is not cursor.balance:
-            kept = self._kept_mixture = cursor.mixture(self.seed)
+        if kept is None or kept.balance is not cursor.balance:
+            kept = cursor.mixture(self.seed)
+        elif kept.segments is not cursor.segments:
+            kept = kept.changed(cursor.segments)
+        self._kept_mixture = kept
         return kept
 
     def compacted(self, cursor: Cursor) -> Cursor:
