@@ -213,7 +213,7 @@ class StreamingLoader:
             self._warn_of_limits(self._cursor.sample, following)
             self._cursor = self._cursor.advanced(following - self._cursor.sample)
             yield batch
-        if self._limit is not None and self._cursor.sample + size > self._limit:
+        if self.plan.num_samples is None or self._cursor.sample < self.plan.num_samples:
             _warn_of_stop(self._limits[0], self._cursor.sample)
 
     def _started(self) -> Prefetcher:
@@ -293,7 +293,7 @@ class StreamDataset(IterableDataset[Batch]):
         for packed in packed_steps(plan, mixture, self._ranks, sample, limit=limit, stride=num_workers):
             self._advance(num_workers)
             yield as_tensors(packed, recycler=recycler)
-        if plan.num_samples is None:
+        if plan.num_samples is None or self._cursor.sample < plan.num_samples:
             _warn_of_stop(limits[0], self._cursor.sample)
         else:
             self._cursor, self._is_under_way = plan.cursor(), False
