@@ -58,7 +58,7 @@ class Limit(NamedTuple):
     """A corpus is used up.
 
     Args:
-        sample: the first global sample that would read more of it than `max_epochs`.
+        sample: the next global sample that would read more of it than `max_epochs`.
         corpus: its name.
     """
 
@@ -176,13 +176,21 @@ class StreamPlan:
         stop = self._stream_stop
         return None if stop is None else -(-stop // self.shape.seq_len)
 
-    def limits(self, cursor: Cursor) -> list[Limit]:
-        """Where corpora are used up under the weights of a cursor, by ascending sample."""
+    def limits(self, cursor: Cursor, *, since: int | None = None) -> list[Limit]:
+        """Where corpora are used up under the weights of a cursor, by ascending sample.
+
+        Args:
+            since: global sample; what was read more than `max_epochs` before it is past, and only the next sample of
+                that corpus counts. Default: where the cursor is.
+        """
+        if all(most is None for most in self._max_samples):
+            return []
         mixture = self.mixture(cursor)
+        counts = mixture.counts_before(cursor.sample if since is None else since)
         return sorted(
             Limit(sample, name)
             for number, (name, most) in enumerate(zip(self.names, self._max_samples, strict=True))
-            if most is not None and (sample := _sample_beyond(mixture, number, most)) is not None
+            if most is not None and (sample := mixture.sample_of(number, max(most, counts[number]))) is not None
         )
 
     @property
@@ -372,13 +380,6 @@ class StreamPlan:
                 hint="give names of the plan, and epochs from 0",
             )
         return [start_epoch.get(name, 0) for name in self.names]
-
-
-def _sample_beyond(mixture: Mixture, number: int, most: int) -> int | None:
-    """The first global sample that would read more than so many samples of a corpus."""
-    if mixture.balance.counts[number] > most:
-        return mixture.segments[0].start
-    return mixture.sample_of(number, most)
 
 
 def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -> StreamPlan:
