@@ -56,6 +56,10 @@ def permutation(length: int, key: list[int]) -> list[int]:
     return [walk(index) for index in range(length)]
 
 
+def part_of(take: float, blocks: int) -> int:
+    return int(take * blocks * (1 + 2**-50))
+
+
 Token = tuple[int, int, int, bool]
 """(document, place in it, piece of the stream, whether it is the first token of its piece)."""
 
@@ -81,7 +85,7 @@ def stream(
         full = [flat[start : start + block] for start in range(0, len(flat) - block + 1, block)]
         tail = flat[len(full) * block :]
         if take < 1:
-            kept = permutation(len(full), words(0, "take", fingerprint))[: int(take * len(full))]
+            kept = permutation(len(full), words(0, "take", fingerprint))[: part_of(take, len(full))]
             full, tail = [full[index] for index in kept], []
         order = permutation(len(full), words(seed, "blocks", fingerprint, ordinal, epoch))
         shuffled = [full[index] for index in order]
@@ -123,7 +127,7 @@ def corpus_samples(
     """The first `count` samples of one corpus."""
     total = sum(map(len, documents))
     if take < 1:
-        total = int(take * (total // block)) * block
+        total = part_of(take, total // block) * block
     needed = epochs if epochs is not None else ceil((count + 1) * seq_len / total) + 2
     # a window is only complete with the samples that start in it, so one epoch more is laid out than is read
     tokens, windows = stream(

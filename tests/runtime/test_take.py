@@ -49,7 +49,7 @@ def blocks_of(lengths: list[int], block: int) -> int:
 def test_a_pass_over_a_part_equals_the_naive_model(
     lengths: list[int], shape: dict[str, int], part: float, seed: int, epochs: int, across: bool
 ) -> None:
-    assume(int(part * blocks_of(lengths, shape["block_tokens"])) > 0)
+    assume(naive.part_of(part, blocks_of(lengths, shape["block_tokens"])) > 0)
     source = ListSource(lengths)
     options = {"seed": seed, "take": part, "epochs": epochs}
     plan = plan_of({"a": source}, **options, **shape, start_epoch={"a": 2}, loss_across_documents=across)
@@ -78,14 +78,14 @@ def test_every_token_of_the_blocks_that_are_taken_is_an_input_once_per_epoch(
 ) -> None:
     block = shape["block_tokens"]
     num_blocks = blocks_of(lengths, block)
-    assume(int(part * num_blocks) > 0)
+    assume(naive.part_of(part, num_blocks) > 0)
     source = ListSource(lengths)
     read = sorted(positions_of(plan_of(source, take=part, epochs=epochs, **shape), source))
     if part == 1:
         assert read == sorted([*range(source.num_tokens)] * epochs)
         return
     taken = sorted({position // block for position in read})
-    assert len(taken) == int(part * num_blocks)
+    assert len(taken) == naive.part_of(part, num_blocks)
     assert read == sorted([*(block * number + place for number in taken for place in range(block))] * epochs)
 
 
@@ -94,7 +94,7 @@ def test_what_a_smaller_part_reads_lies_inside_what_a_larger_one_reads_whatever_
     lengths: list[int], shape: dict[str, int], small: float, large: float, seeds: tuple[int, int]
 ) -> None:
     small, large = sorted([small, large])
-    assume(int(small * blocks_of(lengths, shape["block_tokens"])) > 0)
+    assume(naive.part_of(small, blocks_of(lengths, shape["block_tokens"])) > 0)
     source = ListSource(lengths)
     plans = [
         plan_of(source, take=part, seed=seed, epochs=1, **shape)
@@ -117,7 +117,7 @@ def test_the_blocks_that_are_taken_lie_anywhere_in_the_corpus() -> None:
 def test_labels_are_the_next_token_of_the_document_also_where_it_goes_on_in_a_block_that_is_left_out(
     lengths: list[int], shape: dict[str, int], part: float
 ) -> None:
-    assume(int(part * blocks_of(lengths, shape["block_tokens"])) > 0)
+    assume(naive.part_of(part, blocks_of(lengths, shape["block_tokens"])) > 0)
     source = ListSource(lengths)
     followers = [after for document in source.documents() for after in [*document[1:], -100]]
     plan = plan_of(source, take=part, epochs=1, **shape)
@@ -125,6 +125,19 @@ def test_labels_are_the_next_token_of_the_document_also_where_it_goes_on_in_a_bl
     labels = [label for sample in range(plan.num_samples or 0) for label in plan.sample(sample)["labels"].tolist()]
     assert labels[: len(read)] == [followers[position] for position in read]
     assert set(labels[len(read) :]) <= {-100}
+
+
+@pytest.mark.parametrize(("part", "blocks"), [(0.29, 29), (0.57, 57), (0.999, 99), (0.01, 1), (1 / 3, 33), (1.0, 100)])
+def test_a_part_is_so_many_of_a_hundred_blocks(part: float, blocks: int) -> None:
+    plan = plan_of(ListSource([10] * 200), take=part, epochs=1, seq_len=5, block_tokens=20)
+    assert plan.streams[0].num_tokens == 20 * blocks
+
+
+@given(blocks=st.integers(1, 500), data=st.data())
+def test_one_of_n_blocks_is_a_part_of_1_over_n_and_k_of_n_of_k_over_n(blocks: int, data: st.DataObject) -> None:
+    taken = data.draw(st.integers(1, blocks))
+    plan = plan_of(ListSource([2] * blocks), take=taken / blocks, seq_len=1, block_tokens=2)
+    assert plan.streams[0].num_full_blocks == taken
 
 
 def test_each_corpus_of_a_plan_has_its_own_part() -> None:
