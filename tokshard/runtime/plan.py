@@ -144,6 +144,12 @@ class StreamPlan:
                 hint="make one plan per corpus, or leave epochs out",
             )
         self.transforms = tuple(transforms)
+        if self.transforms and loss_across_documents:
+            raise PlanError(
+                "transforms and loss_across_documents exclude each other: the first token of the next piece, which is "
+                "a delimiter's label, may be changed",
+                hint="leave one of them out",
+            )
         first_epochs = self._first_epochs(start_epoch or {})
         takes = self._per_corpus("take", take, 1.0)
         ordinals = _ordinals([source.fingerprint for source in self.sources])
