@@ -143,10 +143,13 @@ class StreamingLoader:
             raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
         text, planned = state.get(STATE_KEY), self.plan.cursor().segments
         if corpora == "plan":
-            self._go_on_from(adopt_cursor(text, self.plan.identity, self.plan.names, planned))
-            return
-        cursor = load_cursor(text, self.plan.identity)
-        self._go_on_from(cursor.rescheduled(planned) if weights == "plan" else cursor)
+            cursor = adopt_cursor(text, self.plan.identity, self.plan.names, planned)
+        else:
+            cursor = load_cursor(text, self.plan.identity)
+            if weights == "plan":
+                cursor = cursor.rescheduled(planned)
+        self.plan.check_pass(cursor)
+        self._go_on_from(cursor)
 
     def set_weights(self, weights: Weights) -> None:
         """Read with other weights from the next batch on. The plan is not changed, nothing is caught up.
@@ -308,7 +311,9 @@ class StreamDataset(IterableDataset[Batch]):
         Raises:
             PlanMismatchError: the state is of another plan.
         """
-        self._cursor = load_cursor(state.get(STATE_KEY), self.plan.identity)
+        cursor = load_cursor(state.get(STATE_KEY), self.plan.identity)
+        self.plan.check_pass(cursor)
+        self._cursor = cursor
         self._is_under_way = bool(state.get(WORKER_KEY))
 
     def _advance(self, num_steps: int) -> None:

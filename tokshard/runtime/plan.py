@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import PlanError
+from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.cursor import CorpusIdentity, Cursor, PlanIdentity
 from tokshard.runtime.layout import Layout, corpus_rows, lay_out
 from tokshard.runtime.mixture import Balance, Mixture, Segment, are_weights
@@ -219,6 +219,22 @@ class StreamPlan:
     def compacted(self, cursor: Cursor) -> Cursor:
         """A cursor with the same future and a short past."""
         return cursor.compacted(self.mixture(cursor))
+
+    def check_pass(self, cursor: Cursor) -> None:
+        """Refuse a cursor at which a finite pass would be counted wrong.
+
+        Raises:
+            PlanMismatchError: other corpora were read before, so that samples of the run are not samples of the pass.
+        """
+        if self.num_samples is None:
+            return
+        (count,) = self.mixture(cursor).counts_before(cursor.sample)
+        if count != cursor.sample:
+            raise PlanMismatchError(
+                f"the plan is a finite pass of {self.num_samples} samples, but of the {cursor.sample} samples of the "
+                f"saved cursor only {count} are of corpus {self.names[0]!r}",
+                hint="leave epochs out and give max_epochs, or start a new run without the loader's state",
+            )
 
     def checked_weights(self, weights: Weights) -> tuple[float, ...]:
         """Weights in plan order.
