@@ -121,7 +121,7 @@ class CorpusSource:
         ]
 
     def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans | None:
-        """Where the tokens of pieces lie in memory; None without memory maps.
+        """Where the tokens of pieces lie in memory; None without memory maps, or if a shard does not align its tokens.
 
         Raises:
             DamagedCorpusError: a shard is missing or not what the manifest says.
@@ -130,6 +130,8 @@ class CorpusSource:
             return None
         batches, within = self._places(starts, lengths)
         found = self._values_of(batches)
+        if not all(values.flags.aligned for values in found.values()):
+            return None
         numbers = np.fromiter(found, np.int64, len(found))
         addresses = np.array([address_of(values) for values in found.values()], np.int64)
         order = np.argsort(numbers)
@@ -180,9 +182,10 @@ class CorpusSource:
                 shard = self._shard(index)
                 assert isinstance(shard, _MappedShard)
                 values = shard.values(batch - first_batches[index])
-                self._values[batch] = values
-                if len(self._values) > self._max_open:
-                    self._values.pop(next(iter(self._values)), None)
+                with self._lock:
+                    self._values[batch] = values
+                    if len(self._values) > self._max_open:
+                        del self._values[next(iter(self._values))]
             found[batch] = values
         return found
 
