@@ -162,6 +162,8 @@ class StreamPlan:
         self._max_samples = self._limits(max_epochs)
         default = {name: float(stream.num_tokens) for name, stream in zip(self.names, self.streams, strict=True)}
         self._segments = self._schedule([(0, default if weights is None else weights), *schedule])
+        # one object, by which the mixture that is kept is known again
+        self._start = Cursor(sample=0, segments=self._segments, balance=Balance.at_start(len(self.names)))
         self._kept_mixture: Mixture | None = None
         self.identity = _identity(self.shape, seed, self.streams)
 
@@ -206,7 +208,7 @@ class StreamPlan:
 
     def cursor(self) -> Cursor:
         """The start of the plan."""
-        return Cursor(sample=0, segments=self._segments, balance=Balance.at_start(len(self.names)))
+        return self._start
 
     def mixture(self, cursor: Cursor) -> Mixture:
         """The corpora of the samples under a cursor's weights."""
