@@ -68,7 +68,7 @@ def packed_as(kind: str, plan: StreamPlan, samples: list[int], parts: list[tuple
     sizes=sizes,
     narrow=st.booleans(),
     across=st.booleans(),
-    samples=st.sets(st.integers(0, 60), max_size=20),
+    samples=st.sets(st.integers(0, 60), min_size=1, max_size=20),
     padding=st.integers(0, 3),
     data=st.data(),
 )
@@ -85,7 +85,7 @@ def test_slices_and_gathering_give_the_same_rows_for_every_layout(
     sources = [kind(parts, first_token=1 + 5000 * number) for number, parts in enumerate(documents)]
     plan = plan_of(sources, loss_across_documents=across, **sizes)
     rows = sorted(samples) + [PADDING_INDEX] * padding
-    stretch = st.integers(0, len(rows)).flatmap(lambda start: st.tuples(st.just(start), st.integers(start, len(rows))))
+    stretch = st.lists(st.integers(0, len(rows)), min_size=2, max_size=2, unique=True).map(sorted)
     parts = [(0, len(rows)), *data.draw(st.lists(stretch, max_size=4))]
     slices, gathered = (packed_as(name, plan, rows, parts) for name in COPIERS)
     for one, other in zip(slices, gathered, strict=True):
@@ -209,17 +209,25 @@ def test_threads_that_push_each_others_shards_out_read_what_is_there(
     assert failures == []
 
 
-@pytest.mark.parametrize(
-    "column", ["batch_tokens", "batch_documents", "batch_values_position", "batch_offsets_position"]
-)
-@pytest.mark.parametrize("wrong", [-16, -2, 2, 16, 1 << 40])
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_shard_table_that_lies_about_record_batches_is_never_read_out_of_bounds(
+COLUMNS = ["batch_tokens", "batch_documents", "batch_values_position", "batch_offsets_position"]
+
+
+LIES = [
+    (column, wrong, access)
+    for column in COLUMNS
+    for wrong in (-16, -2, 2, 16, 1 << 40)
+    for access in ("mmap", "pread")
+    # with pread a place of the file that holds other tokens is noticed by `verify` only
+    if access == "mmap" or column != "batch_values_position" or wrong == 1 << 40
+]
+
+
+@pytest.mark.parametrize(("column", "wrong", "access"), LIES)
+def test_a_shard_table_that_lies_about_record_batches_is_refused(
     tmp_path: Path, column: str, wrong: int, access: str
 ) -> None:
-    memory = ListSource([20] * 30)
     with small_units(batch_tokens=100, stride=20):
-        corpus = write(tmp_path / "corpus", memory, shard_tokens=300)
+        corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=300)
 
         def change(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
             rows[column][0][0] += wrong
@@ -228,11 +236,9 @@ def test_a_shard_table_that_lies_about_record_batches_is_never_read_out_of_bound
             return rows
 
         change_table(corpus, names.SHARD_TABLE, change)
+        source = CorpusSource(corpus, access=access)
         with pytest.raises(DamagedCorpusError):
-            for sample in read_all(CorpusSource(corpus, access=access)):
-                # what pread cannot know: another place of the file that holds tokens, which `verify` finds
-                if access == "pread" and column == "batch_values_position" and len(sample) == 60:
-                    raise DamagedCorpusError("not noticed", hint="verify")
+            read_all(source)
 
 
 def read_all(source: CorpusSource) -> list[list[int]]:
