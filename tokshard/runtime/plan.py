@@ -86,7 +86,8 @@ class StreamPlan:
             the same for every seed; what 0.05 reads lies inside what 0.1 reads.
         max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
         on_max_epochs: ``"stop"``: the pass ends before the first step that would read more; ``"warn"``: it goes on.
-        transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`.
+        transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`. Not
+            together with loss_across_documents.
         loss_across_documents: a delimiter's label is the first token of the next piece instead of -100.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
 
