@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -142,6 +142,7 @@ def test_a_table_that_is_made_in_parts_is_the_one_that_is_made_at_once(
         assert getattr(one, field).tolist() == getattr(other, field).tolist()
 
 
+@settings(max_examples=20)
 @given(
     lengths=lengths,
     seq_len=st.integers(1, 30),
