@@ -69,9 +69,12 @@ class Ranks:
 
 def is_last(sample: int, num_samples: int | None, limit: int | None, global_batch_size: int) -> bool:
     """Whether no step begins at a sample: a finite pass is over, or a corpus would be used up within the step."""
-    if num_samples is not None and sample >= num_samples:
-        return True
-    return limit is not None and sample + global_batch_size > limit
+    stop = sample + global_batch_size
+    if num_samples is not None:
+        if sample >= num_samples:
+            return True
+        stop = min(stop, num_samples)
+    return limit is not None and stop > limit
 
 
 def packed_steps(
