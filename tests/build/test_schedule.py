@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokshard.build.receipts import Receipt, SourceCounts
+from tokshard.build.receipts import OutputCounts, Receipt, SourceCounts
 from tokshard.build.schedule import Cut, Schedule
 from tokshard.build.tasks import Key, StreamTask, Task, Whole
 
@@ -53,10 +53,7 @@ class Work:
             is_last=key == keys[-1],
             cap=cap,
             input_bytes=read,
-            sources=[SourceCounts(index=key[0], records_read=read, documents=documents)],
-            length_counts=[],
-            shortest=0,
-            longest=0,
+            outputs=[OutputCounts(sources=[SourceCounts(index=key[0], records_read=read, documents=documents)])],
             num_rejects=0,
         )
 
@@ -104,7 +101,7 @@ class Executors:
     streams: dict[StreamTask, Reading] = field(default_factory=dict)
 
     def run(self) -> None:
-        while not self.schedule.is_over:
+        while self.schedule.goes_on():
             can_start = len(self.running) < self.num_workers and self._has_work()
             if can_start and (not self.running or self.choose.draw(st.booleans(), label="start another")):
                 self._start()
