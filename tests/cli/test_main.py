@@ -93,7 +93,11 @@ def test_no_command_is_wrong_usage_and_shows_the_help(shell):
     ("arguments", "error", "hint"),
     [
         (["verfy"], "no command 'verfy'", "did you mean verify?"),
-        (["frobnicate"], "no command 'frobnicate'", "commands are build, inspect, verify; see 'tokshard --help'"),
+        (
+            ["frobnicate"],
+            "no command 'frobnicate'",
+            "commands are build, inspect, status, verify; see 'tokshard --help'",
+        ),
         (["inspect", "--documnt", "3", "c"], "no option --documnt", "did you mean --document?"),
         (["inspect", "--documnt=3", "c"], "no option --documnt", "did you mean --document?"),
         (["inspect", "--xyzzy", "c"], "no option --xyzzy", "see 'tokshard inspect --help'"),

@@ -22,6 +22,7 @@ from tokshard.build.records import EMPTY, Records
 from tokshard.build.rejects import RejectsFile
 from tokshard.build.tasks import Key
 from tokshard.build.workspace import WorkerContext
+from tokshard.format.arrays import table_batch
 from tokshard.format.storage import atomic_file
 from tokshard.format.tables import SHARD_TABLE_SCHEMA
 
@@ -106,7 +107,8 @@ class HashingTask:
             num_rejects=self._rejects.count,
             runs=self._runs,
         )
-        write_receipt(self._workspace.receipts, receipt, [SHARD_TABLE_SCHEMA.empty_table().to_batches()[0]])
+        no_shards = table_batch({name: [] for name in SHARD_TABLE_SCHEMA.names}, SHARD_TABLE_SCHEMA)
+        write_receipt(self._workspace.receipts, receipt, [no_shards])
         return receipt
 
     def _flush(self) -> None:

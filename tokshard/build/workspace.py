@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,9 @@ T = TypeVar("T")
 
 LOCK = "lock"
 """Name of the file that a running build holds."""
+
+_LOCK_TRIES = 5
+_LOCK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +227,7 @@ def lock(workspace: Workspace) -> Iterator[None]:
         BuildError: another build holds it, or the directory cannot be written.
     """
     path = workspace.root / LOCK
+    tries = 0
     while True:
         try:
             workspace.create()
@@ -235,13 +241,35 @@ def lock(workspace: Workspace) -> Iterator[None]:
                 break
         except BlockingIOError:
             os.close(descriptor)
+            tries += 1
+            if tries < _LOCK_TRIES:  # `tokshard status` holds it for a moment
+                time.sleep(_LOCK_SECONDS)
+                continue
             raise BuildError(
                 f"another build is writing to {workspace.out}",
                 hint="wait for it, or give another --out",
             ) from None
         os.close(descriptor)
     try:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
         yield
+    finally:
+        os.close(descriptor)
+
+
+def lock_holder(workspace: Workspace) -> str | None:
+    """The process that builds into a directory, as it calls itself; None if there is none."""
+    try:
+        descriptor = os.open(workspace.root / LOCK, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(descriptor, 256).decode("utf-8", "replace") or "a process"
+    else:
+        return None
     finally:
         os.close(descriptor)
 
