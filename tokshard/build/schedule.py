@@ -107,8 +107,10 @@ class Schedule:
         while self.is_over and (failure := self._damage_that_decides()) is not None:
             if self._limit is not None and failure[0] not in self._repeated:
                 # with exactly the room that is left, the limit may fall before the damage
-                self._repeated.add(failure[0])
-                del self._failures[failure[0]]
+                key = failure[0]
+                self._repeated.add(key)
+                # its stream is read again, and meets what follows again
+                self._failures = {at: error for at, error in self._failures.items() if at[0] != key[0]}
                 self._next = 0
             else:
                 self._leave_out(failure[1])
