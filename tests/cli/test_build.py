@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shlex
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -145,11 +144,14 @@ def test_without_a_recipe_tokenizer_and_directory_are_required(shell, missing):
 
 
 def test_the_recipe_of_the_repository_is_one(shell):
-    sections = tomllib.loads((RECIPES / "corpora.toml").read_text())
-    for name in ("code.jsonl.zst", "prose.jsonl"):
-        assert any(name in source for corpus in sections["corpora"].values() for source in corpus["sources"])
-    exit_code, _, err = shell("build", str(RECIPES / "corpora.toml"), "--dry-run")
-    assert (exit_code, err.splitlines()[0]) == (2, "error: quickstart/raw/code.jsonl.zst does not exist")
+    assert shell("build", str(RECIPES / "corpora.toml"), "--dry-run")[2].startswith("error: notes.jsonl does not exist")
+    write("notes.jsonl", ["one", "two", "one"])
+    write("note.txt", ["three"])
+    exit_code, out, err = shell(
+        "build", str(RECIPES / "corpora.toml"), "--tokenizer", ".tokenizer", "--json", "--quiet"
+    )
+    assert (exit_code, err) == (0, "")
+    assert [json.loads(line)["manifest"]["num_documents"] for line in out.splitlines()] == [2, 1]
 
 
 # dry runs
