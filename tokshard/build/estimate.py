@@ -95,7 +95,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
         total = _Sums().plus(total, options.limit / total.documents)
     itemsize = np.dtype(token_dtype(request.read.info.vocab_size)).itemsize
     hash_bytes = int(total.documents * _HASH_BYTES) if options.dedup == "exact" else 0
-    parallel = min(request.num_workers, max(1, len(tasks) if not _streams(tasks) else request.num_workers))
+    parallel = request.num_workers if _streams(tasks) else max(1, min(request.num_workers, len(tasks)))
     return Estimate(
         directory=options.out,
         num_inputs=len(request.found.inputs),
