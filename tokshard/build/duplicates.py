@@ -58,7 +58,7 @@ class DropLists:
     Args:
         workspace: of the hashing stage.
         tasks: key and runs of every hashing task, in order.
-        digest: names this set of tasks, and so these lists.
+        digest: names these tasks and their hashes, and so these lists.
     """
 
     workspace: Workspace
@@ -93,7 +93,7 @@ def find_duplicates(
         BuildError: a file of hashes is damaged.
     """
     tasks = tuple((receipt.key, tuple(receipt.runs)) for receipt in receipts)
-    facts = [[receipt.key, receipt.runs, receipt.inputs] for receipt in receipts]
+    facts = [[receipt.key, receipt.runs, receipt.hashes] for receipt in receipts]
     digest = hashlib.blake2b(msgspec.json.encode(facts), digest_size=8).hexdigest()
     total = sum(distinct for _, runs in tasks for distinct, _ in runs)
     num_partitions = -(-total // PARTITION_TEXTS)

@@ -58,6 +58,7 @@ class HashingTask:
         self._counts = {index: SourceCounts(index=index) for index in sources}
         self._rejects = RejectsFile(context, key)
         self._hashes = bytearray()
+        self._digest = hashlib.blake2b(digest_size=8)
         self._admitted = 0
         self._runs: list[tuple[int, int]] = []
         self._input_bytes = 0
@@ -106,6 +107,7 @@ class HashingTask:
             outputs=[OutputCounts(sources=list(self._counts.values()))],
             num_rejects=self._rejects.count,
             runs=self._runs,
+            hashes=self._digest.hexdigest(),
         )
         no_shards = table_batch({name: [] for name in SHARD_TABLE_SCHEMA.names}, SHARD_TABLE_SCHEMA)
         write_receipt(self._workspace.receipts, receipt, [no_shards])
@@ -119,10 +121,11 @@ class HashingTask:
         order, is_repeat = sorted_repeats(high, low)
         first = order[~is_repeat]
         repeats = np.sort(order[is_repeat])
-        self._file.write(high[first].tobytes())
-        self._file.write(low[first].tobytes())
-        for places in (first, repeats):
-            self._file.write((places + self._admitted).astype("<u4").tobytes())
+        places = [(chosen + self._admitted).astype("<u4") for chosen in (first, repeats)]
+        for column in (high[first], low[first], *places):
+            content = column.tobytes()
+            self._file.write(content)
+            self._digest.update(content)
         self._runs.append((len(first), len(repeats)))
         self._admitted += count
         self._hashes = bytearray()

@@ -67,6 +67,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         num_rejects: lines it wrote to its rejects file.
         drops: digest of the `DropLists` by which it left out duplicates; empty if it had none.
         runs: of a hashing task: how many distinct hashes and how many repeats each run of its file holds.
+        hashes: of a hashing task: digest of its file.
     """
 
     key: Key
@@ -78,6 +79,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     num_rejects: int
     drops: str = ""
     runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    hashes: str = ""
 
     @property
     def documents(self) -> int:

@@ -283,14 +283,17 @@ class Schedule:
         assert self._policy.on_bad_input is not None
         self._policy.on_bad_input(damage)
         self._bad_inputs.add(damage.source)
+        stale = {task.key for task in self._tasks if _reads(task, damage.source)}
+        streams = {task.key[0] for task in self._tasks if isinstance(task, StreamTask)}
         self._tasks = [_without(task, self._bad_inputs) for task in self._tasks]
         self._failures = {
             key: error
             for key, error in self._failures.items()
             if not self._is_gone(key) and not (isinstance(error, BadInputError) and error.source == damage.source)
         }
-        for receipt in [receipt for receipt in self._receipts.values() if damage.source in receipt.inputs]:
-            self._forget(receipt)
+        for key, receipt in list(self._receipts.items()):
+            if key in stale or (key[0] == damage.source and key[0] in streams):
+                self._forget(receipt)
         self._next = 0
         self._reset_front()
         self._advance()
@@ -333,6 +336,11 @@ def _without(task: Task | StreamTask, bad_inputs: set[int]) -> Task | StreamTask
     if isinstance(task, StreamTask) or not bad_inputs or all(index not in bad_inputs for index, _ in task.parts):
         return task
     return replace(task, parts=tuple(part for part in task.parts if part[0] not in bad_inputs))
+
+
+def _reads(task: Task | StreamTask, index: int) -> bool:
+    """Whether a task reads an input."""
+    return task.key[0] == index if isinstance(task, StreamTask) else any(part[0] == index for part in task.parts)
 
 
 def _is_empty(task: Task | StreamTask, bad_inputs: set[int]) -> bool:
