@@ -37,6 +37,7 @@ class LazyCommand:
 COMMANDS = {
     "build": LazyCommand("tokshard.cli.build:build", "Tokenize text into a corpus of Arrow shards."),
     "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show what a corpus holds, and some of its documents."),
+    "status": LazyCommand("tokshard.cli.status:status", "Show how far a build is, and how to continue it."),
     "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),
     "bench": LazyCommand("tokshard.cli.bench:bench", "Measure how fast this machine reads a mix, and what that feeds."),
 }
