@@ -50,7 +50,7 @@ def summary_text(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, widt
     lines += _left_out_lines(manifest, sources, width=width)
     if records.with_special_text:
         count = _counted(records.with_special_text, "document")
-        lines.append(("special text", f"{count} spell a special token in their text, which became ordinary ids"))
+        lines.append(("specials", f"{count} spell a special token in their text, which became ordinary ids"))
     if names.REJECTS in manifest.files:
         size = bytes_text(manifest.files[names.REJECTS].num_bytes)
         lines.append(("rejects", f"{names.REJECTS} lists every bad record and input that was left out ({size})"))
