@@ -12,7 +12,7 @@ from tokshard.runtime.mixture import Mixture
 from tokshard.runtime.packing import PADDING_INDEX, Packed
 from tokshard.runtime.plan import StreamPlan
 
-_LAYOUT_PIECES = 8_192
+_LAYOUT_PIECES = 16_384
 _ROWS_PER_CORPUS = 24
 """A layout has at least so many rows per corpus, so that the calls that each corpus costs are shared by many."""
 
