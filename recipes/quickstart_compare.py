@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 from tokshard.trainer.config import load_config
-from tokshard.trainer.loop import make_plan
 from tokshard.trainer.metrics import row_digest, step_digest
 
 
@@ -21,7 +20,7 @@ def main() -> None:
     """Print one line per run; exit 1 if a step differs."""
     recipe, *runs = sys.argv[1:]
     settings = load_config(recipe).data
-    plan, batch = make_plan(settings), settings.global_batch_size
+    plan, batch = settings.plan(), settings.global_batch_size
     expected: dict[int, str] = {}
     undisturbed: dict[int, float] = {}
     for run in runs:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tokshard.errors import UsageError
 from tokshard.runtime.plan import StreamPlan
@@ -76,10 +76,14 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RecipeData(Mix):
-    """The ``[data]`` table of a trainer's recipe, which also says how the trainer loads."""
+class TrainerData(Mix):
+    """The ``[data]`` table of a trainer's recipe: a mix, and how the trainer loads it.
 
-    uneven: str = "refuse"
+    Args:
+        uneven, num_workers: as for `StreamingLoader`.
+    """
+
+    uneven: Literal["refuse", "pad"] = "refuse"
     num_workers: int = 0
 
 
@@ -101,7 +105,7 @@ def load_mix(
     if location.endswith(".toml") or os.path.isfile(location):
         fields = read_toml(location, hint="give a mix such as mix.toml, or a corpus directory")
         if isinstance(fields.get("data"), Mapping):
-            kind, fields, prefix = _RecipeData, dict(fields["data"]), "data."
+            kind, fields, prefix = TrainerData, dict(fields["data"]), "data."
     else:
         fields = {"corpora": {os.path.basename(os.path.normpath(location)): location}}
     given = {key: value for key, value in (options or {}).items() if value is not None}

@@ -13,28 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tokshard.errors import UsageError
+from tokshard.runtime.mix import TrainerData as Data
 from tokshard.runtime.recipes import convert, read_toml
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """What to read; see StreamPlan and StreamingLoader.
-
-    Args:
-        corpora: name to corpus directory.
-        weights: name to weight; empty: the corpora's token counts.
-        global_batch_size: samples of an optimizer step, over all ranks.
-        epochs: of a finite pass over one corpus; 0: endless.
-    """
-
-    corpora: dict[str, str]
-    seq_len: int
-    global_batch_size: int
-    weights: dict[str, float] = field(default_factory=dict)
-    seed: int = 0
-    epochs: int = 0
-    uneven: Literal["refuse", "pad"] = "refuse"
-    num_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

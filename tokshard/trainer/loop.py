@@ -42,7 +42,7 @@ def train(settings: Config) -> int:
         TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite.
     """
     with process_group(settings.parallel.device) as device, stop_signals() as received:
-        plan = make_plan(settings.data)
+        plan = settings.data.plan()
         mesh = make_mesh(settings.parallel, device)
         model = sharded_model(model_shape(settings.model, plan), mesh, settings.parallel, seed=settings.train.seed)
         optimizer = make_optimizer(model, settings.optimizer)
@@ -181,17 +181,6 @@ class _Run:
         if self.is_first:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
-
-
-def make_plan(settings: config.Data) -> StreamPlan:
-    """The plan of a recipe."""
-    return StreamPlan(
-        settings.corpora,
-        weights=settings.weights or None,
-        seq_len=settings.seq_len,
-        seed=settings.seed,
-        epochs=settings.epochs or None,
-    )
 
 
 def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:
