@@ -127,8 +127,8 @@ def test_all_formats_in_one_build_follow_each_other(tmp_path, monkeypatch):
     patch_chunk_bytes(monkeypatch, 256)
     for number, (name, encode) in enumerate(FORMATS.items()):
         (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / f"{number}-{name}").write_bytes(encode(RECORDS, 7))
-        (tmp_path / "in" / f"{number}-z.txt").write_text(f"a text after {name}\n")
+        (tmp_path / "in" / f"{number:02d}-{name}").write_bytes(encode(RECORDS, 7))
+        (tmp_path / "in" / f"{number:02d}-z.txt").write_text(f"a text after {name}\n")
     corpus = build(
         tmp_path / "in", tmp_path / "out", task_bytes=512, shard_tokens=500, keep=["n"], on_bad_record="skip"
     )

@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,20 +24,21 @@ import pyarrow as pa
 
 from tokshard import __version__
 from tokshard.build import executors
-from tokshard.build.assembly import assemble, publish, report_json
-from tokshard.build.progress import ProgressDisplay
+from tokshard.build.assembly import assemble, publish, report_json, times_sha256
+from tokshard.build.hub import SCHEME
+from tokshard.build.progress import ProgressDisplay, tell
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Receipt, read_receipts, receipt_name
-from tokshard.build.records import MISSING_TEXT, RecordSpec, parse_columns
+from tokshard.build.records import FILE, MISSING_TEXT, TEXT_MODES, RecordSpec, parse_columns
 from tokshard.build.runner import Progress, RejectedRecordError, SegmentError, TaskRunner
 from tokshard.build.schedule import Cut, Schedule
 from tokshard.build.sources import INPUT_FORMATS, Discovery, discover
 from tokshard.build.tasks import (
     MIN_TASK_BYTES,
+    SMALL,
     Key,
     StreamTask,
     Task,
-    Unit,
     default_task_bytes,
     plan_tasks,
     round_task_bytes,
@@ -45,13 +46,13 @@ from tokshard.build.tasks import (
 from tokshard.build.tokenizer import TokenizerFile, read_tokenizer
 from tokshard.build.workspace import (
     Settings,
-    SourceState,
     WorkerContext,
     Workspace,
     cannot_write,
     check_same_settings,
     load_settings,
     lock,
+    pack_states,
     save_settings,
     source_states,
 )
@@ -102,6 +103,7 @@ def build_corpus(
     id_field: str | None = None,
     keep: Sequence[str] = (),
     input_format: str | None = None,
+    text_mode: str = FILE,
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
     task_bytes: int | None = None,
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
@@ -117,8 +119,8 @@ def build_corpus(
     (``if __name__ == "__main__":``), because worker processes are spawned.
 
     Args:
-        sources: files, directories and globs, in order.
-        tokenizer: a ``tokenizer.json``, or a directory that holds one.
+        sources: files, directories, globs, ``hf://`` data sets of the hub and ``-`` (standard input), in order.
+        tokenizer: a ``tokenizer.json``, a directory that holds one, or a model of the hub.
         out: the corpus directory.
         eos: token that ends every document; default: what ``tokenizer_config.json`` says.
         bos: token that starts every document, or ``auto`` for what ``tokenizer_config.json`` says; default: none.
@@ -126,6 +128,7 @@ def build_corpus(
         id_field: field to store as column ``id``.
         keep: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
         input_format: read every input as this format instead of going by its name.
+        text_mode: what a document is in plain text: a ``file``, ``line`` or ``paragraph``.
         shard_tokens: a shard closes before the document that would exceed this.
         task_bytes: size of the unit of work in bytes of input; default: by the size of the inputs.
         max_document_bytes: a longer text is a bad record.
@@ -149,7 +152,7 @@ def build_corpus(
         limit=limit,
         workers=workers,
     )
-    _check_choices(on_bad_record, input_format)
+    _check_choices(on_bad_record, input_format, text_mode)
     arguments = [os.fspath(source) for source in sources]
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
@@ -157,31 +160,38 @@ def build_corpus(
     _check_apart(workspace.out, arguments)
     found = discover(arguments, input_format=input_format)
     num_workers = workers or _cpu_count()
-    if num_workers > 1 and sum(source.num_bytes for source in found.inputs) > MIN_TASK_BYTES:
+    if num_workers > 1 and found.inputs.num_bytes > MIN_TASK_BYTES:
         executors.prepare_workers()
     read = read_tokenizer(os.fspath(tokenizer), eos=eos, bos=bos)
     try:
         columns = parse_columns(id_field, keep)
     except ValueError as error:
         raise UsageError(str(error), hint="give --keep FIELD or --keep FIELD:TYPE") from error
-    total_bytes = sum(source.num_bytes for source in found.inputs)
+    total_bytes = found.inputs.num_bytes
     config = BuildConfig(
         text_field=text_field,
         id_field=id_field,
         keep={path: kind for name, (path, kind) in columns.items() if not (name == "id" and path == id_field)},
         input_format=input_format,
+        text_mode=text_mode,
         shard_tokens=shard_tokens,
         task_bytes=round_task_bytes(task_bytes) if task_bytes else default_task_bytes(total_bytes),
         max_document_bytes=max_document_bytes,
         limit=limit,
     )
     settings = Settings(
-        config=config, tokenizer=read.info, on_bad_record=on_bad_record, sources=source_states(found.inputs)
+        config=config,
+        tokenizer=read.info,
+        on_bad_record=on_bad_record,
+        sources=source_states(found.inputs),
+        revisions=_revisions(found.arguments),
     )
     context = WorkerContext(
         workspace=workspace,
         inputs=found.inputs,
-        spec=RecordSpec(text_field=text_field, columns=columns, max_document_bytes=max_document_bytes),
+        spec=RecordSpec(
+            text_field=text_field, columns=columns, max_document_bytes=max_document_bytes, text_mode=text_mode
+        ),
         columns={name: kind for name, (_, kind) in columns.items()},
         tokenizer=read.info,
         task_bytes=config.task_bytes,
@@ -194,6 +204,9 @@ def build_corpus(
         return BuildResult(
             directory=workspace.out, manifest=finished, is_new=False, ignored=found.ignored, notes=read.notes
         )
+    if not quiet:
+        for note in found.notes:
+            tell(note)  # now: later is too late for it
     with lock(workspace):
         try:
             return _Build(context, settings, read, found, started).run(
@@ -230,7 +243,7 @@ class _Build:
             sum(receipt.documents for receipt in done),
             sum(receipt.tokens for receipt in done),
         )
-        total_bytes = sum(source.num_bytes for source in self._found.inputs)
+        total_bytes = self._found.inputs.num_bytes
         num_workers = min(num_workers, max(1, _parallelism(tasks)))
         with ProgressDisplay(total_bytes, before, is_quiet=quiet) as display:
 
@@ -296,13 +309,16 @@ class _Build:
         workspace.clear_partial()
         save_settings(workspace, settings)
         atomic_write(workspace.tokenizer, self._read.clean)
-        return list(read_receipts(workspace.receipts))
+        return [receipt.without_sources() for receipt in read_receipts(workspace.receipts)]
 
     def _plan(self) -> list[Task | StreamTask]:
-        inputs, task_bytes = self._found.inputs, self._settings.config.task_bytes
+        inputs, config = self._found.inputs, self._settings.config
         # only inputs that are too big for one task need to be looked into
-        splits = [split_of(source) if source.num_bytes > task_bytes else Unit() for source in inputs]
-        return list(plan_tasks([source.num_bytes for source in inputs], splits, task_bytes))
+        splits = (
+            split_of(inputs[index], config.text_mode) if size > config.task_bytes or inputs.is_stdin(index) else SMALL
+            for index, size in enumerate(inputs.sizes)
+        )
+        return list(plan_tasks(inputs.sizes, splits, config.task_bytes))
 
     def _cut(
         self, cut: Cut, tasks: Sequence[Task | StreamTask], schedule: Schedule, on_progress: executors.OnProgress
@@ -375,11 +391,13 @@ def _check_numbers(**numbers: int | None) -> None:
             )
 
 
-def _check_choices(on_bad_record: str, input_format: str | None) -> None:
+def _check_choices(on_bad_record: str, input_format: str | None, text_mode: str) -> None:
     if on_bad_record not in ("fail", "skip"):
         raise UsageError(f"on_bad_record is {on_bad_record!r}", hint="give fail or skip")
     if input_format is not None and input_format not in INPUT_FORMATS:
         raise UsageError(f"input_format is {input_format!r}", hint=f"give one of {', '.join(INPUT_FORMATS)}")
+    if text_mode not in TEXT_MODES:
+        raise UsageError(f"text_mode is {text_mode!r}", hint=f"give one of {', '.join(TEXT_MODES)}")
 
 
 def _check_apart(out: Path, arguments: Sequence[str]) -> None:
@@ -436,22 +454,20 @@ def _finished_corpus(workspace: Workspace, settings: Settings) -> Manifest | Non
         return None
     with open_corpus(workspace.out) as corpus:
         manifest, sources = corpus.manifest, corpus.sources()
-    times = _times_at_build(workspace.out)
+    times = _times_at_build(workspace.out, settings)
     before = Settings(
         config=manifest.build,
         tokenizer=manifest.tokenizer,
         on_bad_record="fail",
         # places and times are in no manifest; a source that moved is the same if its size and time are
-        sources=[
-            SourceState(
-                argument=old.argument,
-                path=old.path,
-                location=now.location,
-                num_bytes=old.num_bytes,
-                mtime_ns=times.get((old.argument, old.path), now.mtime_ns),
-            )
-            for old, now in zip(sources, settings.sources, strict=False)
-        ],
+        sources=pack_states(
+            settings.sources.roots,
+            (
+                (old.argument, old.path, old.num_bytes, times.get((old.argument, old.path), now.mtime_ns))
+                for old, now in zip(sources, settings.sources, strict=False)
+            ),
+        ),
+        revisions=_revisions(manifest.arguments),
     )
     check_same_settings(before, settings, out=workspace.out)
     fingerprint = recipe_fingerprint(
@@ -468,13 +484,29 @@ def _finished_corpus(workspace: Workspace, settings: Settings) -> Manifest | Non
     return manifest
 
 
-def _times_at_build(out: Path) -> dict[tuple[int, str], int]:
-    """Modification time of each source when it was read, from the build report; empty if that is gone."""
+def _times_at_build(out: Path, settings: Settings) -> dict[tuple[int, str], int]:
+    """Modification time of each source when it was read, from the build report; empty if that is gone.
+
+    Raises:
+        ConfigurationChangedError: there are too many sources for a list, and some have another time now.
+    """
     try:
-        sources = json.loads((out / names.REPORT).read_bytes())["sources"]
-        return {(source["argument"], source["path"]): source["mtime_ns"] for source in sources}
+        report = json.loads((out / names.REPORT).read_bytes())
+        times = {(source["argument"], source["path"]): source["mtime_ns"] for source in report["sources"]}
+        expected = report.get("source_times_sha256")
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+    if expected is not None and expected != times_sha256(settings.sources):
+        raise ConfigurationChangedError(
+            f"{out} was built from {len(settings.sources):,} sources, some of which were modified since",
+            hint="give another --out, or --force to start over",
+        )
+    return times
+
+
+def _revisions(arguments: Iterable[str]) -> list[str]:
+    """The labels of sources on the hub, which name a commit."""
+    return [label for label in arguments if label.startswith(SCHEME)]
 
 
 def _parallelism(tasks: Sequence[Task | StreamTask]) -> int:

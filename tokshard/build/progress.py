@@ -34,13 +34,15 @@ class ProgressDisplay:
         self._bar: tqdm[None] | None = None
         if not is_quiet and self._stream.isatty():
             self._bar = tqdm(
-                total=total_bytes,
-                initial=min(self._bytes, total_bytes),
+                total=total_bytes or None,
+                initial=min(self._bytes, total_bytes) if total_bytes else self._bytes,
                 unit="B",
                 unit_scale=True,
                 file=self._stream,
                 dynamic_ncols=True,
-                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+                if total_bytes
+                else "{n_fmt}B [{elapsed}{postfix}]",
             )
 
     def __enter__(self) -> Self:
@@ -70,7 +72,9 @@ class ProgressDisplay:
         return f"{self._documents:,} documents, {human(self._new_tokens / seconds)} tokens/s"
 
     def _line(self) -> str:
-        share = self._bytes / max(1, self._total_bytes)
+        if not self._total_bytes:  # standard input
+            return f"{human(self._bytes)}B, {self._numbers()}"
+        share = self._bytes / self._total_bytes
         seconds = time.monotonic() - self._started
         fresh = self._bytes - self._bytes_before
         left = seconds * (self._total_bytes - self._bytes) / fresh if fresh > 0 else None
@@ -79,6 +83,12 @@ class ProgressDisplay:
             f"{share:4.0%}: {human(self._bytes)}B of {human(self._total_bytes)}B, {self._numbers()}, "
             f"{clock(seconds)} elapsed{eta}"
         )
+
+
+def tell(note: str) -> None:
+    """Show a line that the user should read before the work begins."""
+    stream = sys.stderr
+    print(f"note: {note}", file=stream, flush=True)
 
 
 def human(number: float) -> str:

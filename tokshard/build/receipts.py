@@ -68,6 +68,20 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens written."""
         return sum(source.tokens for source in self.sources)
 
+    def without_sources(self) -> Receipt:
+        """The receipt with the counts of several inputs in one: what a coordinator that has seen many should keep.
+
+        Inputs that share a task are whole, so nobody asks what came before in one of them.
+        """
+        if len(self.sources) < 2:
+            return self
+        total = SourceCounts(index=self.key[0])
+        for counts in self.sources:
+            total.records_read += counts.records_read
+            total.documents += counts.documents
+            total.tokens += counts.tokens
+        return msgspec.structs.replace(self, sources=[total])
+
 
 def receipt_name(key: Key) -> str:
     """File name of the receipt of a task."""

@@ -199,13 +199,14 @@ class TaskRunner:
             texts, positions, ends = texts[:room], positions[:room], ends[:room]
             tokens = tokens[: ends[-1]]
             bad = [record for record in bad if record.position < last]
+        passed_over = [reason for position, reason in records.passed_over if position < count]
         counts = tally.counts[index]
         base = counts.records_read
         if bad:
             rejects.add(index, base, bad)
-        for record in bad:
-            counts.left_out[record.reason] = counts.left_out.get(record.reason, 0) + 1
-        num_empty = count - len(texts) - len(bad)
+        for reason in [*passed_over, *(record.reason for record in bad)]:
+            counts.left_out[reason] = counts.left_out.get(reason, 0) + 1
+        num_empty = count - len(texts) - len(bad) - len(passed_over)
         if num_empty:
             counts.left_out[EMPTY] = counts.left_out.get(EMPTY, 0) + num_empty
         if len(texts):

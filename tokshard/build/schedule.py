@@ -55,7 +55,7 @@ class Schedule:
 
     def finished(self, receipt: Receipt) -> None:
         """A task or segment left a receipt."""
-        self._receipts[receipt.key] = receipt
+        self._receipts[receipt.key] = receipt.without_sources()
         self._failures.pop(receipt.key, None)
         self._successor[receipt.key[0], receipt.previous] = receipt.key
         self._advance()

@@ -54,6 +54,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         id_field: field stored as column ``id``, if any.
         keep: fields stored as columns of their name, field to type.
         input_format: the format that all inputs were read as, or None where the file names decided.
+        text_mode: what a document is in plain text: ``file``, ``line`` or ``paragraph``.
         shard_tokens: a shard closes before the document that would exceed this many tokens.
         task_bytes: size of the unit of build work, in bytes of input.
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
@@ -64,6 +65,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     id_field: str | None
     keep: dict[str, str]
     input_format: str | None
+    text_mode: str
     shard_tokens: int
     task_bytes: int
     max_document_bytes: int
