@@ -32,7 +32,7 @@ from tokshard.build.receipts import Receipt, read_receipts, receipt_name
 from tokshard.build.records import FILE, MISSING_TEXT, TEXT_MODES, RecordSpec, parse_columns
 from tokshard.build.runner import Progress, RejectedRecordError, SegmentError, TaskRunner
 from tokshard.build.schedule import Cut, Schedule
-from tokshard.build.sources import INPUT_FORMATS, Discovery, discover
+from tokshard.build.sources import INPUT_FORMATS, STDIN, Discovery, discover
 from tokshard.build.tasks import (
     MIN_TASK_BYTES,
     SMALL,
@@ -245,6 +245,8 @@ class _Build:
         )
         total_bytes = self._found.inputs.num_bytes
         num_workers = min(num_workers, max(1, _parallelism(tasks)))
+        if config.limit is not None and STDIN in self._found.inputs.roots:
+            num_workers = 1  # several read beyond the limit and then again up to it, which standard input cannot
         with ProgressDisplay(total_bytes, before, is_quiet=quiet) as display:
 
             def on_progress(progress: Progress) -> None:

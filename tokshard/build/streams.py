@@ -84,6 +84,7 @@ class PlainBytes:
 
     def __init__(self, source: Input, file: io.FileIO) -> None:
         self._source, self._file = source, file
+        self._position = file.tell() if file.seekable() else 0
 
     def read(self, size: int) -> bytes:
         try:
@@ -95,10 +96,11 @@ class PlainBytes:
                 data += more
         except OSError as error:
             raise vanished(self._source, error) from error
+        self._position += len(data)
         return data
 
     def file_position(self) -> int:
-        return self._file.tell()
+        return self._position
 
 
 class _Compressed:
