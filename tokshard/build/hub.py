@@ -52,7 +52,7 @@ def fetch_dataset(argument: str) -> HubFiles:
             f"{argument} is no data set of the hub", hint="give hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]"
         )
     try:
-        import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        import datasets
         import huggingface_hub
     except ImportError as error:
         raise UsageError(
