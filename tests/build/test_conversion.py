@@ -21,17 +21,8 @@ from tokshard.build.tokenizer import Encoder, TokenizerFile, read_tokenizer
 from tokshard.errors import TokenizerError
 
 # as cl100k_base; tokenizers 1.x has no regular expressions but those of well-known encodings
-WORDS = "|".join(
-    [
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    ]
-)
+LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+WORDS = LETTERS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def real_texts() -> list[str]:
