@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import overload
 
 from tokshard.build.streams import CHUNK_BYTES
 
@@ -83,6 +84,27 @@ Key = tuple[int, int]
 """(index of the first input, segment): names a task and its shards, and orders the tasks."""
 
 
+@dataclass(frozen=True, slots=True)
+class WholeInputs(Sequence[tuple[int, Span]]):
+    """The parts of a task that reads consecutive inputs ``[start, stop)`` whole, in a few bytes for any number."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, Span]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[tuple[int, Span]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[int, Span] | Sequence[tuple[int, Span]]:
+        inputs = range(self.start, self.stop)[index]
+        return [(number, Whole()) for number in inputs] if isinstance(inputs, range) else (inputs, Whole())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """Work whose extent is known: spans of consecutive inputs.
@@ -93,7 +115,7 @@ class Task:
     """
 
     key: Key
-    parts: tuple[tuple[int, Span], ...]
+    parts: Sequence[tuple[int, Span]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,28 +153,26 @@ def plan_tasks(num_bytes: Iterable[int], splits: Iterable[Split], task_bytes: in
         num_bytes: size of each input, in order.
         splits: how each can be cut; only looked at for inputs bigger than `task_bytes`.
     """
-    group: list[int] = []
-    group_bytes = 0
+    start = group_bytes = 0  # the group is [start, index)
+    index = -1
     for index, (size, split) in enumerate(zip(num_bytes, splits, strict=True)):
         is_cut = size > task_bytes or (isinstance(split, Stream) and split.is_here)
         if is_cut and not isinstance(split, Unit):
-            if group:
-                yield _whole(group)
-                group, group_bytes = [], 0
+            if start < index:
+                yield _whole(start, index)
             yield from _cut(index, size, split, task_bytes)
+            start, group_bytes = index + 1, 0
             continue
-        group.append(index)
         group_bytes += size
-        if group_bytes >= task_bytes or len(group) >= _MAX_GROUP_INPUTS:
-            yield _whole(group)
-            group, group_bytes = [], 0
-    if group:
-        yield _whole(group)
+        if group_bytes >= task_bytes or index + 1 - start >= _MAX_GROUP_INPUTS:
+            yield _whole(start, index + 1)
+            start, group_bytes = index + 1, 0
+    if start <= index:
+        yield _whole(start, index + 1)
 
 
-def _whole(indices: Sequence[int]) -> Task:
-    whole = Whole()
-    return Task(key=(indices[0], 0), parts=tuple((index, whole) for index in indices))
+def _whole(start: int, stop: int) -> Task:
+    return Task(key=(start, 0), parts=WholeInputs(start, stop))
 
 
 def _cut(index: int, size: int, split: Split, task_bytes: int) -> Iterator[Task | StreamTask]:
