@@ -18,7 +18,12 @@ from tokshard.inspect.summary import summary_text
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--tokenizer", required=True, metavar="PATH", help="A tokenizer.json, or a directory that holds one.")
+@click.option(
+    "--tokenizer",
+    required=True,
+    metavar="PATH|OWNER/NAME",
+    help="A tokenizer.json, a directory that holds one, a model of the hub, a SentencePiece .model or tiktoken ranks.",
+)
 @click.option("--out", required=True, metavar="DIR", help="The corpus directory.")
 @click.option(
     "--eos", metavar="TOKEN", help="Token that ends every document.  [default: what tokenizer_config.json says]"

@@ -24,7 +24,7 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The tokenizer that made a corpus.
 
     Args:
-        name: the last part of the path that was given.
+        name: the last part of the path that was given, or the id on the hub with its commit.
         sha256: of the bytes of ``tokenizer.json`` as they are beside the manifest.
         canonical_sha256: of the JSON with sorted keys and no white space: equal for files that differ in layout only.
         vocab_size: 1 + the largest id in model and added tokens.
