@@ -502,13 +502,16 @@ def padded(number: int) -> dict[str, Any]:
         "frames.jsonl.zst",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("members.jsonl.gz", "members.csv.gz", "stream.arrow", "plain.jsonl")
+            for name in (
+                *("members.jsonl.gz", "members.csv.gz", "stream.arrow", "plain.jsonl", "streams.jsonl.bz2"),
+                *("streams.jsonl.xz", "file.feather", "plain.tsv", "members.tar.zst"),
+            )
         ),
     ],
 )
 def test_several_workers_share_one_input_and_give_the_corpus_of_one_process(name, tmp_path):
     records = [padded(number) for number in range(2_600)]
-    if name in ("members.csv.gz", "stream.arrow"):  # their segments are counted in bytes of text
+    if name in ("members.csv.gz", "stream.arrow", "plain.tsv"):  # their segments are counted in bytes of text
         records = [{**record, "text": record["text"] + "\t" * 2_000} for record in records]
     path = tmp_path / name
     path.write_bytes(FORMATS[name](records, 100))
