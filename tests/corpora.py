@@ -255,6 +255,7 @@ def _manifest(
         id_field=None,
         keep=columns,
         input_format=None,
+        text_mode="file",
         shard_tokens=shard_tokens,
         task_bytes=64 << 20,
         max_document_bytes=16 << 20,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
 import itertools
 import json
+import lzma
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from pyarrow import ipc
+from pyarrow import feather, ipc
 
 from tokshard import build_corpus, open_corpus
-from tokshard.build import readers, streams, tasks
+from tokshard.build import plaintext, readers, streams, tar, tasks
 from tokshard.format.reader import Corpus
 
 TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
@@ -46,10 +49,12 @@ def frames(data: bytes, compress: Callable[[bytes], bytes], count: int) -> bytes
     return b"".join(compress(data[start:stop]) for start, stop in itertools.pairwise(cuts))
 
 
-def csv_bytes(records: Sequence[Record], line_end: str = "\n") -> bytes:
+def csv_bytes(records: Sequence[Record], line_end: str = "\n", delimiter: str = ",") -> bytes:
     file = io.StringIO(newline="")
     # without quotes, a lone carriage return in a text would end its row
-    writer = csv.DictWriter(file, fieldnames=list(records[0]), lineterminator=line_end, quoting=csv.QUOTE_ALL)
+    writer = csv.DictWriter(
+        file, fieldnames=list(records[0]), lineterminator=line_end, quoting=csv.QUOTE_ALL, delimiter=delimiter
+    )
     writer.writeheader()
     writer.writerows(records)
     return file.getvalue().encode()
@@ -79,6 +84,36 @@ def arrow_stream_bytes(found: pa.Table, rows_per_batch: int | None = None) -> by
     return sink.getvalue().to_pybytes()
 
 
+def feather_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    feather.write_feather(found, sink, compression="lz4", chunksize=rows_per_batch)
+    return sink.getvalue().to_pybytes()
+
+
+def tar_bytes(members: Sequence[tuple[str, bytes]], *, form: int = tarfile.PAX_FORMAT) -> bytes:
+    """An archive of regular files."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def json_members(records: Sequence[Record], size: int) -> list[tuple[str, bytes]]:
+    """Members of one pretty object each, and members of `size` lines, in turns."""
+    members: list[tuple[str, bytes]] = []
+    rest = list(records)
+    while rest:
+        if len(members) % 2:
+            part, rest = rest[:size], rest[size:]
+            members.append((f"{len(members):03d}.jsonl", jsonl(part)))
+        else:
+            members.append((f"a folder/{len(members):03d}.json", json.dumps(rest.pop(0), indent=1).encode()))
+    return members
+
+
 Encode = Callable[[Sequence[Record], int], bytes]
 """Records to the bytes of a file, cut into groups, batches, frames or members of so many records, where it can be."""
 
@@ -86,18 +121,27 @@ FORMATS: dict[str, Encode] = {
     "plain.jsonl": lambda records, size: jsonl(records),
     "members.jsonl.gz": lambda records, size: frames(jsonl(records), gzip.compress, -(-len(records) // size)),
     "frames.jsonl.zst": lambda records, size: frames(jsonl(records), zstd, -(-len(records) // size)),
+    "streams.jsonl.bz2": lambda records, size: frames(jsonl(records), bz2.compress, -(-len(records) // size)),
+    "streams.jsonl.xz": lambda records, size: frames(jsonl(records), lzma.compress, -(-len(records) // size)),
+    "lines.json": lambda records, size: jsonl(records),
     "table.parquet": lambda records, size: parquet_bytes(table(records), size),
     "file.arrow": lambda records, size: arrow_bytes(table(records), size),
     "stream.arrow": lambda records, size: arrow_stream_bytes(table(records), size),
+    "file.feather": lambda records, size: feather_bytes(table(records), size),
     "plain.csv": lambda records, size: csv_bytes(records),
     "members.csv.gz": lambda records, size: frames(csv_bytes(records, "\r\n"), gzip.compress, 2),
+    "plain.tsv": lambda records, size: csv_bytes(records, delimiter="\t"),
+    "members.tar": lambda records, size: tar_bytes(json_members(records, size)),
+    "members.tar.zst": lambda records, size: frames(
+        tar_bytes(json_members(records, size), form=tarfile.GNU_FORMAT), zstd, 2
+    ),
 }
 """File name to encoder, for every format that holds many records."""
 
 
 def patch_chunk_bytes(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
     """Make chunks so small that little data fills many; spawned workers keep the real size."""
-    for module in (streams, readers, tasks):
+    for module in (streams, readers, plaintext, tar, tasks):
         monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import gzip
 import json
+import lzma
 import random
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,6 +185,21 @@ BAD_RECORDS = {
     ),
     "a csv row with a stray quote": BadRecord(
         "a.csv", b'text\ngood\n"a" b\ngood\n', "malformed", "line 3: ',' expected after '\"'"
+    ),
+    "a tsv row with too few fields": BadRecord(
+        "a.tsv", b"text\tn\ngood\t1\nshort, with a comma\ngood\t3\n", "malformed", "line 3: 1 fields, the header has 2"
+    ),
+    "malformed JSON in bz2": BadRecord(
+        "a.jsonl.bz2", bz2.compress(between_good_lines(b'{"text": "open')), "malformed", TRUNCATED
+    ),
+    "malformed JSON in xz": BadRecord(
+        "a.jsonl.xz", lzma.compress(between_good_lines(b'{"text": "open')), "malformed", TRUNCATED
+    ),
+    "a member of an archive that is no UTF-8": BadRecord(
+        "a.tar",
+        inputs.tar_bytes([("1.txt", b"good"), ("2.txt", b"a\xff"), ("3.txt", b"good")]),
+        "invalid UTF-8",
+        BAD_BYTE,
     ),
     "csv that is no UTF-8": BadRecord("a.csv", b"text\ngood\na\xff\ngood\n", "invalid UTF-8", BAD_BYTE),
     "a long csv field": BadRecord(
@@ -416,6 +434,8 @@ TABLE = pa.Table.from_pylist([json.loads(line) for line in LINES.splitlines()])
 PARQUET = inputs.parquet_bytes(TABLE, 50)
 ARROW = inputs.arrow_bytes(TABLE, 50)
 STREAM = inputs.arrow_stream_bytes(TABLE, 50)
+FEATHER = inputs.feather_bytes(TABLE, 50)
+TAR = inputs.tar_bytes([("a.txt", b"a" * 512), ("b.jsonl", LINES), ("c.txt", b"c")], form=tarfile.USTAR_FORMAT)
 
 
 def flipped(data: bytes, position: int, count: int = 40) -> bytes:
@@ -440,7 +460,17 @@ DAMAGED = {
     "a second frame that is truncated": ("a.jsonl.zst", zstd(LINES) + zstd(LINES)[:-3]),
     "an empty zstd": ("a.jsonl.zst", b""),
     "a truncated csv.gz": ("a.csv.gz", gzip.compress(b"text\n" + b"line\n" * 90_000)[:-9]),
+    "a truncated bz2": ("a.jsonl.bz2", bz2.compress(LINES)[:-100]),
+    "a bz2 without its last byte": ("a.jsonl.bz2", bz2.compress(LINES)[:-1]),
+    "a corrupt bz2": ("a.json.bz2", flipped(bz2.compress(LINES), 500)),
+    "an empty bz2": ("a.txt.bz2", b""),
+    "a truncated xz": ("a.jsonl.xz", lzma.compress(LINES)[:-100]),
+    "an xz without its last byte": ("a.jsonl.xz", lzma.compress(LINES)[:-1]),
+    "a corrupt xz": ("a.jsonl.xz", flipped(lzma.compress(LINES), 500)),
+    "an xz with something behind it": ("a.csv.xz", lzma.compress(LINES) + b"more"),
     "an empty csv": ("a.csv", b""),
+    "an empty tsv": ("a.tsv", b""),
+    "a truncated tsv.xz": ("a.tsv.xz", lzma.compress(b"text\n" + b"line\n" * 90_000)[:-9]),
     "a truncated txt.zst": ("a.txt.zst", zstd(LINES)[:-1]),
     "a truncated parquet": ("a.parquet", PARQUET[:-50]),
     "half a parquet": ("a.parquet", PARQUET[: len(PARQUET) // 2]),
@@ -457,6 +487,16 @@ DAMAGED = {
     "a stream cut inside a batch": ("a.arrow", STREAM[:-500]),
     "a stream with corrupt offsets": ("a.arrow", flipped(STREAM, STREAM.index(b"line 0") - 150, 100)),
     "text under the name of Arrow": ("a.arrow", LINES),
+    "a truncated Feather file": ("a.feather", FEATHER[:-50]),
+    "a Feather file with a corrupt batch": ("a.feather", flipped(FEATHER, len(FEATHER) // 2, 400)),
+    "text under the name of Feather": ("a.feather", LINES),
+    "a truncated tar": ("a.tar", TAR[:5_000]),
+    "a tar cut between two members": ("a.tar", TAR[: 512 * 4]),
+    "a tar with a corrupt header": ("a.tar", flipped(TAR, 512 * 2)),
+    "an empty tar": ("a.tar", b""),
+    "a truncated tar.gz": ("a.tgz", gzip.compress(TAR)[:-9]),
+    "a tar.zst whose tar is truncated": ("a.tar.zst", zstd(TAR[:5_000])),
+    "text under the name of tar": ("a.tar", LINES),
 }
 
 
@@ -473,10 +513,33 @@ def test_a_damaged_input_stops_the_build_under_both_policies_and_is_named(what, 
     assert not (seen.directory / names.MANIFEST).exists()
 
 
+@pytest.mark.parametrize("task_bytes", [64, 1 << 24], ids=["in tasks of its own", "in one task with others"])
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_input_is_left_out_whole_if_that_is_asked_for(what, task_bytes, tokshard_build, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    file, content = DAMAGED[what]
+    sources = [write("1.jsonl", GOOD), write(file, content), write("3.jsonl", GOOD)]
+    options = ["--on-bad-source", "skip", "--on-bad-record", "skip", "--task-bytes", str(task_bytes)]
+    seen = tokshard_build(*sources, *options)
+    assert seen.exit_code == 0, seen
+    assert seen.texts == ["good", "good"]
+    assert seen.left_out == [{}, {"damaged input": 1}, {}]
+    (reject,) = seen.rejects
+    assert (reject["source"], reject["record"], reject["reason"]) == (file, None, "damaged input")
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
-    [("a.parquet", PARQUET), ("a.arrow", ARROW), ("b.arrow", STREAM), ("a.jsonl.zst", zstd(LINES, checksum=True))],
-    ids=["parquet", "Arrow file", "Arrow stream", "zstd"],
+    [
+        ("a.parquet", PARQUET),
+        ("a.arrow", ARROW),
+        ("b.arrow", STREAM),
+        ("a.feather", FEATHER),
+        ("a.jsonl.zst", zstd(LINES, checksum=True)),
+        ("a.jsonl.bz2", bz2.compress(LINES)),
+        ("a.jsonl.xz", lzma.compress(LINES)),
+    ],
+    ids=["parquet", "Arrow file", "Arrow stream", "Feather", "zstd", "bz2", "xz"],
 )
 def test_an_input_with_any_flipped_bytes_is_read_or_refused_but_never_crashes(file, content, tmp_path):
     from tokshard.build.readers import read_span
@@ -583,8 +646,14 @@ def test_the_first_bad_record_in_input_order_decides(tokshard_build, monkeypatch
 
 @pytest.mark.parametrize(
     ("file", "compress"),
-    [("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress), ("a.jsonl.zst", zstd)],
-    ids=["plain", "gz", "zst"],
+    [
+        ("a.jsonl", bytes),
+        ("a.jsonl.gz", gzip.compress),
+        ("a.jsonl.zst", zstd),
+        ("a.jsonl.bz2", bz2.compress),
+        ("a.jsonl.xz", lzma.compress),
+    ],
+    ids=["plain", "gz", "zst", "bz2", "xz"],
 )
 @pytest.mark.parametrize("line", [1, 2, 17, 40, 77, 80])
 def test_line_numbers_count_from_the_start_of_the_file_in_every_task(file, compress, line, tokshard_build, monkeypatch):

@@ -127,8 +127,8 @@ def test_all_formats_in_one_build_follow_each_other(tmp_path, monkeypatch):
     patch_chunk_bytes(monkeypatch, 256)
     for number, (name, encode) in enumerate(FORMATS.items()):
         (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / f"{number}-{name}").write_bytes(encode(RECORDS, 7))
-        (tmp_path / "in" / f"{number}-z.txt").write_text(f"a text after {name}\n")
+        (tmp_path / "in" / f"{number:02d}-{name}").write_bytes(encode(RECORDS, 7))
+        (tmp_path / "in" / f"{number:02d}-z.txt").write_text(f"a text after {name}\n")
     corpus = build(
         tmp_path / "in", tmp_path / "out", task_bytes=512, shard_tokens=500, keep=["n"], on_bad_record="skip"
     )
@@ -502,13 +502,16 @@ def padded(number: int) -> dict[str, Any]:
         "frames.jsonl.zst",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("members.jsonl.gz", "members.csv.gz", "stream.arrow", "plain.jsonl")
+            for name in (
+                *("members.jsonl.gz", "members.csv.gz", "stream.arrow", "plain.jsonl", "streams.jsonl.bz2"),
+                *("streams.jsonl.xz", "file.feather", "plain.tsv", "members.tar.zst"),
+            )
         ),
     ],
 )
 def test_several_workers_share_one_input_and_give_the_corpus_of_one_process(name, tmp_path):
     records = [padded(number) for number in range(2_600)]
-    if name in ("members.csv.gz", "stream.arrow"):  # their segments are counted in bytes of text
+    if name in ("members.csv.gz", "stream.arrow", "plain.tsv"):  # their segments are counted in bytes of text
         records = [{**record, "text": record["text"] + "\t" * 2_000} for record in records]
     path = tmp_path / name
     path.write_bytes(FORMATS[name](records, 100))

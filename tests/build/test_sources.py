@@ -106,7 +106,7 @@ def test_a_file_whose_name_looks_like_a_glob_is_that_file():
 def test_formats_are_known_by_suffix_whatever_its_case():
     for name, encode in inputs.FORMATS.items():
         write(f"d/{name}", content=encode([{"text": "a"}], 1))
-    write("d/A.NDJSON", "d/b.JSONL.GZ", "d/c.txt", "d/d.csv.zst", "d/e.txt.gz")
+    write("d/A.NDJSON", "d/b.JSONL.GZ", "d/c.txt", "d/d.csv.zst", "d/e.txt.gz", "d/f.TGZ", "d/g.tar.xz")
     kinds = {source.path: (source.format, source.compression) for source in discover(["d"], input_format=None).inputs}
     assert kinds == {
         "A.NDJSON": ("jsonl", None),
@@ -122,6 +122,15 @@ def test_formats_are_known_by_suffix_whatever_its_case():
         "stream.arrow": ("arrow-stream", None),
         "plain.csv": ("csv", None),
         "members.csv.gz": ("csv", "gzip"),
+        "streams.jsonl.bz2": ("jsonl", "bz2"),
+        "streams.jsonl.xz": ("jsonl", "xz"),
+        "lines.json": ("jsonl", None),
+        "file.feather": ("arrow", None),
+        "plain.tsv": ("tsv", None),
+        "members.tar": ("tar", None),
+        "members.tar.zst": ("tar", "zstd"),
+        "f.TGZ": ("tar", "gzip"),
+        "g.tar.xz": ("tar", "xz"),
     }
 
 
@@ -143,7 +152,7 @@ def test_a_named_file_of_unknown_format_is_refused():
     write("a.md")
     with pytest.raises(UsageError, match=r"a\.md: the name does not tell the format") as caught:
         discover(["a.md"], input_format=None)
-    assert caught.value.hint == "give --input-format, one of jsonl, parquet, arrow, txt, csv"
+    assert caught.value.hint == "give --input-format, one of jsonl, parquet, arrow, txt, csv, tsv, tar"
 
 
 def test_an_argument_without_an_input_says_what_it_holds_instead():
@@ -151,7 +160,7 @@ def test_an_argument_without_an_input_says_what_it_holds_instead():
     Path("empty").mkdir()
     with pytest.raises(UsageError, match=r"^e holds no input; it has 2 x \.rst$") as caught:
         discover(["d", "e"], input_format=None)
-    assert "known suffixes are .jsonl, .ndjson, .parquet" in caught.value.hint
+    assert "known suffixes are .jsonl, .ndjson, .json, .parquet" in caught.value.hint
     for argument in ("empty", "d/*.zst"):
         with pytest.raises(UsageError, match=r"holds no input$"):
             discover([argument], input_format=None)
@@ -309,4 +318,4 @@ def test_a_changed_input_is_named_with_both_values():
 
 
 def test_every_format_that_can_be_asked_for_is_known():
-    assert set(sources.INPUT_FORMATS) == {"jsonl", "parquet", "arrow", "txt", "csv"}
+    assert set(sources.INPUT_FORMATS) == {"jsonl", "parquet", "arrow", "txt", "csv", "tsv", "tar"}

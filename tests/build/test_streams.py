@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import gzip
 import io
 import itertools
+import lzma
 import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import zstandard
 from hypothesis import given
@@ -156,7 +160,22 @@ ZSTD = {
     "a narrow frame after a wide one": zstd(LINES[:300], window_log=28) + zstd(LINES[300:]),
     "a skippable frame after a wide one": zstd(LINES, window_log=28) + SKIPPABLE,
 }
-COMPRESSED = {("gz", name): data for name, data in GZIP.items()} | {("zst", name): data for name, data in ZSTD.items()}
+BZ2 = {
+    "one stream": bz2.compress(LINES),
+    "several streams": frames(LINES, bz2.compress, 5),
+    "empty streams between": bz2.compress(b"") + frames(LINES, lambda data: bz2.compress(data) + bz2.compress(b""), 2),
+}
+XZ = {
+    "one stream": lzma.compress(LINES),
+    "a checksum of another kind": lzma.compress(LINES, check=lzma.CHECK_SHA256),
+    "several streams": frames(LINES, lzma.compress, 5),
+    "padding between": lzma.compress(LINES[:300]) + b"\0" * 8 + lzma.compress(LINES[300:]),
+}
+COMPRESSED = {
+    (suffix, name): data
+    for suffix, known in (("gz", GZIP), ("zst", ZSTD), ("bz2", BZ2), ("xz", XZ))
+    for name, data in known.items()
+}
 each_compressed = pytest.mark.parametrize(("suffix", "name"), COMPRESSED)
 
 
@@ -192,6 +211,13 @@ def _frame_ends(data: bytes, suffix: str) -> Iterator[int]:
             member = zlib.decompressobj(31)
             member.decompress(rest)
             rest = member.unused_data
+        elif suffix in ("bz2", "xz"):
+            stream: Any = bz2.BZ2Decompressor() if suffix == "bz2" else lzma.LZMADecompressor()
+            stream.decompress(rest)
+            rest = stream.unused_data
+            while rest.startswith(b"\0"):  # padding of an xz file comes in fours
+                yield len(data) - len(rest)
+                rest = rest[4:]
         elif rest.startswith(SKIPPABLE):
             rest = rest[len(SKIPPABLE) :]
         else:
@@ -202,14 +228,21 @@ def _frame_ends(data: bytes, suffix: str) -> Iterator[int]:
 
 
 @each_compressed
-@pytest.mark.parametrize("garbage", [b"x", b"\0", b"\0" * 600, b"garbage after the end", b"\x1f\x8b", b"\x28\xb5\x2f"])
+@pytest.mark.parametrize("garbage", [b"x", b"\0", b"\0" * 601, b"garbage after the end", b"\x1f\x8b", b"\x28\xb5\x2f"])
 def test_bytes_after_the_last_frame_are_refused(suffix, name, garbage, tmp_path):
     with pytest.raises(SourceError, match="damaged"):
         read_all(COMPRESSED[suffix, name] + garbage, tmp_path / f"a.jsonl.{suffix}")
 
 
 @pytest.mark.parametrize(
-    ("suffix", "data"), [("gz", GZIP["one member"]), ("zst", ZSTD["a checksum"])], ids=["gz", "zst"]
+    ("suffix", "data"),
+    [
+        ("gz", GZIP["one member"]),
+        ("zst", ZSTD["a checksum"]),
+        ("bz2", BZ2["one stream"]),
+        ("xz", XZ["one stream"]),
+    ],
+    ids=["gz", "zst", "bz2", "xz"],
 )
 def test_a_flipped_bit_anywhere_under_a_checksum_is_refused_or_harmless(suffix, data, tmp_path):
     path = tmp_path / f"a.jsonl.{suffix}"
@@ -224,7 +257,7 @@ def test_a_flipped_bit_anywhere_under_a_checksum_is_refused_or_harmless(suffix, 
     assert refused > 0.9 * len(data)
 
 
-@pytest.mark.parametrize("suffix", ["gz", "zst"])
+@pytest.mark.parametrize("suffix", ["gz", "zst", "bz2", "xz"])
 @pytest.mark.parametrize("data", [b"", b"\n", LINES], ids=["empty", "newline", "plain text"])
 def test_a_file_that_is_not_compressed_is_refused(suffix, data, tmp_path):
     path = tmp_path / f"a.jsonl.{suffix}"
@@ -238,6 +271,54 @@ def test_the_other_compression_under_a_name_is_refused(tmp_path):
         read_all(GZIP["one member"], tmp_path / "a.jsonl.zst")
     with pytest.raises(SourceError, match="damaged"):
         read_all(ZSTD["one frame"], tmp_path / "a.jsonl.gz")
+
+
+def test_zeros_behind_an_xz_stream_come_in_fours(tmp_path):
+    path = tmp_path / "a.jsonl.xz"
+    assert read_all(XZ["one stream"] + b"\0" * (1 << 18), path) == LINES
+    with pytest.raises(SourceError, match="6 zeros behind an xz stream, expected a multiple of 4"):
+        read_all(XZ["one stream"] + b"\0" * 6, path)
+
+
+def test_an_xz_stream_that_asks_for_more_than_a_gibibyte_is_refused(tmp_path):
+    data = XZ["one stream"]
+    header = bytearray(data[12:24])  # of the first block
+    header[4] = 38  # a dictionary of 2 GiB
+    header[8:] = zlib.crc32(header[:8]).to_bytes(4, "little")
+    with pytest.raises(SourceError, match="Memory usage limit exceeded"):
+        read_all(data[:12] + header + data[24:], tmp_path / "a.jsonl.xz")
+
+
+BOMB_BYTES = 256 << 20  # four times as many in a frame whose window alone holds that
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst", "wide zst", "bz2", "xz"])
+def test_a_decompression_bomb_is_given_out_in_pieces_and_never_held(kind, tmp_path):
+    path = tmp_path / f"a.jsonl.{kind.split()[-1]}"
+    num_bytes = BOMB_BYTES * (4 if kind == "wide zst" else 1)
+    piece, count = bytes(1 << 20), num_bytes >> 20
+    compressor: Any = {
+        "gz": lambda: zlib.compressobj(9, wbits=31),
+        "zst": lambda: zstandard.ZstdCompressor().compressobj(),
+        "wide zst": lambda: zstandard.ZstdCompressor(
+            compression_params=zstandard.ZstdCompressionParameters(window_log=28, compression_level=1)
+        ).compressobj(),
+        "bz2": bz2.BZ2Compressor,
+        "xz": lambda: lzma.LZMACompressor(preset=0),
+    }[kind]()
+    path.write_bytes(b"".join([*(compressor.compress(piece) for _ in range(count)), compressor.flush()]))
+    assert path.stat().st_size < num_bytes / 100
+    (source,) = discover([str(path)], input_format=None).inputs
+    before = psutil.Process().memory_info().rss
+    peak, total = before, 0
+    with open_bytes(source) as stream:
+        while part := stream.read(1 << 20):
+            assert len(part) <= 1 << 20
+            total += len(part)
+            peak = max(peak, psutil.Process().memory_info().rss)
+    assert total == num_bytes
+    # a wide frame may fill the window that it asks for, here 256 MiB
+    assert peak - before < (320 << 20 if kind == "wide zst" else 48 << 20)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path):

@@ -23,6 +23,7 @@ CONFIG = BuildConfig(
     id_field=None,
     keep={},
     input_format=None,
+    text_mode="file",
     shard_tokens=1000,
     task_bytes=2000,
     max_document_bytes=3000,
@@ -64,11 +65,11 @@ def test_the_recipe_fingerprint_is_the_one_that_the_format_defines():
     by_hand = (
         b"tokshard recipe 1\n"
         b'{"id_field":null,"input_format":null,"keep":{},"limit":null,"max_document_bytes":3000,'
-        b'"shard_tokens":1000,"task_bytes":2000,"text_field":"text"}'
+        b'"shard_tokens":1000,"task_bytes":2000,"text_field":"text","text_mode":"file"}'
         b'["' + tokenizer.canonical_sha256.encode() + b'",0,null][0,"a/b.jsonl",10][1,"",20]'
     )
     assert found == hashlib.sha256(by_hand).hexdigest()
-    assert found == "84cd165569118692957388dcf446f417f6bede144a95e7953462820ee0c45e1e"
+    assert found == "07f7b579764c06f7fe092d0fe6b64948f1326431db9d9dffb9ee88b41dce5b47"
 
 
 @pytest.mark.parametrize(

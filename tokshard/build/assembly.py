@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import json
@@ -14,10 +15,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tokshard.build.receipts import Receipt, SourceCounts, read_receipt, receipt_name
+from tokshard.build.receipts import Receipt, read_receipt, receipt_name
 from tokshard.build.sources import Input, display_path
 from tokshard.build.tasks import Key
-from tokshard.build.workspace import Output, Workspace
+from tokshard.build.workspace import Output, Settings, SourceStates, Workspace
 from tokshard.errors import BuildError
 from tokshard.format import names
 from tokshard.format.arrays import number_array, table_batch
@@ -47,6 +48,8 @@ from tokshard.format.tables import (
 )
 
 _SOURCES_PER_BATCH = 65_536
+_MAX_LISTED_SOURCES = 10_000
+"""In the build report; of more it has a hash."""
 
 
 def assemble(
@@ -75,7 +78,7 @@ def assemble(
         OSError: the output directory takes no more.
     """
     out = output.directory
-    totals = _Totals(number, bad_inputs)
+    totals = _Totals(number, len(inputs), bad_inputs)
     partial = workspace.partial
     with atomic_file(out / names.SHARD_TABLE, partial_directory=partial) as file:
         rows = _shard_rows(workspace, keys, totals)
@@ -83,9 +86,8 @@ def assemble(
     if not totals.documents:
         (out / names.SHARD_TABLE).unlink()
         raise _nothing_written(totals, output)
-    sources = [totals.source(source) for source in inputs]
     with atomic_file(out / names.SOURCE_TABLE, partial_directory=partial) as file:
-        write_table(file, SOURCE_TABLE_SCHEMA, _source_rows(sources), rows_per_batch=_SOURCES_PER_BATCH)
+        write_table(file, SOURCE_TABLE_SCHEMA, _source_rows(inputs, totals), rows_per_batch=_SOURCES_PER_BATCH)
     atomic_write(out / names.TOKENIZER, tokenizer_content)
     damaged = (
         {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
@@ -98,7 +100,7 @@ def assemble(
     return _manifest(
         out,
         totals,
-        sources,
+        inputs,
         config=config,
         columns=columns,
         tokenizer=tokenizer,
@@ -125,10 +127,13 @@ def publish(out: Path, manifest: Manifest, report: Mapping[str, Any]) -> None:
 class _Totals:
     """Sums over receipts in order, and how many records of each source came before the task at hand."""
 
-    def __init__(self, number: int, bad_inputs: Iterable[int]) -> None:
-        self.by_source = {
-            index: SourceCounts(index=index, records_read=1, left_out={DAMAGED_INPUT: 1}) for index in bad_inputs
-        }
+    def __init__(self, number: int, num_sources: int, bad_inputs: Iterable[int]) -> None:
+        # 32 bytes a source: there may be a million
+        self._counts = np.zeros((num_sources, len(_COUNTED)), np.int64)
+        self._left_out: dict[int, dict[str, int]] = {}
+        for index in bad_inputs:
+            self._counts[index, 0] = 1
+            self._left_out[index] = {DAMAGED_INPUT: 1}
         self.documents = 0
         self.tokens = 0
         self.shards = 0
@@ -145,17 +150,16 @@ class _Totals:
         before: dict[int, int] = {}
         part = receipt.outputs[self.number]
         for counts in part.sources:
-            total = self.by_source.setdefault(counts.index, SourceCounts(index=counts.index))
-            if total.records_read:
-                before[counts.index] = total.records_read
-            total.records_read += counts.records_read
-            total.documents += counts.documents
-            total.tokens += counts.tokens
-            total.text_bytes += counts.text_bytes
-            self.with_special_text += counts.with_special_text
+            row = self._counts[counts.index]
+            if row[0]:
+                before[counts.index] = int(row[0])
+            row += [getattr(counts, name) for name in _COUNTED]
             self.tokens += counts.tokens
-            for reason, count in counts.left_out.items():
-                total.left_out[reason] = total.left_out.get(reason, 0) + count
+            self.with_special_text += counts.with_special_text
+            if counts.left_out:
+                left_out = self._left_out.setdefault(counts.index, {})
+                for reason, count in counts.left_out.items():
+                    left_out[reason] = left_out.get(reason, 0) + count
         if before:
             self.records_before[receipt.key] = before
         self.documents += part.documents
@@ -168,31 +172,36 @@ class _Totals:
             self.longest = max(self.longest, part.longest)
 
     def source(self, source: Input) -> SourceInfo:
-        counts = self.by_source.get(source.index, SourceCounts(index=source.index))
+        counts = dict(zip(_COUNTED, self._counts[source.index].tolist(), strict=True))
         return SourceInfo(
             argument=source.argument,
             path=source.path,
             num_bytes=source.num_bytes,
-            records_read=counts.records_read,
-            documents=counts.documents,
-            tokens=counts.tokens,
-            text_bytes=counts.text_bytes,
-            left_out=dict(sorted(counts.left_out.items())),
+            left_out=dict(sorted(self._left_out.get(source.index, {}).items())),
+            **counts,
         )
 
     @property
     def left_out(self) -> dict[str, int]:
         """Reason to count, over all sources."""
         result: dict[str, int] = {}
-        for counts in self.by_source.values():
-            for reason, count in counts.left_out.items():
+        for counts in self._left_out.values():
+            for reason, count in counts.items():
                 result[reason] = result.get(reason, 0) + count
         return dict(sorted(result.items()))
 
     @property
     def records_read(self) -> int:
         """Records over all sources."""
-        return sum(counts.records_read for counts in self.by_source.values())
+        return int(self._counts[:, 0].sum())
+
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of all documents."""
+        return int(self._counts[:, 3].sum())
+
+
+_COUNTED = ("records_read", "documents", "tokens", "text_bytes")
 
 
 def _shard_rows(workspace: Workspace, keys: Sequence[Key], totals: _Totals) -> Iterator[pa.RecordBatch]:
@@ -219,9 +228,10 @@ def _with_record_base(rows: pa.RecordBatch, before: Mapping[int, int]) -> pa.Rec
     return rows.set_column(rows.schema.get_field_index("run_record"), rows.schema.field("run_record"), moved)
 
 
-def _source_rows(sources: Sequence[SourceInfo]) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(sources), _SOURCES_PER_BATCH):
-        part = sources[start : start + _SOURCES_PER_BATCH]
+def _source_rows(inputs: Sequence[Input], totals: _Totals) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(inputs), _SOURCES_PER_BATCH):
+        stop = min(start + _SOURCES_PER_BATCH, len(inputs))
+        part = [totals.source(inputs[index]) for index in range(start, stop)]
         columns = {field.name: [getattr(source, field.name) for source in part] for field in SOURCE_TABLE_SCHEMA}
         yield table_batch(columns, SOURCE_TABLE_SCHEMA)
 
@@ -263,7 +273,7 @@ def _rejects(workspace: Workspace, keys: Iterable[Key], totals: _Totals) -> Iter
 def _manifest(
     out: Path,
     totals: _Totals,
-    sources: Sequence[SourceInfo],
+    inputs: Sequence[Input],
     *,
     config: BuildConfig,
     columns: Mapping[str, str],
@@ -278,13 +288,13 @@ def _manifest(
         num_tokens=totals.tokens,
         num_shards=totals.shards,
         num_bytes=totals.shard_bytes,
-        text_bytes=sum(source.text_bytes for source in sources),
+        text_bytes=totals.text_bytes,
         dtype=dtype,
         columns=dict(columns),
         fingerprints=Fingerprints(
             content=content_fingerprint(totals.hashes, dtype=dtype, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id),
             recipe=recipe_fingerprint(
-                config, tokenizer, ((source.argument, source.path, source.num_bytes) for source in sources)
+                config, tokenizer, ((source.argument, source.path, source.num_bytes) for source in inputs)
             ),
         ),
         tokenizer=tokenizer,
@@ -320,6 +330,14 @@ def _nothing_written(totals: _Totals, output: Output) -> BuildError:
     )
 
 
-def report_json(settings: Any, **facts: Any) -> Mapping[str, Any]:
+def report_json(settings: Settings, **facts: Any) -> Mapping[str, Any]:
     """``build-report.json``: all that is not pure. Times, machine, absolute paths."""
-    return {**facts, "sources": msgspec.to_builtins(settings.sources)}
+    sources = settings.sources
+    if len(sources) > _MAX_LISTED_SOURCES:
+        return {**facts, "sources": [], "num_sources": len(sources), "source_times_sha256": times_sha256(sources)}
+    return {**facts, "sources": [msgspec.to_builtins(source) for source in sources]}
+
+
+def times_sha256(sources: SourceStates) -> str:
+    """Hexadecimal SHA-256 of the modification times of all sources."""
+    return hashlib.sha256(sources.times).hexdigest()

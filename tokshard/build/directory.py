@@ -10,7 +10,17 @@ from pathlib import Path
 
 import msgspec
 
-from tokshard.build.workspace import LOCK, Output, Settings, SourceState, Workspace, check_same_settings, load_settings
+from tokshard.build.assembly import times_sha256
+from tokshard.build.hub import revisions
+from tokshard.build.workspace import (
+    LOCK,
+    Output,
+    Settings,
+    Workspace,
+    check_same_settings,
+    load_settings,
+    pack_states,
+)
 from tokshard.errors import ConfigurationChangedError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
@@ -122,7 +132,7 @@ def finished_corpora(
 def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest:
     with open_corpus(output.directory) as corpus:
         manifest, sources = corpus.manifest, corpus.sources()
-    times = _times_at_build(output.directory)
+    times = _times_at_build(output.directory, settings)
     config = msgspec.structs.replace(settings.config, split=output.name or None)
     before = Settings(
         config=manifest.build,
@@ -130,16 +140,14 @@ def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest
         on_bad_record="fail",
         on_bad_source="fail",
         # places and times are in no manifest; a source that moved is the same if its size and time are
-        sources=[
-            SourceState(
-                argument=old.argument,
-                path=old.path,
-                location=now.location,
-                num_bytes=old.num_bytes,
-                mtime_ns=times.get((old.argument, old.path), now.mtime_ns),
-            )
-            for old, now in zip(sources, settings.sources, strict=False)
-        ],
+        sources=pack_states(
+            settings.sources.roots,
+            (
+                (old.argument, old.path, old.num_bytes, times.get((old.argument, old.path), now.mtime_ns))
+                for old, now in zip(sources, settings.sources, strict=False)
+            ),
+        ),
+        revisions=revisions(manifest.arguments),
     )
     check_same_settings(before, msgspec.structs.replace(settings, config=config), out=out)
     fingerprint = recipe_fingerprint(
@@ -155,10 +163,21 @@ def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest
     return manifest
 
 
-def _times_at_build(out: Path) -> dict[tuple[int, str], int]:
-    """Modification time of each source when it was read, from the build report; empty if that is gone."""
+def _times_at_build(out: Path, settings: Settings) -> dict[tuple[int, str], int]:
+    """Modification time of each source when it was read, from the build report; empty if that is gone.
+
+    Raises:
+        ConfigurationChangedError: there are too many sources for a list, and some have another time now.
+    """
     try:
-        sources = json.loads((out / names.REPORT).read_bytes())["sources"]
-        return {(source["argument"], source["path"]): source["mtime_ns"] for source in sources}
+        report = json.loads((out / names.REPORT).read_bytes())
+        times = {(source["argument"], source["path"]): source["mtime_ns"] for source in report["sources"]}
+        expected = report.get("source_times_sha256")
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+    if expected is not None and expected != times_sha256(settings.sources):
+        raise ConfigurationChangedError(
+            f"{out} was built from {len(settings.sources):,} sources, some of which were modified since",
+            hint="give another --out, or --force to start over",
+        )
+    return times

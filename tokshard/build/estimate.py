@@ -24,10 +24,10 @@ from tokshard.build.pipeline import Request, settle
 from tokshard.build.progress import clock, human
 from tokshard.build.readers import read_span, read_stream
 from tokshard.build.records import Chunk, JsonLinesParser, LineChunk, Records, positions_array, utf8_size
-from tokshard.build.sources import Input
+from tokshard.build.sources import STDIN, Input
 from tokshard.build.tasks import Span, StreamTask, Task, Whole
 from tokshard.build.tokenizer import Encoder
-from tokshard.errors import BadSourceError
+from tokshard.errors import BadSourceError, UsageError
 from tokshard.format.schema import token_dtype
 
 _SAMPLED_PLACES = 32
@@ -82,12 +82,16 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     Raises:
         TokshardError: as for the build itself.
     """
+    if STDIN in sources:
+        raise UsageError(
+            "a sample of standard input would be lost to the build, because it can be read once only",
+            hint="write it to a file first, or leave out --dry-run",
+        )
     request = settle(sources, options)
     tasks = request.plan()
     total = _Sums()
     sampled = _Sums()
-    for inputs, sample in _by_kind(request, tasks):
-        num_bytes = sum(source.num_bytes for source in inputs)
+    for num_bytes, sample in _by_kind(request, tasks):
         sampled = sampled.plus(sample, 1.0)
         total = total.plus(sample, num_bytes / sample.input_bytes if sample.input_bytes else 0.0)
     is_limited = options.limit is not None and options.limit < total.documents
@@ -162,17 +166,18 @@ class _Sums:
         return _Sums(*(mine + factor * theirs for mine, theirs in pairs))
 
 
-def _by_kind(request: Request, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[list[Input], _Sums]]:
-    """The inputs of each format and compression, and what a sample of them gave."""
-    inputs: dict[tuple[str, str | None], list[Input]] = defaultdict(list)
-    places: dict[tuple[str, str | None], list[tuple[Input, Span]]] = defaultdict(list)
-    for source in request.found.inputs:
-        inputs[source.format, source.compression].append(source)
+def _by_kind(request: Request, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[int, _Sums]]:
+    """The bytes of the inputs of each format and compression, and what a sample of them gave."""
+    inputs = request.found.inputs
+    num_bytes: dict[tuple[str, str | None], int] = defaultdict(int)
+    places: dict[tuple[str, str | None], list[tuple[int, Span]]] = defaultdict(list)
+    for source in inputs:
+        num_bytes[source.format, source.compression] += source.num_bytes
     for task in tasks:
         parts = ((task.key[0], Whole()),) if isinstance(task, StreamTask) else task.parts
         for index, span in parts:
-            source = request.found.inputs[index]
-            places[source.format, source.compression].append((source, span))
+            source = inputs[index]
+            places[source.format, source.compression].append((index, span))
     with tempfile.TemporaryDirectory(prefix="tokshard-") as directory:
         clean = Path(directory) / "tokenizer.json"
         clean.write_bytes(request.read.clean)
@@ -182,8 +187,9 @@ def _by_kind(request: Request, tasks: Sequence[Task | StreamTask]) -> Iterator[t
             share = min(len(found), max(1, most * len(found) // sum(map(len, places.values()))))
             sums = _Sums()
             for number in range(share):
-                sums = sums.plus(sampler.sample(*found[number * len(found) // share]), 1.0)
-            yield inputs[kind], sums
+                index, span = found[number * len(found) // share]
+                sums = sums.plus(sampler.sample(inputs[index], span), 1.0)
+            yield num_bytes[kind], sums
 
 
 def _streams(tasks: Sequence[Task | StreamTask]) -> int:

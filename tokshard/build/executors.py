@@ -425,7 +425,9 @@ class _Pool:
             task = self._schedule.peek()
             if task is None:
                 return False
-            if isinstance(task, StreamTask) and self._schedule.num_pending_streams() < len(self._workers):
+            if isinstance(task, StreamTask) and (
+                task.is_here or self._schedule.num_pending_streams() < len(self._workers)
+            ):
                 busy = {worker.feeder for worker in self._workers}
                 if any(feeder.offer is None and feeder not in busy for feeder in self._feeders.values()):
                     return False  # a feeder that is between segments will offer one soon

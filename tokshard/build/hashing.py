@@ -80,9 +80,10 @@ class HashingTask:
         counts = self._counts[index]
         if records.bad:
             self._rejects.add(index, counts.records_read, records.bad)
-        for record in records.bad:
-            counts.left_out[record.reason] = counts.left_out.get(record.reason, 0) + 1
-        if num_empty := records.count - len(records.texts) - len(records.bad):
+        reasons = [*(reason for _, reason in records.passed_over), *(record.reason for record in records.bad)]
+        for reason in reasons:
+            counts.left_out[reason] = counts.left_out.get(reason, 0) + 1
+        if num_empty := records.count - len(records.texts) - len(reasons):
             counts.left_out[EMPTY] = counts.left_out.get(EMPTY, 0) + num_empty
         counts.records_read += records.count
         counts.documents += len(records.texts)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tokshard.build.records import FILE, TEXT_MODES
 from tokshard.build.sources import INPUT_FORMATS
 from tokshard.build.tolerance import parse_bad_record_limit
 from tokshard.errors import UsageError
@@ -18,6 +19,7 @@ _CHOICES = {
     "on_bad_source": ("fail", "skip"),
     "dedup": ("none", "exact"),
     "input_format": (None, *INPUT_FORMATS),
+    "text_mode": TEXT_MODES,
 }
 
 
@@ -33,6 +35,7 @@ class BuildOptions:
     id_field: str | None = None
     keep: Sequence[str] = ()
     input_format: str | None = None
+    text_mode: str = FILE
     shard_tokens: int = DEFAULT_SHARD_TOKENS
     task_bytes: int | None = None
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES

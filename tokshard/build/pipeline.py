@@ -34,6 +34,7 @@ from tokshard.build.directory import BuiltCorpus, check_directory, finished_corp
 from tokshard.build.documents import DocumentRules
 from tokshard.build.duplicates import DropLists, find_duplicates
 from tokshard.build.failures import BadInputError, RejectedRecordError, SegmentError, TaskError, TooManyBadRecordsError
+from tokshard.build.hub import revisions
 from tokshard.build.options import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_SHARD_TOKENS,
@@ -41,19 +42,19 @@ from tokshard.build.options import (
     check_options,
     command_words,
 )
-from tokshard.build.progress import PartitionDisplay, ProgressDisplay
+from tokshard.build.progress import PartitionDisplay, ProgressDisplay, tell
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Receipt, read_receipts, receipt_name
-from tokshard.build.records import MISSING_TEXT, RecordSpec, parse_columns
+from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, parse_columns
 from tokshard.build.runner import Progress, TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule
-from tokshard.build.sources import Discovery, Input, discover
+from tokshard.build.sources import STDIN, Discovery, Input, discover
 from tokshard.build.tasks import (
     MIN_TASK_BYTES,
+    SMALL,
     Key,
     StreamTask,
     Task,
-    Unit,
     default_task_bytes,
     plan_tasks,
     round_task_bytes,
@@ -125,6 +126,7 @@ def build_corpus(
     id_field: str | None = None,
     keep: Sequence[str] = (),
     input_format: str | None = None,
+    text_mode: str = FILE,
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
     task_bytes: int | None = None,
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
@@ -147,8 +149,8 @@ def build_corpus(
     (``if __name__ == "__main__":``), because worker processes are spawned.
 
     Args:
-        sources: files, directories and globs, in order.
-        tokenizer: a ``tokenizer.json``, or a directory that holds one.
+        sources: files, directories, globs, ``hf://`` data sets of the hub and ``-`` (standard input), in order.
+        tokenizer: a ``tokenizer.json``, a directory that holds one, or a model of the hub.
         out: the corpus directory.
         eos: token that ends every document; default: what ``tokenizer_config.json`` says.
         bos: token that starts every document, or ``auto`` for what ``tokenizer_config.json`` says; default: none.
@@ -156,6 +158,7 @@ def build_corpus(
         id_field: field to store as column ``id``.
         keep: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
         input_format: read every input as this format instead of going by its name.
+        text_mode: what a document is in plain text: a ``file``, ``line`` or ``paragraph``.
         shard_tokens: a shard closes before the document that would exceed this.
         task_bytes: size of the unit of work in bytes of input; default: by the size of the inputs.
         max_document_bytes: a longer text is a bad record.
@@ -188,6 +191,7 @@ def build_corpus(
         id_field=id_field,
         keep=tuple(keep),
         input_format=input_format,
+        text_mode=text_mode,
         shard_tokens=shard_tokens,
         task_bytes=task_bytes,
         max_document_bytes=max_document_bytes,
@@ -216,6 +220,9 @@ def build_corpus(
             ignored=request.found.ignored,
             notes=request.read.notes,
         )
+    if not quiet:
+        for note in request.found.notes:
+            tell(note)  # now: later is too late for it
     with lock(workspace):
         try:
             return _Build(request).run()
@@ -243,13 +250,16 @@ class Request:
     @property
     def total_bytes(self) -> int:
         """Size of all inputs."""
-        return sum(source.num_bytes for source in self.found.inputs)
+        return self.found.inputs.num_bytes
 
     def plan(self) -> list[Task | StreamTask]:
         """The tasks. Only inputs that are too big for one need to be looked into."""
         inputs, task_bytes = self.found.inputs, self.context.task_bytes
-        splits = [split_of(source) if source.num_bytes > task_bytes else Unit() for source in inputs]
-        return list(plan_tasks([source.num_bytes for source in inputs], splits, task_bytes))
+        splits = (
+            split_of(inputs[index], self.options.text_mode) if size > task_bytes or inputs.is_stdin(index) else SMALL
+            for index, size in enumerate(inputs.sizes)
+        )
+        return list(plan_tasks(inputs.sizes, splits, task_bytes))
 
 
 def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
@@ -265,9 +275,14 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
         raise UsageError("no source is given", hint="give files, directories or globs")
     workspace = Workspace(local_directory(options.out))
     _check_apart(workspace.out, arguments)
+    if options.dedup == "exact" and STDIN in arguments:
+        raise UsageError(
+            "--dedup exact reads its sources twice, and standard input can be read once only",
+            hint="write it to a file first, or leave out --dedup",
+        )
     found = discover(arguments, input_format=options.input_format)
     num_workers = options.workers or _cpu_count()
-    total_bytes = sum(source.num_bytes for source in found.inputs)
+    total_bytes = found.inputs.num_bytes
     if num_workers > 1 and total_bytes > MIN_TASK_BYTES:
         executors.prepare_workers()
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
@@ -280,6 +295,7 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
         id_field=options.id_field,
         keep={path: kind for name, (path, kind) in columns.items() if not (name == "id" and path == options.id_field)},
         input_format=options.input_format,
+        text_mode=options.text_mode,
         shard_tokens=options.shard_tokens,
         task_bytes=round_task_bytes(options.task_bytes) if options.task_bytes else default_task_bytes(total_bytes),
         max_document_bytes=options.max_document_bytes,
@@ -295,11 +311,17 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
         on_bad_record=options.on_bad_record,
         on_bad_source=options.on_bad_source,
         sources=source_states(found.inputs),
+        revisions=revisions(found.arguments),
     )
     context = WorkerContext(
         workspace=workspace,
         inputs=found.inputs,
-        spec=RecordSpec(text_field=options.text_field, columns=columns, max_document_bytes=options.max_document_bytes),
+        spec=RecordSpec(
+            text_field=options.text_field,
+            columns=columns,
+            max_document_bytes=options.max_document_bytes,
+            text_mode=options.text_mode,
+        ),
         columns={name: kind for name, (_, kind) in columns.items()},
         tokenizer=read.info,
         task_bytes=config.task_bytes,
@@ -343,6 +365,8 @@ class _Build:
         tasks = self._request.plan()
         save_command(self._workspace, self._command(tasks))
         num_workers = min(self._request.num_workers, max(1, _parallelism(tasks)))
+        if self._options.limit is not None and STDIN in self._request.arguments:
+            num_workers = 1  # several read beyond the limit and then again up to it, which standard input cannot
         schedule = self._encode(tasks, num_workers)
         corpora = tuple(
             BuiltCorpus(directory=output.directory, manifest=self._assemble(number, output, schedule.in_order()))
@@ -423,7 +447,7 @@ class _Build:
         """
         workspace, drops = context.workspace, "" if context.drops is None else context.drops.digest
 
-        done = list(_usable_receipts(workspace, drops))
+        done = list(_usable_receipts(workspace, drops, self._bad_inputs))
         display = ProgressDisplay(
             self._request.total_bytes,
             Progress(
@@ -591,11 +615,14 @@ class _Build:
         )
 
 
-def _usable_receipts(workspace: Workspace, drops: str) -> Iterator[Receipt]:
-    """The receipts of a stage; those that left out other duplicates than `drops` are discarded."""
+def _usable_receipts(workspace: Workspace, drops: str, bad_inputs: Mapping[int, str]) -> Iterator[Receipt]:
+    """The receipts of a stage, without their sources.
+
+    Those that left out other duplicates than `drops`, or are about an input that was left out since, are discarded.
+    """
     for receipt in read_receipts(workspace.receipts):
-        if receipt.drops == drops:
-            yield receipt
+        if receipt.drops == drops and bad_inputs.keys().isdisjoint(receipt.inputs):
+            yield receipt.without_sources()
         else:
             _discard(workspace, receipt.key)
 

@@ -14,6 +14,7 @@ from tokshard.build.runner import Progress
 
 _LINE_SECONDS = 10.0
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+_BAR_WITHOUT_END = "{n_fmt}B [{elapsed}{postfix}]"
 
 
 class ProgressDisplay:
@@ -49,13 +50,13 @@ class ProgressDisplay:
         self._bar: tqdm[None] | None = None
         if not is_quiet and self._stream.isatty():
             self._bar = tqdm(
-                total=total_bytes,
-                initial=min(self._bytes, total_bytes),
+                total=total_bytes or None,
+                initial=min(self._bytes, total_bytes) if total_bytes else self._bytes,
                 unit="B",
                 unit_scale=True,
                 file=self._stream,
                 dynamic_ncols=True,
-                bar_format=self._label + _BAR,
+                bar_format=self._label + (_BAR if total_bytes else _BAR_WITHOUT_END),
             )
 
     def __enter__(self) -> Self:
@@ -107,7 +108,9 @@ class ProgressDisplay:
         return f"{self._documents:,} documents, {human(self._new_tokens / seconds)} tokens/s"
 
     def _line(self) -> str:
-        share = self._bytes / max(1, self._total_bytes)
+        if not self._total_bytes:  # standard input
+            return f"{self._label}{human(self._bytes)}B, {self._numbers()}"
+        share = self._bytes / self._total_bytes
         seconds = time.monotonic() - self._started
         fresh = self._bytes - self._bytes_before
         left = seconds * (self._total_bytes - self._bytes) / fresh if fresh > 0 else None
@@ -131,6 +134,12 @@ class PartitionDisplay:
         if not self._is_quiet and time.monotonic() - self._last_line >= _LINE_SECONDS:
             self._last_line = time.monotonic()
             print(f"duplicates: {done:,} of {count:,} partitions", file=self._stream, flush=True)
+
+
+def tell(note: str) -> None:
+    """Show a line that the user should read before the work begins."""
+    stream = sys.stderr
+    print(f"note: {note}", file=stream, flush=True)
 
 
 def human(number: float) -> str:

@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 from pyarrow import ipc
 
 from tokshard.build import sources
-from tokshard.build.records import MALFORMED, TOO_LONG, BadRecord, Chunk, Records, RecordSpec, admit_rows
-from tokshard.build.sources import Input, vanished
+from tokshard.build.plaintext import line_documents, max_text_line_bytes, paragraphs, whole_text
+from tokshard.build.records import FILE, LINE, MALFORMED, TOO_LONG, Chunk, LineChunk, Records, RecordSpec, admit_rows
+from tokshard.build.sources import STDIN, Input, vanished
 from tokshard.build.streams import CHUNK_BYTES, ByteSource, PlainBytes, damaged, line_chunks, open_bytes, open_file
+from tokshard.build.tar import tar_chunks
 from tokshard.build.tasks import ByteRange, Grouped, Groups, Lines, Span, Split, Stream, Unit
 from tokshard.errors import SourceError, UsageError
 from tokshard.format.storage import map_file
@@ -29,18 +31,19 @@ _ROWS_PER_BATCH = 1_024
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-def split_of(source: Input) -> Split:
+def split_of(source: Input, text_mode: str = FILE) -> Split:
     """How an input can be cut. Reads the footer of parquet and Arrow files; a damaged one is left to its reader."""
-    if source.format == sources.TXT:
+    if source.location == STDIN:
+        return Stream(is_here=True)
+    if source.format == sources.TXT and text_mode == FILE:
         return Unit()
-    if source.compression or source.format in (sources.CSV, sources.ARROW_STREAM):
-        return Stream()
-    if source.format == sources.JSONL:
-        return Lines()
-    try:
-        return Grouped(tuple(_group_sizes(source)))
-    except SourceError:
-        return Unit()
+    if source.format in (sources.PARQUET, sources.ARROW):
+        try:
+            return Grouped(tuple(_group_sizes(source)))
+        except SourceError:
+            return Unit()
+    has_lines = source.format == sources.JSONL or (source.format == sources.TXT and text_mode == LINE)
+    return Lines() if has_lines and source.compression is None else Stream()
 
 
 def read_span(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
@@ -54,8 +57,12 @@ def read_span(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
         return _parquet_chunks(source, span, spec)
     if source.format == sources.ARROW:
         return _arrow_file_chunks(source, span, spec)
-    if source.format == sources.JSONL and source.compression is None:
-        return _line_range_chunks(source, span, spec)
+    if source.compression is None and source.location != STDIN:
+        if source.format == sources.JSONL:
+            return _line_range_chunks(source, span, spec.max_line_bytes)
+        if source.format == sources.TXT and spec.text_mode == LINE:
+            lines = _line_range_chunks(source, span, max_text_line_bytes(spec))
+            return (line_documents(chunk, spec) for chunk in lines)
     return (chunk for _, chunk in read_stream(source, spec, task_bytes=CHUNK_BYTES))
 
 
@@ -69,17 +76,19 @@ def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
         SourceError, UsageError: as `read_span`.
     """
     if source.format == sources.JSONL:
-        return _line_stream_chunks(source, spec, task_bytes)
+        return _line_stream_chunks(source, spec.max_line_bytes, task_bytes)
     if source.format == sources.TXT:
-        return ((0, chunk) for chunk in _text_file_chunks(source, spec))
-    reader = _csv_chunks if source.format == sources.CSV else _arrow_stream_chunks
+        return _text_stream_chunks(source, spec, task_bytes)
+    if source.format == sources.TAR:
+        return tar_chunks(source, spec, task_bytes)
+    reader = _arrow_stream_chunks if source.format == sources.ARROW_STREAM else _csv_chunks
     return _by_text_bytes(reader(source, spec), task_bytes)
 
 
 # JSON lines and plain text
 
 
-def _line_range_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
+def _line_range_chunks(source: Input, span: Span, max_line_bytes: int) -> Iterator[LineChunk]:
     start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
     with open_file(source) as file:
         file.seek(max(0, start - 1))
@@ -90,28 +99,30 @@ def _line_range_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[
             here = stream.file_position()
             return here if stop is None else min(here, stop)
 
-        chunks = line_chunks(stream.read, start=start, stop=stop, max_line_bytes=spec.max_line_bytes, position=position)
+        chunks = line_chunks(stream.read, start=start, stop=stop, max_line_bytes=max_line_bytes, position=position)
         yield from (chunk for _, chunk in chunks)
 
 
-def _line_stream_chunks(source: Input, spec: RecordSpec, task_bytes: int) -> Iterator[tuple[int, Chunk]]:
+def _line_stream_chunks(source: Input, max_line_bytes: int, task_bytes: int) -> Iterator[tuple[int, LineChunk]]:
     with open_bytes(source) as stream:
         chunks = line_chunks(
-            stream.read, start=0, stop=None, max_line_bytes=spec.max_line_bytes, position=stream.file_position
+            stream.read, start=0, stop=None, max_line_bytes=max_line_bytes, position=stream.file_position
         )
         for index, chunk in chunks:
             yield index * CHUNK_BYTES // task_bytes, chunk
 
 
-def _text_file_chunks(source: Input, spec: RecordSpec) -> Iterator[Chunk]:
+def _text_stream_chunks(source: Input, spec: RecordSpec, task_bytes: int) -> Iterator[tuple[int, Records]]:
+    if spec.text_mode == LINE:
+        for segment, chunk in _line_stream_chunks(source, max_text_line_bytes(spec), task_bytes):
+            yield segment, line_documents(chunk, spec)
+        return
     with open_bytes(source) as stream:
-        data = stream.read(spec.max_document_bytes + 1)
-        if len(data) > spec.max_document_bytes:
-            detail = f"the file holds more than {spec.max_document_bytes:,} bytes of text"
-            yield Records(count=1, bad=[BadRecord(0, TOO_LONG, detail)], input_bytes=source.num_bytes)
+        if spec.text_mode == FILE:
+            yield 0, whole_text(stream.read, spec, input_bytes=source.num_bytes)
             return
-    columns = dict.fromkeys(spec.columns, (None,))
-    yield admit_rows(spec, [data], columns, input_bytes=source.num_bytes)
+        for index, records in paragraphs(stream.read, spec, position=stream.file_position):
+            yield index * CHUNK_BYTES // task_bytes, records
 
 
 # parquet and Arrow
@@ -340,7 +351,7 @@ def _csv_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
             io.BufferedReader(_Raw(stream), CHUNK_BYTES), encoding="utf-8-sig", errors="surrogateescape", newline=""
         )
         lines = _CsvLines(text, spec.max_line_bytes)
-        rows = csv.reader(lines, strict=True)
+        rows = csv.reader(lines, strict=True, delimiter="\t" if source.format == sources.TSV else ",")
         try:
             header = next(rows)
         except StopIteration:
@@ -441,12 +452,8 @@ def _csv_records(
     def flush() -> Records:
         nonlocal texts, columns, broken, size, reported
         here = stream.file_position()
-        records = admit_rows(spec, texts, columns, input_bytes=here - reported)
+        records = admit_rows(spec, texts, columns, input_bytes=here - reported, broken=broken)
         reported = here
-        # a broken row stands in `texts` as None, which admit_rows reports as missing: give the real reason
-        records.bad = [
-            BadRecord(bad.position, *broken[bad.position]) if bad.position in broken else bad for bad in records.bad
-        ]
         texts, columns, broken, size = [], {name: [] for name in spec.columns}, {}, 0
         return records
 

@@ -53,6 +53,15 @@ class OutputCounts(msgspec.Struct, frozen=True, kw_only=True):
         """Documents written into this corpus."""
         return sum(source.documents for source in self.sources)
 
+    def without_sources(self) -> OutputCounts:
+        """The counts of all inputs in one, which is called as the first."""
+        total = SourceCounts(index=self.sources[0].index)
+        for counts in self.sources:
+            total.records_read += counts.records_read
+            total.documents += counts.documents
+            total.tokens += counts.tokens
+        return OutputCounts(sources=[total])
+
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What a task did.
@@ -104,6 +113,15 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     def records_of(self, index: int) -> int:
         """Records read of one input."""
         return sum(source.records_read for source in self.outputs[0].sources if source.index == index)
+
+    def without_sources(self) -> Receipt:
+        """The receipt with the counts of several inputs in one: what a coordinator that has seen many should keep.
+
+        Inputs that share a task are whole, so nobody asks what came before in one of them.
+        """
+        if len(self.inputs) < 2:
+            return self
+        return msgspec.structs.replace(self, outputs=[output.without_sources() for output in self.outputs])
 
 
 def receipt_name(key: Key) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -24,6 +25,9 @@ WRONG_TYPE = "kept field of another type"
 SPECIAL_TOKEN = "special token in text"
 EMPTY = "empty"
 
+FILE, LINE, PARAGRAPH = TEXT_MODES = ("file", "line", "paragraph")
+"""Values of ``--text-mode``."""
+
 _COLUMN_TYPES: Mapping[str, type] = {"string": str, "int64": int, "float64": float, "bool": bool}
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -36,11 +40,13 @@ class RecordSpec:
         text_field: dotted path of the text.
         columns: column name to (dotted path, type name), for the kept metadata.
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
+        text_mode: what a document is in plain text: one of `TEXT_MODES`.
     """
 
     text_field: str
     columns: Mapping[str, tuple[str, str]]
     max_document_bytes: int
+    text_mode: str = FILE
 
     @property
     def max_line_bytes(self) -> int:
@@ -74,6 +80,7 @@ class Records:
         columns: kept column to one value per text.
         bad: the records that cannot, by ascending position.
         num_empty: records whose text is empty.
+        passed_over: (index in the chunk, reason) of records that are not meant to be read, by ascending index.
         input_bytes: bytes of the input that the chunk stands for.
     """
 
@@ -83,6 +90,7 @@ class Records:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     bad: list[BadRecord] = field(default_factory=list)
     num_empty: int = 0
+    passed_over: list[tuple[int, str]] = field(default_factory=list)
     input_bytes: int = 0
 
     def admit(self, spec: RecordSpec, position: int, text: str, values: Mapping[str, Any]) -> None:
@@ -311,15 +319,20 @@ def admit_rows(
     columns: Mapping[str, Sequence[Any]],
     *,
     input_bytes: int,
+    broken: Mapping[int, tuple[str, str]] = MappingProxyType({}),
 ) -> Records:
     """Records from values that are parsed already.
 
     Args:
         texts: str, bytes (checked for UTF-8), or None where there is none.
         columns: kept column to one value per text.
+        broken: index to (reason, detail) of records that are known to be bad; what stands for them is not looked at.
     """
     records = Records(count=len(texts), input_bytes=input_bytes, columns={name: [] for name in spec.columns})
     for position, raw in enumerate(texts):
+        if position in broken:
+            records.bad.append(BadRecord(position, *broken[position]))
+            continue
         if raw is None:
             records.bad.append(BadRecord(position, MISSING_TEXT, f"no value in field {spec.text_field!r}"))
             continue
@@ -344,6 +357,23 @@ def admit_rows(
         else:
             records.admit(spec, position, text, values)
     return records
+
+
+def join_records(spec: RecordSpec, parts: Sequence[Records]) -> Records:
+    """Records of one chunk from those of parts of it, in order."""
+    joined = Records(columns={name: [] for name in spec.columns})
+    for part in parts:
+        base = joined.count
+        joined.count += part.count
+        joined.texts += part.texts
+        joined.positions += [base + position for position in part.positions]
+        for name, values in part.columns.items():
+            joined.columns[name] += values
+        joined.bad += [replace(bad, position=base + bad.position) for bad in part.bad]
+        joined.num_empty += part.num_empty
+        joined.passed_over += [(base + position, reason) for position, reason in part.passed_over]
+        joined.input_bytes += part.input_bytes
+    return joined
 
 
 def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[str, str]]:

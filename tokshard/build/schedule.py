@@ -105,7 +105,7 @@ class Schedule:
     def goes_on(self) -> bool:
         """Whether something is left to do. Leaves out a damaged input when that is what decides."""
         while self.is_over and (failure := self._damage_that_decides()) is not None:
-            if self._limit is not None and failure[0] not in self._repeated:
+            if self._limit is not None and failure[0] not in self._repeated and not self._is_read_once(failure[0]):
                 # with exactly the room that is left, the limit may fall before the damage
                 key = failure[0]
                 self._repeated.add(key)
@@ -189,7 +189,9 @@ class Schedule:
         if self._limit is None:
             return None
         if not self.is_limit_reached:
-            return Cut(min(self._failures), self._limit - self._written) if self._failures else None
+            if not self._failures or self._is_read_once(min(self._failures)):
+                return None
+            return Cut(min(self._failures), self._limit - self._written)
         assert self._front_key is not None
         room = self._limit - self._before_front_key
         return None if self._receipts[self._front_key].cap == room else Cut(self._front_key, room)
@@ -215,10 +217,15 @@ class Schedule:
         if not self._bad_inputs.isdisjoint(receipt.inputs):
             self._policy.on_discard(receipt.key)  # its input turned out to be damaged meanwhile
             return
-        self._receipts[receipt.key] = receipt
+        self._receipts[receipt.key] = receipt.without_sources()
         self._failures.pop(receipt.key, None)
         self._successor[receipt.key[0], receipt.previous] = receipt.key
         self._advance()
+
+    def _is_read_once(self, key: Key) -> bool:
+        """Whether a task cannot run again. With a limit, one worker runs all in order, so its room was exact."""
+        task = self.task(key)
+        return isinstance(task, StreamTask) and task.is_here
 
     def _is_settled(self, task: Task | StreamTask) -> bool:
         """Whether a task is done, under way, failed, or left out."""
@@ -310,7 +317,8 @@ class Schedule:
 
     def _forget(self, receipt: Receipt) -> None:
         del self._receipts[receipt.key]
-        del self._successor[receipt.key[0], receipt.previous]
+        # the parts of an input that is no stream have none before them, so they share an entry that nobody looks at
+        self._successor.pop((receipt.key[0], receipt.previous), None)
         self._policy.on_discard(receipt.key)
 
     def _is_gone(self, key: Key) -> bool:
@@ -333,14 +341,19 @@ class Schedule:
 
 def _without(task: Task | StreamTask, bad_inputs: set[int]) -> Task | StreamTask:
     """A task without the inputs that are left out."""
-    if isinstance(task, StreamTask) or not bad_inputs or all(index not in bad_inputs for index, _ in task.parts):
+    if isinstance(task, StreamTask) or not any(_reads(task, index) for index in bad_inputs):
         return task
     return replace(task, parts=tuple(part for part in task.parts if part[0] not in bad_inputs))
 
 
 def _reads(task: Task | StreamTask, index: int) -> bool:
     """Whether a task reads an input."""
-    return task.key[0] == index if isinstance(task, StreamTask) else any(part[0] == index for part in task.parts)
+    if isinstance(task, StreamTask):
+        return task.key[0] == index
+    # parts are in order, and there may be many
+    return (
+        bool(task.parts) and task.parts[0][0] <= index <= task.parts[-1][0] and any(i == index for i, _ in task.parts)
+    )
 
 
 def _is_empty(task: Task | StreamTask, bad_inputs: set[int]) -> bool:

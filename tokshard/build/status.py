@@ -13,6 +13,7 @@ import msgspec
 
 from tokshard.build.progress import human
 from tokshard.build.receipts import Receipt, read_receipts
+from tokshard.build.sources import STDIN
 from tokshard.build.workspace import Workspace, load_bad_inputs, load_command, load_settings, lock_holder
 from tokshard.errors import UsageError
 from tokshard.format import names
@@ -35,7 +36,8 @@ class BuildStatus:
         holder: process and host of a running build, if it said so.
         tasks_done, segments_done: of the stage; segments are of streams that are not read to their end.
         left_out: reason to count, so far.
-        command, working_directory: what continues the build, if it is known.
+        command, working_directory: what continues the build, if it is known and possible.
+        reads_stdin: it reads standard input, of which nobody knows the size, and cannot be continued.
     """
 
     directory: str
@@ -56,6 +58,7 @@ class BuildStatus:
     config: BuildConfig | None = None
     command: tuple[str, ...] = ()
     working_directory: str = ""
+    reads_stdin: bool = False
 
 
 def read_status(location: str | os.PathLike[str]) -> BuildStatus:
@@ -72,6 +75,7 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         return _finished(workspace)
     holder = lock_holder(workspace)
     command = load_command(workspace)
+    reads_stdin = STDIN in settings.sources.roots
     encoding = list(read_receipts(workspace.receipts))
     stage = "hashing" if settings.config.dedup == "exact" and not encoding else "encoding"
     receipts = encoding if stage == "encoding" else list(read_receipts(workspace.hashing.receipts))
@@ -97,8 +101,9 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         damaged_inputs=len(load_bad_inputs(workspace)),
         left_out=dict(sorted(left_out.items())),
         config=settings.config,
-        command=() if command is None else tuple(command.words),
-        working_directory="" if command is None else command.directory,
+        command=() if command is None or reads_stdin else tuple(command.words),
+        working_directory="" if command is None or reads_stdin else command.directory,
+        reads_stdin=reads_stdin,
     )
 
 
@@ -111,11 +116,12 @@ def status_text(status: BuildStatus) -> str:
         by = f" by {status.holder}" if status.holder else ""
         more = f", {status.segments_done:,} segments of other streams" if status.segments_done else ""
         share = status.bytes_done / max(1, status.total_bytes)
+        size = f" of {human(status.total_bytes)}B ({min(1.0, share):.0%})"
         total = f" of {status.num_tasks:,}" if status.num_tasks else ""
         lines += [
             ("state", f"{status.state}{by}, {status.stage}"),
             ("tasks", f"{status.tasks_done:,}{total} done{more}"),
-            ("read", f"{human(status.bytes_done)}B of {human(status.total_bytes)}B ({min(1.0, share):.0%})"),
+            ("read", f"{human(status.bytes_done)}B" + ("" if status.reads_stdin else size)),
             ("written", f"{status.documents:,} documents, {status.tokens:,} tokens"),
         ]
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.left_out.items())
@@ -127,6 +133,8 @@ def status_text(status: BuildStatus) -> str:
         lines.append(
             ("settings", ", ".join(f"{name} {value}" for name, value in config.items() if value not in (None, {})))
         )
+    if status.state == UNFINISHED and status.reads_stdin:
+        lines.append(("continue", "not possible: standard input can be read once only; start over with --force"))
     if status.state == UNFINISHED and status.command:
         lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {shlex.join(status.command)}"))
     return "\n".join(f"{label:<12}{value}" for label, value in lines)

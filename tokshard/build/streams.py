@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import io
+import lzma
 from collections.abc import Callable, Iterator
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import zstandard
 
 from tokshard.build.records import LineChunk
-from tokshard.build.sources import Input, vanished
+from tokshard.build.sources import STDIN, Input, vanished
 from tokshard.errors import BadSourceError
 
 CHUNK_BYTES = 1 << 20
 """Chunk j of an input holds the lines whose first byte is in ``[j, j + 1) * CHUNK_BYTES``. Decides shard bounds."""
 
 _MAX_WINDOW_BYTES = 1 << 31
+_XZ_MEMORY_BYTES = 1 << 30
+"""An xz stream whose dictionary needs more is refused; ``xz -9`` needs 65 MiB."""
 _COMPRESSED_BYTES = 1 << 16
-"""Taken at once of a wide zstd frame: what comes out of it is held, and may be a hundred times as much."""
+_WIDE_BYTES = 1 << 8
+"""Taken at once of a wide zstd frame: what comes out is held, up to 128 KiB for each 4 bytes of a hostile frame."""
 _WINDOW_TOO_LARGE = "requires too much memory"
 """libzstd's words for a frame whose window is over 128 MiB, the most that Arrow lets it take."""
 
@@ -46,17 +51,21 @@ def open_bytes(source: Input) -> Iterator[ByteSource]:
             yield PlainBytes(source, file)
         elif source.num_bytes == 0:
             raise damaged(source, f"the file is empty, which {source.compression} never is")
+        elif source.compression in _STREAM_DECOMPRESSORS:
+            yield _Streams(source, file)
         else:
             yield _Compressed(source, file)
 
 
-def open_file(source: Input) -> IO[bytes]:
+def open_file(source: Input) -> io.FileIO:
     """The raw bytes of an input, not buffered.
 
     Raises:
         BadSourceError: the file is gone.
     """
     try:
+        if source.location == STDIN:
+            return open(0, "rb", buffering=0, closefd=False)
         return open(source.location, "rb", buffering=0)
     except OSError as error:
         raise vanished(source, error) from error
@@ -73,8 +82,9 @@ def damaged(source: Input, reason: str) -> BadSourceError:
 class PlainBytes:
     """The bytes of a file as they are, from where it stands."""
 
-    def __init__(self, source: Input, file: IO[bytes]) -> None:
+    def __init__(self, source: Input, file: io.FileIO) -> None:
         self._source, self._file = source, file
+        self._position = file.tell() if file.seekable() else 0
 
     def read(self, size: int) -> bytes:
         try:
@@ -86,10 +96,11 @@ class PlainBytes:
                 data += more
         except OSError as error:
             raise vanished(self._source, error) from error
+        self._position += len(data)
         return data
 
     def file_position(self) -> int:
-        return self._file.tell()
+        return self._position
 
 
 class _Compressed:
@@ -98,7 +109,7 @@ class _Compressed:
     At a zstd frame whose window Arrow does not take, `_WideZstd` goes on, once it has read again what came before.
     """
 
-    def __init__(self, source: Input, file: IO[bytes]) -> None:
+    def __init__(self, source: Input, file: io.FileIO) -> None:
         self._source, self._file = source, file
         self._compressed = pa.OSFile(source.location)
         self._stream = pa.CompressedInputStream(self._compressed, source.compression)
@@ -130,11 +141,93 @@ class _Compressed:
         return wide
 
 
-class _WideZstd:
-    """zstd frames with windows over 128 MiB (``zstd --long=28`` and more)."""
+class _StreamDecompressor(Protocol):
+    """What `bz2` and `lzma` have in common."""
 
-    def __init__(self, source: Input, file: IO[bytes]) -> None:
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def needs_input(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+_STREAM_DECOMPRESSORS: dict[str, Callable[[], _StreamDecompressor]] = {
+    "bz2": bz2.BZ2Decompressor,
+    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES),
+}
+
+
+class _Streams:
+    """bz2 and xz through the standard library: streams one after another, never more output than is asked for.
+
+    Between and after xz streams there may be zeros, in fours; after bz2 streams nothing.
+    """
+
+    def __init__(self, source: Input, file: io.FileIO) -> None:
+        assert source.compression is not None
         self._source, self._file = source, file
+        self._make = _STREAM_DECOMPRESSORS[source.compression]
+        self._may_be_padded = source.compression == "xz"
+        self._stream: _StreamDecompressor | None = self._make()
+        self._input = b""
+
+    def read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        try:
+            while size and (self._stream is not None or self._next_stream()):
+                data = self._some(size)
+                parts.append(data)
+                size -= len(data)
+        except (OSError, lzma.LZMAError, EOFError) as error:
+            raise damaged(self._source, str(error)) from error
+        return b"".join(parts)
+
+    def file_position(self) -> int:
+        return self._file.tell()
+
+    def _some(self, size: int) -> bytes:
+        stream = self._stream
+        assert stream is not None
+        if stream.needs_input and not self._input:
+            self._input = self._file.read(_COMPRESSED_BYTES)
+            if not self._input:
+                raise damaged(self._source, f"truncated {self._source.compression} stream")
+        data = stream.decompress(self._input, size)
+        self._input = b""
+        if stream.eof:
+            self._input, self._stream = stream.unused_data, None
+        return data
+
+    def _next_stream(self) -> bool:
+        """Begin the stream that follows; False at the end of the file."""
+        padding = 0
+        while True:
+            self._input = self._input or self._file.read(_COMPRESSED_BYTES)
+            rest = self._input.lstrip(b"\0") if self._may_be_padded else self._input
+            padding += len(self._input) - len(rest)
+            if rest or not self._input:
+                break
+            self._input = b""
+        if padding % 4:
+            raise damaged(self._source, f"{padding} zeros behind an xz stream, expected a multiple of 4")
+        if rest:
+            self._input, self._stream = rest, self._make()
+        return bool(rest)
+
+
+class _WideZstd:
+    """zstd frames with windows over 128 MiB (``zstd --long=28`` and more).
+
+    Memory is the window that the frame asks for, up to 2 GiB, as far as it is filled.
+    """
+
+    def __init__(self, source: Input, file: io.FileIO) -> None:
+        self._source, self._file = source, io.BufferedReader(file, _COMPRESSED_BYTES)
         self._context = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
         self._frame: Any = None
         self._pending = bytearray()
@@ -144,16 +237,16 @@ class _WideZstd:
             while len(self._pending) < size:
                 compressed = b"" if self._frame is None else self._frame.unused_data
                 if self._frame is None or self._frame.eof:
-                    compressed = compressed or self._file.read(_COMPRESSED_BYTES)
+                    compressed = compressed or self._file.read(_WIDE_BYTES)
                     if not compressed:
                         break
                     self._frame = self._context.decompressobj()
                 else:
-                    compressed = self._file.read(_COMPRESSED_BYTES)
+                    compressed = self._file.read(_WIDE_BYTES)
                     if not compressed:
                         raise damaged(self._source, "truncated zstd frame")
                 self._pending += self._frame.decompress(compressed)
-        except zstandard.ZstdError as error:
+        except (zstandard.ZstdError, OSError) as error:
             raise damaged(self._source, str(error)) from error
         data = bytes(self._pending[:size])
         del self._pending[:size]

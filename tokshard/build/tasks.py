@@ -5,15 +5,18 @@ Nothing here does I/O. What had to be read to decide (how an input can be cut) c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import overload
 
 from tokshard.build.streams import CHUNK_BYTES
 
 MIN_TASK_BYTES = 16 << 20
 _MAX_TASK_BYTES = 128 << 20
 _TASKS_WANTED = 256
+_MAX_GROUP_INPUTS = 16_384
+"""In one task: opening a file costs more than reading a tiny one, and a receipt has a line for each. Decides shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,13 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An input that can only be read from its start; cut into segments while it is read."""
+    """An input that can only be read from its start; cut into segments while it is read.
+
+    Args:
+        is_here: only this very process can read it, and nobody knows its size: standard input.
+    """
+
+    is_here: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +77,32 @@ class Unit:
 
 Split = Lines | Grouped | Stream | Unit
 
+SMALL = Unit()
+"""Of an input that is too small for the question."""
+
 Key = tuple[int, int]
 """(index of the first input, segment): names a task and its shards, and orders the tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeInputs(Sequence[tuple[int, Span]]):
+    """The parts of a task that reads consecutive inputs ``[start, stop)`` whole, in a few bytes for any number."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, Span]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[tuple[int, Span]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[int, Span] | Sequence[tuple[int, Span]]:
+        inputs = range(self.start, self.stop)[index]
+        return [(number, Whole()) for number in inputs] if isinstance(inputs, range) else (inputs, Whole())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +115,7 @@ class Task:
     """
 
     key: Key
-    parts: tuple[tuple[int, Span], ...]
+    parts: Sequence[tuple[int, Span]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +124,11 @@ class StreamTask:
 
     Args:
         key: (index of the input, 0).
+        is_here: only the process that plans can read it.
     """
 
     key: Key
+    is_here: bool = False
 
 
 def default_task_bytes(total_bytes: int) -> int:
@@ -111,33 +146,33 @@ def round_task_bytes(task_bytes: int) -> int:
     return max(1, -(-task_bytes // CHUNK_BYTES)) * CHUNK_BYTES
 
 
-def plan_tasks(num_bytes: Sequence[int], splits: Sequence[Split], task_bytes: int) -> Iterator[Task | StreamTask]:
-    """Group small inputs until they reach `task_bytes`; cut big ones.
+def plan_tasks(num_bytes: Iterable[int], splits: Iterable[Split], task_bytes: int) -> Iterator[Task | StreamTask]:
+    """Group small inputs until they reach `task_bytes` or are `_MAX_GROUP_INPUTS`; cut big ones.
 
     Args:
         num_bytes: size of each input, in order.
         splits: how each can be cut; only looked at for inputs bigger than `task_bytes`.
     """
-    group: list[int] = []
-    group_bytes = 0
+    start = group_bytes = 0  # the group is [start, index)
+    index = -1
     for index, (size, split) in enumerate(zip(num_bytes, splits, strict=True)):
-        if size > task_bytes and not isinstance(split, Unit):
-            if group:
-                yield _whole(group)
-                group, group_bytes = [], 0
+        is_cut = size > task_bytes or (isinstance(split, Stream) and split.is_here)
+        if is_cut and not isinstance(split, Unit):
+            if start < index:
+                yield _whole(start, index)
             yield from _cut(index, size, split, task_bytes)
+            start, group_bytes = index + 1, 0
             continue
-        group.append(index)
         group_bytes += size
-        if group_bytes >= task_bytes:
-            yield _whole(group)
-            group, group_bytes = [], 0
-    if group:
-        yield _whole(group)
+        if group_bytes >= task_bytes or index + 1 - start >= _MAX_GROUP_INPUTS:
+            yield _whole(start, index + 1)
+            start, group_bytes = index + 1, 0
+    if start <= index:
+        yield _whole(start, index + 1)
 
 
-def _whole(indices: Sequence[int]) -> Task:
-    return Task(key=(indices[0], 0), parts=tuple((index, Whole()) for index in indices))
+def _whole(start: int, stop: int) -> Task:
+    return Task(key=(start, 0), parts=WholeInputs(start, stop))
 
 
 def _cut(index: int, size: int, split: Split, task_bytes: int) -> Iterator[Task | StreamTask]:
@@ -150,8 +185,8 @@ def _cut(index: int, size: int, split: Split, task_bytes: int) -> Iterator[Task 
     elif isinstance(split, Grouped):
         for segment, (start, stop) in enumerate(pairwise(_group_bounds(split.group_bytes, task_bytes))):
             yield Task(key=(index, segment), parts=((index, Groups(start, stop)),))
-    else:
-        yield StreamTask(key=(index, 0))
+    elif isinstance(split, Stream):
+        yield StreamTask(key=(index, 0), is_here=split.is_here)
 
 
 def _group_bounds(group_bytes: Sequence[int], task_bytes: int) -> list[int]:

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from tokshard.build.conversion import Conversion, convert, is_foreign, probes
+from tokshard.build.hub import SCHEME, fetch_tokenizer, is_model_id
 from tokshard.errors import TokenizerError
 from tokshard.format.manifest import TokenizerInfo, canonical_json
 
+_FILES = ("tokenizer.json", "tokenizer.model")
+"""What a directory is searched for."""
 BOS_FROM_TOKENIZER = "auto"
 """Value of ``--bos`` that takes the token which the tokenizer's own configuration names."""
 
@@ -40,25 +45,31 @@ class TokenizerFile:
 
 
 def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> TokenizerFile:
-    """Read a ``tokenizer.json``, or a directory that holds one, and settle its delimiters.
+    """Read a tokenizer and settle its delimiters.
 
     EOS and BOS come from `eos` and `bos`, else from ``tokenizer_config.json`` in the same directory.
 
     Args:
+        location: a ``tokenizer.json``, a directory that holds one, a model of the hub, a SentencePiece ``.model`` or
+            tiktoken ranks. A local path goes before a model of the hub.
         bos: None for no BOS, a token, or `BOS_FROM_TOKENIZER`.
 
     Raises:
         TokenizerError: the file cannot be read, names no EOS, or lacks a token.
     """
-    path = Path(location)
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    name = (path.parent if path.name == "tokenizer.json" else path).resolve().name
-    content, parsed = _read_json(path)
+    path, name = _find(location)
+    converted = convert(path) if is_foreign(path) else None
+    if converted is None:
+        content, parsed = _read_json(path)
+    else:
+        content, parsed = converted.content, json.loads(converted.content)
+        _prove_equal(path, converted)
     vocabulary, added = _vocabulary(parsed, path)
     config_path = path.parent / "tokenizer_config.json"
     config = _read_json(config_path)[1] if config_path.exists() else {}
-    notes = _notes(parsed, config, bos)
+    if converted is not None:
+        config = {**converted.config, **config}
+    notes = _notes(parsed, config, bos) + (() if converted is None else (converted.note,))
     eos = eos or _token_of(config, "eos_token")
     unknown = _unknown(parsed)  # stands for pieces of text, so it is no control, whatever it is flagged as
     flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special") and token != unknown}
@@ -98,6 +109,41 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     return TokenizerFile(content=content, clean=_without_cutting(parsed, content), info=info, notes=notes)
 
 
+def _find(location: str) -> tuple[Path, str]:
+    """The file of a tokenizer, fetched if it is on the hub, and what the tokenizer is called."""
+    path = Path(location)
+    if location.startswith(SCHEME) or (not path.exists() and is_model_id(location)):
+        files = fetch_tokenizer(location)
+        return Path(files.root) / "tokenizer.json", files.label
+    if path.is_dir():
+        path = next((path / name for name in _FILES if (path / name).exists()), path / _FILES[0])
+    return path, (path.parent if path.name in _FILES else path).resolve().name
+
+
+def _prove_equal(path: Path, converted: Conversion) -> None:
+    """Refuse a conversion that does not encode as the original does.
+
+    Raises:
+        TokenizerError: with a text on which they differ.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(converted.content)
+        file.flush()
+        encode = Encoder(Path(file.name))
+    for text in probes(converted):
+        expected, found = list(converted.original(text)), encode([text])[0].tolist()
+        if found != expected:
+            raise TokenizerError(
+                f"{path} cannot become a tokenizer.json: {text[:40]!r} has the ids {_some(expected)} by its own "
+                f"library and {_some(found)} by tokenizers {importlib.metadata.version('tokenizers')}",
+                hint="give the tokenizer.json that the model was published with, or another version of tokenizers",
+            )
+
+
+def _some(ids: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}]"
+
+
 class Encoder:
     """Encodes texts in this process, on one thread.
 
@@ -112,12 +158,14 @@ class Encoder:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # 0.2x: workers are the parallelism
         try:
             tokenizer: Any = Tokenizer.from_file(str(clean_path))
+            is_old = hasattr(tokenizer, "encode_batch_fast")
+            self._encode = _encoder_02x(tokenizer) if is_old else _encoder_1x(tokenizer)
+            self._encode(["a b"])  # some parts are only missed when they are used
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(
                 f"tokenizers {importlib.metadata.version('tokenizers')} cannot load the tokenizer: {error}",
                 hint="check that it is a tokenizer.json, and try another version of tokenizers",
             ) from error
-        self._encode = _encoder_02x(tokenizer) if hasattr(tokenizer, "encode_batch_fast") else _encoder_1x(tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Token ids of each text, without delimiters: unsigned arrays [tokens]."""

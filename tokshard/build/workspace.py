@@ -8,16 +8,18 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+import numpy as np
 
 from tokshard.build.documents import DocumentRules
 from tokshard.build.records import RecordSpec
-from tokshard.build.sources import Input
+from tokshard.build.sources import STDIN, Inputs
 from tokshard.errors import BuildError, ConfigurationChangedError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
@@ -169,14 +171,50 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
 
 
+class SourceStates(msgspec.Struct, frozen=True, kw_only=True):
+    """All inputs as they were when the build began, in columns: a million of them must not fill the memory.
+
+    Args:
+        roots: per argument, what its paths are relative to; absolute.
+        arguments, sizes, times: int64 each, native bytes.
+        paths: UTF-8, each ending in a zero byte.
+    """
+
+    roots: list[str]
+    arguments: bytes
+    sizes: bytes
+    times: bytes
+    paths: bytes
+
+    def __len__(self) -> int:
+        return len(self.sizes) // 8
+
+    def __iter__(self) -> Iterator[SourceState]:
+        numbers = (np.frombuffer(column, np.int64) for column in (self.arguments, self.sizes, self.times))
+        for path, argument, size, mtime_ns in zip(self.paths.split(b"\0"), *numbers, strict=False):
+            root = self.roots[argument] if argument < len(self.roots) else f"argument {argument}"
+            yield SourceState(
+                argument=int(argument),
+                path=path.decode(),
+                location=os.path.join(root, path.decode()) if path else root,
+                num_bytes=int(size),
+                mtime_ns=int(mtime_ns),
+            )
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that must stay the same for a build to be continued."""
+    """Everything that must stay the same for a build to be continued.
+
+    Args:
+        revisions: the sources on the hub, with the commits that they stood for.
+    """
 
     config: BuildConfig
     tokenizer: TokenizerInfo
     on_bad_record: str
     on_bad_source: str
-    sources: list[SourceState]
+    sources: SourceStates
+    revisions: list[str] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +231,7 @@ class WorkerContext:
     """
 
     workspace: Workspace
-    inputs: tuple[Input, ...]
+    inputs: Inputs
     spec: RecordSpec
     columns: dict[str, str]
     tokenizer: TokenizerInfo
@@ -205,18 +243,27 @@ class WorkerContext:
     drops: DropLists | None = None
 
 
-def source_states(inputs: tuple[Input, ...]) -> list[SourceState]:
+def source_states(inputs: Inputs) -> SourceStates:
     """The inputs as they are now."""
-    return [
-        SourceState(
-            argument=source.argument,
-            path=source.path,
-            location=os.path.abspath(source.location),
-            num_bytes=source.num_bytes,
-            mtime_ns=source.mtime_ns,
-        )
-        for source in inputs
-    ]
+    roots = [root if root == STDIN else os.path.abspath(root) for root in inputs.roots]
+    return pack_states(roots, ((source.argument, source.path, source.num_bytes, source.mtime_ns) for source in inputs))
+
+
+def pack_states(roots: list[str], rows: Iterable[tuple[int, str, int, int]]) -> SourceStates:
+    """States from argument, path, bytes and modification time of each input."""
+    arguments, sizes, times, paths = array("q"), array("q"), array("q"), bytearray()
+    for argument, path, num_bytes, mtime_ns in rows:
+        arguments.append(argument)
+        sizes.append(num_bytes)
+        times.append(mtime_ns)
+        paths += path.encode() + b"\0"
+    return SourceStates(
+        roots=roots,
+        arguments=arguments.tobytes(),
+        sizes=sizes.tobytes(),
+        times=times.tobytes(),
+        paths=bytes(paths),
+    )
 
 
 @contextlib.contextmanager
@@ -358,8 +405,17 @@ def _differences(before: Settings, now: Settings) -> Iterator[str]:
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before, policy) == "skip" and getattr(now, policy) == "fail":
             yield f"{policy} was skip, now fail"
-    old_sources = {(source.argument, source.path): source for source in before.sources}
-    new_sources = {(source.argument, source.path): source for source in now.sources}
+    if before.revisions != now.revisions:
+        yield f"the hub sources were {', '.join(before.revisions) or 'none'}, now {', '.join(now.revisions) or 'none'}"
+    if STDIN in now.sources.roots:
+        yield "standard input cannot be read again"
+    elif before.sources != now.sources:
+        yield from _source_differences(before.sources, now.sources)
+
+
+def _source_differences(before: Iterable[SourceState], now: Iterable[SourceState]) -> Iterator[str]:
+    old_sources = {(source.argument, source.path): source for source in before}
+    new_sources = {(source.argument, source.path): source for source in now}
     for place, source in old_sources.items():
         if place not in new_sources:
             yield f"source {source.location} is gone"

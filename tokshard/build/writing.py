@@ -136,7 +136,10 @@ class WritingTask:
         """The records that are documents if their length allows it; the bad ones; and by reason the others."""
         texts, positions = records.texts, positions_array(records)
         columns, bad = records.columns, records.bad
-        left_out: dict[str, NDArray[np.int64]] = {}
+        left_out = {
+            reason: np.array([position for position, why in records.passed_over if why == reason], np.int64)
+            for reason in {why for _, why in records.passed_over}
+        }
         if self._drops is not None:
             is_kept = self._drops.is_kept(self._admitted, len(texts))
             self._admitted += len(texts)

@@ -21,7 +21,12 @@ from tokshard.inspect.summary import summary_text
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE... | RECIPE.toml")
-@click.option("--tokenizer", metavar="PATH", help="A tokenizer.json, or a directory that holds one.  [required]")
+@click.option(
+    "--tokenizer",
+    metavar="PATH|OWNER/NAME",
+    help="A tokenizer.json, a directory that holds one, a model of the hub, a SentencePiece .model or tiktoken ranks.  "
+    "[required]",
+)
 @click.option("--out", metavar="DIR", help="The corpus directory.  [required]")
 @click.option(
     "--eos", metavar="TOKEN", help="Token that ends every document.  [default: what tokenizer_config.json says]"
@@ -39,7 +44,14 @@ from tokshard.inspect.summary import summary_text
 @click.option(
     "--input-format",
     metavar="FORMAT",
-    help="Read every input as jsonl, parquet, arrow, txt or csv.  [default: by file name]",
+    help="Read every input as jsonl, parquet, arrow, txt, csv, tsv or tar.  [default: by file name]",
+)
+@click.option(
+    "--text-mode",
+    type=click.Choice(["file", "line", "paragraph"]),
+    default="file",
+    show_default=True,
+    help="What a document is in plain text.",
 )
 @click.option(
     "--shard-tokens", type=SIZE, default="256M", show_default=True, help="A shard closes before it has more tokens."
@@ -96,8 +108,9 @@ from tokshard.inspect.summary import summary_text
 def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dry_run: bool, **options: Any) -> None:
     """Tokenize SOURCEs into a corpus of Arrow shards.
 
-    A SOURCE is a file, a directory or a quoted glob of jsonl (.gz, .zst), parquet, arrow, txt or csv. Documents
-    keep the order of the sources; inside a directory, the bytewise order of the paths.
+    A SOURCE is a file, a directory or a quoted glob of jsonl, txt, csv, tsv, tar (each also .gz .zst .bz2 .xz),
+    parquet, arrow or feather; a directory saved by datasets; hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]; or - for
+    standard input. Documents keep the order of the sources; inside a directory, the bytewise order of the paths.
 
     A build that was stopped, by whatever, goes on when the same command runs again.
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from tokshard.build.sources import STDIN
 from tokshard.cli.failures import did_you_mean
 from tokshard.errors import UsageError
 
@@ -80,6 +81,12 @@ def read_recipe(path: str, context: click.Context) -> list[CorpusRequest]:
                 values[key] = context.params[key]
         requests.append(one_corpus(_sources(table, where), values, name=where))
     _check_apart(requests)
+    readers = [request.name for request in requests if STDIN in request.sources]
+    if len(readers) > 1:
+        raise UsageError(
+            f"{readers[0]} and {readers[1].rpartition(': ')[2]} read standard input, which can be read once only",
+            hint="write it to a file first",
+        )
     return requests
 
 

@@ -31,7 +31,7 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The tokenizer that made a corpus.
 
     Args:
-        name: the last part of the path that was given.
+        name: the last part of the path that was given, or the id on the hub with its commit.
         sha256: of the bytes of ``tokenizer.json`` as they are beside the manifest.
         canonical_sha256: of the JSON with sorted keys and no white space: equal for files that differ in layout only.
         vocab_size: 1 + the largest id in model and added tokens.
@@ -64,6 +64,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         id_field: field stored as column ``id``, if any.
         keep: fields stored as columns of their name, field to type.
         input_format: the format that all inputs were read as, or None where the file names decided.
+        text_mode: what a document is in plain text: ``file``, ``line`` or ``paragraph``.
         shard_tokens: a shard closes before the document that would exceed this many tokens.
         task_bytes: size of the unit of build work, in bytes of input.
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
@@ -78,6 +79,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     id_field: str | None
     keep: dict[str, str]
     input_format: str | None
+    text_mode: str
     shard_tokens: int
     task_bytes: int
     max_document_bytes: int
