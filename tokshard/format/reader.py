@@ -243,9 +243,7 @@ class Corpus:
 
     def provenance(self, index: int) -> Provenance:
         """Source and record number of one document; `sources` has the paths."""
-        position = range(self.num_documents)[index]
-        shard_index = bisect_right(self._first_documents, position) - 1
-        row = position - int(self._first_documents[shard_index])
+        shard_index, row = self.shard_of(index)
         runs = self.runs(shard_index)
         run = int(np.searchsorted(runs.document, row, "right")) - 1
         if run < 0:
@@ -278,6 +276,19 @@ class Corpus:
     def first_document(self, index: int) -> int:
         """The number of the first document of one shard."""
         return int(self._first_documents[index])
+
+    def shard_of(self, document: int) -> tuple[int, int]:
+        """Which shard holds a document, and its row there.
+
+        Raises:
+            IndexError: the number is outside ``[-num_documents, num_documents)``.
+        """
+        try:
+            position = range(self.num_documents)[document]
+        except IndexError:
+            raise IndexError(f"document {document} of a corpus of {self.num_documents} documents") from None
+        index = bisect_right(self._first_documents, position) - 1
+        return index, position - int(self._first_documents[index])
 
     def shard(self, index: int) -> Shard:
         """One shard, mapped and checked against the manifest when it is first touched.
@@ -356,12 +367,8 @@ class Corpus:
         self._open.clear()
 
     def _locate(self, index: int) -> tuple[Shard, int]:
-        try:
-            position = range(self.num_documents)[index]
-        except IndexError:
-            raise IndexError(f"document {index} of a corpus of {self.num_documents} documents") from None
-        shard_index = bisect_right(self._first_documents, position) - 1
-        return self.shard(shard_index), position - int(self._first_documents[shard_index])
+        shard_index, row = self.shard_of(index)
+        return self.shard(shard_index), row
 
     def _check_table(self) -> None:
         path, manifest = self._table.path, self.manifest

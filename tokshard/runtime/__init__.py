@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokshard.runtime.cursor import Cursor
     from tokshard.runtime.loader import StreamDataset, StreamingLoader
-    from tokshard.runtime.plan import Piece, StreamPlan
+    from tokshard.runtime.plan import Piece, Reading, StreamPlan
 
-__all__ = ["Cursor", "Piece", "StreamDataset", "StreamPlan", "StreamingLoader"]
+__all__ = ["Cursor", "Piece", "Reading", "StreamDataset", "StreamPlan", "StreamingLoader"]
 
 _HOMES = {
     "Cursor": "tokshard.runtime.cursor",
     "Piece": "tokshard.runtime.plan",
+    "Reading": "tokshard.runtime.plan",
     "StreamDataset": "tokshard.runtime.loader",
     "StreamPlan": "tokshard.runtime.plan",
     "StreamingLoader": "tokshard.runtime.loader",

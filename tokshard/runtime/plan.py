@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.cursor import CorpusIdentity, Cursor, PlanIdentity
+from tokshard.runtime.finding import find_document
 from tokshard.runtime.layout import Layout, corpus_rows, lay_out
 from tokshard.runtime.mixture import Balance, Mixture, Segment, are_weights
 from tokshard.runtime.packing import PADDING_INDEX, Packed, first_row, widen
@@ -50,6 +51,22 @@ class Piece:
     corpus: str
     shard: str
     document: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A part of a document that a sample reads.
+
+    Args:
+        epoch: pass over the corpus, from 0.
+        sample: global; None if it came before the first weights that the cursor keeps, so that it is known no more.
+        start, stop: tokens of the document.
+    """
+
+    epoch: int
+    sample: int | None
     start: int
     stop: int
 
@@ -283,6 +300,42 @@ class StreamPlan:
             place = source.document_at(start)
             begin = start - place.start
             found.append(Piece(self.names[number], place.shard, place.document, begin, begin + length))
+        return found
+
+    def find(
+        self, corpus: str, document: int, cursor: Cursor | None = None, *, epochs: int | Iterable[int] = 1
+    ) -> list[Reading]:
+        """The samples that read a document: the inverse of `trace`, without a replay.
+
+        Costs the table of each window that holds a part of the document, per epoch: as much as its first sample.
+
+        Args:
+            corpus: its name in the plan.
+            document: number in the corpus.
+            cursor: whose weights to go by; default: those of the plan.
+            epochs: passes over the corpus, numbered from 0; a number: so many from the first on.
+
+        Returns:
+            By epoch, sample and place in the document; none of parts that `take` leaves out, and none of samples that
+            no weights lead to. `max_epochs` is not looked at.
+
+        Raises:
+            IndexError: the corpus has no such document.
+            PlanError: the plan has no such corpus.
+        """
+        if corpus not in self.names:
+            raise PlanError(f"the plan has no corpus {corpus!r}", hint=f"it has {', '.join(self.names)}")
+        number = self.names.index(corpus)
+        stream, mixture = self.streams[number], self.mixture(cursor or self.cursor())
+        place = self.sources[number].place_of(document)
+        found = []
+        for epoch in range(epochs) if isinstance(epochs, int) else epochs:
+            parts = find_document(stream, epoch, place.start, place.stop, stream_stop=self._stream_stop)
+            for part in parts:
+                is_known = part.ordinal >= mixture.balance.counts[number]
+                sample = mixture.sample_of(number, part.ordinal) if is_known else None
+                if sample is not None or not is_known:
+                    found.append(Reading(epoch, sample, part.start - place.start, part.stop - place.start))
         return found
 
     def lay_out(self, mixture: Mixture, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
