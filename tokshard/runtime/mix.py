@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from typing import Any
 from tokshard.errors import UsageError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.recipes import convert, read_toml
+
+STATE_FILE = "state.json"
+"""The file of a trainer's checkpoint that holds its recipe and the loader's state."""
 
 _HINT = "a mix has the keys of StreamPlan, and global_batch_size; see tokshard/runtime/mix.py"
 _EXAMPLES = {
@@ -86,10 +90,10 @@ class _RecipeData(Mix):
 def load_mix(
     location: str, options: Mapping[str, Any] | None = None, *, defaults: Mapping[str, Any] | None = None
 ) -> Mix:
-    """A mix from a TOML file, from the ``[data]`` table of a trainer's recipe, or from one corpus directory.
+    """A mix from a TOML file, a trainer's recipe (its ``[data]`` table) or checkpoint, or from one corpus directory.
 
     Args:
-        location: a file, or a corpus directory.
+        location: a file, a checkpoint directory or a corpus directory.
         options: key to value; None leaves what the file says.
         defaults: key to value, for keys that neither names.
 
@@ -102,6 +106,8 @@ def load_mix(
         fields = read_toml(location, hint="give a mix such as mix.toml, or a corpus directory")
         if isinstance(fields.get("data"), Mapping):
             kind, fields, prefix = _RecipeData, dict(fields["data"]), "data."
+    elif is_checkpoint(location):
+        kind, fields, prefix = _RecipeData, _recipe_of(location), "data."
     else:
         fields = {"corpora": {os.path.basename(os.path.normpath(location)): location}}
     given = {key: value for key, value in (options or {}).items() if value is not None}
@@ -115,3 +121,19 @@ def load_mix(
         if (value := getattr(found, key)) < 1:
             raise UsageError(f"{location}: {prefix}{key} is {value}, expected at least 1", hint="change it")
     return Mix(**{item.name: getattr(found, item.name) for item in dataclasses.fields(Mix)})
+
+
+def is_checkpoint(location: str) -> bool:
+    """Whether a directory is a checkpoint of the trainer."""
+    return os.path.isfile(os.path.join(location, STATE_FILE))
+
+
+def _recipe_of(checkpoint: str) -> dict[str, Any]:
+    path = os.path.join(checkpoint, STATE_FILE)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return dict(json.load(file)["config"]["data"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} holds no recipe: {error!r}", hint="give a checkpoint of tokshard's trainer, or the mix itself"
+        ) from error

@@ -32,6 +32,8 @@ from tokshard.runtime.windows import CorpusStream, Shape, TokenSource
 MIN_BLOCK_TOKENS = 65_536
 WINDOW_TOKENS = 64 << 20
 MIN_WINDOW_BLOCKS = 64
+MIN_WINDOW_STEPS = 16
+"""A window that lasts fewer steps is worth a warning: a document meets only documents of its window."""
 
 Weights = Mapping[str, float]
 CorpusLike = str | os.PathLike[str] | TokenSource
@@ -292,14 +294,31 @@ class StreamPlan:
         Raises:
             IndexError: the plan has no such sample.
         """
-        corpora, ordinals = self._mixture_at(sample, cursor).locate(np.array([sample], np.int64))
-        number = int(corpora[0])
-        _, pieces = self.streams[number].pieces_of(ordinals, self._stream_stop)
-        source, found = self.sources[number], []
-        for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
-            place = source.document_at(start)
-            begin = start - place.start
-            found.append(Piece(self.names[number], place.shard, place.document, begin, begin + length))
+        return self.traces(np.array([sample], np.int64), cursor)[0]
+
+    def traces(self, samples: NDArray[np.int64], cursor: Cursor | None = None) -> list[list[Piece]]:
+        """`trace` of many global samples.
+
+        Args:
+            samples: int64 [n], ascending.
+
+        Raises:
+            IndexError: the plan has not all of them.
+        """
+        if not len(samples):
+            return []
+        self._mixture_at(int(samples[0]), cursor)
+        located, ordinals = self._mixture_at(int(samples[-1]), cursor).locate(samples)
+        found: list[list[Piece]] = [[] for _ in samples]
+        for number in np.unique(located).tolist():
+            mine = np.flatnonzero(located == number)
+            counts, pieces = self.streams[number].pieces_of(ordinals[mine], self._stream_stop)
+            source, name = self.sources[number], self.names[number]
+            rows = np.repeat(mine, counts).tolist()
+            for row, start, length in zip(rows, pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
+                place = source.document_at(start)
+                begin = start - place.start
+                found[row].append(Piece(name, place.shard, place.document, begin, begin + length))
         return found
 
     def find(
