@@ -335,9 +335,7 @@ def read_saved(path: str) -> Any:
 
     saved = FileSystemReader(path).read_metadata().state_dict_metadata
     found: dict[str, Any] = {
-        key: None
-        for key, entry in saved.items()
-        if isinstance(entry, BytesStorageMetadata) and key.endswith(STATE_KEY)
+        key: None for key, entry in saved.items() if isinstance(entry, BytesStorageMetadata) and key.endswith(STATE_KEY)
     }
     try:
         load(found, checkpoint_id=path, no_dist=True)

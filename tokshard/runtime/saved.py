@@ -30,7 +30,7 @@ class SavedState:
 
 
 def read_state(path: str) -> SavedState:
-    """The state in a checkpoint: a directory of the trainer or of torch.distributed.checkpoint, or a file of torch.save.
+    """The state in a checkpoint: a directory of the trainer, or what torch.distributed.checkpoint or torch.save wrote.
 
     A text file that holds ``json.dumps(loader.state_dict())``, or only the cursor, will do, too. Needs torch only for
     what torch has saved; no tensor is loaded.
