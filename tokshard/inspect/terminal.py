@@ -52,6 +52,20 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 shard``, ``2 shards``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def can_encode(text: str, encoding: str) -> bool:
+    """Whether an output of this encoding can show a text."""
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 def bytes_text(number: float) -> str:
     """A number of bytes in three digits, such as ``20.1 MB``; decimal prefixes."""
     for prefix in ("", "k", "M", "G", "T"):

@@ -173,7 +173,9 @@ class StreamPlan:
         )
         self._check_takes()
         self.on_max_epochs = on_max_epochs
-        self._max_samples = self._limits(max_epochs)
+        most = self._per_corpus("max_epochs", math.inf if max_epochs is None else max_epochs, math.inf)
+        self.max_epochs = tuple(most)
+        self._max_samples = self._limits()
         default = {name: float(stream.num_tokens) for name, stream in zip(self.names, self.streams, strict=True)}
         self._segments = self._schedule([(0, default if weights is None else weights), *schedule])
         self._kept_mixture: Mixture | None = None
@@ -449,18 +451,18 @@ class StreamPlan:
                     hint="take more, or give a smaller block_tokens",
                 )
 
-    def _limits(self, max_epochs: float | Mapping[str, float] | None) -> list[int | None]:
+    def _limits(self) -> list[int | None]:
         """Samples of each corpus that may be read."""
         if self.on_max_epochs not in ("stop", "warn"):
             raise PlanError(f"on_max_epochs is {self.on_max_epochs!r}", hint="give 'stop' or 'warn'")
-        most = self._per_corpus("max_epochs", math.inf if max_epochs is None else max_epochs, math.inf)
-        if not all(epochs > 0 for epochs in most):
+        if not all(epochs > 0 for epochs in self.max_epochs):
             raise PlanError(
-                f"max_epochs is {max_epochs}", hint="give numbers above 0; a weight of 0 leaves a corpus out"
+                f"max_epochs is {self._arguments['max_epochs']}",
+                hint="give numbers above 0; a weight of 0 leaves a corpus out",
             )
         return [
             None if math.isinf(epochs) else math.ceil(Fraction(epochs) * stream.num_tokens / self.seq_len)
-            for epochs, stream in zip(most, self.streams, strict=True)
+            for epochs, stream in zip(self.max_epochs, self.streams, strict=True)
         ]
 
     def _schedule(self, changes: Sequence[tuple[int, Weights]]) -> tuple[Segment, ...]:
