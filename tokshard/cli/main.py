@@ -38,12 +38,8 @@ COMMANDS = {
     "build": LazyCommand("tokshard.cli.build:build", "Tokenize text into a corpus of Arrow shards."),
     "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show what a corpus holds, and some of its documents."),
     "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),
-    "plan": LazyCommand(
-        "tokshard.cli.plan:plan", "Say what a mix comes to: tokens, epochs, steps, and how well it shuffles."
-    ),
-    "trace": LazyCommand(
-        "tokshard.cli.trace:trace", "Show which documents a training step read, or which steps read a document."
-    ),
+    "plan": LazyCommand("tokshard.cli.plan:plan", "Say what a mix comes to: tokens, epochs, steps, bytes."),
+    "trace": LazyCommand("tokshard.cli.trace:trace", "Show every document that a training step read."),
     "bench": LazyCommand("tokshard.cli.bench:bench", "Measure how fast this machine reads a mix, and what that feeds."),
 }
 
