@@ -124,8 +124,8 @@ def _show_rows(
         click.echo(json.dumps({"file": parquet, "rows": count}) if as_json else f"{parquet}: {count:,} rows")
     elif as_json:
         for rows in parts:
-            for row in rows:
-                click.echo(json.dumps(trace_json(row)))
+            if rows:
+                click.echo("\n".join(json.dumps(trace_json(row)) for row in rows))
     else:
         text = trace_text(parts, width=width)
         first = next(text)

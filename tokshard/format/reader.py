@@ -160,6 +160,7 @@ class Corpus:
         """int64 [shards + 1], the position in the corpus of each shard's first token, and the total."""
         self._schema = shard_schema(self.facts)
         self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._runs: dict[int, Runs] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -255,6 +256,9 @@ class Corpus:
 
     def runs(self, index: int) -> Runs:
         """Where the documents of one shard come from, from the table alone."""
+        known = self._runs.get(index)
+        if known is not None:
+            return known
         runs = Runs(*(self._table.list_at(name, index) for name in ("run_document", "run_source", "run_record")))
         if not len(runs.document) == len(runs.source) == len(runs.record):
             raise DamagedCorpusError(
@@ -262,6 +266,9 @@ class Corpus:
                 f"{len(runs.source)} sources and {len(runs.record)} records; expected as many of each",
                 hint=RESTORE,
             )
+        if len(self._runs) >= _MAX_OPEN_SHARDS:
+            self._runs.clear()
+        self._runs[index] = runs
         return runs
 
     def sources(self) -> list[SourceInfo]:

@@ -14,7 +14,7 @@ from tokshard.format.reader import Corpus
 from tokshard.inspect.run import Run
 from tokshard.inspect.terminal import aligned, table
 from tokshard.inspect.trace import ID, DocumentFacts, DocumentReader, RankView
-from tokshard.inspect.trace_report import metadata_text, plain
+from tokshard.inspect.trace_report import facts_json, metadata_text
 from tokshard.runtime.plan import Reading
 from tokshard.runtime.reader import CorpusSource
 
@@ -68,15 +68,15 @@ def find_documents(run: Run, wanted: str, *, epochs: range | None, ranks: RankVi
         UsageError: there is no such corpus or document.
         CorpusError: a corpus cannot be read.
     """
-    name, corpus, key = _corpus_of(run, wanted)
+    name, source, key = _corpus_of(run, wanted)
     reader = DocumentReader.of(run)
     if epochs is None:
         epochs = _default_epochs(run, name)
-    for document in _numbers(name, corpus, key):
+    for document in _numbers(name, source.corpus, key):
         found = run.plan.find(name, document, run.cursor, epochs=epochs)
         places = [_place(run, reading, ranks) for reading in found]
         yield DocumentReadings(
-            document=reader.facts(name, document),
+            document=reader.facts(name, document, source.place_of(document).shard),
             epochs=epochs,
             readings=[place for place in places if ranks.shows(place.rank)],
         )
@@ -104,10 +104,8 @@ def readings_text(found: DocumentReadings, run: Run, *, width: int) -> str:
 
 def readings_json(found: DocumentReadings) -> dict[str, Any]:
     """A document and its readings as plain values."""
-    facts = asdict(found.document)
-    facts["metadata"] = {name: plain(value) for name, value in found.document.metadata.items()}
     return {
-        **facts,
+        **facts_json(found.document),
         "epochs": [found.epochs.start, found.epochs.stop],
         "readings": [asdict(place) for place in found.readings],
     }
@@ -153,11 +151,11 @@ def _when(run: Run, sample: int | None, *, is_placed: bool) -> When:
     return "to come" if is_placed or run.step is None else "never"
 
 
-def _corpus_of(run: Run, wanted: str) -> tuple[str, Corpus, str]:
+def _corpus_of(run: Run, wanted: str) -> tuple[str, CorpusSource, str]:
     # names may hold colons, and so may ids
     for name, source in zip(run.plan.names, run.plan.sources, strict=True):
         if wanted.startswith(f"{name}:") and isinstance(source, CorpusSource):
-            return name, source.corpus, wanted.removeprefix(f"{name}:")
+            return name, source, wanted.removeprefix(f"{name}:")
     raise UsageError(
         f"{wanted!r} names no document of the plan", hint=f"give CORPUS:ID; corpora are {', '.join(run.plan.names)}"
     )

@@ -111,8 +111,8 @@ class DocumentReader:
         sources = zip(run.plan.names, run.plan.sources, strict=True)
         return cls({name: source.corpus for name, source in sources if isinstance(source, CorpusSource)})
 
-    def facts(self, name: str, document: int) -> DocumentFacts:
-        """What is known of a document."""
+    def facts(self, name: str, document: int, shard: str) -> DocumentFacts:
+        """What is known of a document, which lies in a shard."""
         known = self._facts.get((name, document))
         if known is not None:
             return known
@@ -123,7 +123,7 @@ class DocumentReader:
         metadata = corpus.metadata(document) if corpus.manifest.columns else {}
         known = self._facts[name, document] = DocumentFacts(
             corpus=name,
-            shard=corpus.shards[corpus.shard_of(document)[0]].name,
+            shard=shard,
             document=document,
             id=metadata.pop(ID, None),
             source=source_label(corpus.manifest, sources[origin.source]) if origin.source < len(sources) else "unknown",
@@ -233,7 +233,7 @@ def _row(  # noqa: PLR0917
         rank=rank,
         row=row,
         sample=sample,
-        document=reader.facts(piece.corpus, piece.document),
+        document=reader.facts(piece.corpus, piece.document, piece.shard),
         start=piece.start,
         stop=piece.stop,
         text=text,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +66,29 @@ def trace_text(parts: Iterable[Sequence[TraceRow]], *, width: int) -> Iterator[s
 
 def trace_json(row: TraceRow) -> dict[str, Any]:
     """A row as plain values."""
-    facts = asdict(row.document)
     return {
         "step": row.step,
         "rank": row.rank,
         "row": row.row,
         "sample": row.sample,
-        **facts,
+        **facts_json(row.document),
         "start": row.start,
         "stop": row.stop,
-        "metadata": {name: plain(value) for name, value in row.document.metadata.items()},
         "text": row.text,
+    }
+
+
+def facts_json(facts: DocumentFacts) -> dict[str, Any]:
+    """A document as plain values."""
+    return {
+        "corpus": facts.corpus,
+        "shard": facts.shard,
+        "document": facts.document,
+        "id": facts.id,
+        "source": facts.source,
+        "record_number": facts.record_number,
+        "num_tokens": facts.num_tokens,
+        "metadata": {name: _plain(value) for name, value in facts.metadata.items()},
     }
 
 
@@ -88,7 +99,7 @@ def metadata_text(facts: DocumentFacts) -> str:
     return ", ".join(f"{one_line(name)} {one_line(str(value))}" for name, value in shown)
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """A value as JSON can hold it: it has no word for a number that is not finite, so that is text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
