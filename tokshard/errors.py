@@ -8,7 +8,8 @@ The tree::
     |  |- PlanError                    corpora, weights and sizes that make no plan
     |  |- PlanMismatchError            a checkpoint of another plan
     |  `- ConfigurationChangedError    the directory holds a build with other settings
-    |- SourceError                     an input is damaged, gone or has changed
+    |- SourceError                     an input has changed, or cannot be listed
+    |  |- BadSourceError               an input is damaged or gone
     |  `- BadRecordError               one record of an input cannot become a document
     |- BuildError                      the build could not go on: disk, worker, lock
     |- TrainerError                    training cannot go on: loss, checkpoint
@@ -73,6 +74,10 @@ class ConfigurationChangedError(UsageError):
 
 class SourceError(TokshardError):
     """An input that is damaged, gone, or not what it was when the build began."""
+
+
+class BadSourceError(SourceError):
+    """An input that is damaged or gone, under ``--on-bad-source fail``."""
 
 
 class BadRecordError(SourceError):

@@ -25,7 +25,7 @@ from tokshard.format import names
 GOOD = jsonl([{"text": "good"}])
 REPAIR = "hint: repair the record, or leave out such records with --on-bad-record skip"
 CHECK_FIELD = "hint: check --text-field, or leave out such records with --on-bad-record skip"
-FETCH = "hint: fetch the file again and start over with --force, or leave it out"
+FETCH = "hint: fetch the file again and start over with --force, or leave it out with --on-bad-source skip"
 
 
 @dataclass(frozen=True)

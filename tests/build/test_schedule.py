@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokshard.build.receipts import Receipt, SourceCounts
-from tokshard.build.schedule import Cut, Schedule
+from tokshard.build.failures import BadInputError
+from tokshard.build.receipts import OutputCounts, Receipt, SourceCounts
+from tokshard.build.schedule import Cut, Policy, Schedule
 from tokshard.build.tasks import Key, StreamTask, Task, Whole
+from tokshard.errors import BadSourceError
 
-DOCUMENT, LEFT_OUT, FAILURE = "d", "-", "!"
-"""What a record becomes; reading stops at a failure."""
+DOCUMENT, LEFT_OUT, FAILURE, DAMAGE = "d", "-", "!", "~"
+"""What a record becomes; reading stops at a failure and at damage."""
 
 
 class RecordError(Exception):
@@ -34,7 +36,7 @@ class Work:
             key for key in self.records if key[0] == task.key[0] and (isinstance(task, StreamTask) or key == task.key)
         ]
 
-    def run(self, key: Key, cap: int | None) -> Receipt | RecordError:
+    def run(self, key: Key, cap: int | None) -> Receipt | RecordError | BadInputError:
         """What a runner does with a task or segment that may write `cap` documents."""
         documents = read = 0
         for record in self.records[key]:
@@ -42,6 +44,8 @@ class Work:
                 break
             if record == FAILURE:
                 return RecordError(key, read)
+            if record == DAMAGE:
+                return BadInputError(key[0], BadSourceError("damaged", hint="leave it out"))
             documents += record == DOCUMENT
             read += 1
         (task,) = (task for task in self.tasks if key in self.keys_of(task))
@@ -53,10 +57,7 @@ class Work:
             is_last=key == keys[-1],
             cap=cap,
             input_bytes=read,
-            sources=[SourceCounts(index=key[0], records_read=read, documents=documents)],
-            length_counts=[],
-            shortest=0,
-            longest=0,
+            outputs=[OutputCounts(sources=[SourceCounts(index=key[0], records_read=read, documents=documents)])],
             num_rejects=0,
         )
 
@@ -71,6 +72,7 @@ def run_in_order(work: Work, limit: int | None) -> Outcome:
         if limit is not None and written >= limit:
             break
         result = work.run(key, None if limit is None else limit - written)
+        assert not isinstance(result, BadInputError)
         if isinstance(result, RecordError):
             return [], result.args
         written += result.documents
@@ -104,7 +106,7 @@ class Executors:
     streams: dict[StreamTask, Reading] = field(default_factory=dict)
 
     def run(self) -> None:
-        while not self.schedule.is_over:
+        while self.schedule.goes_on():
             can_start = len(self.running) < self.num_workers and self._has_work()
             if can_start and (not self.running or self.choose.draw(st.booleans(), label="start another")):
                 self._start()
@@ -139,7 +141,7 @@ class Executors:
 
     def _end(self, task: Task | StreamTask, key: Key, cap: int | None) -> None:
         result = self.work.run(key, cap)
-        if isinstance(result, RecordError):
+        if isinstance(result, Exception):
             self.schedule.failed(key, result)
         else:
             self.schedule.finished(result)
@@ -149,7 +151,7 @@ class Executors:
         reading = self.streams[task]
         reading.num_running -= 1
         if reading.is_whole:
-            if isinstance(result, RecordError):
+            if isinstance(result, Exception):
                 reading.keys = []
             elif reading.cap is not None:
                 reading.cap -= result.documents
@@ -166,6 +168,7 @@ def outcome_of(work: Work, schedule: Schedule, documents: dict[Key, Receipt]) ->
     failure, cut = schedule.error, schedule.boundary()
     if cut is not None:
         result = work.run(cut.key, cut.cap)
+        assert not isinstance(result, BadInputError)
         if isinstance(result, RecordError):
             return [], result.args
         documents[cut.key] = result
@@ -250,6 +253,71 @@ def test_a_build_that_was_killed_and_run_again_reaches_the_same_outcome(case, ki
     schedule = Recording(work.tasks, receipts.values(), limit)
     Executors(work, schedule, 2, choose).run()
     assert outcome_of(work, schedule, schedule.receipts) == run_in_order(work, limit)
+
+
+def run_in_order_without_damage(work: Work, limit: int | None) -> tuple[set[int], Outcome]:
+    """Whenever damage is met, start over without its input."""
+    bad: set[int] = set()
+    while True:
+        left = Work(work.tasks, {key: found for key, found in work.records.items() if key[0] not in bad})
+        try:
+            return bad, run_in_order(left, limit)
+        except AssertionError:
+            written = 0
+            for key in left.records:
+                result = left.run(key, None if limit is None else limit - written)
+                if isinstance(result, BadInputError):
+                    bad.add(key[0])
+                    break
+                assert isinstance(result, Receipt)
+                written += result.documents
+
+
+damaged_works = st.text(alphabet=[DOCUMENT, DOCUMENT, DOCUMENT, LEFT_OUT, DAMAGE], max_size=6)
+worse_works = st.text(alphabet=[DOCUMENT, DOCUMENT, DOCUMENT, LEFT_OUT, DAMAGE, FAILURE], max_size=6)
+
+
+@st.composite
+def damaged_cases(draw: st.DrawFn) -> tuple[Work, int | None]:
+    work, limit = draw(works_with_limits())
+    some_records = draw(st.sampled_from([damaged_works, worse_works]))
+    return Work(work.tasks, {key: draw(some_records) for key in work.records}), limit
+
+
+@settings(max_examples=500)
+@given(case=damaged_cases(), num_workers=st.integers(1, 4), choose=st.data())
+def test_leaving_out_damaged_inputs_reaches_the_outcome_of_a_run_in_order(case, num_workers, choose):
+    work, limit = case
+    bad: set[int] = set()
+    policy = Policy(on_bad_input=lambda damage: bad.add(damage.source))
+    schedule = Recording(work.tasks, [], limit, policy)
+    Executors(work, schedule, num_workers, choose).run()
+    assert (bad, outcome_of(work, schedule, schedule.receipts)) == run_in_order_without_damage(work, limit)
+
+
+@settings(max_examples=300)
+@given(case=damaged_cases(), ends_before_the_kill=st.integers(0, 8), choose=st.data())
+def test_leaving_out_damaged_inputs_goes_on_after_a_kill(case, ends_before_the_kill, choose):
+    work, limit = case
+    bad: set[int] = set()
+    policy = Policy(on_bad_input=lambda damage: bad.add(damage.source))
+    schedule = Recording(work.tasks, [], limit, policy)
+    executors = Executors(work, schedule, choose.draw(st.integers(1, 3)), choose)
+    original, left = executors._end, ends_before_the_kill
+
+    def end(*arguments):
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        original(*arguments)
+
+    executors._end = end
+    with contextlib.suppress(KeyboardInterrupt):
+        executors.run()
+    schedule = Recording(work.tasks, list(schedule.receipts.values()), limit, policy, set(bad))
+    Executors(work, schedule, 2, choose).run()
+    assert (bad, outcome_of(work, schedule, schedule.receipts)) == run_in_order_without_damage(work, limit)
 
 
 @given(case=cases, choose=st.data())

@@ -246,8 +246,10 @@ def test_a_second_build_into_the_same_directory_is_refused_while_the_first_runs(
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (out / names.WORK / "settings.json").exists():
         time.sleep(0.005)
+    os.killpg(first.pid, signal.SIGSTOP)  # or it may be done before the second has started
     second = builds.run(builds.command(sources, out, "--workers", "1"))
     assert first.poll() is None, "the first build was too quick for this test"
+    os.killpg(first.pid, signal.SIGCONT)
     assert second.returncode == 1
     assert f"error: another build is writing to {out}" in second.stderr
     first.communicate(timeout=60)

@@ -40,7 +40,7 @@ def test_the_summary_says_what_a_corpus_is(corpus):
         "records     47 read = 3 written + 44 left out (41 empty, 3 malformed)",
         "            source-0.jsonl: 43 of 45 left out (40 empty, 3 malformed)",
         r"            source-1.jsonl/sub/b\x1b[2J.jsonl: 1 of 2 left out (1 empty)",
-        "rejects     rejects.jsonl lists every bad record that was left out (9 B)",
+        "rejects     rejects.jsonl lists every bad record and input that was left out (9 B)",
         f"content     {content}",
         f"recipe      {recipe}",
     ]

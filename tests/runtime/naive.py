@@ -56,6 +56,10 @@ def permutation(length: int, key: list[int]) -> list[int]:
     return [walk(index) for index in range(length)]
 
 
+def part_of(take: float, blocks: int) -> int:
+    return int(take * blocks * (1 + 2**-50))
+
+
 Token = tuple[int, int, int, bool]
 """(document, place in it, piece of the stream, whether it is the first token of its piece)."""
 
@@ -69,15 +73,20 @@ def stream(
     block: int,
     window_blocks: int,
     epochs: int,
+    first_epoch: int = 0,
+    take: float = 1.0,
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int]]]:
     """Tokens (document, place, piece) of so many epochs, and windows (epoch, index, start, stop)."""
     flat = [(number, place) for number, document in enumerate(documents) for place in range(len(document))]
     tokens: list[tuple[int, int, int]] = []
     windows = []
     piece_number = 0
-    for epoch in range(epochs):
+    for epoch in range(first_epoch, first_epoch + epochs):
         full = [flat[start : start + block] for start in range(0, len(flat) - block + 1, block)]
         tail = flat[len(full) * block :]
+        if take < 1:
+            kept = permutation(len(full), words(0, "take", fingerprint))[: part_of(take, len(full))]
+            full, tail = [full[index] for index in kept], []
         order = permutation(len(full), words(seed, "blocks", fingerprint, ordinal, epoch))
         shuffled = [full[index] for index in order]
         groups = [shuffled[start : start + window_blocks] for start in range(0, len(shuffled), window_blocks)] or [[]]
@@ -112,9 +121,13 @@ def corpus_samples(
     count: int,
     epochs: int | None = None,
     across: bool = False,
+    first_epoch: int = 0,
+    take: float = 1.0,
 ) -> list[dict[str, Any]]:
     """The first `count` samples of one corpus."""
     total = sum(map(len, documents))
+    if take < 1:
+        total = part_of(take, total // block) * block
     needed = epochs if epochs is not None else ceil((count + 1) * seq_len / total) + 2
     # a window is only complete with the samples that start in it, so one epoch more is laid out than is read
     tokens, windows = stream(
@@ -125,6 +138,8 @@ def corpus_samples(
         block=block,
         window_blocks=window_blocks,
         epochs=needed,
+        first_epoch=first_epoch,
+        take=take,
     )
     slices: list[int] = []
     for epoch, index, start, stop in windows:

@@ -340,7 +340,7 @@ def test_a_corpus_that_may_only_be_read_is_enough_and_nothing_is_written_anywher
         directory.chmod(0o555)
         before = {path.name: path.stat().st_mtime_ns for path in corpus.iterdir()}
         *counts, written = run_python(READ_ONLY, corpus).splitlines()
-        assert counts == ['8 {"tokshard_cursor":1'] * 3
+        assert counts == ['8 {"tokshard_cursor":2'] * 3
         assert written == "[]"
         assert {path.name: path.stat().st_mtime_ns for path in corpus.iterdir()} == before
     finally:
@@ -368,7 +368,7 @@ def test_a_worker_forked_while_another_loader_reads_the_same_plan_does_not_hang(
     loader = StreamingLoader(
         plan, global_batch_size=2, num_workers=1, multiprocessing_context="fork", timeout_seconds=20
     )
-    with plan._streams[0]._lock:  # as the thread of the other loader may hold it at the moment of the fork
+    with plan.streams[0]._lock:  # as the thread of the other loader may hold it at the moment of the fork
         batches = iter(loader)
         first = next(batches)
     assert rows_of([first]) == expected_rows(plan, range(2))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,13 @@ import pyarrow as pa
 from tokshard.build.receipts import Receipt, SourceCounts, read_receipt, receipt_name
 from tokshard.build.sources import Input, display_path
 from tokshard.build.tasks import Key
-from tokshard.build.workspace import Workspace
+from tokshard.build.workspace import Output, Workspace
 from tokshard.errors import BuildError
 from tokshard.format import names
 from tokshard.format.arrays import number_array, table_batch
 from tokshard.format.manifest import (
+    DAMAGED_INPUT,
+    IN_OTHER_SPLIT,
     BuildConfig,
     DocumentLengths,
     FileFacts,
@@ -48,37 +53,47 @@ def assemble(
     workspace: Workspace,
     keys: Sequence[Key],
     *,
+    number: int,
+    output: Output,
     config: BuildConfig,
     columns: Mapping[str, str],
     tokenizer: TokenizerInfo,
     tokenizer_content: bytes,
     inputs: Sequence[Input],
     arguments: Sequence[str],
+    bad_inputs: Mapping[int, str],
 ) -> Manifest:
     """Turn the receipts of a finished build into a corpus; the manifest is written by `publish`.
 
     Args:
         keys: of the receipts that belong to the corpus, in order.
+        number, output: which of the build's corpora.
+        bad_inputs: index of each input that was left out whole, and what is wrong with it.
 
     Raises:
         BuildError: a receipt is damaged, or no document was written.
         OSError: the output directory takes no more.
     """
-    out = workspace.out
-    totals = _Totals(len(inputs))
+    out = output.directory
+    totals = _Totals(number, bad_inputs)
     partial = workspace.partial
     with atomic_file(out / names.SHARD_TABLE, partial_directory=partial) as file:
         rows = _shard_rows(workspace, keys, totals)
         write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
     if not totals.documents:
         (out / names.SHARD_TABLE).unlink()
-        raise _nothing_written(totals)
+        raise _nothing_written(totals, output)
     sources = [totals.source(source) for source in inputs]
     with atomic_file(out / names.SOURCE_TABLE, partial_directory=partial) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, _source_rows(sources), rows_per_batch=_SOURCES_PER_BATCH)
     atomic_write(out / names.TOKENIZER, tokenizer_content)
+    damaged = (
+        {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
+        for index, problem in sorted(bad_inputs.items())
+    )
+    rejects = heapq.merge(_rejects(workspace, keys, totals), damaged, key=itemgetter("source"))
     kept_files = [names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER]
-    if _write_rejects(workspace, keys, totals, inputs, arguments):
+    if _write_rejects(out, partial, rejects, inputs, arguments):
         kept_files.append(names.REJECTS)
     return _manifest(
         out,
@@ -92,9 +107,8 @@ def assemble(
     )
 
 
-def publish(workspace: Workspace, manifest: Manifest, report: Mapping[str, Any]) -> None:
+def publish(out: Path, manifest: Manifest, report: Mapping[str, Any]) -> None:
     """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete."""
-    out = workspace.out
     wanted = {
         name
         for batch in Table(out / names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
@@ -111,8 +125,10 @@ def publish(workspace: Workspace, manifest: Manifest, report: Mapping[str, Any])
 class _Totals:
     """Sums over receipts in order, and how many records of each source came before the task at hand."""
 
-    def __init__(self, num_sources: int) -> None:
-        self.by_source: dict[int, SourceCounts] = {}
+    def __init__(self, number: int, bad_inputs: Iterable[int]) -> None:
+        self.by_source = {
+            index: SourceCounts(index=index, records_read=1, left_out={DAMAGED_INPUT: 1}) for index in bad_inputs
+        }
         self.documents = 0
         self.tokens = 0
         self.shards = 0
@@ -121,13 +137,14 @@ class _Totals:
         self.lengths = np.zeros(0, np.int64)
         self.shortest = 0
         self.longest = 0
+        self.with_special_text = 0
         self.records_before: dict[Key, dict[int, int]] = {}
-        self.num_rejects = 0
-        self._num_sources = num_sources
+        self.number = number
 
     def add(self, receipt: Receipt) -> None:
         before: dict[int, int] = {}
-        for counts in receipt.sources:
+        part = receipt.outputs[self.number]
+        for counts in part.sources:
             total = self.by_source.setdefault(counts.index, SourceCounts(index=counts.index))
             if total.records_read:
                 before[counts.index] = total.records_read
@@ -135,20 +152,20 @@ class _Totals:
             total.documents += counts.documents
             total.tokens += counts.tokens
             total.text_bytes += counts.text_bytes
+            self.with_special_text += counts.with_special_text
+            self.tokens += counts.tokens
             for reason, count in counts.left_out.items():
                 total.left_out[reason] = total.left_out.get(reason, 0) + count
         if before:
             self.records_before[receipt.key] = before
-        self.documents += receipt.documents
-        self.tokens += receipt.tokens
-        self.num_rejects += receipt.num_rejects
-        lengths = np.zeros(max(len(self.lengths), len(receipt.length_counts)), np.int64)
+        self.documents += part.documents
+        lengths = np.zeros(max(len(self.lengths), len(part.length_counts)), np.int64)
         lengths[: len(self.lengths)] += self.lengths
-        lengths[: len(receipt.length_counts)] += np.array(receipt.length_counts, np.int64)
+        lengths[: len(part.length_counts)] += np.array(part.length_counts, np.int64)
         self.lengths = lengths
-        if receipt.documents:
-            self.shortest = min(self.shortest or receipt.shortest, receipt.shortest)
-            self.longest = max(self.longest, receipt.longest)
+        if part.documents:
+            self.shortest = min(self.shortest or part.shortest, part.shortest)
+            self.longest = max(self.longest, part.longest)
 
     def source(self, source: Input) -> SourceInfo:
         counts = self.by_source.get(source.index, SourceCounts(index=source.index))
@@ -180,7 +197,8 @@ class _Totals:
 
 def _shard_rows(workspace: Workspace, keys: Sequence[Key], totals: _Totals) -> Iterator[pa.RecordBatch]:
     for key in keys:
-        receipt, rows = read_receipt(workspace.receipts / f"{receipt_name(key)}.arrow")
+        receipt, shards = read_receipt(workspace.receipts / f"{receipt_name(key)}.arrow")
+        rows = shards[totals.number]
         totals.add(receipt)
         totals.shards += rows.num_rows
         totals.shard_bytes += sum(rows.column("num_bytes").to_pylist())
@@ -209,31 +227,37 @@ def _source_rows(sources: Sequence[SourceInfo]) -> Iterator[pa.RecordBatch]:
 
 
 def _write_rejects(
-    workspace: Workspace,
-    keys: Iterable[Key],
-    totals: _Totals,
-    inputs: Sequence[Input],
-    arguments: Sequence[str],
+    out: Path, partial: Path, rejects: Iterator[dict[str, Any]], inputs: Sequence[Input], arguments: Sequence[str]
 ) -> bool:
-    """One line per bad record that was left out: source, record counted from 1, reason, detail."""
-    final = workspace.out / names.REJECTS
-    if not totals.num_rejects:
+    """One line per bad record or damaged input that was left out, in input order; False if there is none.
+
+    Source, record counted from 1 (null for an input), reason, detail.
+    """
+    final = out / names.REJECTS
+    first = next(rejects, None)
+    if first is None:
         final.unlink(missing_ok=True)
         return False
-    with atomic_file(final, partial_directory=workspace.partial) as file:
-        for key in keys:
-            path = workspace.rejects / f"{receipt_name(key)}.jsonl"
-            if not path.exists():
-                continue
-            before = totals.records_before.get(key, {})
-            with path.open(encoding="utf-8") as lines:
-                for line in lines:
-                    reject = json.loads(line)
-                    source = inputs[reject["source"]]
-                    reject["record"] += before.get(source.index, 0) + 1
-                    reject["source"] = display_path(arguments[source.argument], source.path)
-                    file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+    with atomic_file(final, partial_directory=partial) as file:
+        for reject in itertools.chain([first], rejects):
+            source = inputs[reject["source"]]
+            reject["source"] = display_path(arguments[source.argument], source.path)
+            file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
     return True
+
+
+def _rejects(workspace: Workspace, keys: Iterable[Key], totals: _Totals) -> Iterator[dict[str, Any]]:
+    """What the tasks listed, with records counted from the start of their input."""
+    for key in keys:
+        path = workspace.rejects / f"{receipt_name(key)}.jsonl"
+        if not path.exists():
+            continue
+        before = totals.records_before.get(key, {})
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                reject = json.loads(line)
+                reject["record"] += before.get(reject["source"], 0) + 1
+                yield reject
 
 
 def _manifest(
@@ -266,7 +290,12 @@ def _manifest(
         tokenizer=tokenizer,
         arguments=list(arguments),
         build=config,
-        records=Records(read=totals.records_read, written=totals.documents, left_out=totals.left_out),
+        records=Records(
+            read=totals.records_read,
+            written=totals.documents,
+            left_out=totals.left_out,
+            with_special_text=totals.with_special_text,
+        ),
         document_lengths=DocumentLengths(
             shortest=totals.shortest, longest=totals.longest, counts=totals.lengths.tolist()
         ),
@@ -277,10 +306,16 @@ def _manifest(
     )
 
 
-def _nothing_written(totals: _Totals) -> BuildError:
+def _nothing_written(totals: _Totals, output: Output) -> BuildError:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.left_out.items())
+    found = f"{totals.records_read:,} records read" + (f", {reasons}" if reasons else "")
+    if output.name and IN_OTHER_SPLIT[output.name] in totals.left_out:
+        return BuildError(
+            f"the {output.name} split got no document: {found}",
+            hint="change --validation-fraction or leave it out, and start over with --force",
+        )
     return BuildError(
-        f"the build wrote no document: {totals.records_read:,} records read" + (f", {reasons}" if reasons else ""),
+        f"the build wrote no document: {found}",
         hint="check the sources and --text-field, and start over with --force",
     )
 

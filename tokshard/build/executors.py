@@ -22,9 +22,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from tokshard.build.failures import SegmentError, TaskError
 from tokshard.build.receipts import Receipt
 from tokshard.build.records import Chunk
-from tokshard.build.runner import Progress, RejectedRecordError, SegmentError, TaskRunner, open_segments
+from tokshard.build.runner import Progress, TaskRunner, open_segments
 from tokshard.build.schedule import Schedule
 from tokshard.build.tasks import Key, StreamTask, Task
 from tokshard.build.workspace import WorkerContext
@@ -59,6 +60,14 @@ class Usage:
     server_cpu_seconds: float = 0.0
     peak_worker_bytes: int = 0
 
+    def __add__(self, other: Usage) -> Usage:
+        """What two stages cost; the server outlives the first, so its time is that of the second."""
+        return Usage(
+            cpu_seconds=self.cpu_seconds + other.cpu_seconds,
+            server_cpu_seconds=max(self.server_cpu_seconds, other.server_cpu_seconds),
+            peak_worker_bytes=max(self.peak_worker_bytes, other.peak_worker_bytes),
+        )
+
 
 OnProgress = Callable[[Progress], None]
 
@@ -66,7 +75,7 @@ OnProgress = Callable[[Progress], None]
 def run_inline(context: WorkerContext, schedule: Schedule, on_progress: OnProgress) -> Usage:
     """Run everything in this process, in order."""
     runner = TaskRunner(context, on_progress)
-    while not schedule.is_over:
+    while schedule.goes_on():
         task = schedule.take()
         if task is None:
             break
@@ -240,7 +249,7 @@ def _die_with_parent() -> None:
 
 def _portable(error: Exception) -> Exception:
     """The error as it can cross processes."""
-    if isinstance(error, TokshardError | RejectedRecordError):
+    if isinstance(error, TokshardError | TaskError):
         return error
     return BuildError(
         f"a worker failed: {type(error).__name__}: {error}",
@@ -353,7 +362,7 @@ class _Pool:
         self._workers = [self._spawn(number) for number in range(num_workers)]
 
     def run(self) -> Usage:
-        while not self._schedule.is_over:
+        while self._schedule.goes_on():
             self._assign()
             by_handle: dict[Any, _Worker] = {}
             for worker in self._workers:

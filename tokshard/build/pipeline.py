@@ -2,7 +2,9 @@
 
     settle what is asked for          sources.discover, tokenizer.read_tokenizer, tasks.plan_tasks
     take the directory                workspace.lock, check_same_settings
-    run the tasks that are missing    schedule.Schedule decides, executors run, runner does one task
+    with --dedup exact, find          a stage of its own: hashing (per task), duplicates (over all)
+      the duplicates
+    run the tasks that are missing    schedule.Schedule decides, executors run, runner does one task, writing writes it
     put it together                   assembly.assemble, assembly.publish: the manifest goes last
 
 Every step before the last leaves only files that the next run of the same command can use or will replace.
@@ -10,28 +12,42 @@ Every step before the last leaves only files that the next run of the same comma
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from tokshard import __version__
 from tokshard.build import executors
 from tokshard.build.assembly import assemble, publish, report_json
-from tokshard.build.progress import ProgressDisplay
+from tokshard.build.directory import BuiltCorpus, check_directory, finished_corpora, has_begun, remove_build
+from tokshard.build.documents import DocumentRules
+from tokshard.build.duplicates import DropLists, find_duplicates
+from tokshard.build.failures import BadInputError, RejectedRecordError, SegmentError, TaskError, TooManyBadRecordsError
+from tokshard.build.options import (
+    DEFAULT_MAX_DOCUMENT_BYTES,
+    DEFAULT_SHARD_TOKENS,
+    BuildOptions,
+    check_options,
+    command_words,
+)
+from tokshard.build.progress import PartitionDisplay, ProgressDisplay
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Receipt, read_receipts, receipt_name
 from tokshard.build.records import MISSING_TEXT, RecordSpec, parse_columns
-from tokshard.build.runner import Progress, RejectedRecordError, SegmentError, TaskRunner
-from tokshard.build.schedule import Cut, Schedule
-from tokshard.build.sources import INPUT_FORMATS, Discovery, discover
+from tokshard.build.runner import Progress, TaskRunner
+from tokshard.build.schedule import Cut, Policy, Schedule
+from tokshard.build.sources import Discovery, Input, discover
 from tokshard.build.tasks import (
     MIN_TASK_BYTES,
     Key,
@@ -43,26 +59,27 @@ from tokshard.build.tasks import (
     round_task_bytes,
 )
 from tokshard.build.tokenizer import TokenizerFile, read_tokenizer
+from tokshard.build.tolerance import parse_bad_record_limit
 from tokshard.build.workspace import (
+    Command,
+    Output,
     Settings,
-    SourceState,
     WorkerContext,
     Workspace,
     cannot_write,
     check_same_settings,
+    load_bad_inputs,
     load_settings,
     lock,
+    save_bad_inputs,
+    save_command,
     save_settings,
     source_states,
 )
-from tokshard.errors import BadRecordError, BuildError, ConfigurationChangedError, TokshardError, UsageError
+from tokshard.errors import BadRecordError, BuildError, TokshardError, UsageError
 from tokshard.format import names
-from tokshard.format.manifest import BuildConfig, Manifest, recipe_fingerprint
-from tokshard.format.reader import open_corpus
+from tokshard.format.manifest import BuildConfig, Manifest
 from tokshard.format.storage import atomic_write, local_directory
-
-DEFAULT_SHARD_TOKENS = 256_000_000
-DEFAULT_MAX_DOCUMENT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +87,8 @@ class BuildResult:
     """What a build did.
 
     Args:
-        directory: the corpus.
+        directory: what it was given: the corpus, or with a validation split the place of two.
+        corpora: what it wrote; with a validation split the corpus for training, and then that for validation.
         is_new: False if it was complete before and nothing was done.
         seconds, cpu_seconds: of this run; 0 if nothing was done.
         tokens_encoded: in this run, without those of runs before it.
@@ -79,7 +97,7 @@ class BuildResult:
     """
 
     directory: Path
-    manifest: Manifest
+    corpora: tuple[BuiltCorpus, ...]
     is_new: bool
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -89,6 +107,11 @@ class BuildResult:
     peak_worker_bytes: int = 0
     ignored: Mapping[str, int]
     notes: tuple[str, ...]
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the corpus; with a validation split, of that for training."""
+        return self.corpora[0].manifest
 
 
 def build_corpus(
@@ -105,11 +128,18 @@ def build_corpus(
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
     task_bytes: int | None = None,
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
+    min_tokens: int | None = None,
+    max_tokens: int | None = None,
+    dedup: str = "none",
+    validation_fraction: float | None = None,
     on_bad_record: str = "fail",
+    on_bad_source: str = "fail",
+    max_bad_records: str | int | None = None,
     limit: int | None = None,
     workers: int | None = None,
     force: bool = False,
     quiet: bool = False,
+    verbose: bool = False,
 ) -> BuildResult:
     """Tokenize sources into a corpus; go on where an earlier run of the same build stopped.
 
@@ -129,11 +159,19 @@ def build_corpus(
         shard_tokens: a shard closes before the document that would exceed this.
         task_bytes: size of the unit of work in bytes of input; default: by the size of the inputs.
         max_document_bytes: a longer text is a bad record.
-        on_bad_record: ``fail`` or ``skip``.
-        limit: documents to write at most, in input order.
+        min_tokens, max_tokens: leave out documents with fewer or more tokens, delimiters included.
+        dedup: ``exact`` leaves out texts that are equal to an earlier one, over all sources; ``none`` keeps them.
+        validation_fraction: share of the documents that goes into ``OUT/validation``, by a hash of the text, the rest
+            into ``OUT/train``; default: one corpus in `out`.
+        on_bad_record: ``fail``, or ``skip`` to leave out records that are no documents.
+        on_bad_source: ``fail``, or ``skip`` to leave out inputs that are damaged or gone, whole.
+        max_bad_records: fail when more bad records than that would be skipped: a number, or a share of the records
+            read, such as ``0.1%``.
+        limit: documents to write at most, in input order; with a validation split, in both corpora.
         workers: processes; default: the CPUs this process may use.
         force: start over, removing the corpus or unfinished build in `out`.
         quiet: no progress on stderr.
+        verbose: a line on stderr for each task that is done.
 
     Raises:
         UsageError: an argument is wrong, or `out` belongs to another build.
@@ -141,132 +179,182 @@ def build_corpus(
         BuildError: the build could not go on.
         KeyboardInterrupt: the next run of the same build goes on.
     """
-    started = time.monotonic()
-    _check_numbers(
+    options = BuildOptions(
+        tokenizer=os.fspath(tokenizer),
+        out=os.fspath(out),
+        eos=eos,
+        bos=bos,
+        text_field=text_field,
+        id_field=id_field,
+        keep=tuple(keep),
+        input_format=input_format,
         shard_tokens=shard_tokens,
         task_bytes=task_bytes,
         max_document_bytes=max_document_bytes,
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        dedup=dedup,
+        validation_fraction=validation_fraction,
+        on_bad_record=on_bad_record,
+        on_bad_source=on_bad_source,
+        max_bad_records=max_bad_records,
         limit=limit,
         workers=workers,
+        force=force,
+        quiet=quiet,
+        verbose=verbose,
     )
-    _check_choices(on_bad_record, input_format)
-    arguments = [os.fspath(source) for source in sources]
+    request = settle([os.fspath(source) for source in sources], options)
+    workspace = request.context.workspace
+    check_directory(workspace.out)
+    finished = None if force else finished_corpora(workspace, request.context.outputs, request.settings)
+    if finished is not None:
+        return BuildResult(
+            directory=workspace.out,
+            corpora=finished,
+            is_new=False,
+            ignored=request.found.ignored,
+            notes=request.read.notes,
+        )
+    with lock(workspace):
+        try:
+            return _Build(request).run()
+        except OSError as error:
+            raise cannot_write(workspace.out, error) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A build that is settled: its options are in order, its inputs are found, its tokenizer is read.
+
+    Args:
+        started: by the monotonic clock.
+    """
+
+    arguments: Sequence[str]
+    options: BuildOptions
+    settings: Settings
+    context: WorkerContext
+    read: TokenizerFile
+    found: Discovery
+    num_workers: int
+    started: float
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all inputs."""
+        return sum(source.num_bytes for source in self.found.inputs)
+
+    def plan(self) -> list[Task | StreamTask]:
+        """The tasks. Only inputs that are too big for one need to be looked into."""
+        inputs, task_bytes = self.found.inputs, self.context.task_bytes
+        splits = [split_of(source) if source.num_bytes > task_bytes else Unit() for source in inputs]
+        return list(plan_tasks([source.num_bytes for source in inputs], splits, task_bytes))
+
+
+def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
+    """Check what is asked for, find the inputs and read the tokenizer. Writes nothing.
+
+    Raises:
+        UsageError: an argument is wrong.
+        SourceError: an input cannot be looked at.
+    """
+    started = time.monotonic()
+    check_options(options)
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
-    workspace = Workspace(local_directory(out))
+    workspace = Workspace(local_directory(options.out))
     _check_apart(workspace.out, arguments)
-    found = discover(arguments, input_format=input_format)
-    num_workers = workers or _cpu_count()
-    if num_workers > 1 and sum(source.num_bytes for source in found.inputs) > MIN_TASK_BYTES:
+    found = discover(arguments, input_format=options.input_format)
+    num_workers = options.workers or _cpu_count()
+    total_bytes = sum(source.num_bytes for source in found.inputs)
+    if num_workers > 1 and total_bytes > MIN_TASK_BYTES:
         executors.prepare_workers()
-    read = read_tokenizer(os.fspath(tokenizer), eos=eos, bos=bos)
+    read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     try:
-        columns = parse_columns(id_field, keep)
+        columns = parse_columns(options.id_field, options.keep)
     except ValueError as error:
         raise UsageError(str(error), hint="give --keep FIELD or --keep FIELD:TYPE") from error
-    total_bytes = sum(source.num_bytes for source in found.inputs)
     config = BuildConfig(
-        text_field=text_field,
-        id_field=id_field,
-        keep={path: kind for name, (path, kind) in columns.items() if not (name == "id" and path == id_field)},
-        input_format=input_format,
-        shard_tokens=shard_tokens,
-        task_bytes=round_task_bytes(task_bytes) if task_bytes else default_task_bytes(total_bytes),
-        max_document_bytes=max_document_bytes,
-        limit=limit,
+        text_field=options.text_field,
+        id_field=options.id_field,
+        keep={path: kind for name, (path, kind) in columns.items() if not (name == "id" and path == options.id_field)},
+        input_format=options.input_format,
+        shard_tokens=options.shard_tokens,
+        task_bytes=round_task_bytes(options.task_bytes) if options.task_bytes else default_task_bytes(total_bytes),
+        max_document_bytes=options.max_document_bytes,
+        limit=options.limit,
+        dedup=options.dedup,
+        min_tokens=options.min_tokens,
+        max_tokens=options.max_tokens,
+        validation_fraction=options.validation_fraction,
     )
     settings = Settings(
-        config=config, tokenizer=read.info, on_bad_record=on_bad_record, sources=source_states(found.inputs)
+        config=config,
+        tokenizer=read.info,
+        on_bad_record=options.on_bad_record,
+        on_bad_source=options.on_bad_source,
+        sources=source_states(found.inputs),
     )
     context = WorkerContext(
         workspace=workspace,
         inputs=found.inputs,
-        spec=RecordSpec(text_field=text_field, columns=columns, max_document_bytes=max_document_bytes),
+        spec=RecordSpec(text_field=options.text_field, columns=columns, max_document_bytes=options.max_document_bytes),
         columns={name: kind for name, (_, kind) in columns.items()},
         tokenizer=read.info,
         task_bytes=config.task_bytes,
-        shard_tokens=shard_tokens,
-        is_skipping=on_bad_record == "skip",
+        shard_tokens=options.shard_tokens,
+        is_skipping=options.on_bad_record == "skip",
+        outputs=workspace.outputs(is_split=options.validation_fraction is not None),
+        rules=DocumentRules(
+            min_tokens=options.min_tokens,
+            max_tokens=options.max_tokens,
+            validation_fraction=options.validation_fraction,
+        ),
     )
-    _check_directory(workspace.out)
-    finished = None if force else _finished_corpus(workspace, settings)
-    if finished is not None:
-        return BuildResult(
-            directory=workspace.out, manifest=finished, is_new=False, ignored=found.ignored, notes=read.notes
-        )
-    with lock(workspace):
-        try:
-            return _Build(context, settings, read, found, started).run(
-                num_workers=num_workers, force=force, quiet=quiet
-            )
-        except OSError as error:
-            raise cannot_write(workspace.out, error) from error
+    return Request(
+        arguments=arguments,
+        options=options,
+        settings=settings,
+        context=context,
+        read=read,
+        found=found,
+        num_workers=num_workers,
+        started=started,
+    )
 
 
 class _Build:
     """One build whose directory is ours."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        settings: Settings,
-        read: TokenizerFile,
-        found: Discovery,
-        started: float,
-    ) -> None:
-        self._context, self._settings, self._read, self._found = context, settings, read, found
-        self._workspace = context.workspace
-        self._started = started
+    def __init__(self, request: Request) -> None:
+        self._request, self._options = request, request.options
+        self._context, self._settings = request.context, request.settings
+        self._read, self._found = request.read, request.found
+        self._workspace = request.context.workspace
         self._new = Progress(0, 0, 0)
+        self._usage = executors.Usage()
+        self._max_bad_records = parse_bad_record_limit(request.options.max_bad_records)
+        self._bad_inputs: dict[int, str] = {}
 
-    def run(self, *, num_workers: int, force: bool, quiet: bool) -> BuildResult:
+    def run(self) -> BuildResult:
         cpu_before = _cpu_seconds()
-        done = self._prepare(force=force)
-        tasks = self._plan()
-        config = self._settings.config
-        schedule = Schedule(tasks, done, config.limit)
-        before = Progress(
-            sum(receipt.input_bytes for receipt in done),
-            sum(receipt.documents for receipt in done),
-            sum(receipt.tokens for receipt in done),
+        self._prepare()
+        tasks = self._request.plan()
+        save_command(self._workspace, self._command(tasks))
+        num_workers = min(self._request.num_workers, max(1, _parallelism(tasks)))
+        schedule = self._encode(tasks, num_workers)
+        corpora = tuple(
+            BuiltCorpus(directory=output.directory, manifest=self._assemble(number, output, schedule.in_order()))
+            for number, output in enumerate(self._context.outputs)
         )
-        total_bytes = sum(source.num_bytes for source in self._found.inputs)
-        num_workers = min(num_workers, max(1, _parallelism(tasks)))
-        with ProgressDisplay(total_bytes, before, is_quiet=quiet) as display:
-
-            def on_progress(progress: Progress) -> None:
-                self._count(progress)
-                display(progress)
-
-            if schedule.is_over:
-                usage = executors.Usage()
-            elif num_workers == 1:
-                usage = executors.run_inline(self._context, schedule, on_progress)
-            else:
-                usage = executors.run_workers(self._context, schedule, on_progress, num_workers=num_workers)
-            failure, cut = schedule.error, schedule.boundary()
-            if cut is not None:
-                self._cut(cut, tasks, schedule, on_progress)
-            if failure is not None and not schedule.is_limit_reached:
-                raise self._explain(schedule, *failure)
-        manifest = assemble(
-            self._workspace,
-            schedule.in_order(),
-            config=config,
-            columns=self._context.columns,
-            tokenizer=self._read.info,
-            tokenizer_content=self._read.content,
-            inputs=self._found.inputs,
-            arguments=self._found.arguments,
-        )
-        seconds = time.monotonic() - self._started
-        cpu_seconds = _cpu_seconds() - cpu_before + usage.cpu_seconds + usage.server_cpu_seconds
+        usage = self._usage
         result = BuildResult(
             directory=self._workspace.out,
-            manifest=manifest,
+            corpora=corpora,
             is_new=True,
-            seconds=seconds,
-            cpu_seconds=cpu_seconds,
+            seconds=time.monotonic() - self._request.started,
+            cpu_seconds=_cpu_seconds() - cpu_before + usage.cpu_seconds + usage.server_cpu_seconds,
             tokens_encoded=self._new.tokens,
             bytes_encoded=self._new.input_bytes,
             num_workers=num_workers,
@@ -274,43 +362,125 @@ class _Build:
             ignored=self._found.ignored,
             notes=self._read.notes,
         )
-        publish(self._workspace, manifest, self._report(result))
+        # the corpus for training is last: where it is complete, that for validation is too
+        for corpus in reversed(corpora):
+            publish(corpus.directory, corpus.manifest, self._report(result))
         self._workspace.remove()
         return result
 
-    def _prepare(self, *, force: bool) -> list[Receipt]:
-        """Settle the directory: start over, continue, or begin. Returns the receipts of tasks that are done."""
+    def _prepare(self) -> None:
+        """Settle the directory: start over, continue, or begin."""
         workspace, settings = self._workspace, self._settings
-        if force:
-            (workspace.out / names.MANIFEST).unlink(missing_ok=True)  # from here on this is no corpus
-            _remove_build(workspace)
+        if self._options.force:
+            remove_build(workspace)
         else:
-            if (workspace.out / names.MANIFEST).exists():
+            if all((output.directory / names.MANIFEST).exists() for output in self._context.outputs):
                 raise BuildError(
                     f"{workspace.out} was completed by another build just now", hint="run the command again"
                 )
             before = load_settings(workspace)
             # a build that stopped before its first shard binds nobody: often its settings were the mistake
-            if before is not None and _has_begun(workspace):
+            if before is not None and has_begun(workspace):
                 check_same_settings(before, settings, out=workspace.out)
+            elif before is not None:
+                workspace.bad_inputs.unlink(missing_ok=True)
+        for output in self._context.outputs:
+            output.create()
         workspace.clear_partial()
         save_settings(workspace, settings)
         atomic_write(workspace.tokenizer, self._read.clean)
-        return list(read_receipts(workspace.receipts))
+        self._bad_inputs = load_bad_inputs(workspace)
 
-    def _plan(self) -> list[Task | StreamTask]:
-        inputs, task_bytes = self._found.inputs, self._settings.config.task_bytes
-        # only inputs that are too big for one task need to be looked into
-        splits = [split_of(source) if source.num_bytes > task_bytes else Unit() for source in inputs]
-        return list(plan_tasks([source.num_bytes for source in inputs], splits, task_bytes))
+    def _encode(self, tasks: Sequence[Task | StreamTask], num_workers: int) -> Schedule:
+        """Run all stages; returns the outcome of the last."""
+        while True:
+            context = self._context
+            if self._options.dedup == "exact":
+                context = replace(context, drops=self._find_duplicates(tasks, num_workers))
+            known = set(self._bad_inputs)
+            schedule = self._run_stage(context, tasks, num_workers, label="")
+            # of an input that went bad after it was hashed, texts may have counted as the first of their kind
+            if context.drops is None or known == set(self._bad_inputs):
+                return schedule
 
-    def _cut(
-        self, cut: Cut, tasks: Sequence[Task | StreamTask], schedule: Schedule, on_progress: executors.OnProgress
-    ) -> None:
+    def _find_duplicates(self, tasks: Sequence[Task | StreamTask], num_workers: int) -> DropLists:
+        workspace = self._workspace.hashing
+        workspace.create()
+        workspace.hashes.mkdir(exist_ok=True)
+        # all is hashed, whatever the limit: nobody knows yet how many records the documents take
+        context = replace(self._context, workspace=workspace)
+        schedule = self._run_stage(context, tasks, num_workers, label="hashing")
+        on_partition = PartitionDisplay(is_quiet=self._options.quiet)
+        return find_duplicates(workspace, schedule.receipts_in_order(), on_partition)
+
+    def _run_stage(
+        self, context: WorkerContext, tasks: Sequence[Task | StreamTask], num_workers: int, *, label: str
+    ) -> Schedule:
+        """Run the tasks of one stage that left no receipt yet.
+
+        Raises:
+            TokshardError: the failure that decides, as the user should see it.
+        """
+        workspace, drops = context.workspace, "" if context.drops is None else context.drops.digest
+
+        done = list(_usable_receipts(workspace, drops))
+        display = ProgressDisplay(
+            self._request.total_bytes,
+            Progress(
+                sum(receipt.input_bytes for receipt in done),
+                sum(receipt.documents for receipt in done),
+                sum(receipt.tokens for receipt in done),
+            ),
+            is_quiet=self._options.quiet,
+            is_verbose=self._options.verbose,
+            label=label,
+        )
+        limit = None if workspace.stage else self._options.limit
+        schedule = Schedule(tasks, done, limit, self._policy(workspace, display), self._bad_inputs)
+
+        def on_progress(progress: Progress) -> None:
+            self._count(progress, is_encoding=not workspace.stage)
+            display(progress)
+
+        with display:
+            if schedule.goes_on():
+                run = (
+                    executors.run_inline
+                    if num_workers == 1
+                    else partial(executors.run_workers, num_workers=num_workers)
+                )
+                self._usage += run(context, schedule, on_progress)
+            cut = schedule.boundary()
+            if cut is not None:
+                self._cut(context, cut, schedule, on_progress)
+        failure = schedule.error
+        if failure is None and self._max_bad_records is not None:
+            failure = self._max_bad_records.check(schedule.receipts_in_order())
+        if failure is not None:
+            raise self._explain(workspace, schedule, *failure)
+        return schedule
+
+    def _policy(self, workspace: Workspace, display: ProgressDisplay) -> Policy:
+        """What the schedule of a stage does about damage and bad records."""
+
+        def leave_out(damage: BadInputError) -> None:
+            source = self._found.inputs[damage.source]
+            self._bad_inputs[source.index] = damage.error.problem.removeprefix(f"{source.location} ")
+            save_bad_inputs(self._workspace, self._bad_inputs)
+            display.say(f"left out: {damage.error.problem}")
+
+        return Policy(
+            on_bad_input=leave_out if self._options.on_bad_source == "skip" else None,
+            on_discard=partial(_discard, workspace),
+            on_receipt=lambda receipt: display.say_task(receipt, self._found.inputs[receipt.key[0]].location),
+            max_bad_records=self._max_bad_records,
+        )
+
+    def _cut(self, context: WorkerContext, cut: Cut, schedule: Schedule, on_progress: executors.OnProgress) -> None:
         """Run the task in which the limit falls once more, for exactly the documents that are wanted."""
-        runner = TaskRunner(self._context, on_progress)
-        task = next(task for task in reversed(tasks) if task.key <= cut.key)
-        (self._workspace.receipts / f"{receipt_name(cut.key)}.arrow").unlink(missing_ok=True)
+        runner = TaskRunner(context, on_progress)
+        task = schedule.task(cut.key)
+        (context.workspace.receipts / f"{receipt_name(cut.key)}.arrow").unlink(missing_ok=True)
         try:
             if isinstance(task, Task):
                 schedule.finished(runner.run_task(task, cut.cap))
@@ -318,34 +488,84 @@ class _Build:
                 skipped = schedule.done_segments(task) - {cut.key[1]}
                 runner.run_stream(task, cut.cap, skipped, schedule.finished)
         except SegmentError as failure:
-            raise self._explain(schedule, cut.key, failure.error) from failure
-        except RejectedRecordError as error:
-            raise self._explain(schedule, cut.key, error) from error
+            raise self._explain(context.workspace, schedule, cut.key, failure.error) from failure
+        except TaskError as error:
+            raise self._explain(context.workspace, schedule, cut.key, error) from error
 
-    def _explain(self, schedule: Schedule, key: Key, error: Exception) -> TokshardError:
+    def _assemble(self, number: int, output: Output, keys: Sequence[Key]) -> Manifest:
+        return assemble(
+            self._workspace,
+            keys,
+            number=number,
+            output=output,
+            config=msgspec.structs.replace(self._settings.config, split=output.name or None),
+            columns=self._context.columns,
+            tokenizer=self._read.info,
+            tokenizer_content=self._read.content,
+            inputs=self._found.inputs,
+            arguments=self._found.arguments,
+            bad_inputs=self._bad_inputs,
+        )
+
+    def _command(self, tasks: Sequence[Task | StreamTask]) -> Command:
+        return Command(
+            words=command_words(self._request.arguments, self._options),
+            directory=os.getcwd(),
+            num_tasks=len(tasks),
+            num_streams=sum(isinstance(task, StreamTask) for task in tasks),
+            total_bytes=self._request.total_bytes,
+        )
+
+    def _explain(self, workspace: Workspace, schedule: Schedule, key: Key, error: Exception) -> TokshardError:
         """An error of a task as the user should see it."""
         if isinstance(error, RejectedRecordError):
             source = self._found.inputs[error.source]
-            before = sum(
-                counts.records_read
-                for receipt in schedule.receipts_before(key)
-                for counts in receipt.sources
-                if counts.index == error.source
-            )
-            unit = "line" if source.format == "jsonl" else "record"
             repair = "check --text-field" if error.reason == MISSING_TEXT else "repair the record"
             return BadRecordError(
-                f"{source.location}, {unit} {before + error.record + 1}: {error.reason}: {error.detail}",
+                f"{self._place(schedule, key, source, error.record)}: {error.reason}: {error.detail}",
                 hint=f"{repair}, or leave out such records with --on-bad-record skip",
             )
+        if isinstance(error, TooManyBadRecordsError):
+            return self._too_many_bad_records(workspace, schedule, key, error)
+        if isinstance(error, BadInputError):
+            return error.error
         if isinstance(error, TokshardError):
             return error
         raise error
 
-    def _count(self, progress: Progress) -> None:
+    def _place(self, schedule: Schedule, key: Key, source: Input, record: int) -> str:
+        """Where a record is, that a task counts from its own start."""
+        before = sum(receipt.records_of(source.index) for receipt in schedule.receipts_before(key))
+        unit = "line" if source.format == "jsonl" else "record"
+        return f"{source.location}, {unit} {before + record + 1}"
+
+    def _too_many_bad_records(
+        self, workspace: Workspace, schedule: Schedule, key: Key, error: TooManyBadRecordsError
+    ) -> BadRecordError:
+        allowed = self._max_bad_records
+        assert allowed is not None
+        hint = f"they are listed in {workspace.rejects}; repair the sources, or allow more with --max-bad-records"
+        if allowed.count is None:
+            share = error.bad / max(1, error.records)
+            return BadRecordError(
+                f"{error.bad:,} of the first {error.records:,} records are bad ({share:.2%}), "
+                f"and --max-bad-records allows {allowed}",
+                hint=hint,
+            )
+        with (workspace.rejects / f"{receipt_name(key)}.jsonl").open(encoding="utf-8") as lines:
+            first = json.loads(next(itertools.islice(lines, allowed.count - error.bad_before, None)))
+        source = self._found.inputs[first["source"]]
+        return BadRecordError(
+            f"{self._place(schedule, key, source, first['record'])}: {first['reason']}: {first['detail']}; "
+            f"this is bad record {allowed.count + 1:,}, and --max-bad-records allows {allowed}",
+            hint=hint,
+        )
+
+    def _count(self, progress: Progress, *, is_encoding: bool) -> None:
         new = self._new
+        input_bytes = progress.input_bytes if is_encoding else 0
         self._new = Progress(
-            new.input_bytes + progress.input_bytes, new.documents + progress.documents, new.tokens + progress.tokens
+            new.input_bytes + input_bytes, new.documents + progress.documents, new.tokens + progress.tokens
         )
 
     def _report(self, result: BuildResult) -> Mapping[str, Any]:
@@ -362,24 +582,27 @@ class _Build:
             peak_worker_bytes=result.peak_worker_bytes,
             tokens_encoded=result.tokens_encoded,
             on_bad_record=self._settings.on_bad_record,
+            on_bad_source=self._settings.on_bad_source,
+            damaged_inputs={
+                self._found.inputs[index].location: problem for index, problem in sorted(self._bad_inputs.items())
+            },
             ignored_files=dict(self._found.ignored),
             notes=list(result.notes),
         )
 
 
-def _check_numbers(**numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise UsageError(
-                f"{name} is {number}, expected at least 1", hint=f"give --{name.replace('_', '-')} 1 or more"
-            )
+def _usable_receipts(workspace: Workspace, drops: str) -> Iterator[Receipt]:
+    """The receipts of a stage; those that left out other duplicates than `drops` are discarded."""
+    for receipt in read_receipts(workspace.receipts):
+        if receipt.drops == drops:
+            yield receipt
+        else:
+            _discard(workspace, receipt.key)
 
 
-def _check_choices(on_bad_record: str, input_format: str | None) -> None:
-    if on_bad_record not in ("fail", "skip"):
-        raise UsageError(f"on_bad_record is {on_bad_record!r}", hint="give fail or skip")
-    if input_format is not None and input_format not in INPUT_FORMATS:
-        raise UsageError(f"input_format is {input_format!r}", hint=f"give one of {', '.join(INPUT_FORMATS)}")
+def _discard(workspace: Workspace, key: Key) -> None:
+    (workspace.receipts / f"{receipt_name(key)}.arrow").unlink(missing_ok=True)
+    (workspace.rejects / f"{receipt_name(key)}.jsonl").unlink(missing_ok=True)
 
 
 def _check_apart(out: Path, arguments: Sequence[str]) -> None:
@@ -390,91 +613,6 @@ def _check_apart(out: Path, arguments: Sequence[str]) -> None:
                 f"--out {out} lies inside the source {argument}: the next build would read its shards",
                 hint="give an --out outside of the sources",
             )
-
-
-def _check_directory(out: Path) -> None:
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UsageError(f"--out {out} is a file", hint="give a directory")
-    foreign = [path.name for path in out.iterdir() if not _is_ours(path.name)]
-    if foreign and not (out / names.MANIFEST).exists() and not (out / names.WORK).exists():
-        raise UsageError(
-            f"--out {out} is not empty and holds no build: {', '.join(sorted(foreign)[:3])}",
-            hint="give a new or empty directory",
-        )
-
-
-def _is_ours(name: str) -> bool:
-    return name in names.SIDE_FILES or names.is_shard_name(name)
-
-
-def _has_begun(workspace: Workspace) -> bool:
-    """Whether a build left a shard or a receipt."""
-    shards = (path for path in workspace.out.iterdir() if names.is_shard_name(path.name))
-    return any(workspace.receipts.iterdir()) or any(shards)
-
-
-def _remove_build(workspace: Workspace) -> None:
-    """Remove every file of a corpus or build, the lock excepted, and nothing else."""
-    for path in workspace.out.iterdir():
-        if path.name != names.WORK and _is_ours(path.name):
-            path.unlink()
-    for folder in (workspace.receipts, workspace.rejects, workspace.partial):
-        for path in folder.iterdir():
-            path.unlink()
-    workspace.settings.unlink(missing_ok=True)
-
-
-def _finished_corpus(workspace: Workspace, settings: Settings) -> Manifest | None:
-    """The manifest, if the directory holds the corpus that is asked for.
-
-    Raises:
-        ConfigurationChangedError: it holds another corpus, or the sources have changed since.
-    """
-    if not (workspace.out / names.MANIFEST).exists():
-        return None
-    with open_corpus(workspace.out) as corpus:
-        manifest, sources = corpus.manifest, corpus.sources()
-    times = _times_at_build(workspace.out)
-    before = Settings(
-        config=manifest.build,
-        tokenizer=manifest.tokenizer,
-        on_bad_record="fail",
-        # places and times are in no manifest; a source that moved is the same if its size and time are
-        sources=[
-            SourceState(
-                argument=old.argument,
-                path=old.path,
-                location=now.location,
-                num_bytes=old.num_bytes,
-                mtime_ns=times.get((old.argument, old.path), now.mtime_ns),
-            )
-            for old, now in zip(sources, settings.sources, strict=False)
-        ],
-    )
-    check_same_settings(before, settings, out=workspace.out)
-    fingerprint = recipe_fingerprint(
-        settings.config,
-        settings.tokenizer,
-        ((source.argument, source.path, source.num_bytes) for source in settings.sources),
-    )
-    if fingerprint != manifest.fingerprints.recipe:
-        raise ConfigurationChangedError(
-            f"{workspace.out} was built from other sources: {len(sources)} then, {len(settings.sources)} now",
-            hint="give another --out, or --force to start over",
-        )
-    workspace.remove()  # a build that was stopped between its manifest and its last step
-    return manifest
-
-
-def _times_at_build(out: Path) -> dict[tuple[int, str], int]:
-    """Modification time of each source when it was read, from the build report; empty if that is gone."""
-    try:
-        sources = json.loads((out / names.REPORT).read_bytes())["sources"]
-        return {(source["argument"], source["path"]): source["mtime_ns"] for source in sources}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def _parallelism(tasks: Sequence[Task | StreamTask]) -> int:

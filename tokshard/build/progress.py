@@ -9,9 +9,11 @@ from typing import Self, TextIO
 
 from tqdm import tqdm
 
+from tokshard.build.receipts import Receipt
 from tokshard.build.runner import Progress
 
 _LINE_SECONDS = 10.0
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 class ProgressDisplay:
@@ -21,10 +23,23 @@ class ProgressDisplay:
         total_bytes: of all inputs.
         done: what earlier runs of the same build did.
         is_quiet: show nothing.
+        is_verbose: show each task that is done, even then.
+        label: stands before everything.
     """
 
-    def __init__(self, total_bytes: int, done: Progress, *, is_quiet: bool, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        total_bytes: int,
+        done: Progress,
+        *,
+        is_quiet: bool,
+        is_verbose: bool = False,
+        label: str = "",
+        stream: TextIO | None = None,
+    ) -> None:
         self._stream = sys.stderr if stream is None else stream
+        self._is_verbose = is_verbose
+        self._label = f"{label}: " if label else ""
         self._total_bytes = total_bytes
         self._is_quiet = is_quiet
         self._bytes, self._documents, self._tokens = done.input_bytes, done.documents, done.tokens
@@ -40,7 +55,7 @@ class ProgressDisplay:
                 unit_scale=True,
                 file=self._stream,
                 dynamic_ncols=True,
-                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+                bar_format=self._label + _BAR,
             )
 
     def __enter__(self) -> Self:
@@ -65,7 +80,29 @@ class ProgressDisplay:
             self._last_line = time.monotonic()
             print(self._line(), file=self._stream, flush=True)
 
+    def say(self, line: str) -> None:
+        """A line that stays, beside the bar."""
+        if self._bar is None:
+            print(line, file=self._stream, flush=True)
+        else:
+            tqdm.write(line, file=self._stream)
+
+    def say_task(self, receipt: Receipt, location: str) -> None:
+        """A line on a task that is done, if that is asked for."""
+        if not self._is_verbose:
+            return
+        more = len(receipt.inputs) - 1
+        segment = f", segment {receipt.key[1]}" if receipt.key[1] or not receipt.is_last else ""
+        read = receipt.records_read
+        self.say(
+            f"{self._label}{location}{segment}{f' and {more:,} more' if more else ''}: {human(receipt.input_bytes)}B, "
+            + (f"{read:,} records" if self._label else f"{receipt.documents:,} documents of {read:,} records, ")
+            + ("" if self._label else f"{receipt.tokens:,} tokens")
+        )
+
     def _numbers(self) -> str:
+        if self._label:
+            return f"{human(self._bytes - self._bytes_before)}B"
         seconds = max(time.monotonic() - self._started, 1e-9)
         return f"{self._documents:,} documents, {human(self._new_tokens / seconds)} tokens/s"
 
@@ -76,9 +113,24 @@ class ProgressDisplay:
         left = seconds * (self._total_bytes - self._bytes) / fresh if fresh > 0 else None
         eta = "" if left is None else f", {clock(max(0.0, left))} left"
         return (
-            f"{share:4.0%}: {human(self._bytes)}B of {human(self._total_bytes)}B, {self._numbers()}, "
+            f"{self._label}{share:4.0%}: {human(self._bytes)}B of {human(self._total_bytes)}B, {self._numbers()}, "
             f"{clock(seconds)} elapsed{eta}"
         )
+
+
+class PartitionDisplay:
+    """Shows how many partitions of hashes have been searched for duplicates; a line now and then."""
+
+    def __init__(self, *, is_quiet: bool, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._is_quiet = is_quiet
+        self._last_line = time.monotonic()
+
+    def __call__(self, done: int, count: int) -> None:
+        """Show it if it is time."""
+        if not self._is_quiet and time.monotonic() - self._last_line >= _LINE_SECONDS:
+            self._last_line = time.monotonic()
+            print(f"duplicates: {done:,} of {count:,} partitions", file=self._stream, flush=True)
 
 
 def human(number: float) -> str:

@@ -1,12 +1,13 @@
 """Receipts: one small file that says a task or segment is done, and what it did.
 
-A receipt is an Arrow file: its rows are the rows of the shard table for the shards that the task wrote, its metadata
-holds a `Receipt` as JSON. One file, so that both appear together or not at all.
+A receipt is an Arrow file: it has a record batch per corpus that the build writes, whose rows are those of the shard
+table for the shards that the task wrote, and its metadata holds a `Receipt` as JSON. One file, so that all appear
+together or not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,14 +23,35 @@ _METADATA_KEY = "tokshard.receipt"
 
 
 class SourceCounts(msgspec.Struct, kw_only=True):
-    """What a task did with one input. ``records_read = documents + sum of left_out``."""
+    """What a task did with one input, as one corpus sees it. ``records_read = documents + sum of left_out``."""
 
     index: int
     records_read: int = 0
     documents: int = 0
     tokens: int = 0
     text_bytes: int = 0
+    with_special_text: int = 0
     left_out: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class OutputCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task wrote into one corpus.
+
+    Args:
+        sources: one entry per input of the task, in order.
+        length_counts: documents by length in tokens, as in `DocumentLengths`.
+        shortest, longest: document lengths in tokens; 0 without documents.
+    """
+
+    sources: list[SourceCounts]
+    length_counts: list[int] = msgspec.field(default_factory=list)
+    shortest: int = 0
+    longest: int = 0
+
+    @property
+    def documents(self) -> int:
+        """Documents written into this corpus."""
+        return sum(source.documents for source in self.sources)
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +63,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         is_last: nothing of the input follows this segment.
         cap: documents that the task was allowed to write, or None.
         input_bytes: bytes of input it read, for the progress bar.
-        sources: one entry per input of the task, in order.
-        length_counts: documents by length in tokens, as in `DocumentLengths`.
-        shortest, longest: document lengths in tokens; 0 without documents.
+        outputs: one entry per corpus of the build: two with a validation split. Records read are the same in each.
         num_rejects: lines it wrote to its rejects file.
+        drops: digest of the `DropLists` by which it left out duplicates; empty if it had none.
+        runs: of a hashing task: how many distinct hashes and how many repeats each run of its file holds.
+        hashes: of a hashing task: digest of its file.
     """
 
     key: Key
@@ -52,21 +75,35 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     is_last: bool
     cap: int | None
     input_bytes: int
-    sources: list[SourceCounts]
-    length_counts: list[int]
-    shortest: int
-    longest: int
+    outputs: list[OutputCounts]
     num_rejects: int
+    drops: str = ""
+    runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    hashes: str = ""
 
     @property
     def documents(self) -> int:
-        """Documents written."""
-        return sum(source.documents for source in self.sources)
+        """Documents written, over all corpora."""
+        return sum(output.documents for output in self.outputs)
 
     @property
     def tokens(self) -> int:
-        """Tokens written."""
-        return sum(source.tokens for source in self.sources)
+        """Tokens written, over all corpora."""
+        return sum(source.tokens for output in self.outputs for source in output.sources)
+
+    @property
+    def inputs(self) -> list[int]:
+        """Indices of the inputs it is about."""
+        return [source.index for source in self.outputs[0].sources]
+
+    @property
+    def records_read(self) -> int:
+        """Records of all inputs."""
+        return sum(source.records_read for source in self.outputs[0].sources)
+
+    def records_of(self, index: int) -> int:
+        """Records read of one input."""
+        return sum(source.records_read for source in self.outputs[0].sources if source.index == index)
 
 
 def receipt_name(key: Key) -> str:
@@ -74,12 +111,17 @@ def receipt_name(key: Key) -> str:
     return f"{key[0]:07d}-{key[1]:06d}"
 
 
-def write_receipt(directory: Path, receipt: Receipt, shards: pa.RecordBatch) -> None:
-    """Publish a receipt, whole and durable."""
+def write_receipt(directory: Path, receipt: Receipt, shards: Sequence[pa.RecordBatch]) -> None:
+    """Publish a receipt, whole and durable.
+
+    Args:
+        shards: per corpus of the build, its rows of the shard table.
+    """
     schema = SHARD_TABLE_SCHEMA.with_metadata({_METADATA_KEY: msgspec.json.encode(receipt)})
     final = directory / f"{receipt_name(receipt.key)}.arrow"
     with atomic_file(final) as file, ipc.new_file(file, schema) as writer:
-        writer.write_batch(shards.replace_schema_metadata(schema.metadata))
+        for rows in shards:
+            writer.write_batch(rows.replace_schema_metadata(schema.metadata))
 
 
 def read_receipts(directory: Path) -> Iterator[Receipt]:
@@ -92,8 +134,8 @@ def read_receipts(directory: Path) -> Iterator[Receipt]:
         yield read_receipt(path)[0]
 
 
-def read_receipt(path: Path) -> tuple[Receipt, pa.RecordBatch]:
-    """One receipt, and its rows of the shard table.
+def read_receipt(path: Path) -> tuple[Receipt, list[pa.RecordBatch]]:
+    """One receipt, and per corpus of the build its rows of the shard table.
 
     Raises:
         BuildError: the file is damaged.
@@ -101,10 +143,13 @@ def read_receipt(path: Path) -> tuple[Receipt, pa.RecordBatch]:
     try:
         reader = ipc.open_file(map_file(path))
         receipt = msgspec.json.decode(reader.schema.metadata[_METADATA_KEY.encode()], type=Receipt)
-        batch = reader.get_batch(0)
-        batch.validate()
+        batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+        for batch in batches:
+            batch.validate()
+        if len(batches) != len(receipt.outputs):
+            raise ValueError(f"{len(batches)} batches of shards for {len(receipt.outputs)} corpora")
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise BuildError(
             f"{path} is damaged: {error}", hint="delete that file and run the same command again: its task runs again"
         ) from error
-    return receipt, batch.replace_schema_metadata(SHARD_TABLE_SCHEMA.metadata)
+    return receipt, [batch.replace_schema_metadata(SHARD_TABLE_SCHEMA.metadata) for batch in batches]

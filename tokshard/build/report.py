@@ -39,4 +39,8 @@ def build_json(result: BuildResult) -> dict[str, Any]:
         "ignored_files": dict(result.ignored),
         "notes": list(result.notes),
         "manifest": msgspec.to_builtins(result.manifest),
+        "corpora": [
+            {"directory": str(corpus.directory), "manifest": msgspec.to_builtins(corpus.manifest)}
+            for corpus in result.corpora
+        ],
     }

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from stat import S_ISREG
 
-from tokshard.errors import SourceError, UsageError
+from tokshard.errors import BadSourceError, SourceError, UsageError
 
 JSONL, PARQUET, ARROW, ARROW_STREAM, TXT, CSV = "jsonl", "parquet", "arrow", "arrow-stream", "txt", "csv"
 INPUT_FORMATS = (JSONL, PARQUET, ARROW, TXT, CSV)
@@ -132,9 +132,9 @@ def check_unchanged(source: Input) -> None:
             )
 
 
-def vanished(source: Input, error: OSError) -> SourceError:
+def vanished(source: Input, error: OSError) -> BadSourceError:
     """The error for an input that cannot be opened."""
-    return SourceError(
+    return BadSourceError(
         f"{source.location} cannot be read: {error.strerror or error}",
         hint="put the file back and run the same command again; finished tasks are kept",
     )

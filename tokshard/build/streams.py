@@ -12,7 +12,7 @@ import zstandard
 
 from tokshard.build.records import LineChunk
 from tokshard.build.sources import Input, vanished
-from tokshard.errors import SourceError
+from tokshard.errors import BadSourceError
 
 CHUNK_BYTES = 1 << 20
 """Chunk j of an input holds the lines whose first byte is in ``[j, j + 1) * CHUNK_BYTES``. Decides shard bounds."""
@@ -39,7 +39,7 @@ def open_bytes(source: Input) -> Iterator[ByteSource]:
     """The decompressed bytes of an input.
 
     Raises:
-        SourceError: the file is gone, or its compression is truncated or corrupt (also later, from ``read``).
+        BadSourceError: the file is gone, or its compression is truncated or corrupt (also later, from ``read``).
     """
     with open_file(source) as file:
         if source.compression is None:
@@ -54,7 +54,7 @@ def open_file(source: Input) -> IO[bytes]:
     """The raw bytes of an input, not buffered.
 
     Raises:
-        SourceError: the file is gone.
+        BadSourceError: the file is gone.
     """
     try:
         return open(source.location, "rb", buffering=0)
@@ -62,11 +62,11 @@ def open_file(source: Input) -> IO[bytes]:
         raise vanished(source, error) from error
 
 
-def damaged(source: Input, reason: str) -> SourceError:
+def damaged(source: Input, reason: str) -> BadSourceError:
     """The error for an input whose container is broken."""
-    return SourceError(
+    return BadSourceError(
         f"{source.location} is damaged: {reason}",
-        hint="fetch the file again and start over with --force, or leave it out",
+        hint="fetch the file again and start over with --force, or leave it out with --on-bad-source skip",
     )
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from tokshard.build.documents import DocumentRules
 from tokshard.build.records import RecordSpec
 from tokshard.build.sources import Input
 from tokshard.errors import BuildError, ConfigurationChangedError
@@ -19,16 +23,30 @@ from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.format.storage import atomic_write
 
+if TYPE_CHECKING:
+    from tokshard.build.duplicates import DropLists
+
+
+T = TypeVar("T")
+
+LOCK = "lock"
+"""Name of the file that a running build holds."""
+
+_LOCK_TRIES = 5
+_LOCK_SECONDS = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """Paths of a build.
 
     Args:
-        out: the corpus directory.
+        out: the directory that the build was given: a corpus, or the place of two with a validation split.
+        stage: folder of the receipts of a stage before encoding; empty for encoding itself.
     """
 
     out: Path
+    stage: str = ""
 
     @property
     def root(self) -> Path:
@@ -38,12 +56,32 @@ class Workspace:
     @property
     def receipts(self) -> Path:
         """One file per finished task."""
-        return self.root / "receipts"
+        return self.root / self.stage / "receipts"
 
     @property
     def rejects(self) -> Path:
         """One JSON lines file per finished task that left out bad records."""
-        return self.root / "rejects"
+        return self.root / self.stage / "rejects"
+
+    @property
+    def hashes(self) -> Path:
+        """What a hashing stage leaves: a file per task, and the places of duplicates."""
+        return self.root / self.stage / "hashes"
+
+    @property
+    def hashing(self) -> Workspace:
+        """Of the stage that hashes texts, for ``--dedup exact``."""
+        return Workspace(self.out, "hashing")
+
+    @property
+    def bad_inputs(self) -> Path:
+        """Inputs that are left out whole, and why."""
+        return self.root / "bad-inputs.json"
+
+    @property
+    def command(self) -> Path:
+        """The command that continues the build, and how much it has to do."""
+        return self.root / "command.json"
 
     @property
     def partial(self) -> Path:
@@ -60,19 +98,49 @@ class Workspace:
         """What was asked for."""
         return self.root / "settings.json"
 
+    def outputs(self, *, is_split: bool) -> tuple[Output, ...]:
+        """The corpora that the build writes."""
+        if not is_split:
+            return (Output(name="", directory=self.out, partial=self.partial),)
+        return tuple(
+            Output(name=name, directory=self.out / name, partial=self.partial / name)
+            for name in (names.TRAIN, names.VALIDATION)
+        )
+
     def create(self) -> None:
-        """Make the folders."""
+        """Make the folders that every build has."""
         for folder in (self.root, self.receipts, self.rejects, self.partial):
             folder.mkdir(parents=True, exist_ok=True)
 
     def clear_partial(self) -> None:
         """Remove what attempts before this one left unfinished."""
-        for path in [*self.partial.iterdir(), *self.receipts.glob(".*"), *self.rejects.glob(".*")]:
-            path.unlink(missing_ok=True)
+        for path in [*self.partial.rglob("*"), *self.root.rglob("receipts/.*"), *self.root.rglob("rejects/.*")]:
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A corpus that a build writes.
+
+    Args:
+        name: ``train`` or ``validation``; empty if the build writes one corpus.
+        directory: of the corpus.
+        partial: for shards being written.
+    """
+
+    name: str
+    directory: Path
+    partial: Path
+
+    def create(self) -> None:
+        """Make the folders."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.partial.mkdir(parents=True, exist_ok=True)
 
 
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,12 +153,29 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     mtime_ns: int
 
 
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """The command that continues a build, and how much there is to do.
+
+    Args:
+        words: of the command line.
+        directory: where it was given.
+        num_tasks: streams count as one each.
+    """
+
+    words: list[str]
+    directory: str
+    num_tasks: int
+    num_streams: int
+    total_bytes: int
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that must stay the same for a build to be continued."""
 
     config: BuildConfig
     tokenizer: TokenizerInfo
     on_bad_record: str
+    on_bad_source: str
     sources: list[SourceState]
 
 
@@ -102,6 +187,9 @@ class WorkerContext:
         tokenizer: of the corpus; the file to load is in the workspace.
         inputs: of the build, in order.
         is_skipping: bad records are left out instead of failing the task.
+        outputs: the corpora to write.
+        rules: which documents are written, and into which of them.
+        drops: which texts are duplicates; None if all are wanted, or nobody knows yet.
     """
 
     workspace: Workspace
@@ -112,6 +200,9 @@ class WorkerContext:
     task_bytes: int
     shard_tokens: int
     is_skipping: bool
+    outputs: tuple[Output, ...]
+    rules: DocumentRules
+    drops: DropLists | None = None
 
 
 def source_states(inputs: tuple[Input, ...]) -> list[SourceState]:
@@ -135,7 +226,8 @@ def lock(workspace: Workspace) -> Iterator[None]:
     Raises:
         BuildError: another build holds it, or the directory cannot be written.
     """
-    path = workspace.root / "lock"
+    path = workspace.root / LOCK
+    tries = 0
     while True:
         try:
             workspace.create()
@@ -149,13 +241,35 @@ def lock(workspace: Workspace) -> Iterator[None]:
                 break
         except BlockingIOError:
             os.close(descriptor)
+            tries += 1
+            if tries < _LOCK_TRIES:  # `tokshard status` holds it for a moment
+                time.sleep(_LOCK_SECONDS)
+                continue
             raise BuildError(
                 f"another build is writing to {workspace.out}",
                 hint="wait for it, or give another --out",
             ) from None
         os.close(descriptor)
     try:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
         yield
+    finally:
+        os.close(descriptor)
+
+
+def lock_holder(workspace: Workspace) -> str | None:
+    """The process that builds into a directory, as it calls itself; None if there is none."""
+    try:
+        descriptor = os.open(workspace.root / LOCK, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(descriptor, 256).decode("utf-8", "replace") or "a process"
+    else:
+        return None
     finally:
         os.close(descriptor)
 
@@ -179,12 +293,35 @@ def load_settings(workspace: Workspace) -> Settings | None:
     Raises:
         BuildError: the file is damaged.
     """
-    try:
-        return msgspec.json.decode(workspace.settings.read_bytes(), type=Settings)
-    except FileNotFoundError:
-        return None
-    except msgspec.MsgspecError as error:
-        raise BuildError(f"{workspace.settings} is damaged: {error}", hint="start over with --force") from error
+    return _load(workspace.settings, Settings)
+
+
+def save_bad_inputs(workspace: Workspace, problems: Mapping[int, str]) -> None:
+    """Remember which inputs are left out, and why; by index."""
+    atomic_write(workspace.bad_inputs, msgspec.json.encode(problems))
+
+
+def load_bad_inputs(workspace: Workspace) -> dict[int, str]:
+    """The inputs that earlier runs of a build left out.
+
+    Raises:
+        BuildError: the file is damaged.
+    """
+    return _load(workspace.bad_inputs, dict[int, str]) or {}
+
+
+def save_command(workspace: Workspace, command: Command) -> None:
+    """Remember how to continue."""
+    atomic_write(workspace.command, msgspec.json.encode(command))
+
+
+def load_command(workspace: Workspace) -> Command | None:
+    """How to continue; None if a build has not come so far.
+
+    Raises:
+        BuildError: the file is damaged.
+    """
+    return _load(workspace.command, Command)
 
 
 def check_same_settings(before: Settings, now: Settings, *, out: Path) -> None:
@@ -202,15 +339,25 @@ def check_same_settings(before: Settings, now: Settings, *, out: Path) -> None:
         )
 
 
+def _load(path: Path, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise BuildError(f"{path} is damaged: {error}", hint="start over with --force") from error
+
+
 def _differences(before: Settings, now: Settings) -> Iterator[str]:
     for part_before, part_now in ((before.config, now.config), (before.tokenizer, now.tokenizer)):
-        old, new = msgspec.to_builtins(part_before), msgspec.to_builtins(part_now)
+        old, new = msgspec.structs.asdict(part_before), msgspec.structs.asdict(part_now)
         for key in old:
             # the size of tasks follows from the sources; naming the sources says more
             if old[key] != new[key] and not (key == "task_bytes" and before.sources != now.sources):
                 yield f"{key} was {_short(old[key])}, now {_short(new[key])}"
-    if before.on_bad_record == "skip" and now.on_bad_record == "fail":
-        yield "on_bad_record was skip, now fail"
+    for policy in ("on_bad_record", "on_bad_source"):
+        if getattr(before, policy) == "skip" and getattr(now, policy) == "fail":
+            yield f"{policy} was skip, now fail"
     old_sources = {(source.argument, source.path): source for source in before.sources}
     new_sources = {(source.argument, source.path): source for source in now.sources}
     for place, source in old_sources.items():

@@ -8,18 +8,21 @@ from typing import Any
 
 import click
 
+from tokshard.build.estimate import estimate_build, estimate_json, estimate_text
+from tokshard.build.options import BuildOptions
 from tokshard.build.pipeline import build_corpus
 from tokshard.build.report import build_json, speed_text
 from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.recipe import CorpusRequest, is_recipe_path, one_corpus, read_recipe
 from tokshard.cli.sizes import SIZE
 from tokshard.format.reader import read_sources
 from tokshard.inspect.summary import summary_text
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--tokenizer", required=True, metavar="PATH", help="A tokenizer.json, or a directory that holds one.")
-@click.option("--out", required=True, metavar="DIR", help="The corpus directory.")
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE... | RECIPE.toml")
+@click.option("--tokenizer", metavar="PATH", help="A tokenizer.json, or a directory that holds one.  [required]")
+@click.option("--out", metavar="DIR", help="The corpus directory.  [required]")
 @click.option(
     "--eos", metavar="TOKEN", help="Token that ends every document.  [default: what tokenizer_config.json says]"
 )
@@ -54,28 +57,78 @@ from tokshard.inspect.summary import summary_text
     show_default=True,
     help="Stop at a record that is no document, or leave it out, counted and listed in rejects.jsonl.",
 )
+@click.option(
+    "--on-bad-source",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="Stop at an input that is damaged or gone, or leave it out whole, counted and listed.",
+)
+@click.option(
+    "--max-bad-records",
+    metavar="N|X%",
+    help="Stop when more records would be skipped: a number, or a share of the records read.  [default: any number]",
+)
+@click.option("--min-tokens", type=SIZE, metavar="N", help="Leave out shorter documents; delimiters count.")
+@click.option("--max-tokens", type=SIZE, metavar="N", help="Leave out longer documents; delimiters count.")
+@click.option(
+    "--dedup",
+    type=click.Choice(["none", "exact"]),
+    default="none",
+    show_default=True,
+    help="Leave out texts that are equal to an earlier one, over all sources. Reads them twice.",
+)
+@click.option(
+    "--validation-fraction",
+    type=float,
+    metavar="X",
+    help="Write DIR/train and DIR/validation; a hash of the text puts a share X of the documents into the second.",
+)
 @click.option("--limit", type=SIZE, metavar="N", help="Stop after so many documents.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: the CPUs of this machine]")
 @click.option("--force", is_flag=True, help="Start over: remove the corpus or unfinished build in DIR first.")
+@click.option("--dry-run", is_flag=True, help="Write nothing; estimate tokens, time and disk space from a sample.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option("-v", "--verbose", is_flag=True, help="Show a line for every task that is done.")
 @json_option
 @debug_option
-def build(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
+@click.pass_context
+def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dry_run: bool, **options: Any) -> None:
     """Tokenize SOURCEs into a corpus of Arrow shards.
 
     A SOURCE is a file, a directory or a quoted glob of jsonl (.gz, .zst), parquet, arrow, txt or csv. Documents
     keep the order of the sources; inside a directory, the bytewise order of the paths.
 
     A build that was stopped, by whatever, goes on when the same command runs again.
+
+    RECIPE.toml in place of SOURCEs builds several corpora, one after another: tables [corpora.NAME] with sources, out
+    and any option under its long name with underscores, and [defaults] for all; options given here win over both.
     """
-    result = build_corpus(sources, **options)
+    is_recipe = is_recipe_path(sources)
+    requests = read_recipe(sources[0], context) if is_recipe else [one_corpus(sources, options)]
+    for number, request in enumerate(requests):
+        if is_recipe and not as_json:
+            click.echo(f"{'' if not number else chr(10)}{request.name}")
+        shown = _estimate(request, as_json) if dry_run else _build(request, as_json)
+        # several objects are lines, one is for people too
+        click.echo(json.dumps(shown, indent=None if is_recipe else 2) if as_json else shown)
+
+
+def _build(request: CorpusRequest, as_json: bool) -> Any:
+    result = build_corpus(request.sources, **request.options)
     if as_json:
-        click.echo(json.dumps(build_json(result), indent=2))
-    else:
-        for note in result.notes:
-            click.echo(f"note: {note}", err=True)
-        if not result.is_new:
-            click.echo(f"nothing to do: {result.directory} is complete")
-        counts = read_sources(result.directory, result.manifest)
-        click.echo(summary_text(result.manifest, counts, width=shutil.get_terminal_size().columns))
-        click.echo(speed_text(result))
+        return build_json(result)
+    for note in result.notes:
+        click.echo(f"note: {note}", err=True)
+    lines = [] if result.is_new else [f"nothing to do: {result.directory} is complete"]
+    for corpus in result.corpora:
+        counts = read_sources(corpus.directory, corpus.manifest)
+        if len(result.corpora) > 1:
+            lines.append(f"{'corpus':<12}{corpus.directory}")
+        lines.append(summary_text(corpus.manifest, counts, width=shutil.get_terminal_size().columns))
+    return "\n".join([*lines, speed_text(result)])
+
+
+def _estimate(request: CorpusRequest, as_json: bool) -> Any:
+    estimate = estimate_build(request.sources, BuildOptions(**request.options))
+    return estimate_json(estimate) if as_json else estimate_text(estimate)

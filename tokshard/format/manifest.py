@@ -10,9 +10,16 @@ from typing import Annotated, Any
 import msgspec
 
 from tokshard.errors import RESTORE, DamagedCorpusError, UnsupportedFormatError
+from tokshard.format import names
 from tokshard.format.schema import FORMAT_VERSION
 
 _HASH_KEY = "manifest_sha256"
+
+DAMAGED_INPUT = "damaged input"
+"""Reason in `left_out` for an input that was left out whole. It counts as one record."""
+
+IN_OTHER_SPLIT = {names.TRAIN: "in the validation split", names.VALIDATION: "in the train split"}
+"""Split to its reason in `left_out` for the documents that are in the other one."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Total = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
@@ -46,8 +53,11 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     bos_id: TokenId | None
 
 
-class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything about a build that changes its bytes, apart from sources and tokenizer.
+
+    A field with a default is left out of the JSON where it has that: so the fingerprint of a build does not change when
+    a later tokshard knows more options.
 
     Args:
         text_field: dotted path of the text in a record.
@@ -57,7 +67,11 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         shard_tokens: a shard closes before the document that would exceed this many tokens.
         task_bytes: size of the unit of build work, in bytes of input.
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
-        limit: documents written at most, or None.
+        limit: documents written at most, or None; with a validation split, in both corpora.
+        dedup: ``none``, or ``exact``: of equal texts only the first became a document.
+        min_tokens, max_tokens: shorter and longer documents were left out; delimiters count.
+        validation_fraction: share of the documents that went into the validation corpus, or None.
+        split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
     """
 
     text_field: str
@@ -68,14 +82,25 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     task_bytes: int
     max_document_bytes: int
     limit: int | None
+    dedup: str = "none"
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    validation_fraction: float | None = None
+    split: str | None = None
 
 
-class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``read = written + sum of left_out``, over all sources."""
+class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``read = written + sum of left_out``, over all sources.
+
+    Args:
+        with_special_text: documents written whose text spells a special token; they hold ordinary ids for it. Left out
+            of the JSON where it is 0.
+    """
 
     read: Count
     written: Count
     left_out: dict[str, Count]
+    with_special_text: Count = 0
 
 
 class DocumentLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

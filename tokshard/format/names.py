@@ -13,6 +13,9 @@ REJECTS = "rejects.jsonl"
 WORK = ".build"
 """Folder of an unfinished build: configuration, lock, receipts, files being written."""
 
+TRAIN, VALIDATION = "train", "validation"
+"""The two corpora of a build with a validation split: folders of its directory."""
+
 SHARD_PATTERN = r"shard-[0-9]{2,}-[0-9]{7,}-[0-9]{6,}-[0-9]{4,}\.arrow"
 _SHARD = re.compile(SHARD_PATTERN)
 

@@ -590,6 +590,12 @@ def _no_manifest(directory: Path) -> CorpusError:
             f"{directory} holds an unfinished build: it has no {names.MANIFEST}",
             hint="run the same 'tokshard build' command again; finished tasks are kept",
         )
+    splits = [directory / name for name in (names.TRAIN, names.VALIDATION)]
+    if all((split / names.MANIFEST).exists() for split in splits):
+        return UnfinishedCorpusError(
+            f"{directory} is not a corpus, but holds two: a build with a validation split wrote them",
+            hint=f"give {splits[0]} or {splits[1]}",
+        )
     return UnfinishedCorpusError(
         f"{directory} is not a corpus: it has no {names.MANIFEST}",
         hint="give the directory that 'tokshard build --out' wrote",

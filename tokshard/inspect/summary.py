@@ -48,9 +48,12 @@ def summary_text(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, widt
         ),
     ]
     lines += _left_out_lines(manifest, sources, width=width)
+    if records.with_special_text:
+        count = counted(records.with_special_text, "document")
+        lines.append(("specials", f"{count} spell a special token in their text, which became ordinary ids"))
     if names.REJECTS in manifest.files:
         size = bytes_text(manifest.files[names.REJECTS].num_bytes)
-        lines.append(("rejects", f"{names.REJECTS} lists every bad record that was left out ({size})"))
+        lines.append(("rejects", f"{names.REJECTS} lists every bad record and input that was left out ({size})"))
     lines += [("content", manifest.fingerprints.content), ("recipe", manifest.fingerprints.recipe)]
     return aligned(lines, width=width)
 
@@ -125,6 +128,14 @@ def _settings_text(build: BuildConfig) -> str:
         parts.append(f"every input read as {build.input_format}")
     parts.append(f"shards of at most {build.shard_tokens:,} tokens")
     parts.append(f"documents of at most {build.max_document_bytes:,} bytes")
+    if build.min_tokens is not None:
+        parts.append(f"documents of at least {build.min_tokens:,} tokens")
+    if build.max_tokens is not None:
+        parts.append(f"documents of at most {build.max_tokens:,} tokens")
+    if build.dedup != "none":
+        parts.append(f"{build.dedup} duplicates left out")
+    if build.validation_fraction is not None:
+        parts.append(f"the {build.split} split, {build.validation_fraction:g} of the documents are for validation")
     if build.limit is not None:
         parts.append(f"limit {build.limit:,} documents")
     return ", ".join(parts)

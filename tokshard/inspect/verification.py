@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import CorpusError
 from tokshard.format import names
-from tokshard.format.manifest import Manifest, canonical_json, content_fingerprint
+from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest, canonical_json, content_fingerprint
 from tokshard.format.reader import Corpus, Shard, list_directory, read_manifest
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.format.storage import local_directory
@@ -131,6 +132,7 @@ def _problems(directory: Path, manifest: Manifest, reader: _HashingReader) -> It
             yield _problem(directory, names.SHARD_TABLE, error)
     if corpus is not None:
         yield from _check_content(corpus, names.SOURCE_TABLE not in damaged, reader)
+    yield from _check_split(directory, manifest)
     yield from _check_directory(directory, manifest, corpus)
 
 
@@ -379,6 +381,27 @@ def _check_sources(manifest: Manifest, sources: list[SourceInfo], tally: _Tally)
     for what, (stored, found_sum) in sums.items():
         if stored != found_sum:
             yield Problem(file=names.MANIFEST, message=f"says {stored} {what}, its sources add up to {found_sum}")
+
+
+def _check_split(directory: Path, manifest: Manifest) -> Iterator[Problem]:
+    """The two corpora of a validation split against each other, where both lie in one directory."""
+    split = manifest.build.split
+    if split not in IN_OTHER_SPLIT:
+        return
+    other_name = names.VALIDATION if split == names.TRAIN else names.TRAIN
+    try:
+        other = read_manifest(directory.parent / other_name)
+    except CorpusError:
+        return  # it went elsewhere, or is damaged, which its own verification says
+    if msgspec.structs.replace(other.build, split=split) != manifest.build or other.arguments != manifest.arguments:
+        return  # of another build
+    elsewhere = manifest.records.left_out.get(IN_OTHER_SPLIT[split], 0)
+    if (other.records.read, other.records.written) != (manifest.records.read, elsewhere):
+        yield Problem(
+            file=names.MANIFEST,
+            message=f"says {manifest.records.read} records read and {elsewhere} {IN_OTHER_SPLIT[split]}, "
+            f"{other_name} has {other.records.read} and {other.records.written}",
+        )
 
 
 def _check_directory(directory: Path, manifest: Manifest, corpus: Corpus | None) -> Iterator[Problem]:

@@ -96,8 +96,9 @@ class Gather:
         """Take them with one index."""
         memory, elements = self._memory
         lengths, first_elements = self.lengths[start:stop], elements[start:stop]
-        # short pieces wait for memory: one token of each, asked for in a row, brings many of them at a time
+        # short pieces wait for memory: the first and the last token of each, asked for in a row, bring many at a time
         memory.take(first_elements, mode="wrap")
+        memory.take(first_elements + (lengths - 1), mode="wrap")
         ends = np.cumsum(lengths)
         index = np.repeat(first_elements - ends + lengths, lengths)
         index += self._numbers[: len(index)] if len(index) <= len(self._numbers) else np.arange(len(index))

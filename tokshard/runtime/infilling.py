@@ -28,6 +28,9 @@ class FillInTheMiddle:
         rate: share of the pieces that are changed.
         spm_rate: share of those that are in SPM order.
 
+    Raises:
+        PlanError: an id is negative or given twice, or a rate is not from 0 to 1.
+
     References:
         Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", arXiv 2207.14255 (section 3).
     """
@@ -37,6 +40,14 @@ class FillInTheMiddle:
     middle_id: int
     rate: float = 0.5
     spm_rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        ids = (self.prefix_id, self.suffix_id, self.middle_id)
+        if min(ids) < 0 or len(set(ids)) < _NUM_SENTINELS or not (0 <= self.rate <= 1 and 0 <= self.spm_rate <= 1):
+            raise PlanError(
+                f"{self!r}: ids are three different ones from 0 on, rates from 0 to 1",
+                hint="give the ids that the tokenizer has for its sentinels",
+            )
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Change a part of the pieces; four numbers are drawn per piece, whatever becomes of it."""

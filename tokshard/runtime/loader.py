@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,6 +91,7 @@ class StreamingLoader:
         self._start_method = multiprocessing_context or _default_start_method()
         self._cursor = plan.cursor()
         self._limits = plan.limits(self._cursor)
+        self._used_up: set[str] = set()  # corpora that were told of
         self._prefetcher: Prefetcher | None = None
         self._is_stale = True
         self._wait_seconds, self._num_batches, self._token_bytes = 0.0, 0, 0
@@ -144,10 +145,13 @@ class StreamingLoader:
             raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
         text, planned = state.get(STATE_KEY), self.plan.cursor().segments
         if corpora == "plan":
-            self._go_on_from(adopt_cursor(text, self.plan.identity, self.plan.names, planned))
-            return
-        cursor = load_cursor(text, self.plan.identity)
-        self._go_on_from(cursor.rescheduled(planned) if weights == "plan" else cursor)
+            cursor = adopt_cursor(text, self.plan.identity, self.plan.names, planned)
+        else:
+            cursor = load_cursor(text, self.plan.identity)
+            if weights == "plan":
+                cursor = cursor.rescheduled(planned)
+        self.plan.check_pass(cursor)
+        self._go_on_from(cursor)
 
     def set_weights(self, weights: Weights) -> None:
         """Read with other weights from the next batch on. The plan is not changed, nothing is caught up.
@@ -212,10 +216,11 @@ class StreamingLoader:
             following = self._cursor.sample + size
             if self.plan.num_samples is not None:
                 following = min(following, self.plan.num_samples)
-            self._warn_of_limits(self._cursor.sample, following)
+            if self.plan.on_max_epochs == "warn":
+                _warn_of_use(self._limits, self._cursor.sample, following, self._used_up)
             self._cursor = self._cursor.advanced(following - self._cursor.sample)
             yield batch
-        if self._limit is not None and self._cursor.sample + size > self._limit:
+        if self.plan.num_samples is None or self._cursor.sample < self.plan.num_samples:
             _warn_of_stop(self._limits[0], self._cursor.sample)
 
     def _started(self) -> Prefetcher:
@@ -230,7 +235,7 @@ class StreamingLoader:
             )
             self._is_stale = True
         if self._is_stale:
-            mixture = self.plan.mixture(self._cursor)
+            mixture = self.plan.mixture(self._cursor).since(self._cursor.sample)
             self._prefetcher.start(mixture, self._ranks, self._cursor.sample, self._limit)
             self._is_stale = False
         return self._prefetcher
@@ -245,15 +250,6 @@ class StreamingLoader:
     def _limit(self) -> int | None:
         """The global sample at which the pass stops because a corpus is used up."""
         return self._limits[0].sample if self._limits and self.plan.on_max_epochs == "stop" else None
-
-    def _warn_of_limits(self, start: int, stop: int) -> None:
-        for limit in self._limits:
-            if start <= limit.sample < stop and self.plan.on_max_epochs == "warn":
-                warnings.warn(
-                    f"corpus {limit.corpus!r} is used up at sample {limit.sample}: it was read max_epochs times, and "
-                    "is read again; set_weights with 0 leaves it out",
-                    stacklevel=4,
-                )
 
 
 class StreamDataset(IterableDataset[Batch]):
@@ -280,22 +276,28 @@ class StreamDataset(IterableDataset[Batch]):
         rank, world_size = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
         self._ranks = Ranks(global_batch_size, rank, world_size, uneven)
         self._cursor = plan.cursor()
+        self._used_up: set[str] = set()  # corpora that were told of
         self._is_under_way = False
 
     def __iter__(self) -> Iterator[Batch]:
         """The steps of this DataLoader worker, from its cursor on; after a finished pass, from the start."""
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        if not self._is_under_way:
+        plan, size, since = self.plan, self._ranks.global_batch_size, self._cursor.sample
+        if self._is_under_way:  # steps of other workers may be missing since the last one of this worker
+            since = max(since - (num_workers - 1) * size, self._cursor.segments[0].start)
+        else:
             self._advance(worker)  # to the first step of this worker
             self._is_under_way = True
-        plan, limits = self.plan, self.plan.limits(self._cursor)
+        limits = plan.limits(self._cursor, since=since)
         limit = limits[0].sample if limits and plan.on_max_epochs == "stop" else None
         mixture, sample, recycler = plan.mixture(self._cursor), self._cursor.sample, Recycler(_HELD_BATCHES)
         for packed in packed_steps(plan, mixture, self._ranks, sample, limit=limit, stride=num_workers):
+            if plan.on_max_epochs == "warn":
+                _warn_of_use(limits, self._cursor.sample, self._cursor.sample + size, self._used_up)
             self._advance(num_workers)
             yield as_tensors(packed, recycler=recycler)
-        if plan.num_samples is None:
+        if plan.num_samples is None or self._cursor.sample < plan.num_samples:
             _warn_of_stop(limits[0], self._cursor.sample)
         else:
             self._cursor, self._is_under_way = plan.cursor(), False
@@ -311,7 +313,9 @@ class StreamDataset(IterableDataset[Batch]):
         Raises:
             PlanMismatchError: the state is of another plan.
         """
-        self._cursor = load_cursor(state.get(STATE_KEY), self.plan.identity)
+        cursor = load_cursor(state.get(STATE_KEY), self.plan.identity)
+        self.plan.check_pass(cursor)
+        self._cursor = cursor
         self._is_under_way = bool(state.get(WORKER_KEY))
 
     def _advance(self, num_steps: int) -> None:
@@ -356,6 +360,18 @@ def _warn_of_small_windows(plan: StreamPlan, global_batch_size: int) -> None:
             f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window",
             stacklevel=3,
         )
+
+
+def _warn_of_use(limits: Sequence[Limit], start: int, stop: int, told: set[str]) -> None:
+    """Warn once of each corpus that is used up among the samples ``[start, stop)``."""
+    for limit in limits:
+        if start <= limit.sample < stop and limit.corpus not in told:
+            told.add(limit.corpus)
+            warnings.warn(
+                f"corpus {limit.corpus!r} is used up at sample {limit.sample}: it was read max_epochs times, and is "
+                "read again; set_weights with 0 leaves it out",
+                stacklevel=3,
+            )
 
 
 def _warn_of_stop(limit: Limit, sample: int) -> None:

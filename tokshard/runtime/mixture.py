@@ -150,6 +150,21 @@ class Mixture:
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (self.key, self.segments, self.balance))  # without what was counted already
 
+    def changed(self, segments: tuple[Segment, ...]) -> Mixture:
+        """A mixture with other segments, which knows what is counted already of those that are the same."""
+        changed = Mixture(key=self.key, segments=segments, balance=self.balance)
+        for index, (segment, other) in enumerate(zip(self.segments, segments, strict=False)):
+            if segment != other:
+                break
+            if index in self._balances:
+                changed._balances[index] = self._balances[index]
+        return changed
+
+    def since(self, sample: int) -> Mixture:
+        """The same from a global sample on, without the segments that are over then."""
+        index = self._segment_at(sample)
+        return Mixture(key=self.key, segments=self.segments[index:], balance=self._balance_at(index))
+
     def counts_before(self, sample: int) -> tuple[int, ...]:
         """How many samples of each corpus come before a global sample.
 

@@ -74,7 +74,8 @@ class Recycler:
                 return self._arrays[index]
         array = np.empty(shape, np.int64)
         if len(self._arrays) >= self._size:
-            self._arrays = [one for index, one in enumerate(self._arrays) if self._holders(index) > self._unused]
+            held = [index for index in range(len(self._arrays)) if self._holders(index) > self._unused]
+            self._arrays = [self._arrays[index] for index in held]
         if len(self._arrays) < self._size:
             self._arrays.append(array)
         return array

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import PlanError
+from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.cursor import CorpusIdentity, Cursor, PlanIdentity
 from tokshard.runtime.finding import find_document
 from tokshard.runtime.layout import Layout, corpus_rows, lay_out
@@ -77,7 +77,7 @@ class Limit(NamedTuple):
     """A corpus is used up.
 
     Args:
-        sample: the first global sample that would read more of it than `max_epochs`.
+        sample: the next global sample that would read more of it than `max_epochs`.
         corpus: its name.
     """
 
@@ -105,7 +105,8 @@ class StreamPlan:
             the same for every seed; what 0.05 reads lies inside what 0.1 reads.
         max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
         on_max_epochs: ``"stop"``: the pass ends before the first step that would read more; ``"warn"``: it goes on.
-        transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`.
+        transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`. Not
+            together with loss_across_documents.
         loss_across_documents: a delimiter's label is the first token of the next piece instead of -100.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
 
@@ -164,6 +165,12 @@ class StreamPlan:
                 hint="make one plan per corpus, or leave epochs out",
             )
         self.transforms = tuple(transforms)
+        if self.transforms and loss_across_documents:
+            raise PlanError(
+                "transforms and loss_across_documents exclude each other: the first token of the next piece, which is "
+                "a delimiter's label, may be changed",
+                hint="leave one of them out",
+            )
         first_epochs = self._first_epochs(start_epoch or {})
         takes = self._per_corpus("take", take, 1.0)
         ordinals = _ordinals([source.fingerprint for source in self.sources])
@@ -178,6 +185,8 @@ class StreamPlan:
         self._max_samples = self._limits()
         default = {name: float(stream.num_tokens) for name, stream in zip(self.names, self.streams, strict=True)}
         self._segments = self._schedule([(0, default if weights is None else weights), *schedule])
+        # one object, by which the mixture that is kept is known again
+        self._start = Cursor(sample=0, segments=self._segments, balance=Balance.at_start(len(self.names)))
         self._kept_mixture: Mixture | None = None
         self.identity = _identity(self.shape, seed, self.streams)
 
@@ -224,13 +233,21 @@ class StreamPlan:
             found[name] = blocks * -math.expm1(draws * math.log1p(-1 / blocks)) if blocks > 1 else float(bool(tokens))
         return found
 
-    def limits(self, cursor: Cursor) -> list[Limit]:
-        """Where corpora are used up under the weights of a cursor, by ascending sample."""
+    def limits(self, cursor: Cursor, *, since: int | None = None) -> list[Limit]:
+        """Where corpora are used up under the weights of a cursor, by ascending sample.
+
+        Args:
+            since: global sample; what was read more than `max_epochs` before it is past, and only the next sample of
+                that corpus counts. Default: where the cursor is.
+        """
+        if all(most is None for most in self._max_samples):
+            return []
         mixture = self.mixture(cursor)
+        counts = mixture.counts_before(cursor.sample if since is None else since)
         return sorted(
             Limit(sample, name)
             for number, (name, most) in enumerate(zip(self.names, self._max_samples, strict=True))
-            if most is not None and (sample := _sample_beyond(mixture, number, most)) is not None
+            if most is not None and (sample := mixture.sample_of(number, max(most, counts[number]))) is not None
         )
 
     @property
@@ -240,19 +257,38 @@ class StreamPlan:
 
     def cursor(self) -> Cursor:
         """The start of the plan."""
-        return Cursor(sample=0, segments=self._segments, balance=Balance.at_start(len(self.names)))
+        return self._start
 
     def mixture(self, cursor: Cursor) -> Mixture:
         """The corpora of the samples under a cursor's weights."""
         kept = self._kept_mixture
         # cursors of one run share their weights: what these cost to count is paid once
-        if kept is None or kept.segments is not cursor.segments or kept.balance is not cursor.balance:
-            kept = self._kept_mixture = cursor.mixture(self.seed)
+        if kept is None or kept.balance is not cursor.balance:
+            kept = cursor.mixture(self.seed)
+        elif kept.segments is not cursor.segments:
+            kept = kept.changed(cursor.segments)
+        self._kept_mixture = kept
         return kept
 
     def compacted(self, cursor: Cursor) -> Cursor:
         """A cursor with the same future and a short past."""
         return cursor.compacted(self.mixture(cursor))
+
+    def check_pass(self, cursor: Cursor) -> None:
+        """Refuse a cursor at which a finite pass would be counted wrong.
+
+        Raises:
+            PlanMismatchError: other corpora were read before, so that samples of the run are not samples of the pass.
+        """
+        if self.num_samples is None:
+            return
+        (count,) = self.mixture(cursor).counts_before(cursor.sample)
+        if count != cursor.sample:
+            raise PlanMismatchError(
+                f"the plan is a finite pass of {self.num_samples} samples, but of the {cursor.sample} samples of the "
+                f"saved cursor only {count} are of corpus {self.names[0]!r}",
+                hint="leave epochs out and give max_epochs, or start a new run without the loader's state",
+            )
 
     def checked_weights(self, weights: Weights) -> tuple[float, ...]:
         """Weights in plan order.
@@ -482,13 +518,6 @@ class StreamPlan:
                 hint="give names of the plan, and epochs from 0",
             )
         return [start_epoch.get(name, 0) for name in self.names]
-
-
-def _sample_beyond(mixture: Mixture, number: int, most: int) -> int | None:
-    """The first global sample that would read more than so many samples of a corpus."""
-    if mixture.balance.counts[number] > most:
-        return mixture.segments[0].start
-    return mixture.sample_of(number, most)
 
 
 def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -> StreamPlan:

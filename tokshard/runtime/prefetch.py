@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tokshard.errors import LoaderError, TokshardError
+from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.mixture import Mixture
 from tokshard.runtime.packing import Packed
 from tokshard.runtime.plan import StreamPlan
@@ -104,6 +104,9 @@ class Prefetcher:
         depth: batches that are made ahead.
         timeout_seconds: how long the loop waits for one batch.
         start_method: of the processes: ``fork``, ``spawn`` or ``forkserver``.
+
+    Raises:
+        PlanError: the plan does not pickle, which worker processes need.
     """
 
     def __init__(
@@ -121,6 +124,8 @@ class Prefetcher:
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
         self._job = -1
         self._plan = plan
+        if num_workers:
+            _check_pickles(plan)
         self._workers = [_Worker(plan, number, num_workers, start_method) for number in range(num_workers)]
         self._thread = threading.Thread(
             target=_run,
@@ -177,6 +182,19 @@ class Prefetcher:
             f"no batch came for {self._timeout_seconds:g} s; the last reads were in {shards}",
             hint="check that storage, or raise timeout_seconds",
         )
+
+
+def _check_pickles(plan: StreamPlan) -> None:
+    """A worker gets the plan as bytes, whatever the start method is."""
+    for part in (*plan.transforms, *plan.sources, plan):
+        try:
+            pickle.dumps(part)
+        except Exception as error:
+            raise PlanError(
+                f"{part!r} does not pickle, so worker processes cannot have it: {error}",
+                hint="define it in a module, as a function or a class, not as a lambda or in a function; or use "
+                "num_workers=0",
+            ) from error
 
 
 def _run(
@@ -405,6 +423,6 @@ def _answers(plan: StreamPlan, job: Job, number: int, num_workers: int) -> Itera
     except Exception as error:  # noqa: BLE001 - a process edge
         failure = LoaderError(
             f"a loader worker failed: {type(error).__name__}: {error}",
-            hint="this is a bug in tokshard: run with num_workers=0 for the traceback and report it",
+            hint="run with num_workers=0 for the traceback; unless a transform failed, report it as a bug of tokshard",
         )
         yield failure

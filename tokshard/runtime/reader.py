@@ -121,7 +121,7 @@ class CorpusSource:
         ]
 
     def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans | None:
-        """Where the tokens of pieces lie in memory; None without memory maps.
+        """Where the tokens of pieces lie in memory; None without memory maps, or if a shard does not align its tokens.
 
         Raises:
             DamagedCorpusError: a shard is missing or not what the manifest says.
@@ -129,6 +129,8 @@ class CorpusSource:
         if self.access == "pread":
             return None
         opened, batches, within = self._mapped(starts, lengths)
+        if not opened.are_aligned:
+            return None
         return Spans(opened.addresses[batches] + within * self.dtype.itemsize, opened.memory)
 
     def document_at(self, position: int) -> DocumentPlace:
@@ -235,9 +237,12 @@ class _OpenBatches:
         self.values: dict[int, NDArray[Any]] = {}
         self.addresses = np.zeros(num_batches, np.int64)
         self.memory = Memory()
+        self.are_aligned = True
+        """Gathering from a shard whose tokens lie at odd addresses would copy all memory first."""
 
     def add(self, batch: int, values: NDArray[Any]) -> None:
         self.values[batch] = values
+        self.are_aligned &= values.flags.aligned
         self.addresses[batch] = self.memory.add(values)
 
 

@@ -12,7 +12,7 @@ from tokshard.runtime.mixture import Mixture
 from tokshard.runtime.packing import PADDING_INDEX, Packed
 from tokshard.runtime.plan import StreamPlan
 
-_LAYOUT_PIECES = 8_192
+_LAYOUT_PIECES = 16_384
 _ROWS_PER_CORPUS = 24
 """A layout has at least so many rows per corpus, so that the calls that each corpus costs are shared by many."""
 
@@ -69,9 +69,12 @@ class Ranks:
 
 def is_last(sample: int, num_samples: int | None, limit: int | None, global_batch_size: int) -> bool:
     """Whether no step begins at a sample: a finite pass is over, or a corpus would be used up within the step."""
-    if num_samples is not None and sample >= num_samples:
-        return True
-    return limit is not None and sample + global_batch_size > limit
+    stop = sample + global_batch_size
+    if num_samples is not None:
+        if sample >= num_samples:
+            return True
+        stop = min(stop, num_samples)
+    return limit is not None and stop > limit
 
 
 def packed_steps(

@@ -106,18 +106,36 @@ def _checked(found: Sample, before: Sample, transform: Transform) -> Sample:
         raise PlanError(
             f"{transform!r} returned {type(found).__name__}, expected a Sample", hint="return a Sample from transforms"
         )
-    size = len(before.tokens)
-    if found.tokens.dtype != before.tokens.dtype or found.tokens.shape != before.tokens.shape:
+    if _form(found.tokens) != _form(before.tokens):
         raise PlanError(
-            f"{transform!r} returned tokens {found.tokens.dtype} {list(found.tokens.shape)}, expected "
-            f"{before.tokens.dtype} {[size]}",
+            f"{transform!r} returned tokens {_form(found.tokens)}, expected {_form(before.tokens)}",
             hint="a transform keeps the number of tokens and their dtype",
         )
-    lengths = found.piece_lengths
-    if len(lengths) != len(found.next_tokens) or int(lengths.sum()) != size or (len(lengths) and lengths.min() < 1):
+    lengths, following = found.piece_lengths, found.next_tokens
+    if not (_are_integers(lengths) and _are_integers(following)):
         raise PlanError(
-            f"{transform!r} returned {len(lengths)} pieces of {int(lengths.sum())} tokens with "
-            f"{len(found.next_tokens)} next tokens, expected {size} tokens and one next token per piece",
+            f"{transform!r} returned piece_lengths {_form(lengths)} and next_tokens {_form(following)}, expected "
+            "int64 [pieces]",
+            hint="give both as one-dimensional arrays of integers",
+        )
+    size, total = len(before.tokens), int(lengths.sum())
+    if len(lengths) != len(following) or total != size or lengths.min() < 1:
+        raise PlanError(
+            f"{transform!r} returned {len(lengths)} pieces of {total} tokens with {len(following)} next tokens, "
+            f"expected {size} tokens and one next token per piece",
             hint="piece_lengths are at least 1 and add up to the tokens",
         )
+    if bool(np.any((following < 0) & (following != IGNORED))):
+        raise PlanError(
+            f"{transform!r} returned next_tokens from {following.min()} on, expected token ids or {IGNORED}",
+            hint=f"{IGNORED} is for a token that has no label",
+        )
     return found
+
+
+def _are_integers(found: Any) -> bool:
+    return isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "iu"
+
+
+def _form(found: Any) -> str:
+    return f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__

@@ -29,6 +29,9 @@ _MAX_PERMUTATIONS = 8
 _READY_AT = 0.8
 """The table of the next window is done when this part of the current one was read."""
 
+_SHORT = 0.25
+"""A window of less than this part of a full one is prepared together with the one after it."""
+
 NOT_TAKEN = -1
 """The place of a block that `take` leaves out."""
 
@@ -246,13 +249,14 @@ class CorpusStream:
         self._content = bytes.fromhex(source.fingerprint)
         self._tables: OrderedDict[tuple[int, int], PieceTable] = OrderedDict()
         self._permutations: OrderedDict[tuple[Purpose, int, int, int], Permutation] = OrderedDict()
-        self._ahead: _Preparation | None = None
+        self._ahead: list[_Preparation] = []
         self._lock = RLock()
 
     @cached_property
     def num_full_blocks(self) -> int:
         """Blocks of `block_tokens` tokens that are read; what is left is the tail."""
-        return int(self.take * (self.source.num_tokens // self.shape.block_tokens))
+        # down to a whole block, but 0.29 of 100 blocks are 29, although 0.29 * 100 is 28.999999999999996
+        return int(self.take * (self.source.num_tokens // self.shape.block_tokens) * (1 + 2**-50))
 
     @cached_property
     def num_tokens(self) -> int:
@@ -460,19 +464,27 @@ class CorpusStream:
         return table
 
     def _prepare(self, window: Window, part_of_current: float) -> None:
-        """Make so much of a table that it is done shortly before the current window is."""
+        """Make so much of the next table that it is done shortly before the current window is.
+
+        A short window, the last of an epoch, leaves no time for the one after it: that is made along with it.
+        """
         with self._lock:
-            if (window.epoch, window.index) not in self._tables:
-                ahead = self._preparation(window)
-                ahead.advance(part_of_current / _READY_AT)
-                self._ahead = ahead
+            following = [window]
+            if window.stop - window.start < _SHORT * self.shape.window_blocks * self.shape.block_tokens:
+                following.append(self.window_at(window.stop))
+            ahead = []
+            for one in following:
+                if (one.epoch, one.index) not in self._tables:
+                    preparation = self._preparation(one)
+                    preparation.advance(part_of_current / _READY_AT)
+                    ahead.append(preparation)
+            self._ahead = ahead
 
     def _preparation(self, window: Window) -> _Preparation:
         """The one that is under way, which is forgotten, or a new one."""
-        ahead = self._ahead
-        if ahead is not None and ahead.window == window:
-            self._ahead = None  # an error ends its generator: it is not used again
-            return ahead
+        for index, ahead in enumerate(self._ahead):
+            if ahead.window == window:
+                return self._ahead.pop(index)  # an error ends its generator: it is not used again
         return _Preparation(window, self._table_steps(window))
 
     def _table_steps(self, window: Window) -> Generator[float, None, PieceTable]:

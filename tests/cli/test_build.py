@@ -1,0 +1,234 @@
+"""``tokshard build`` with recipes and ``--dry-run``, and ``tokshard status``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.build.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
+from tokshard import open_corpus
+from tokshard.build.workspace import Workspace, lock
+from tokshard.cli.main import run
+from tokshard.format import names
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch, capsys):
+    """Runs a command line in an empty directory with a tokenizer: exit code, stdout, stderr."""
+    write_byte_tokenizer(tmp_path / ".tokenizer")
+    monkeypatch.chdir(tmp_path)
+
+    def shell(*arguments):
+        exit_code = run(list(arguments))
+        captured = capsys.readouterr()
+        return exit_code, captured.out, captured.err
+
+    return shell
+
+
+def write(name, texts):
+    Path(name).write_bytes(jsonl([{"text": text} for text in texts]))
+
+
+RECIPE = """
+[defaults]
+tokenizer = ".tokenizer"
+workers = 1
+quiet = true
+shard_tokens = "1K"
+
+[corpora.one]
+sources = "one.jsonl"
+out = "shards/one"
+keep = ["n:int64"]
+
+[corpora.two]
+sources = ["two.jsonl", "three.jsonl"]
+out = "shards/two"
+shard_tokens = 50
+dedup = "exact"
+"""
+
+
+def test_a_recipe_builds_several_corpora_and_then_there_is_nothing_to_do(shell):
+    for name in ("one", "two", "three"):
+        write(f"{name}.jsonl", [name, "same"])
+    Path("r.toml").write_text(RECIPE)
+    exit_code, out, err = shell("build", "r.toml")
+    assert (exit_code, err) == (0, "")
+    assert [line for line in out.splitlines() if "corpora." in line] == ["r.toml: corpora.one", "r.toml: corpora.two"]
+    with open_corpus("shards/one") as one, open_corpus("shards/two") as two:
+        assert (one.manifest.build.shard_tokens, one.manifest.columns) == (1_000, {"n": "int64"})
+        assert (two.manifest.build.shard_tokens, two.num_documents) == (50, 3)
+    exit_code, out, _ = shell("build", "r.toml", "--json")
+    assert [json.loads(line)["is_new"] for line in out.splitlines()] == [False, False]
+
+
+def test_the_command_line_wins_over_a_recipe(shell):
+    for name in ("one", "two", "three"):
+        write(f"{name}.jsonl", [name, "same"])
+    Path("r.toml").write_text(RECIPE)
+    assert shell("build", "r.toml", "--limit", "1", "--shard-tokens", "70")[0] == 0
+    for name in ("one", "two"):
+        with open_corpus(f"shards/{name}") as corpus:
+            assert (corpus.num_documents, corpus.manifest.build.shard_tokens) == (1, 70)
+
+
+def test_a_corpus_that_fails_stops_a_recipe_and_the_finished_ones_stay(shell):
+    write("one.jsonl", ["one"])
+    write("three.jsonl", ["three"])
+    Path("two.jsonl").write_text("{")
+    Path("r.toml").write_text(RECIPE + '[corpora.last]\nsources = ["three.jsonl"]\nout = "shards/last"\n')
+    exit_code, _, err = shell("build", "r.toml")
+    assert exit_code == 1
+    assert err.startswith("error: two.jsonl, line 1: malformed")
+    assert Path("shards/one", names.MANIFEST).exists()
+    assert not Path("shards/last").exists()
+    write("two.jsonl", ["two"])
+    exit_code, out, _ = shell("build", "r.toml", "--json")
+    assert [json.loads(line)["is_new"] for line in out.splitlines()] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "hint"),
+    [
+        (("dedup =", "dedupe ="), "r.toml: corpora.two: no key 'dedupe'", "did you mean dedup?"),
+        (("shard_tokens = 50", "shard-tokens = 50"), "no key 'shard-tokens'", "did you mean shard_tokens?"),
+        (("[defaults]", "[default]"), "r.toml: no key 'default'", "did you mean defaults?"),
+        (("workers = 1", "worker = 1"), "r.toml: defaults: no key 'worker'", "did you mean workers?"),
+        (("workers = 1", "sources = 1"), "r.toml: defaults: no key 'sources'", None),
+        (('"exact"', '"exakt"'), "r.toml: corpora.two: dedup: 'exakt' is not one of 'none', 'exact'", None),
+        (('"1K"', '"1Q"'), "shard_tokens: '1Q' is not a whole number such as 4096", None),
+        (('"1K"', "true"), "r.toml: corpora.one: shard_tokens is True, expected a string or a number", None),
+        (("quiet = true", "quiet = 1"), "quiet is 1, expected true or false", None),
+        (('["n:int64"]', '"n"'), "keep is 'n', expected a list", None),
+        (('tokenizer = ".tokenizer"', ""), "r.toml: corpora.one has no tokenizer", None),
+        (('"shards/two"', '"shards/one/two"'), "r.toml: corpora.two and corpora.one are written into the same", None),
+        (('"one.jsonl"', "[]"), "r.toml: corpora.one: sources is [], expected a list of paths", None),
+        (("[defaults]", "[defaults"), "r.toml is no TOML: ", None),
+    ],
+)
+def test_a_wrong_recipe_is_refused_before_anything_is_built(shell, change, error, hint):
+    for name in ("one", "two", "three"):
+        write(f"{name}.jsonl", [name])
+    Path("r.toml").write_text(RECIPE.replace(*change))
+    exit_code, out, err = shell("build", "r.toml")
+    assert (exit_code, out) == (2, ""), err
+    problem, shown_hint = err.splitlines()
+    assert error in problem
+    assert hint is None or shown_hint == f"hint: {hint}"
+    assert not Path("shards").exists()
+
+
+def test_a_recipe_without_corpora_or_that_is_not_there_is_refused(shell):
+    Path("r.toml").write_text("[defaults]\n")
+    assert shell("build", "r.toml")[2].startswith("error: r.toml asks for no corpus\nhint: add [corpora.NAME]")
+    assert shell("build", "none.toml")[2].startswith("error: none.toml cannot be read: No such file")
+
+
+@pytest.mark.parametrize("missing", ["tokenizer", "out"])
+def test_without_a_recipe_tokenizer_and_directory_are_required(shell, missing):
+    write("one.jsonl", ["one"])
+    options = {"tokenizer": ".tokenizer", "out": "out"}
+    del options[missing]
+    exit_code, _, err = shell(
+        "build", "one.jsonl", *(word for key, value in options.items() for word in (f"--{key}", value))
+    )
+    assert (exit_code, err) == (2, f"error: missing option '--{missing}'\nhint: give --{missing}\n")
+
+
+def test_the_recipe_of_the_repository_is_one(shell):
+    assert shell("build", str(RECIPES / "corpora.toml"), "--dry-run")[2].startswith("error: notes.jsonl does not exist")
+    write("notes.jsonl", ["one", "two", "one"])
+    write("note.txt", ["three"])
+    exit_code, out, err = shell(
+        "build", str(RECIPES / "corpora.toml"), "--tokenizer", ".tokenizer", "--json", "--quiet"
+    )
+    assert (exit_code, err) == (0, "")
+    assert [json.loads(line)["manifest"]["num_documents"] for line in out.splitlines()] == [2, 1]
+
+
+# dry runs
+
+
+def test_a_dry_run_estimates_and_writes_nothing(shell):
+    texts = [f"text {number}" * (1 + number % 7) for number in range(500)]
+    write("a.jsonl", texts)
+    Path("b.jsonl.gz").write_bytes(gzip.compress(Path("a.jsonl").read_bytes()))
+    options = ["a.jsonl", "b.jsonl.gz", "--tokenizer", ".tokenizer", "--out", "new/out", "--workers", "1", "--quiet"]
+    exit_code, out, err = shell("build", *options, "--dry-run", "--json")
+    assert (exit_code, err) == (0, "")
+    assert not Path("new").exists()
+    estimate = json.loads(out)
+    _, out, _ = shell("build", *options, "--json")
+    manifest = json.loads(out)["manifest"]
+    # all of it is in the sample, so that nothing is left to estimate
+    assert estimate["documents"] == estimate["sampled_documents"] == manifest["num_documents"]
+    assert estimate["tokens"] == manifest["num_tokens"]
+    assert manifest["num_tokens"] * 2 <= estimate["disk_bytes"] < manifest["num_bytes"] * 1.1
+    assert estimate["free_bytes"] > 0
+    assert estimate["seconds"] > 0
+    exit_code, out, _ = shell("build", *options[:2], *options[2:4], "--out", "other", "--dry-run", "--limit", "10")
+    assert exit_code == 0
+    assert "documents   about 10, by --limit\n" in out
+    assert out.endswith("nothing was written to other\n")
+    assert not Path("other").exists()
+
+
+# verbosity
+
+
+def test_verbose_shows_a_line_for_each_task(shell, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    write("a.jsonl", ["some text that is long", "more text that is long", "text"])
+    options = ["--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--task-bytes", "64", "-v", "--quiet"]
+    exit_code, _, err = shell("build", "a.jsonl", *options)
+    assert exit_code == 0
+    assert err.splitlines() == [
+        "a.jsonl: 64B, 2 documents of 2 records, 46 tokens",
+        "a.jsonl, segment 1: 23B, 1 documents of 1 records, 5 tokens",
+    ]
+
+
+# status
+
+
+def test_the_status_of_an_unfinished_build_says_how_far_it_is_and_how_to_continue(shell, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    write("a.jsonl", ["text"] * 20)
+    Path("b c.jsonl").write_bytes(b'{"text": 7}\n{"text": ""}\n' * 30 + b"{")
+    Path("d.jsonl").write_bytes(b"{")
+    build = ["a.jsonl", "b c.jsonl", "d.jsonl", "--tokenizer", ".tokenizer", "--out", "out", "--task-bytes", "64"]
+    skip = ["--on-bad-record", "skip", "--max-bad-records", "30", "--workers", "1"]
+    assert shell("build", *build, *skip, "--quiet")[0] == 1
+    exit_code, out, err = shell("status", "out")
+    assert (exit_code, err) == (0, "")
+    lines = {line[:12].strip(): line[12:] for line in out.splitlines()}
+    assert lines["state"] == "unfinished, encoding"
+    assert lines["written"] == "20 documents, 100 tokens"
+    assert lines["left out"] == "30 empty, 1 malformed, 30 text is not a string"
+    assert "task_bytes 64" in lines["settings"]
+    command = shlex.split(lines["continue"])
+    assert command[:5] == ["cd", str(Path.cwd()), "&&", "tokshard", "build"]
+    status = json.loads(shell("status", "out", "--json")[1])
+    assert (status["state"], status["documents"], status["bad_records"]) == ("unfinished", 20, 31)
+    assert 0 < status["tasks_done"] < status["num_tasks"]
+    with lock(Workspace(Path("out"))):
+        assert json.loads(shell("status", "out", "--json")[1])["state"] == "running"
+        assert shell("status", "out")[1].splitlines()[1].startswith("state       running by process ")
+    words = [word if word != "30" else "40" for word in command[4:]]
+    assert shell(*words, "--quiet")[0] == 0
+    exit_code, out, _ = shell("status", "out")
+    assert (exit_code, out.splitlines()[1]) == (0, "state       complete: 20 documents, 100 tokens")
+
+
+def test_a_directory_without_a_build_has_no_status(shell):
+    exit_code, _, err = shell("status", "nowhere")
+    assert exit_code == 2
+    assert err.startswith("error: nowhere holds neither a build nor a corpus\nhint: give the directory of")

@@ -1,0 +1,276 @@
+"""Tokens are the same whether they are copied as slices or gathered by their addresses."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.corpora import change_table
+from tests.runtime.sources import ListSource
+from tests.runtime.test_loader import rows_of, take
+from tests.runtime.test_reader import small_units, write
+from tokshard.errors import DamagedCorpusError
+from tokshard.format import names
+from tokshard.runtime import layout as layouts
+from tokshard.runtime import reader
+from tokshard.runtime.copying import Gather, Memory, Slices, address_of
+from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.packing import PADDING_INDEX
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.reader import CorpusSource, _MappedShard
+
+COPIERS = {"slices": (0, Slices), "gathered": (1 << 60, Gather)}
+
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=30)
+sizes = st.fixed_dictionaries(
+    {"seq_len": st.integers(1, 30), "block_tokens": st.integers(1, 64), "window_blocks": st.integers(1, 6)}
+)
+
+
+class NarrowSource(ListSource):
+    """Documents in memory of 16 bits per token, at an address that is a multiple of no more than that."""
+
+    dtype = np.dtype(np.uint16)
+
+    def __init__(self, lengths: list[int], **options: Any) -> None:
+        super().__init__(lengths, **options)
+        memory = np.zeros(len(self.tokens) + 3, np.uint16)
+        memory[3:] = self.tokens
+        self.tokens = memory[3:]
+
+
+def plan_of(sources: list[Any], **options: Any) -> StreamPlan:
+    named = {f"corpus {number}": source for number, source in enumerate(sources)}
+    return StreamPlan(named, weights=dict.fromkeys(named, 1.0), allow_small_blocks=True, **options)
+
+
+def packed_as(kind: str, plan: StreamPlan, samples: list[int], parts: list[tuple[int, int]]) -> list[NDArray[Any]]:
+    """The tokens of some stretches of one layout."""
+    below, copier = COPIERS[kind]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layouts, "GATHER_BELOW", below)
+        layout = plan.lay_out(plan.mixture(plan.cursor()), np.array(samples, np.int64))
+    assert type(layout.copier) is copier
+    return [layout.pack(start, stop).tokens for start, stop in parts]
+
+
+@given(
+    documents=st.lists(lengths, min_size=1, max_size=3),
+    sizes=sizes,
+    narrow=st.booleans(),
+    across=st.booleans(),
+    samples=st.sets(st.integers(0, 60), min_size=1, max_size=20),
+    padding=st.integers(0, 3),
+    data=st.data(),
+)
+def test_slices_and_gathering_give_the_same_rows_for_every_layout(
+    documents: list[list[int]],
+    sizes: dict[str, int],
+    narrow: bool,
+    across: bool,
+    samples: set[int],
+    padding: int,
+    data: st.DataObject,
+) -> None:
+    kind = NarrowSource if narrow else ListSource
+    sources = [kind(parts, first_token=1 + 5000 * number) for number, parts in enumerate(documents)]
+    plan = plan_of(sources, loss_across_documents=across, **sizes)
+    rows = sorted(samples) + [PADDING_INDEX] * padding
+    stretch = st.lists(st.integers(0, len(rows)), min_size=2, max_size=2, unique=True).map(sorted)
+    parts = [(0, len(rows)), *data.draw(st.lists(stretch, max_size=4))]
+    slices, gathered = (packed_as(name, plan, rows, parts) for name in COPIERS)
+    for one, other in zip(slices, gathered, strict=True):
+        assert one.dtype == other.dtype == (np.uint16 if narrow else np.uint32)
+        assert one.tolist() == other.tolist()
+    for row, sample in enumerate(rows):
+        if sample != PADDING_INDEX:
+            assert gathered[0][row, :-1].tolist() == plan.sample(sample)["input_ids"].tolist()
+
+
+@given(documents=lengths, sizes=sizes, epochs=st.integers(1, 2))
+def test_the_filled_end_of_a_pass_is_the_same_in_both_ways(
+    documents: list[int], sizes: dict[str, int], epochs: int
+) -> None:
+    plan = StreamPlan(ListSource(documents), epochs=epochs, allow_small_blocks=True, **sizes)
+    count = plan.num_samples or 0
+    rows = [*range(max(0, count - 4), count), PADDING_INDEX]
+    slices, gathered = (packed_as(name, plan, rows, [(0, len(rows))]) for name in COPIERS)
+    assert slices[0].tolist() == gathered[0].tolist()
+
+
+def test_more_tokens_than_are_numbered_at_once_are_gathered_too() -> None:
+    source = ListSource([7] * 30_000)
+    plan = plan_of([source], seq_len=50_000)
+    slices, gathered = (packed_as(name, plan, [0, 1, 2], [(0, 3)]) for name in COPIERS)
+    assert np.array_equal(slices[0], gathered[0])
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_pieces_are_gathered_from_memory_that_lies_far_apart_in_any_order(dtype: Any) -> None:
+    owners = [np.arange(number, number + size).astype(dtype) for number, size in ((0, 10), (500, 1), (90, 300_000))]
+    rng = random.Random(2)
+    for _ in range(50):
+        pieces = [(rng.randrange(3), rng.random(), rng.random()) for _ in range(rng.randint(1, 30))]
+        expected, addresses = [], []
+        for owner, low, high in pieces:
+            start = int(low * len(owners[owner]))
+            stop = start + 1 + int(high * (min(len(owners[owner]), start + 50) - start - 1))
+            expected.append(owners[owner][start:stop])
+            addresses.append(address_of(owners[owner]) + start * owners[owner].itemsize)
+        counts = np.array([len(one) for one in expected], np.int64)
+        gather = Gather(
+            addresses=np.array(addresses, np.int64), lengths=counts, memories=[Memory(owners)], dtype=np.dtype(dtype)
+        )
+        start = rng.randrange(len(pieces))
+        stop = rng.randint(start + 1, len(pieces))
+        found, sliced = (np.zeros(int(counts[start:stop].sum()), dtype) for _ in range(2))
+        gather.copy(start, stop, found)
+        Slices(expected).copy(start, stop, sliced)
+        assert found.tolist() == sliced.tolist()
+
+
+# corpora on disk
+
+
+@settings(max_examples=15)
+@given(
+    documents=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=60), min_size=1, max_size=2),
+    shard_tokens=st.integers(1, 200),
+    batch_tokens=st.integers(1, 60),
+    open_shards=st.sampled_from([1, 2, 8_192]),
+    wide=st.booleans(),
+    seq_len=st.integers(1, 50),
+)
+def test_mapped_and_read_corpora_of_many_shards_and_batches_give_the_same_batches(
+    documents: list[list[int]], shard_tokens: int, batch_tokens: int, open_shards: int, wide: bool, seq_len: int
+) -> None:
+    first = 90_000 if wide else 1
+    memories = [ListSource(parts, first_token=first + 3000 * number) for number, parts in enumerate(documents)]
+    options = {"seq_len": seq_len, "block_tokens": 4 * seq_len, "window_blocks": 3, "seed": 6}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        small_units(batch_tokens=batch_tokens, stride=16),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(reader, "_MAX_MAPPED", open_shards)
+        corpora = [
+            write(Path(folder) / str(number), memory, shard_tokens=shard_tokens, wide=wide)
+            for number, memory in enumerate(memories)
+        ]
+        rows = []
+        for access in ("mmap", "pread"):
+            plan = plan_of([CorpusSource(corpus, access=access) for corpus in corpora], **options)
+            copier = plan.lay_out(plan.mixture(plan.cursor()), np.arange(4)).copier
+            assert type(copier) is (Gather if access == "mmap" else Slices)
+            loader = StreamingLoader(plan, global_batch_size=3)
+            rows.append(rows_of(take(loader, 8)))
+            loader.close()
+            if access == "mmap":
+                assert all(len(source._shards) <= open_shards for source in plan.sources)
+    assert rows[0] == rows[1]
+    known = {token for memory in memories for token in memory.tokens.tolist()}
+    assert {token for row in rows[0] for token in row["input_ids"]} <= known
+
+
+def test_threads_that_push_each_others_shards_out_read_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_MAX_MAPPED", 1)
+    memory = ListSource([6] * 120)
+    with small_units(batch_tokens=30, stride=16):
+        source = CorpusSource(write(tmp_path / "corpus", memory, shard_tokens=60))
+        plan = plan_of([source], seq_len=24, block_tokens=96)
+        expected = [plan.sample(sample)["input_ids"].tolist() for sample in range(60)]
+        failures: list[Any] = []
+
+        def read(seed: int) -> None:
+            rng = random.Random(seed)
+            try:
+                for _ in range(60):
+                    sample = rng.randrange(60)
+                    if plan.sample(sample)["input_ids"].tolist() != expected[sample]:
+                        failures.append(sample)
+            except Exception as error:  # noqa: BLE001 - the main thread fails with it
+                failures.append(error)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+COLUMNS = ["batch_tokens", "batch_documents", "batch_values_position", "batch_offsets_position"]
+
+
+LIES = [
+    (column, wrong, access)
+    for column in COLUMNS
+    for wrong in (-16, -2, 2, 16, 1 << 40)
+    for access in ("mmap", "pread")
+    # with pread a place of the file that holds other tokens is noticed by `verify` only
+    if access == "mmap" or column != "batch_values_position" or wrong == 1 << 40
+]
+
+
+@pytest.mark.parametrize(("column", "wrong", "access"), LIES)
+def test_a_shard_table_that_lies_about_record_batches_is_refused(
+    tmp_path: Path, column: str, wrong: int, access: str
+) -> None:
+    with small_units(batch_tokens=100, stride=20):
+        corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=300)
+
+        def change(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+            rows[column][0][0] += wrong
+            if column in ("batch_tokens", "batch_documents"):  # the sum stays what it was
+                rows[column][0][1] -= wrong
+            return rows
+
+        change_table(corpus, names.SHARD_TABLE, change)
+        source = CorpusSource(corpus, access=access)
+        with pytest.raises(DamagedCorpusError):
+            read_all(source)
+
+
+def read_all(source: CorpusSource) -> list[list[int]]:
+    plan = plan_of([source], seq_len=60, block_tokens=120)
+    return [plan.sample(sample)["input_ids"].tolist() for sample in range(12)]
+
+
+def test_a_piece_beyond_its_record_batch_is_refused(tmp_path: Path) -> None:
+    with small_units(batch_tokens=100, stride=20):
+        source = CorpusSource(write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=300))
+        inside = np.array([80]), np.array([20])
+        beyond = np.array([80]), np.array([21])
+        assert source.spans(*inside) is not None
+        for read in (source.spans, source.views):
+            with pytest.raises(DamagedCorpusError, match="a document reaches beyond its record batch"):
+                read(*beyond)
+
+
+def test_tokens_that_a_shard_does_not_align_are_copied_as_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = ListSource([6] * 50)
+    source = CorpusSource(write(tmp_path / "corpus", memory))
+    aligned = read_all(source)
+    values = _MappedShard.values
+
+    def misaligned(shard: _MappedShard, batch: int) -> NDArray[Any]:
+        found = values(shard, batch)
+        return np.frombuffer(b"\0" + found.tobytes(), found.dtype, offset=1)
+
+    monkeypatch.setattr(_MappedShard, "values", misaligned)
+    again = CorpusSource(source.location)
+    assert again.spans(np.array([0]), np.array([3])) is None
+    assert read_all(again) == aligned

@@ -1,0 +1,227 @@
+"""The table of the next window is made in small parts while the current one is read, and is the same table."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.runtime.sources import ListSource, PeriodicSource
+from tests.runtime.test_loader import expected_rows, rows_of, take
+from tokshard.errors import DamagedCorpusError
+from tokshard.runtime import steps, windows
+from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.runtime.windows import CorpusStream, PieceTable, Shape, _Preparation
+
+SEQ_LEN, BLOCK, WINDOW = 8, 64, 32
+BATCH = 4
+FIELDS = ("stream_starts", "place_starts", "block_starts", "block_stops", "ends_document")
+
+
+class Watch:
+    """Counts the steps in which tables are made, and the tables that are needed before they are ready."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.steps = self.late = self.ready = 0
+        make, finish = CorpusStream._table_steps, _Preparation.finish
+
+        def counted(stream: CorpusStream, window: Any) -> Any:
+            made = make(stream, window)
+            while True:
+                try:
+                    part = next(made)
+                except StopIteration as finished:
+                    return finished.value
+                self.steps += 1
+                yield part
+
+        def watched(preparation: _Preparation) -> PieceTable:
+            if preparation._table is None:
+                self.late += 1
+            else:
+                self.ready += 1
+            return finish(preparation)
+
+        patch.setattr(CorpusStream, "_table_steps", counted)
+        patch.setattr(_Preparation, "finish", watched)
+        patch.setattr(windows, "_BLOCKS_PER_STEP", 1)
+        patch.setattr(windows, "_PIECES_PER_STEP", 8)
+        # layouts of four steps, in windows of 64
+        patch.setattr(steps, "_MAX_LAYOUT_ROWS", 4 * BATCH)
+        patch.setattr(steps, "_ROWS_PER_CORPUS", 1)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(monkeypatch)
+
+
+def plan_of(*sources: Any, **options: Any) -> StreamPlan:
+    named = {f"corpus {number}": source for number, source in enumerate(sources)}
+    return StreamPlan(named, seq_len=SEQ_LEN, block_tokens=BLOCK, window_blocks=WINDOW, seed=2, **options)
+
+
+def steps_of(plan: StreamPlan, count: int, **options: Any) -> Iterator[NDArray[np.int64]]:
+    made = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(BATCH, 0, 1, "refuse"), 0, **options)
+    for _, packed in zip(range(count), made, strict=False):
+        yield packed.sample_index
+
+
+FULL = WINDOW * BLOCK
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [3 * FULL],
+        [2 * FULL + 20 * BLOCK],  # epochs end in a smaller window
+        [2 * FULL + 20 * BLOCK + 13],  # and in the middle of a sample
+        [FULL + 3],  # and every window is an epoch
+        [2 * FULL + 1],  # a last window of one token
+        [2 * FULL + BLOCK],  # or of one block
+        [3 * FULL + 13, 2 * FULL + 16 * BLOCK + 1, FULL + 5],
+    ],
+)
+def test_no_step_waits_for_a_table(watch: Watch, sizes: list[int]) -> None:
+    plan = plan_of(*(PeriodicSource(size, 9 + number) for number, size in enumerate(sizes)))
+    made = [watch.steps for _ in steps_of(plan, 1500)]
+    assert watch.late == len(sizes), "only the first table of each corpus is waited for"
+    assert watch.ready >= len(sizes) * 5
+    # a table of 32 blocks has about 60 steps; a layout is a sixteenth of a window, or an eighth of a smaller one
+    assert int(np.diff(made[8:]).max()) < 60 / 4  # the first eight steps have the first tables
+    assert made[-1] > 60 * watch.ready / 2
+
+
+def test_every_worker_has_its_tables_ready(watch: Watch) -> None:
+    for first in range(3):
+        watch.late = watch.ready = 0
+        for _ in steps_of(plan_of(PeriodicSource(3 * FULL + 13, 9)), 400, first=first, stride=3):
+            pass
+        assert watch.late == 1
+        assert watch.ready > 5
+
+
+def test_samples_that_are_asked_for_alone_prepare_nothing(watch: Watch) -> None:
+    plan = plan_of(PeriodicSource(3 * FULL, 9))
+    for sample in range(0, 600, 10):
+        plan.sample(sample)
+    assert (watch.late, watch.ready) == (3, 0)
+
+
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=60)
+
+
+@given(
+    lengths=lengths,
+    seq_len=st.integers(1, 20),
+    block=st.integers(1, 40),
+    window=st.integers(1, 4),
+    parts=st.lists(st.floats(0, 1.2), max_size=12),
+    index=st.integers(0, 3),
+)
+def test_a_table_that_is_made_in_parts_is_the_one_that_is_made_at_once(
+    lengths: list[int], seq_len: int, block: int, window: int, parts: list[float], index: int
+) -> None:
+    shape = Shape(seq_len=seq_len, block_tokens=block, window_blocks=window)
+    slowly, at_once = (CorpusStream(ListSource(lengths), shape, seed=3) for _ in range(2))
+    index %= slowly.num_windows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "_BLOCKS_PER_STEP", 1)
+        patch.setattr(windows, "_PIECES_PER_STEP", 3)
+        for part in sorted(parts):
+            slowly._prepare(slowly.window(1, index), part)
+        one, other = (stream.table(stream.window(1, index)) for stream in (slowly, at_once))
+    for field in FIELDS:
+        assert getattr(one, field).tolist() == getattr(other, field).tolist()
+
+
+@settings(max_examples=20)
+@given(
+    lengths=lengths,
+    seq_len=st.integers(1, 30),
+    block=st.integers(1, 64),
+    window=st.integers(1, 5),
+    asked=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10**6)), max_size=20),
+)
+def test_samples_that_are_asked_for_in_between_change_nothing(
+    lengths: list[int], seq_len: int, block: int, window: int, asked: list[tuple[int, int]]
+) -> None:
+    def plan() -> StreamPlan:
+        sources = {"a": ListSource(lengths), "b": ListSource([5, 17, 2], first_token=5000)}
+        options = {"seq_len": seq_len, "block_tokens": block, "window_blocks": window}
+        return StreamPlan(sources, weights={"a": 2, "b": 1}, seed=1, allow_small_blocks=True, **options)
+
+    reference, read = plan(), plan()
+    ranks = Ranks(2, 0, 1, "refuse")
+    for step, packed in zip(range(20), packed_steps(read, read.mixture(read.cursor()), ranks, 0), strict=False):
+        for moment, sample in asked:
+            if moment == step:
+                assert read.sample(sample)["input_ids"].tolist() == plan().sample(sample)["input_ids"].tolist()
+        for row in range(2):
+            expected = reference.sample(2 * step + row)["input_ids"].tolist()
+            assert packed.tokens[row, :-1].tolist() == expected
+
+
+def test_another_thread_and_another_loader_that_read_anywhere_change_nothing() -> None:
+    def plan() -> StreamPlan:
+        return plan_of(ListSource([9, 14, 30, 1, 12] * 100), ListSource([17, 5] * 150, name="other", first_token=9000))
+
+    shared, expected = plan(), expected_rows(plan(), range(800))
+    failures: list[Any] = []
+
+    def ask(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(100):
+            sample = rng.randrange(800)
+            if shared.sample(sample)["input_ids"].tolist() != expected[sample]["input_ids"]:
+                failures.append(sample)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(2)]
+    one, other = StreamingLoader(shared, global_batch_size=4), StreamingLoader(shared, global_batch_size=4)
+    other.skip(400)
+    for thread in threads:
+        thread.start()
+    assert rows_of(take(one, 100)) == expected[:400]
+    assert rows_of(take(other, 100)) == expected[400:]
+    for thread in threads:
+        thread.join()
+    one.close()
+    other.close()
+    assert failures == []
+
+
+class BrokenSource(ListSource):
+    """A source of which some blocks cannot be read for a while."""
+
+    broken = False
+
+    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+        if self.broken and start > 1500:
+            raise DamagedCorpusError("shard-7 is not there", hint="restore it")
+        return super().ends(start, stop)
+
+
+def test_damage_that_is_met_while_preparing_is_raised_and_the_job_goes_on_when_it_is_repaired() -> None:
+    source = BrokenSource([9, 14, 30, 1, 12] * 100)
+    plan = StreamPlan({"a": source}, seq_len=8, block_tokens=32, window_blocks=8, seed=2)
+    loader = StreamingLoader(plan, global_batch_size=2, prefetch_factor=1)
+    rows = rows_of(take(loader, 1))
+    source.broken = True
+    with pytest.raises(DamagedCorpusError, match="shard-7"):
+        take(loader, 1000)
+    assert loader.cursor.sample > 0
+    position = loader.cursor.sample
+    source.broken = False
+    rows = rows_of(take(loader, 60))
+    loader.close()
+    fresh = StreamPlan({"a": ListSource(source.lengths)}, seq_len=8, block_tokens=32, window_blocks=8, seed=2)
+    assert rows == expected_rows(fresh, range(position, position + 120))

@@ -1,0 +1,164 @@
+"""What the output directory holds before a build: nothing, a build that was stopped, corpora, or something else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tokshard.build.workspace import LOCK, Output, Settings, SourceState, Workspace, check_same_settings, load_settings
+from tokshard.errors import ConfigurationChangedError, UsageError
+from tokshard.format import names
+from tokshard.format.manifest import Manifest, recipe_fingerprint
+from tokshard.format.reader import open_corpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltCorpus:
+    """A corpus that a build wrote."""
+
+    directory: Path
+    manifest: Manifest
+
+
+def check_directory(out: Path) -> None:
+    """Refuse a directory that holds something else than a build.
+
+    Raises:
+        UsageError: it is a file, or has other files and no build.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UsageError(f"--out {out} is a file", hint="give a directory")
+    foreign = [path.name for path in out.iterdir() if not _is_ours(path.name)]
+    is_build = (out / names.MANIFEST).exists() or (out / names.WORK).exists() or _is_split(out)
+    if foreign and not is_build:
+        raise UsageError(
+            f"--out {out} is not empty and holds no build: {', '.join(sorted(foreign)[:3])}",
+            hint="give a new or empty directory",
+        )
+
+
+def _is_ours(name: str) -> bool:
+    return name in names.SIDE_FILES or names.is_shard_name(name)
+
+
+def _is_split(out: Path) -> bool:
+    """Whether a directory holds a corpus of a build with a validation split."""
+    return any((out / name / names.MANIFEST).exists() for name in (names.TRAIN, names.VALIDATION))
+
+
+def has_begun(workspace: Workspace) -> bool:
+    """Whether a build left a shard or a receipt."""
+    shards = (path for path in _corpus_files(workspace) if names.is_shard_name(path.name))
+    receipts = [path for path in (workspace.receipts, workspace.hashing.receipts) if path.exists()]
+    return any(any(path.iterdir()) for path in receipts) or any(shards)
+
+
+def _corpus_files(workspace: Workspace) -> Iterator[Path]:
+    """Files of the corpora that this or another build wrote here; their manifests first."""
+    for directory in (workspace.out, workspace.out / names.TRAIN, workspace.out / names.VALIDATION):
+        if directory.is_dir() and (directory == workspace.out or _is_corpus(directory)):
+            found = [path for path in directory.iterdir() if path.name != names.WORK and _is_ours(path.name)]
+            yield from sorted(found, key=lambda path: path.name != names.MANIFEST)
+
+
+def _is_corpus(directory: Path) -> bool:
+    """Whether a folder holds files of a corpus and nothing else."""
+    return all(_is_ours(path.name) for path in directory.iterdir())
+
+
+def remove_build(workspace: Workspace) -> None:
+    """Remove every file of a corpus or build, the lock excepted, and nothing else."""
+    # without a manifest this is no corpus any more
+    for path in list(_corpus_files(workspace)):
+        path.unlink()
+    for name in (names.TRAIN, names.VALIDATION):
+        with contextlib.suppress(OSError):  # it has other files, or is none
+            (workspace.out / name).rmdir()
+    for path in workspace.root.rglob("*"):
+        if path.name != LOCK and not path.is_dir():
+            path.unlink()
+
+
+def finished_corpora(
+    workspace: Workspace, outputs: Sequence[Output], settings: Settings
+) -> tuple[BuiltCorpus, ...] | None:
+    """The corpora that are asked for, if the directory holds them.
+
+    Raises:
+        ConfigurationChangedError: it holds other corpora, or the sources have changed since.
+    """
+    for is_split in (True, False):
+        for output in workspace.outputs(is_split=is_split):
+            if output not in outputs and (output.directory / names.MANIFEST).exists():
+                raise ConfigurationChangedError(
+                    f"{workspace.out} belongs to another build: {output.directory} is a corpus "
+                    f"{'of a validation split' if is_split else 'without a validation split'}",
+                    hint="give the settings of that build, another --out, or --force to start over",
+                )
+    present = [output for output in outputs if (output.directory / names.MANIFEST).exists()]
+    if len(present) < len(outputs):
+        if present and load_settings(workspace) is None:
+            missing = next(output for output in outputs if output not in present)
+            raise ConfigurationChangedError(
+                f"{workspace.out} belongs to another build: it has {present[0].directory}, but not {missing.directory}",
+                hint="put that back, give another --out, or --force to start over",
+            )
+        return None  # a build that was stopped, perhaps between the two
+    corpora = tuple(
+        BuiltCorpus(directory=output.directory, manifest=_checked_manifest(workspace.out, output, settings))
+        for output in outputs
+    )
+    workspace.remove()  # a build that was stopped between its manifest and its last step
+    return corpora
+
+
+def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest:
+    with open_corpus(output.directory) as corpus:
+        manifest, sources = corpus.manifest, corpus.sources()
+    times = _times_at_build(output.directory)
+    config = msgspec.structs.replace(settings.config, split=output.name or None)
+    before = Settings(
+        config=manifest.build,
+        tokenizer=manifest.tokenizer,
+        on_bad_record="fail",
+        on_bad_source="fail",
+        # places and times are in no manifest; a source that moved is the same if its size and time are
+        sources=[
+            SourceState(
+                argument=old.argument,
+                path=old.path,
+                location=now.location,
+                num_bytes=old.num_bytes,
+                mtime_ns=times.get((old.argument, old.path), now.mtime_ns),
+            )
+            for old, now in zip(sources, settings.sources, strict=False)
+        ],
+    )
+    check_same_settings(before, msgspec.structs.replace(settings, config=config), out=out)
+    fingerprint = recipe_fingerprint(
+        config,
+        settings.tokenizer,
+        ((source.argument, source.path, source.num_bytes) for source in settings.sources),
+    )
+    if fingerprint != manifest.fingerprints.recipe:
+        raise ConfigurationChangedError(
+            f"{out} was built from other sources: {len(sources)} then, {len(settings.sources)} now",
+            hint="give another --out, or --force to start over",
+        )
+    return manifest
+
+
+def _times_at_build(out: Path) -> dict[tuple[int, str], int]:
+    """Modification time of each source when it was read, from the build report; empty if that is gone."""
+    try:
+        sources = json.loads((out / names.REPORT).read_bytes())["sources"]
+        return {(source["argument"], source["path"]): source["mtime_ns"] for source in sources}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,253 @@
+"""What a build would come to, from a sample of its documents: ``--dry-run``. Writes nothing where the build would."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokshard.build.documents import Documents, within_limits
+from tokshard.build.encoding import DocumentEncoder
+from tokshard.build.options import BuildOptions
+from tokshard.build.pipeline import Request, settle
+from tokshard.build.progress import clock, human
+from tokshard.build.readers import read_span, read_stream
+from tokshard.build.records import Chunk, JsonLinesParser, LineChunk, Records, positions_array, utf8_size
+from tokshard.build.sources import Input
+from tokshard.build.tasks import Span, StreamTask, Task, Whole
+from tokshard.build.tokenizer import Encoder
+from tokshard.errors import BadSourceError
+from tokshard.format.schema import token_dtype
+
+_SAMPLED_PLACES = 32
+_TEXT_BYTES_PER_PLACE = 2 << 20
+_COMPRESSED_PLACES = 4
+_TEXT_BYTES_PER_COMPRESSED_PLACE = 16 << 20
+"""Decompression reads ahead, so that the first megabyte of text says little about the size of the whole."""
+
+_OFFSET_BYTES = 8
+_HASH_BYTES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a build would come to.
+
+    Args:
+        num_tasks, num_streams: units of work; streams are read from their start and count as one each.
+        input_bytes: size of all inputs.
+        sampled_documents, sampled_bad: records of the sample that would become documents, and that would not.
+        documents, tokens, text_bytes: of the corpus; duplicates are not known, and count.
+        seconds: with `num_workers`, if as many cores are free as now.
+        disk_bytes: that the build needs, of which
+        hash_bytes: go when it is done.
+        free_bytes: on the disk of the output directory.
+    """
+
+    directory: str
+    num_inputs: int
+    input_bytes: int
+    num_tasks: int
+    num_streams: int
+    sampled_documents: int
+    sampled_bad: int
+    documents: int
+    tokens: int
+    text_bytes: int
+    cpu_seconds: float
+    seconds: float
+    num_workers: int
+    disk_bytes: int
+    hash_bytes: int
+    free_bytes: int
+    is_limited: bool
+
+
+def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
+    """Estimate a build. Costs seconds: about 64 MB of text are read and encoded.
+
+    Inputs of one format and compression are taken to be alike. The sample is the same every time; the time is measured.
+
+    Raises:
+        TokshardError: as for the build itself.
+    """
+    request = settle(sources, options)
+    tasks = request.plan()
+    total = _Sums()
+    sampled = _Sums()
+    for inputs, sample in _by_kind(request, tasks):
+        num_bytes = sum(source.num_bytes for source in inputs)
+        sampled = sampled.plus(sample, 1.0)
+        total = total.plus(sample, num_bytes / sample.input_bytes if sample.input_bytes else 0.0)
+    is_limited = options.limit is not None and options.limit < total.documents
+    if is_limited and options.limit is not None:
+        total = _Sums().plus(total, options.limit / total.documents)
+    itemsize = np.dtype(token_dtype(request.read.info.vocab_size)).itemsize
+    hash_bytes = int(total.documents * _HASH_BYTES) if options.dedup == "exact" else 0
+    parallel = request.num_workers if _streams(tasks) else max(1, min(request.num_workers, len(tasks)))
+    return Estimate(
+        directory=options.out,
+        num_inputs=len(request.found.inputs),
+        input_bytes=request.total_bytes,
+        num_tasks=len(tasks),
+        num_streams=_streams(tasks),
+        sampled_documents=int(sampled.documents),
+        sampled_bad=int(sampled.bad),
+        documents=round(total.documents),
+        tokens=round(total.tokens),
+        text_bytes=round(total.text_bytes),
+        cpu_seconds=total.seconds,
+        seconds=total.seconds / parallel,
+        num_workers=parallel,
+        disk_bytes=int(total.tokens * itemsize + total.documents * _OFFSET_BYTES + total.kept_bytes) + hash_bytes,
+        hash_bytes=hash_bytes,
+        free_bytes=shutil.disk_usage(_existing(options.out)).free,
+        is_limited=is_limited,
+    )
+
+
+def estimate_text(estimate: Estimate) -> str:
+    """The estimate in lines of ``label   value``."""
+    streams = f", {estimate.num_streams:,} of them streams" if estimate.num_streams else ""
+    per_token = estimate.text_bytes / max(1, estimate.tokens)
+    limit = ", by --limit" if estimate.is_limited else ""
+    lines = [
+        (
+            "inputs",
+            f"{estimate.num_inputs:,}, {human(estimate.input_bytes)}B, in {estimate.num_tasks:,} tasks{streams}",
+        ),
+        ("sample", f"{estimate.sampled_documents:,} documents, {estimate.sampled_bad:,} records that are none"),
+        ("documents", f"about {human(estimate.documents)}{limit}"),
+        ("tokens", f"about {human(estimate.tokens)}, {per_token:.2f} bytes of text each"),
+        (
+            "time",
+            f"about {clock(estimate.seconds)} with {estimate.num_workers:,} workers ({estimate.cpu_seconds:.3g} CPU-s)",
+        ),
+        ("disk", f"about {human(estimate.disk_bytes)}B needed, {human(estimate.free_bytes)}B free"),
+    ]
+    if estimate.disk_bytes > estimate.free_bytes:
+        lines.append(("", "the disk is too small for this build"))
+    lines.append(("", f"nothing was written to {estimate.directory}"))
+    return "\n".join(f"{label:<12}{value}" for label, value in lines)
+
+
+def estimate_json(estimate: Estimate) -> dict[str, Any]:
+    """The estimate for ``--json``."""
+    return dataclasses.asdict(estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    input_bytes: float = 0.0
+    documents: float = 0.0
+    bad: float = 0.0
+    tokens: float = 0.0
+    text_bytes: float = 0.0
+    kept_bytes: float = 0.0
+    seconds: float = 0.0
+
+    def plus(self, other: _Sums, factor: float) -> _Sums:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return _Sums(*(mine + factor * theirs for mine, theirs in pairs))
+
+
+def _by_kind(request: Request, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[list[Input], _Sums]]:
+    """The inputs of each format and compression, and what a sample of them gave."""
+    inputs: dict[tuple[str, str | None], list[Input]] = defaultdict(list)
+    places: dict[tuple[str, str | None], list[tuple[Input, Span]]] = defaultdict(list)
+    for source in request.found.inputs:
+        inputs[source.format, source.compression].append(source)
+    for task in tasks:
+        parts = ((task.key[0], Whole()),) if isinstance(task, StreamTask) else task.parts
+        for index, span in parts:
+            source = request.found.inputs[index]
+            places[source.format, source.compression].append((source, span))
+    with tempfile.TemporaryDirectory(prefix="tokshard-") as directory:
+        clean = Path(directory) / "tokenizer.json"
+        clean.write_bytes(request.read.clean)
+        sampler = _Sampler(request, Encoder(clean))
+        for kind, found in places.items():
+            most = _SAMPLED_PLACES if kind[1] is None else _COMPRESSED_PLACES
+            share = min(len(found), max(1, most * len(found) // sum(map(len, places.values()))))
+            sums = _Sums()
+            for number in range(share):
+                sums = sums.plus(sampler.sample(*found[number * len(found) // share]), 1.0)
+            yield inputs[kind], sums
+
+
+def _streams(tasks: Sequence[Task | StreamTask]) -> int:
+    return sum(isinstance(task, StreamTask) for task in tasks)
+
+
+def _existing(path: str) -> str:
+    """The path, or the nearest directory above it that exists."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+class _Sampler:
+    """Does with the start of a span what a task does, but for writing."""
+
+    def __init__(self, request: Request, encoder: Encoder) -> None:
+        self._spec = request.context.spec
+        self._task_bytes = request.context.task_bytes
+        self._parse = JsonLinesParser(self._spec)
+        self._encode = DocumentEncoder(encoder, request.read.info)
+        self._rules = request.context.rules
+        self._encode(["warm up: the first text builds caches"])
+
+    def sample(self, source: Input, span: Span) -> _Sums:
+        """The start of a span, measured; of a damaged input what can be read."""
+        sums = _Sums()
+        wanted = _TEXT_BYTES_PER_PLACE if source.compression is None else _TEXT_BYTES_PER_COMPRESSED_PLACE
+        started = time.process_time()
+        with contextlib.suppress(BadSourceError):  # the build itself will say so
+            for chunk in self._chunks(source, span):
+                records = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
+                sums = sums.plus(self._measure(records), 1.0)
+                if sums.text_bytes >= wanted:
+                    break
+        return dataclasses.replace(sums, seconds=time.process_time() - started)
+
+    def _chunks(self, source: Input, span: Span) -> Iterator[Chunk]:
+        if isinstance(span, Whole) and source.compression is not None:
+            return (chunk for _, chunk in read_stream(source, self._spec, task_bytes=self._task_bytes))
+        return read_span(source, span, self._spec)
+
+    def _measure(self, records: Records) -> _Sums:
+        encoded = self._encode(records.texts)
+        documents = Documents(records.texts, positions_array(records), records.columns, encoded.tokens, encoded.ends)
+        bad = len(records.bad) + len(encoded.with_special)
+        if encoded.with_special:
+            is_text = np.ones(len(records.texts), np.bool_)
+            is_text[list(encoded.with_special)] = False
+            kept = [text for text, keep in zip(records.texts, is_text, strict=True) if keep]
+            documents = Documents(kept, documents.positions[is_text], {}, encoded.tokens, encoded.ends)
+        documents, _ = within_limits(documents, self._rules)
+        hashlib.sha256(documents.tokens.data)  # a shard is hashed while it is written
+        kept_bytes = sum(
+            len(value) if isinstance(value, str) else _OFFSET_BYTES
+            for values in documents.columns.values()
+            for value in values
+        )
+        return _Sums(
+            input_bytes=records.input_bytes,
+            documents=len(documents),
+            bad=bad,
+            tokens=len(documents.tokens),
+            text_bytes=sum(map(utf8_size, documents.texts)),
+            kept_bytes=kept_bytes,
+        )

@@ -1,0 +1,46 @@
+"""How a task fails, in the words of the task; the coordinator, who knows what comes before, writes the message."""
+
+from __future__ import annotations
+
+from tokshard.errors import BadSourceError
+
+
+class TaskError(Exception):
+    """A failure of a task that crosses processes as it is."""
+
+
+class RejectedRecordError(TaskError):
+    """A bad record under ``--on-bad-record fail``; the record is counted within the task and its input."""
+
+    def __init__(self, source: int, record: int, reason: str, detail: str) -> None:
+        super().__init__(source, record, reason, detail)
+        self.source, self.record, self.reason, self.detail = source, record, reason, detail
+
+
+class BadInputError(TaskError):
+    """An input is damaged or gone; `error` says how."""
+
+    def __init__(self, source: int, error: BadSourceError) -> None:
+        super().__init__(source, error)
+        self.source, self.error = source, error
+
+
+class TooManyBadRecordsError(TaskError):
+    """With the records of a task more are bad than ``--max-bad-records`` allows.
+
+    Args:
+        bad_before: bad records of the tasks before it.
+        bad, records: so far, those of the task included.
+    """
+
+    def __init__(self, bad_before: int, bad: int, records: int) -> None:
+        super().__init__(bad_before, bad, records)
+        self.bad_before, self.bad, self.records = bad_before, bad, records
+
+
+class SegmentError(Exception):
+    """A segment of a stream failed; `error` says why."""
+
+    def __init__(self, segment: int, error: Exception) -> None:
+        super().__init__(segment, error)
+        self.segment, self.error = segment, error

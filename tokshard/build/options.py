@@ -1,0 +1,99 @@
+"""What a build can be asked for, checked, and as the command that asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokshard.build.sources import INPUT_FORMATS
+from tokshard.build.tolerance import parse_bad_record_limit
+from tokshard.errors import UsageError
+
+DEFAULT_SHARD_TOKENS = 256_000_000
+DEFAULT_MAX_DOCUMENT_BYTES = 16 << 20
+
+_CHOICES = {
+    "on_bad_record": ("fail", "skip"),
+    "on_bad_source": ("fail", "skip"),
+    "dedup": ("none", "exact"),
+    "input_format": (None, *INPUT_FORMATS),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """The arguments of `build_corpus`, which explains them."""
+
+    tokenizer: str
+    out: str
+    eos: str | None = None
+    bos: str | None = None
+    text_field: str = "text"
+    id_field: str | None = None
+    keep: Sequence[str] = ()
+    input_format: str | None = None
+    shard_tokens: int = DEFAULT_SHARD_TOKENS
+    task_bytes: int | None = None
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    dedup: str = "none"
+    validation_fraction: float | None = None
+    on_bad_record: str = "fail"
+    on_bad_source: str = "fail"
+    max_bad_records: str | int | None = None
+    limit: int | None = None
+    workers: int | None = None
+    force: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+
+def check_options(options: BuildOptions) -> None:
+    """Refuse values that mean nothing.
+
+    Raises:
+        UsageError: one is out of range, or unknown, or two of them contradict each other.
+    """
+    for name in ("shard_tokens", "task_bytes", "max_document_bytes", "min_tokens", "max_tokens", "limit", "workers"):
+        number = getattr(options, name)
+        if number is not None and number < 1:
+            raise UsageError(f"{name} is {number}, expected at least 1", hint=f"give {_flag(name)} 1 or more")
+    for name, allowed in _CHOICES.items():
+        if getattr(options, name) not in allowed:
+            known = ", ".join(filter(None, allowed))
+            raise UsageError(f"{name} is {getattr(options, name)!r}", hint=f"give one of {known}")
+    fraction = options.validation_fraction
+    if fraction is not None and not 0 < fraction < 1:
+        raise UsageError(
+            f"validation_fraction is {fraction}, expected a share between 0 and 1",
+            hint="give --validation-fraction 0.01 for one document in a hundred, or leave it out",
+        )
+    if options.min_tokens is not None and options.max_tokens is not None and options.min_tokens > options.max_tokens:
+        raise UsageError(
+            f"min_tokens is {options.min_tokens}, more than max_tokens, which is {options.max_tokens}",
+            hint="give a --min-tokens that is not above --max-tokens",
+        )
+    if options.max_bad_records is not None and options.on_bad_record != "skip":
+        raise UsageError(
+            "max_bad_records bounds how many bad records are skipped, and on_bad_record is fail",
+            hint="give --on-bad-record skip too",
+        )
+    parse_bad_record_limit(options.max_bad_records)
+
+
+def command_words(sources: Sequence[str], options: BuildOptions) -> list[str]:
+    """The command line that asks for a build; options that only concern the run at hand are left out."""
+    words = ["tokshard", "build", *sources]
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value == field.default or field.name in ("force", "quiet", "verbose"):
+            continue
+        for item in value if isinstance(value, list | tuple) else [value]:
+            words += [_flag(field.name), str(item)]
+    return words
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

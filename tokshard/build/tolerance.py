@@ -1,0 +1,73 @@
+"""How many bad records a build leaves out before it gives up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tokshard.build.failures import TooManyBadRecordsError
+from tokshard.build.receipts import Receipt
+from tokshard.build.tasks import Key
+from tokshard.errors import UsageError
+
+MIN_RECORDS = 10_000
+"""Records that must have been read before a share of bad ones stops a build that is under way."""
+
+_LIMIT = re.compile(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?)[ ]?%", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRecordLimit:
+    """``--max-bad-records``. Tasks are judged in input order, so workers change nothing.
+
+    Args:
+        count: bad records allowed; or None, and then
+        share: of the records read so far, after each task once these are `MIN_RECORDS`, and at the end.
+    """
+
+    count: int | None = None
+    share: Fraction | None = None
+
+    def __str__(self) -> str:
+        return f"{self.count:,}" if self.share is None else f"{float(100 * self.share):g}%"
+
+    def is_exceeded(self, bad: int, records: int, *, is_end: bool) -> bool:
+        """Whether so many bad records among so many are too many."""
+        if self.count is not None and bad > self.count:
+            return True
+        return self.share is not None and (is_end or records >= MIN_RECORDS) and bad > self.share * records
+
+    def check(self, receipts: Iterable[Receipt]) -> tuple[Key, TooManyBadRecordsError] | None:
+        """The first task of a finished build with which there are too many, if there is one.
+
+        Args:
+            receipts: all, in order.
+        """
+        bad_before = bad = records = 0
+        key: Key | None = None
+        for receipt in receipts:
+            key, bad_before = receipt.key, bad
+            bad, records = bad + receipt.num_rejects, records + receipt.records_read
+            if self.is_exceeded(bad, records, is_end=False):
+                return key, TooManyBadRecordsError(bad_before, bad, records)
+        if key is not None and self.is_exceeded(bad, records, is_end=True):
+            return key, TooManyBadRecordsError(bad_before, bad, records)
+        return None
+
+
+def parse_bad_record_limit(text: str | int | None) -> BadRecordLimit | None:
+    """``--max-bad-records``: a count, or a share such as ``0.1%``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text is None:
+        return None
+    match = _LIMIT.fullmatch(str(text).strip())
+    if match is not None and match[1]:
+        return BadRecordLimit(count=int(match[1]))
+    if match is not None and (share := Fraction(match[2]) / 100) <= 1:
+        return BadRecordLimit(share=share)
+    raise UsageError(f"max_bad_records is {text!r}", hint="give a number such as 100, or a share such as 0.1%")

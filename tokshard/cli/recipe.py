@@ -1,0 +1,154 @@
+"""Recipes: a TOML file that asks for several corpora, in the words of the command line."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from tokshard.cli.failures import did_you_mean
+from tokshard.errors import UsageError
+
+_SECTIONS = ("defaults", "corpora")
+_NO_KEYS = frozenset({"sources", "as_json", "dry_run", "help", "debug"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusRequest:
+    """One corpus to build: the arguments of `build_corpus`."""
+
+    name: str
+    sources: Sequence[str]
+    options: Mapping[str, Any]
+
+
+def is_recipe_path(sources: Sequence[str]) -> bool:
+    """Whether the arguments of a build are one recipe."""
+    return len(sources) == 1 and sources[0].endswith(".toml")
+
+
+def one_corpus(sources: Sequence[str], options: Mapping[str, Any], *, name: str = "") -> CorpusRequest:
+    """A corpus whose options are converted.
+
+    Raises:
+        UsageError: it lacks a tokenizer or a directory.
+    """
+    for key in ("tokenizer", "out"):
+        if options.get(key) is None:
+            raise UsageError(
+                f"missing option '--{key}'" if not name else f"{name} has no {key}",
+                hint=f"give --{key}" if not name else f"give {key} = ... there or under [defaults]",
+            )
+    return CorpusRequest(name=name, sources=sources, options=options)
+
+
+def read_recipe(path: str, context: click.Context) -> list[CorpusRequest]:
+    """The corpora of a recipe, in its order. What the command line gives wins over the recipe.
+
+    Raises:
+        UsageError: the file cannot be read, or names no corpus, an unknown key or a value of another kind, or two
+            corpora would be written into the same place.
+    """
+    sections = _load(path)
+    _check_keys(sections, _SECTIONS, path)
+    defaults, corpora = (_table(sections.get(name, {}), f"{path}: {name}") for name in _SECTIONS)
+    if not corpora:
+        raise UsageError(f"{path} asks for no corpus", hint='add [corpora.NAME] with sources = [...] and out = "..."')
+    options = {
+        param.name: param
+        for param in context.command.params
+        if isinstance(param, click.Option) and param.name and param.name not in _NO_KEYS
+    }
+    _check_keys(defaults, options, f"{path}: defaults")
+    requests = []
+    for name, found in corpora.items():
+        where = f"{path}: corpora.{name}"
+        table = _table(found, where)
+        _check_keys(table, ["sources", *options], where)
+        values = {
+            key: _convert(options[key], value, where, context)
+            for key, value in {**defaults, **table}.items()
+            if key != "sources"
+        }
+        for key in options:
+            if key not in values or context.get_parameter_source(key) is ParameterSource.COMMANDLINE:
+                values[key] = context.params[key]
+        requests.append(one_corpus(_sources(table, where), values, name=where))
+    _check_apart(requests)
+    return requests
+
+
+def _load(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}", hint="give a recipe, such as recipes/*.toml"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no TOML: {error}", hint="see https://toml.io") from error
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} is {value!r}, expected a table", hint="write [section], and below it key = value")
+    return value
+
+
+def _check_keys(found: Iterable[str], known: Iterable[str], where: str) -> None:
+    known = list(known)
+    for key in found:
+        if key not in known:
+            hint = did_you_mean(key.replace("-", "_"), known) or f"known here: {', '.join(known)}"
+            raise UsageError(f"{where}: no key {key!r}", hint=hint)
+
+
+def _convert(option: click.Option, value: Any, where: str, context: click.Context) -> Any:
+    """A value of TOML as the command line would give it."""
+    items = value if isinstance(value, list) else [value]
+    is_right = isinstance(value, list) == option.multiple and all(
+        isinstance(item, bool) if option.is_flag else isinstance(item, str | int | float) and not isinstance(item, bool)
+        for item in items
+    )
+    if not is_right:
+        kind = "a list" if option.multiple else "true or false" if option.is_flag else "a string or a number"
+        raise UsageError(
+            f"{where}: {option.name} is {value!r}, expected {kind}", hint="write it as on the command line"
+        )
+    try:
+        converted = tuple(option.type.convert(item if option.is_flag else str(item), option, context) for item in items)
+    except click.BadParameter as error:
+        raise UsageError(
+            f"{where}: {option.name}: {error.message.removesuffix('.')}", hint="write it as on the command line"
+        ) from error
+    return converted if option.multiple else converted[0]
+
+
+def _sources(table: Mapping[str, Any], where: str) -> list[str]:
+    sources = table.get("sources", [])
+    if isinstance(sources, str):
+        sources = [sources]
+    if not sources or not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
+        raise UsageError(
+            f"{where}: sources is {sources!r}, expected a list of paths", hint='give sources = ["file", "directory"]'
+        )
+    return sources
+
+
+def _check_apart(requests: Sequence[CorpusRequest]) -> None:
+    taken: dict[str, str] = {}
+    for request in requests:
+        place = os.path.realpath(request.options["out"])
+        for other, name in taken.items():
+            if os.path.commonpath([place, other]) in (place, other):
+                raise UsageError(
+                    f"{request.name} and {name.rpartition(': ')[2]} are written into the same directory",
+                    hint="give each corpus an out of its own, outside of the others",
+                )
+        taken[place] = request.name

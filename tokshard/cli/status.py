@@ -1,0 +1,20 @@
+"""``tokshard status``: parse, look, print."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from tokshard.build.status import read_status, status_json, status_text
+from tokshard.cli.options import debug_option, json_option
+
+
+@click.command()
+@click.argument("directory", metavar="DIR")
+@json_option
+@debug_option
+def status(directory: str, as_json: bool) -> None:
+    """Show how far the build in DIR is, what it left out so far, and the command that continues it."""
+    found = read_status(directory)
+    click.echo(json.dumps(status_json(found), indent=2) if as_json else status_text(found))
