@@ -100,6 +100,20 @@ def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(rows):
         loader.close()
 
 
+def test_ranks_that_do_not_divide_the_batch_have_the_rows_that_uneven_pad_gives_them(rows, shell):
+    plan = load_mix("mix.toml").plan()
+    for rank in range(4):
+        options = {"dp_rank": rank, "dp_world_size": 4, "uneven": "pad"}
+        loader = StreamingLoader(plan, global_batch_size=6, **options)
+        expected = [sample for sample in next(iter(loader))["sample_index"].tolist() if sample >= 0]
+        loader.close()
+        found = rows("mix.toml", "--step", "1", "--dp-world-size", "4", "--dp-rank", rank, "--no-text")
+        assert sorted({one["sample"] for one in found}) == expected
+    exit_code, out, _ = shell("mix.toml", "--step", "1", "--dp-world-size", "4", "--dp-rank", "3")
+    assert exit_code == 0
+    assert out.splitlines()[-1].startswith("step  rank")
+
+
 def test_a_row_says_where_its_document_comes_from_and_what_it_says(rows):
     found = rows("mix.toml", "--step", "2:40", "--text", "5000")
     for one in found:
@@ -302,6 +316,8 @@ def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, r
         (["mix.toml", "--checkpoint", "mix.toml", "--step", "1"], "mix.toml is no checkpoint", "give a checkpoint"),
         (["mix.toml", "--checkpoint", "code.jsonl", "--step", "1"], "code.jsonl is no checkpoint", "give a checkpoint"),
         (["pass.toml", "--step", "1:999"], "there is no step 998: it would start at sample", "ask for an earlier step"),
+        (["mix.toml", "--step", "999999T"], "is beyond 2**62, where samples end", "ask for an earlier one"),
+        (["mix.toml", "--sample", "9999999T"], "is beyond 2**62, where samples end", "ask for an earlier one"),
         (["pass.toml", "--sample", "9999"], "--sample 9999:10000 is no range", "samples, counted from 0"),
         (
             ["mix.toml", "--seed", "3", "--checkpoint", "state.json", "--step", "1"],

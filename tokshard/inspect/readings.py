@@ -152,8 +152,8 @@ def _when(run: Run, sample: int | None, *, is_placed: bool) -> When:
 
 
 def _corpus_of(run: Run, wanted: str) -> tuple[str, CorpusSource, str]:
-    # names may hold colons, and so may ids
-    for name, source in zip(run.plan.names, run.plan.sources, strict=True):
+    # names may hold colons, and so may ids: the longest name counts
+    for name, source in sorted(zip(run.plan.names, run.plan.sources, strict=True), key=lambda pair: -len(pair[0])):
         if wanted.startswith(f"{name}:") and isinstance(source, CorpusSource):
             return name, source, wanted.removeprefix(f"{name}:")
     raise UsageError(

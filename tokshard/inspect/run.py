@@ -87,6 +87,7 @@ class Run:
                 )
             return start
         start = self._end + (step - done - 1) * size
+        check_sample(start + size)
         if self._is_beyond(start):
             limit = self.limit
             why = f"corpus {limit.corpus!r} is used up at {limit.sample}" if limit else "the pass is over"
@@ -137,6 +138,16 @@ class Run:
         """Whether a step that would start at a sample is not read any more."""
         limit = self.limit
         return is_last(start, self.plan.num_samples, limit and limit.sample, self.global_batch_size)
+
+
+def check_sample(sample: int) -> None:
+    """Refuse a sample whose number is too large to count with.
+
+    Raises:
+        UsageError: it is 2**62 or more.
+    """
+    if sample >> 62:
+        raise UsageError(f"sample {sample:,} is beyond 2**62, where samples end", hint="ask for an earlier one")
 
 
 def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: str | None = None) -> Run:

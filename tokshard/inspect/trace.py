@@ -13,7 +13,7 @@ from tokshard.errors import UsageError
 from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.decode import Decode, load_decoder
-from tokshard.inspect.run import Run
+from tokshard.inspect.run import Run, check_sample
 from tokshard.inspect.summary import source_label
 from tokshard.runtime.plan import Piece
 from tokshard.runtime.reader import CorpusSource
@@ -183,6 +183,7 @@ def trace_samples(
     """Every document of global samples, some at a time. Arguments and errors as for `trace_steps`."""
     reader = DocumentReader.of(run)
     num_samples = run.plan.num_samples
+    check_sample(samples.stop)
     if not samples or (num_samples is not None and samples.stop > num_samples):
         raise UsageError(
             f"--sample {samples.start}:{samples.stop} is no range of the plan's samples",
