@@ -160,10 +160,10 @@ def test_a_terminal_without_lines_gets_ascii(shell):
         (["code"], 2, "code: no seq_len", "--seq-len"),
         (["mix.toml", "--token", "3"], 2, "no option --token", "did you mean --tokens?"),
         (
-            ["no-corpus", "--seq-len", "4", "--global-batch-size", "1"],
-            1,
+            ["no-corpus", "--seq-len", "4"],
+            2,
             "no-corpus does not exist",
-            "give the directory",
+            "give a mix.toml, a corpus directory or a checkpoint",
         ),
     ],
 )

@@ -113,6 +113,8 @@ def load_mix(
     given = {key: value for key, value in (options or {}).items() if value is not None}
     fields = {**(defaults or {}), **fields, **given}
     for key in ("corpora", "seq_len", "global_batch_size"):
+        if key not in fields and not os.path.exists(location):
+            raise UsageError(f"{location} does not exist", hint="give a mix.toml, a corpus directory or a checkpoint")
         if key not in fields:
             option = "" if key == "corpora" else f", or --{key.replace('_', '-')} on the command line"
             raise UsageError(f"{location}: no {prefix}{key}", hint=f"give {_EXAMPLES[key]} in a mix.toml{option}")
