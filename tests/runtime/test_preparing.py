@@ -138,7 +138,7 @@ def test_a_table_that_is_made_in_parts_is_the_one_that_is_made_at_once(
         patch.setattr(windows, "_BLOCKS_PER_STEP", 1)
         patch.setattr(windows, "_PIECES_PER_STEP", 3)
         for part in sorted(parts):
-            slowly._prepare(slowly.window(1, index), part)
+            slowly._prepare(slowly.window(1, index), 0.0, part)
         one, other = (stream.table(stream.window(1, index)) for stream in (slowly, at_once))
     for field in FIELDS:
         assert getattr(one, field).tolist() == getattr(other, field).tolist()

@@ -180,4 +180,8 @@ def small_permutations(length: int, keys: NDArray[np.uint64]) -> NDArray[np.int6
         hashed = (hashed ^ (hashed >> np.uint64(30))) * _MIX_1
         hashed = (hashed ^ (hashed >> np.uint64(27))) * _MIX_2
         hashed = (hashed ^ (hashed >> np.uint64(31))) + keys[:, word : word + 1]
-    return np.argsort(hashed, axis=1, kind="stable")
+    order = np.argsort(hashed, axis=1)
+    ascending = np.take_along_axis(hashed, order, axis=1)
+    if bool((ascending[:, 1:] == ascending[:, :-1]).any()):  # a chance of 1 in 10**10, at most
+        return np.argsort(hashed, axis=1, kind="stable")
+    return order  # several times as fast as the stable sort, and the same

@@ -16,6 +16,9 @@ _LAYOUT_PIECES = 16_384
 _ROWS_PER_CORPUS = 24
 """A layout has at least so many rows per corpus, so that the calls that each corpus costs are shared by many."""
 
+_MAX_LAYOUT_PIECES = 65_536
+"""But no more pieces than this, so that no step takes long."""
+
 _MAX_LAYOUT_ROWS = 2_048
 
 
@@ -115,4 +118,5 @@ def packed_steps(
             yield plan.pack(layout, step * rows, (step + 1) * rows)
         pieces_per_row = len(layout.lengths) / len(samples)
         wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * len(plan.names))
-        steps = min(2 * steps, max(1, int(min(wanted, _MAX_LAYOUT_ROWS) / rows)))
+        most = min(wanted, _MAX_LAYOUT_PIECES / pieces_per_row, _MAX_LAYOUT_ROWS)
+        steps = min(2 * steps, max(1, int(most / rows)))

@@ -200,11 +200,21 @@ class PieceTable:
 
 
 class _Preparation:
-    """A table that is being made."""
+    """A table that is being made.
 
-    def __init__(self, window: Window, steps: Generator[float, None, PieceTable]) -> None:
-        self.window, self._steps, self._done = window, steps, 0.0
+    Args:
+        begun_at: the part of the current window that was read before: a job that begins in a window has less time.
+    """
+
+    def __init__(self, window: Window, steps: Generator[float, None, PieceTable], begun_at: float) -> None:
+        self.window, self._steps, self._done, self._begun_at = window, steps, 0.0, begun_at
         self._table: PieceTable | None = None
+
+    def advance_with(self, part_of_current: float) -> None:
+        """Go on as the current window is read."""
+        end = _READY_AT if self._begun_at < _READY_AT else 1.0
+        if self._begun_at < 1:
+            self.advance((part_of_current - self._begun_at) / (end - self._begun_at))
 
     def advance(self, part: float) -> None:
         """Go on until this part of it is done."""
@@ -327,7 +337,8 @@ class CorpusStream:
             parts += found[1]
             done += len(here)
             if is_sequential and (stream_stop is None or stream_stop > window.stop):
-                self._prepare(self.window_at(window.stop), (int(here[-1]) + 1 - first) / (stop - first))
+                before, after = int(here[0]) - first, int(here[-1]) + 1 - first
+                self._prepare(self.window_at(window.stop), before / (stop - first), after / (stop - first))
         if not parts:
             none = np.empty(0, np.int64)
             return none, Pieces(starts=none, lengths=none, ends_document=np.empty(0, np.bool_))
@@ -463,10 +474,13 @@ class CorpusStream:
                 self._tables.move_to_end(key)
         return table
 
-    def _prepare(self, window: Window, part_of_current: float) -> None:
+    def _prepare(self, window: Window, before: float, after: float) -> None:
         """Make so much of the next table that it is done shortly before the current window is.
 
         A short window, the last of an epoch, leaves no time for the one after it: that is made along with it.
+
+        Args:
+            before, after: the part of the current window that was read before these samples, and with them.
         """
         with self._lock:
             following = [window]
@@ -475,17 +489,17 @@ class CorpusStream:
             ahead = []
             for one in following:
                 if (one.epoch, one.index) not in self._tables:
-                    preparation = self._preparation(one)
-                    preparation.advance(part_of_current / _READY_AT)
+                    preparation = self._preparation(one, begun_at=before)
+                    preparation.advance_with(after)
                     ahead.append(preparation)
             self._ahead = ahead
 
-    def _preparation(self, window: Window) -> _Preparation:
+    def _preparation(self, window: Window, *, begun_at: float = 0.0) -> _Preparation:
         """The one that is under way, which is forgotten, or a new one."""
         for index, ahead in enumerate(self._ahead):
             if ahead.window == window:
                 return self._ahead.pop(index)  # an error ends its generator: it is not used again
-        return _Preparation(window, self._table_steps(window))
+        return _Preparation(window, self._table_steps(window), begun_at)
 
     def _table_steps(self, window: Window) -> Generator[float, None, PieceTable]:
         """Make the table of a window in many small steps; yields which part of it is done."""
