@@ -20,7 +20,10 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "build/tokenizer.py": "import tokenizers",
     "inspect/__init__.py": "import tokshard.format.reader, tokshard.runtime.plan",
     "inspect/decode.py": "import tokenizers",
-    **{f"runtime/{name}.py": "" for name in ("copying", "cursor", "infilling", "layout", "mixture", "packing")},
+    **{
+        f"runtime/{name}.py": ""
+        for name in ("copying", "cursor", "finding", "infilling", "layout", "mixture", "packing")
+    },
     **{f"runtime/{name}.py": "" for name in ("permutation", "seeds", "steps", "transforms", "windows")},
     "runtime/__init__.py": "",
     "runtime/plan.py": "import tokshard.runtime.reader",

@@ -96,7 +96,7 @@ def test_no_command_is_wrong_usage_and_shows_the_help(shell):
         (
             ["frobnicate"],
             "no command 'frobnicate'",
-            "commands are build, inspect, status, verify, bench; see 'tokshard --help'",
+            "commands are build, inspect, status, verify, plan, trace, bench; see 'tokshard --help'",
         ),
         (["inspect", "--documnt", "3", "c"], "no option --documnt", "did you mean --document?"),
         (["inspect", "--documnt=3", "c"], "no option --documnt", "did you mean --document?"),

@@ -23,8 +23,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def examples() -> list[tuple[str, str]]:
+    """Commands and Python examples, in the order in which a reader meets them."""
+    blocks = re.findall(r"^```(console|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    found = []
+    for kind, block in blocks:
+        if kind == "console":
+            found += [(kind, line[2:]) for line in block.splitlines() if line.startswith("$ ")]
+        else:
+            found.append((kind, block))
+    return found
 
 
 def run(arguments: list[str] | str, directory: Path) -> None:
@@ -42,17 +50,15 @@ def run(arguments: list[str] | str, directory: Path) -> None:
     assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
 
 
-def test_the_commands_and_then_the_python_examples_of_the_readme_run(directory: Path) -> None:
-    commands = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
-    assert commands
-    for command in commands:
-        run(command, directory)
-    examples = blocks("python")
-    assert examples
-    for number, example in enumerate(examples):
-        script = directory / f"example_{number}.py"
-        script.write_text(example, encoding="utf-8")
-        run([sys.executable, str(script)], directory)
+def test_the_commands_and_the_python_examples_of_the_readme_run_one_after_another(directory: Path) -> None:
+    assert {kind for kind, _ in examples()} == {"console", "python"}
+    for number, (kind, example) in enumerate(examples()):
+        if kind == "console":
+            run(example, directory)
+        else:
+            script = directory / f"example_{number}.py"
+            script.write_text(example, encoding="utf-8")
+            run([sys.executable, str(script)], directory)
 
 
 def test_every_file_that_the_readme_links_to_exists() -> None:

@@ -64,6 +64,10 @@ class ListSource:
         stop = int(self.stops[document])
         return DocumentPlace("memory", document, stop - self.lengths[document], stop)
 
+    def place_of(self, document: int) -> DocumentPlace:
+        stop = int(self.stops[range(len(self.stops))[document]])
+        return DocumentPlace("memory", document, stop - self.lengths[document], stop)
+
     def documents(self) -> list[list[int]]:
         return [part.tolist() for part in np.split(self.tokens, self.stops[:-1])]
 
@@ -103,3 +107,9 @@ class PeriodicSource:
         return DocumentPlace(
             "none", document, document * self._length, min(self.num_tokens, (document + 1) * self._length)
         )
+
+    def place_of(self, document: int) -> DocumentPlace:
+        start = document * self._length
+        if not 0 <= start < self.num_tokens:
+            raise IndexError(document)
+        return DocumentPlace("none", document, start, min(self.num_tokens, start + self._length))

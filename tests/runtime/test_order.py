@@ -142,6 +142,39 @@ def test_distinct_places_of_a_huge_permutation_hold_distinct_items_in_range(
     assert max(found) < length
 
 
+@pytest.mark.parametrize("cipher_from", [0, MAX_SORTED])
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_the_inverse_of_every_short_permutation_leads_back_both_ways(
+    seed: int, cipher_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(permutations, "MAX_SORTED", cipher_from)
+    key = key_of(seed)
+    for length in range(1, 301):
+        permutation, every = Permutation(length=length, key=key), np.arange(length, dtype=np.uint64)
+        assert permutation.inverse(permutation(every)).tolist() == every.tolist()
+        assert permutation(permutation.inverse(every)).tolist() == every.tolist()
+
+
+@given(
+    seed=seeds,
+    length=st.one_of(
+        st.integers(1, 1000),
+        st.integers(MAX_SORTED - 5, MAX_SORTED + 5),
+        st.sampled_from([2**bits + more for bits in (17, 31, 32, 33, 61) for more in (-1, 0, 1)]),
+        st.integers(1, 2**62),
+    ),
+    data=st.data(),
+)
+def test_the_inverse_of_a_permutation_of_any_length_leads_back_both_ways(
+    seed: int, length: int, data: st.DataObject
+) -> None:
+    drawn = data.draw(st.lists(st.integers(0, length - 1), max_size=30))
+    indices = [0, length - 1, *drawn]
+    permutation, wanted = Permutation(length=length, key=key_of(seed)), np.array(indices, np.uint64)
+    assert permutation.inverse(permutation(wanted)).tolist() == indices
+    assert permutation(permutation.inverse(wanted)).tolist() == indices
+
+
 @pytest.mark.parametrize("length", [1, 2, 300, MAX_SORTED, MAX_SORTED + 1, 70_000])
 def test_a_permutation_is_the_one_that_the_rules_name(length: int) -> None:
     key = key_of(length)
@@ -164,7 +197,10 @@ def test_an_index_beyond_a_permutation_is_refused(length: int) -> None:
     permutation = Permutation(length=length, key=key_of(1))
     with pytest.raises(IndexError, match=f"index {length} is outside a permutation of {length} items"):
         permutation.at(length)
-    assert permutation(np.empty(0, np.uint64)).tolist() == []
+    with pytest.raises(IndexError, match=f"item {length} is outside a permutation of {length} items"):
+        permutation.inverse(np.array([length], np.uint64))
+    none = np.empty(0, np.uint64)
+    assert permutation(none).tolist() == permutation.inverse(none).tolist() == []
 
 
 def test_what_makes_no_permutation_is_refused() -> None:

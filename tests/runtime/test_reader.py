@@ -63,6 +63,7 @@ def assert_same_stream(found: CorpusSource, memory: ListSource, spans: list[tupl
     for start, stop in spans:
         place, expected = found.document_at(start), memory.document_at(start)
         assert (place.document, place.start, place.stop) == (expected.document, expected.start, expected.stop)
+        assert found.place_of(place.document) == place
         pieces.append((start, min(stop, expected.stop) - start))
     starts, counts = np.array(pieces, np.int64).T
     views = found.views(starts, counts)
@@ -306,3 +307,25 @@ def test_document_offsets_that_do_not_ascend_over_their_batch_are_reported_with_
     shard.write_bytes(content)
     with pytest.raises(DamagedCorpusError, match=shard.name):
         CorpusSource(corpus, access=access).ends(0, 9)
+
+
+@pytest.mark.parametrize("access", ACCESS)
+def test_a_document_is_found_by_its_number_and_one_that_does_not_exist_is_refused(tmp_path: Path, access: str) -> None:
+    source = CorpusSource(write(tmp_path / "corpus", ListSource([2, 3, 4]), shard_tokens=5), access=access)
+    assert [(place.start, place.stop) for place in map(source.place_of, range(3))] == [(0, 2), (2, 5), (5, 9)]
+    for document in (-1, 3):
+        with pytest.raises(IndexError, match=f"document {document}"):
+            source.place_of(document)
+
+
+def test_a_document_that_is_not_within_its_batch_is_reported_with_the_shard(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "corpus", ListSource([2, 3, 4]))
+    opened = CorpusSource(corpus).corpus
+    shard = corpus / opened.shards[0].name
+    content = bytearray(shard.read_bytes())
+    position = opened.batch_places(0)[0].offsets_position
+    content[position + 16 : position + 24] = np.array([2**40], np.int64).tobytes()
+    shard.write_bytes(content)
+    for access in ACCESS:
+        with pytest.raises(DamagedCorpusError, match=shard.name):
+            CorpusSource(corpus, access=access).place_of(1)

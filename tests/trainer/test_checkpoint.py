@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.runtime.sources import ListSource
 from tokshard.errors import TrainerError
+from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.mix import load_mix
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.saved import read_state
 from tokshard.trainer import checkpoint, config
 from tokshard.trainer.model import Shape, Transformer, initialise
 from tokshard.trainer.optimizer import make_optimizer
@@ -45,6 +50,17 @@ def save(directory: Path, step: int, *, keep: int = 0) -> Path:
 def latest(directory: Path) -> str | None:
     found = checkpoint.find_latest(str(directory))
     return found and Path(found).name
+
+
+def test_the_loaders_state_and_the_recipe_are_read_from_a_checkpoint_without_the_model(tmp_path: Path) -> None:
+    plan = StreamPlan({"one": ListSource([50])}, seq_len=4)
+    loader = StreamingLoader(plan, global_batch_size=3)
+    data = {"corpora": {"one": "shards"}, "seq_len": 4, "global_batch_size": 3}
+    state = {"step": 7, "loader": loader.state_dict(), "config": {"data": data}}
+    path = checkpoint.save(str(tmp_path), 7, *trained(seed=1), state)
+    saved = read_state(path)
+    assert (saved.step, saved.cursor) == (7, loader.state_dict()["cursor"])
+    assert load_mix(path).corpora == {"one": "shards"}
 
 
 def test_a_checkpoint_brings_back_parameters_moments_state_and_random_numbers(tmp_path: Path) -> None:

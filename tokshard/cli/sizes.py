@@ -57,3 +57,20 @@ class WholeNumbers(click.ParamType):  # type: ignore[type-arg] # as above
         if not all(re.fullmatch("[0-9]{1,4}", part, re.ASCII) for part in parts):
             self.fail(f"{value!r} is not a list of whole numbers such as 0,1,2.", param, ctx)
         return tuple(dict.fromkeys(map(int, parts)))
+
+
+class Span(click.ParamType):  # type: ignore[type-arg] # as above
+    """A number, or the numbers from one up to another: ``1000``, ``1000:1010``."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
+        """The numbers; anything else is a usage error."""
+        if isinstance(value, range):
+            return value
+        first, colon, last = value.partition(":")
+        start = parse_size(first)
+        stop = parse_size(last) if colon else start + 1 if start is not None else None
+        if start is None or stop is None or stop <= start:
+            self.fail(f"{value!r} is no number such as 1000, nor a range such as 1000:1010 (1000 to 1009).", param, ctx)
+        return range(start, stop)

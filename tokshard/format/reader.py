@@ -160,6 +160,7 @@ class Corpus:
         """int64 [shards + 1], the position in the corpus of each shard's first token, and the total."""
         self._schema = shard_schema(self.facts)
         self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._runs: dict[int, Runs] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -243,9 +244,7 @@ class Corpus:
 
     def provenance(self, index: int) -> Provenance:
         """Source and record number of one document; `sources` has the paths."""
-        position = range(self.num_documents)[index]
-        shard_index = bisect_right(self._first_documents, position) - 1
-        row = position - int(self._first_documents[shard_index])
+        shard_index, row = self.shard_of(index)
         runs = self.runs(shard_index)
         run = int(np.searchsorted(runs.document, row, "right")) - 1
         if run < 0:
@@ -257,6 +256,9 @@ class Corpus:
 
     def runs(self, index: int) -> Runs:
         """Where the documents of one shard come from, from the table alone."""
+        known = self._runs.get(index)
+        if known is not None:
+            return known
         runs = Runs(*(self._table.list_at(name, index) for name in ("run_document", "run_source", "run_record")))
         if not len(runs.document) == len(runs.source) == len(runs.record):
             raise DamagedCorpusError(
@@ -264,6 +266,9 @@ class Corpus:
                 f"{len(runs.source)} sources and {len(runs.record)} records; expected as many of each",
                 hint=RESTORE,
             )
+        if len(self._runs) >= _MAX_OPEN_SHARDS:
+            self._runs.clear()
+        self._runs[index] = runs
         return runs
 
     def sources(self) -> list[SourceInfo]:
@@ -278,6 +283,19 @@ class Corpus:
     def first_document(self, index: int) -> int:
         """The number of the first document of one shard."""
         return int(self._first_documents[index])
+
+    def shard_of(self, document: int) -> tuple[int, int]:
+        """Which shard holds a document, and its row there.
+
+        Raises:
+            IndexError: the number is outside ``[-num_documents, num_documents)``.
+        """
+        try:
+            position = range(self.num_documents)[document]
+        except IndexError:
+            raise IndexError(f"document {document} of a corpus of {self.num_documents} documents") from None
+        index = bisect_right(self._first_documents, position) - 1
+        return index, position - int(self._first_documents[index])
 
     def shard(self, index: int) -> Shard:
         """One shard, mapped and checked against the manifest when it is first touched.
@@ -356,12 +374,8 @@ class Corpus:
         self._open.clear()
 
     def _locate(self, index: int) -> tuple[Shard, int]:
-        try:
-            position = range(self.num_documents)[index]
-        except IndexError:
-            raise IndexError(f"document {index} of a corpus of {self.num_documents} documents") from None
-        shard_index = bisect_right(self._first_documents, position) - 1
-        return self.shard(shard_index), position - int(self._first_documents[shard_index])
+        shard_index, row = self.shard_of(index)
+        return self.shard(shard_index), row
 
     def _check_table(self) -> None:
         path, manifest = self._table.path, self.manifest

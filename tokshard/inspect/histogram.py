@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tokshard.format.manifest import DocumentLengths
+from tokshard.inspect.terminal import can_encode
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _MIN_BAR_WIDTH = 8
@@ -27,7 +28,7 @@ def length_histogram(lengths: DocumentLengths, *, width: int, encoding: str) -> 
     label_width = max(len("tokens"), *map(len, labels))
     count_width = max(len("documents"), *(len(f"{count:,}") for count in counts))
     bar_width = max(_MIN_BAR_WIDTH, width - label_width - count_width - len("  100.0%  ") - 2)
-    bars = _bars(counts, bar_width, is_ascii=not _can_encode(_EIGHTHS, encoding))
+    bars = _bars(counts, bar_width, is_ascii=not can_encode(_EIGHTHS, encoding))
     lines = [f"{'tokens':>{label_width}}  {'documents':>{count_width}}"]
     for label, count, bar in zip(labels, counts, bars, strict=True):
         lines.append(f"{label:>{label_width}}  {count:>{count_width},}  {count / total:6.1%}  {bar}".rstrip())
@@ -47,11 +48,3 @@ def _bars(counts: Sequence[int], width: int, *, is_ascii: bool) -> list[str]:
     if is_ascii:
         return ["#" * length for length in lengths]
     return [_EIGHTHS[8] * (length // 8) + _EIGHTHS[length % 8].strip() for length in lengths]
-
-
-def _can_encode(text: str, encoding: str) -> bool:
-    try:
-        text.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

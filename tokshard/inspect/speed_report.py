@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from tokshard.inspect.limits import CACHED_TOKENS, DOCUMENT_TOKENS
 from tokshard.inspect.speed import ModeSpeed, SpeedReport
-from tokshard.inspect.terminal import aligned, one_line
+from tokshard.inspect.terminal import aligned, one_line, table
 
 _MAX_SHARES = 8
 
@@ -30,7 +30,7 @@ def speed_text(report: SpeedReport, *, gpu_tokens: int, gpu_reason: str, width: 
         ("data", f"{report.num_tokens:,} tokens in documents of {report.mean_document_tokens:,.0f} on average"),
         ("limits", f"{contiguous}, {gather}: memory-mapped, to int64, on one core"),
     ]
-    text = aligned(head, width=width) + "\n\n" + _table(_rows(report, gpu_tokens))
+    text = aligned(head, width=width) + "\n\n" + table(list(_rows(report, gpu_tokens)))
     feeds = [("feeds", _feeds_text(report, gpu_tokens, gpu_reason)), ("", _share_text(report, gpu_tokens))]
     notes = [("note", note) for note in notes_of(report)]
     return text + "\n\n" + aligned([*feeds, *notes], width=width)
@@ -134,16 +134,6 @@ def _shares_text(shares: dict[str, float]) -> str:
     shown = [f"{one_line(name)} {share:.1%}" for name, share in list(shares.items())[:_MAX_SHARES]]
     more = len(shares) - len(shown)
     return ", ".join(shown) + (f", and {more} more" if more else "")
-
-
-def _table(rows: Iterator[Sequence[str]]) -> str:
-    """Columns, the first to the left and the others to the right."""
-    table = list(rows)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
-        for row in table
-    )
 
 
 def _millions(speed: float) -> str:

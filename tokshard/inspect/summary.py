@@ -10,7 +10,7 @@ import msgspec
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, Manifest, TokenizerInfo
 from tokshard.format.tables import SourceInfo
-from tokshard.inspect.terminal import aligned, bytes_text, printable, shorten
+from tokshard.inspect.terminal import aligned, bytes_text, counted, printable, shorten
 
 _WORST_SOURCES = 10
 
@@ -37,7 +37,7 @@ def summary_text(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, widt
             f"{manifest.num_documents:,}, of {lengths.shortest:,} to {lengths.longest:,} tokens, mean {mean:,.1f}",
         ),
         ("tokens", f"{manifest.num_tokens:,} as {manifest.dtype}, {_text_per_token(manifest):.2f} bytes of text each"),
-        ("on disk", f"{bytes_text(manifest.num_bytes)} in {_counted(manifest.num_shards, 'shard')}"),
+        ("on disk", f"{bytes_text(manifest.num_bytes)} in {counted(manifest.num_shards, 'shard')}"),
         ("tokenizer", _tokenizer_text(manifest.tokenizer)),
         ("sources", _sources_text(manifest, sources)),
         ("settings", _settings_text(manifest.build)),
@@ -49,7 +49,7 @@ def summary_text(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, widt
     ]
     lines += _left_out_lines(manifest, sources, width=width)
     if records.with_special_text:
-        count = _counted(records.with_special_text, "document")
+        count = counted(records.with_special_text, "document")
         lines.append(("specials", f"{count} spell a special token in their text, which became ordinary ids"))
     if names.REJECTS in manifest.files:
         size = bytes_text(manifest.files[names.REJECTS].num_bytes)
@@ -115,7 +115,7 @@ def _sources_text(manifest: Manifest, sources: Sequence[SourceInfo]) -> str:
     if not sources:
         return shown
     size = bytes_text(sum(source.num_bytes for source in sources))
-    return f"{_counted(len(sources), 'file')}, {size}: {shown}"
+    return f"{counted(len(sources), 'file')}, {size}: {shown}"
 
 
 def _settings_text(build: BuildConfig) -> str:
@@ -150,7 +150,7 @@ def _left_out_lines(manifest: Manifest, sources: Sequence[SourceInfo], *, width:
         reasons = _reasons_text(source.left_out)
         lines.append(("", f"{label}: {count:,} of {source.records_read:,} left out ({reasons})"))
     if len(worst) > _WORST_SOURCES:
-        lines.append(("", f"and records of {_counted(len(worst) - _WORST_SOURCES, 'more file')}"))
+        lines.append(("", f"and records of {counted(len(worst) - _WORST_SOURCES, 'more file')}"))
     return lines
 
 
@@ -161,7 +161,3 @@ def _most_left_out(sources: Sequence[SourceInfo]) -> list[SourceInfo]:
 
 def _reasons_text(left_out: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(left_out.items(), key=lambda item: -item[1]))
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

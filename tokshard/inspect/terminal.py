@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _LABEL_WIDTH = 12
 _MIN_WIDTH = 40
@@ -41,6 +41,29 @@ def aligned(lines: Iterable[tuple[str, str]], *, width: int) -> str:
         break_on_hyphens=False,
     )
     return "\n".join(wrapper.fill(f"{label:<{_LABEL_WIDTH}}{one_line(value)}") for label, value in lines)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns, the first to the left and the others to the right; the first row is the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 shard``, ``2 shards``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def can_encode(text: str, encoding: str) -> bool:
+    """Whether an output of this encoding can show a text."""
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def bytes_text(number: float) -> str:

@@ -12,15 +12,16 @@ if TYPE_CHECKING:
     from tokshard.runtime.cursor import Cursor
     from tokshard.runtime.infilling import FillInTheMiddle
     from tokshard.runtime.loader import StreamDataset, StreamingLoader
-    from tokshard.runtime.plan import Piece, StreamPlan
+    from tokshard.runtime.plan import Piece, Reading, StreamPlan
     from tokshard.runtime.transforms import Sample
 
-__all__ = ["Cursor", "FillInTheMiddle", "Piece", "Sample", "StreamDataset", "StreamPlan", "StreamingLoader"]
+__all__ = ["Cursor", "FillInTheMiddle", "Piece", "Reading", "Sample", "StreamDataset", "StreamPlan", "StreamingLoader"]
 
 _HOMES = {
     "Cursor": "tokshard.runtime.cursor",
     "FillInTheMiddle": "tokshard.runtime.infilling",
     "Piece": "tokshard.runtime.plan",
+    "Reading": "tokshard.runtime.plan",
     "Sample": "tokshard.runtime.transforms",
     "StreamDataset": "tokshard.runtime.loader",
     "StreamPlan": "tokshard.runtime.plan",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from typing import Any, Literal
 from tokshard.errors import UsageError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.recipes import convert, read_toml
+
+STATE_FILE = "state.json"
+"""The file of a trainer's checkpoint that holds its recipe and the loader's state."""
 
 _HINT = "a mix has the keys of StreamPlan, and global_batch_size; see tokshard/runtime/mix.py"
 _EXAMPLES = {
@@ -90,10 +94,10 @@ class TrainerData(Mix):
 def load_mix(
     location: str, options: Mapping[str, Any] | None = None, *, defaults: Mapping[str, Any] | None = None
 ) -> Mix:
-    """A mix from a TOML file, from the ``[data]`` table of a trainer's recipe, or from one corpus directory.
+    """A mix from a TOML file, a trainer's recipe (its ``[data]`` table) or checkpoint, or from one corpus directory.
 
     Args:
-        location: a file, or a corpus directory.
+        location: a file, a checkpoint directory or a corpus directory.
         options: key to value; None leaves what the file says.
         defaults: key to value, for keys that neither names.
 
@@ -106,11 +110,15 @@ def load_mix(
         fields = read_toml(location, hint="give a mix such as mix.toml, or a corpus directory")
         if isinstance(fields.get("data"), Mapping):
             kind, fields, prefix = TrainerData, dict(fields["data"]), "data."
+    elif is_checkpoint(location):
+        kind, fields, prefix = TrainerData, _recipe_of(location), "data."
     else:
         fields = {"corpora": {os.path.basename(os.path.normpath(location)): location}}
     given = {key: value for key, value in (options or {}).items() if value is not None}
     fields = {**(defaults or {}), **fields, **given}
     for key in ("corpora", "seq_len", "global_batch_size"):
+        if key not in fields and not os.path.exists(location):
+            raise UsageError(f"{location} does not exist", hint="give a mix.toml, a corpus directory or a checkpoint")
         if key not in fields:
             option = "" if key == "corpora" else f", or --{key.replace('_', '-')} on the command line"
             raise UsageError(f"{location}: no {prefix}{key}", hint=f"give {_EXAMPLES[key]} in a mix.toml{option}")
@@ -119,3 +127,19 @@ def load_mix(
         if (value := getattr(found, key)) < 1:
             raise UsageError(f"{location}: {prefix}{key} is {value}, expected at least 1", hint="change it")
     return Mix(**{item.name: getattr(found, item.name) for item in dataclasses.fields(Mix)})
+
+
+def is_checkpoint(location: str) -> bool:
+    """Whether a directory is a checkpoint of the trainer."""
+    return os.path.isfile(os.path.join(location, STATE_FILE))
+
+
+def _recipe_of(checkpoint: str) -> dict[str, Any]:
+    path = os.path.join(checkpoint, STATE_FILE)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return dict(json.load(file)["config"]["data"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} holds no recipe: {error!r}", hint="give a checkpoint of tokshard's trainer, or the mix itself"
+        ) from error

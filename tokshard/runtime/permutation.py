@@ -86,11 +86,42 @@ class Permutation:
         """Every item in order: uint64 [length]."""
         return self._sorted if self.length <= MAX_SORTED else self(np.arange(self.length, dtype=np.uint64))
 
+    def inverse(self, items: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Map items to their positions in the shuffled order, at about the cost of the way there.
+
+        Args:
+            items: uint64 [n], each in ``[0, length)``.
+
+        Returns:
+            uint64 [n].
+
+        Raises:
+            IndexError: an entry is outside ``[0, length)``.
+        """
+        if len(items) and int(items.max()) >= self.length:
+            raise IndexError(f"item {int(items.max())} is outside a permutation of {self.length} items")
+        if self.length <= MAX_SORTED:
+            positions: NDArray[np.uint64] = self._sorted_inverse[items]
+            return positions
+        found = self._decrypt(items.astype(self._word))
+        outside = np.flatnonzero(found >= self.length)
+        # backwards on the same cycle: what lies between a position and its item is outside
+        while len(outside):
+            found[outside] = self._decrypt(found[outside])
+            outside = outside[found[outside] >= self.length]
+        return found.astype(np.uint64)
+
     @cached_property
     def _sorted(self) -> NDArray[np.uint64]:
         order: NDArray[np.uint64] = small_permutations(self.length, self.key[np.newaxis])[0].astype(np.uint64)
         order.setflags(write=False)
         return order
+
+    @cached_property
+    def _sorted_inverse(self) -> NDArray[np.uint64]:
+        positions = np.empty(self.length, np.uint64)
+        positions[self._sorted] = np.arange(self.length, dtype=np.uint64)
+        return positions
 
     @cached_property
     def _word(self) -> type[np.uint32 | np.uint64]:
@@ -119,6 +150,19 @@ class Permutation:
                 part &= mask
                 np.right_shift(part, shift, out=shifted)
                 part ^= shifted
+        return found
+
+    def _decrypt(self, items: NDArray[Any]) -> NDArray[Any]:
+        """The inverse of `_encrypt`."""
+        rounds, mask, shift = self._rounds
+        modulus = int(mask) + 1
+        backwards = [(self._word(pow(int(a), -1, modulus)), increment) for a, increment in reversed(rounds)]
+        found = items.copy()
+        for multiplier, increment in backwards:
+            found ^= found >> shift  # its own inverse: the shift is at least half of the bits
+            found -= increment
+            found *= multiplier
+            found &= mask
         return found
 
 

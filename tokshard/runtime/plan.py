@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.cursor import CorpusIdentity, Cursor, PlanIdentity
+from tokshard.runtime.finding import find_document
 from tokshard.runtime.layout import Layout, corpus_rows, lay_out
 from tokshard.runtime.mixture import Balance, Mixture, Segment, are_weights
 from tokshard.runtime.packing import PADDING_INDEX, Packed, first_row, widen
@@ -31,6 +32,8 @@ from tokshard.runtime.windows import CorpusStream, Shape, TokenSource
 MIN_BLOCK_TOKENS = 65_536
 WINDOW_TOKENS = 64 << 20
 MIN_WINDOW_BLOCKS = 64
+MIN_WINDOW_STEPS = 16
+"""A window that lasts fewer steps is worth a warning: a document meets only documents of its window."""
 
 Weights = Mapping[str, float]
 CorpusLike = str | os.PathLike[str] | TokenSource
@@ -50,6 +53,22 @@ class Piece:
     corpus: str
     shard: str
     document: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A part of a document that a sample reads.
+
+    Args:
+        epoch: pass over the corpus, from 0.
+        sample: global; None if it came before the first weights that the cursor keeps, so that it is known no more.
+        start, stop: tokens of the document.
+    """
+
+    epoch: int
+    sample: int | None
     start: int
     stop: int
 
@@ -161,7 +180,9 @@ class StreamPlan:
         )
         self._check_takes()
         self.on_max_epochs = on_max_epochs
-        self._max_samples = self._limits(max_epochs)
+        most = self._per_corpus("max_epochs", math.inf if max_epochs is None else max_epochs, math.inf)
+        self.max_epochs = tuple(most)
+        self._max_samples = self._limits()
         default = {name: float(stream.num_tokens) for name, stream in zip(self.names, self.streams, strict=True)}
         self._segments = self._schedule([(0, default if weights is None else weights), *schedule])
         # one object, by which the mixture that is kept is known again
@@ -311,14 +332,67 @@ class StreamPlan:
         Raises:
             IndexError: the plan has no such sample.
         """
-        corpora, ordinals = self._mixture_at(sample, cursor).locate(np.array([sample], np.int64))
-        number = int(corpora[0])
-        _, pieces = self.streams[number].pieces_of(ordinals, self._stream_stop)
-        source, found = self.sources[number], []
-        for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
-            place = source.document_at(start)
-            begin = start - place.start
-            found.append(Piece(self.names[number], place.shard, place.document, begin, begin + length))
+        return self.traces(np.array([sample], np.int64), cursor)[0]
+
+    def traces(self, samples: NDArray[np.int64], cursor: Cursor | None = None) -> list[list[Piece]]:
+        """`trace` of many global samples.
+
+        Args:
+            samples: int64 [n], ascending.
+
+        Raises:
+            IndexError: the plan has not all of them.
+        """
+        if not len(samples):
+            return []
+        self._mixture_at(int(samples[0]), cursor)
+        located, ordinals = self._mixture_at(int(samples[-1]), cursor).locate(samples)
+        found: list[list[Piece]] = [[] for _ in samples]
+        for number in np.unique(located).tolist():
+            mine = np.flatnonzero(located == number)
+            counts, pieces = self.streams[number].pieces_of(ordinals[mine], self._stream_stop)
+            source, name = self.sources[number], self.names[number]
+            rows = np.repeat(mine, counts).tolist()
+            for row, start, length in zip(rows, pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
+                place = source.document_at(start)
+                begin = start - place.start
+                found[row].append(Piece(name, place.shard, place.document, begin, begin + length))
+        return found
+
+    def find(
+        self, corpus: str, document: int, cursor: Cursor | None = None, *, epochs: int | Iterable[int] = 1
+    ) -> list[Reading]:
+        """The samples that read a document: the inverse of `trace`, without a replay.
+
+        Costs the table of each window that holds a part of the document, per epoch: as much as its first sample.
+
+        Args:
+            corpus: its name in the plan.
+            document: number in the corpus.
+            cursor: whose weights to go by; default: those of the plan.
+            epochs: passes over the corpus, numbered from 0; a number: so many from the first on.
+
+        Returns:
+            By epoch, sample and place in the document; none of parts that `take` leaves out, and none of samples that
+            no weights lead to. `max_epochs` is not looked at.
+
+        Raises:
+            IndexError: the corpus has no such document.
+            PlanError: the plan has no such corpus.
+        """
+        if corpus not in self.names:
+            raise PlanError(f"the plan has no corpus {corpus!r}", hint=f"it has {', '.join(self.names)}")
+        number = self.names.index(corpus)
+        stream, mixture = self.streams[number], self.mixture(cursor or self.cursor())
+        place = self.sources[number].place_of(document)
+        found = []
+        for epoch in range(epochs) if isinstance(epochs, int) else epochs:
+            parts = find_document(stream, epoch, place.start, place.stop, stream_stop=self._stream_stop)
+            for part in parts:
+                is_known = part.ordinal >= mixture.balance.counts[number]
+                sample = mixture.sample_of(number, part.ordinal) if is_known else None
+                if sample is not None or not is_known:
+                    found.append(Reading(epoch, sample, part.start - place.start, part.stop - place.start))
         return found
 
     def lay_out(self, mixture: Mixture, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
@@ -413,18 +487,18 @@ class StreamPlan:
                     hint="take more, or give a smaller block_tokens",
                 )
 
-    def _limits(self, max_epochs: float | Mapping[str, float] | None) -> list[int | None]:
+    def _limits(self) -> list[int | None]:
         """Samples of each corpus that may be read."""
         if self.on_max_epochs not in ("stop", "warn"):
             raise PlanError(f"on_max_epochs is {self.on_max_epochs!r}", hint="give 'stop' or 'warn'")
-        most = self._per_corpus("max_epochs", math.inf if max_epochs is None else max_epochs, math.inf)
-        if not all(epochs > 0 for epochs in most):
+        if not all(epochs > 0 for epochs in self.max_epochs):
             raise PlanError(
-                f"max_epochs is {max_epochs}", hint="give numbers above 0; a weight of 0 leaves a corpus out"
+                f"max_epochs is {self._arguments['max_epochs']}",
+                hint="give numbers above 0; a weight of 0 leaves a corpus out",
             )
         return [
             None if math.isinf(epochs) else math.ceil(Fraction(epochs) * stream.num_tokens / self.seq_len)
-            for epochs, stream in zip(most, self.streams, strict=True)
+            for epochs, stream in zip(self.max_epochs, self.streams, strict=True)
         ]
 
     def _schedule(self, changes: Sequence[tuple[int, Weights]]) -> tuple[Segment, ...]:

@@ -142,6 +142,21 @@ class CorpusSource:
         name = self.corpus.shards[index].name
         return DocumentPlace(shard=name, document=first + row, start=base + start, stop=base + stop)
 
+    def place_of(self, document: int) -> DocumentPlace:
+        """A document by its number in the corpus.
+
+        Raises:
+            IndexError: there is no such document.
+            DamagedCorpusError: a shard is missing or not what the manifest says.
+        """
+        if document < 0:
+            raise IndexError(f"document {document}; documents are numbered from 0")
+        index, row = self.corpus.shard_of(document)
+        start, stop = self._shard(index).bounds(row)
+        base = self._starts[index]
+        name = self.corpus.shards[index].name
+        return DocumentPlace(shard=name, document=document, start=base + start, stop=base + stop)
+
     def changed_shard(self) -> str | None:
         """The first shard that is now gone or has another size than the manifest says. A stat per shard."""
         for shard in self.corpus.shards:
@@ -242,6 +257,8 @@ class _Shard(Protocol):
 
     def document_at(self, position: int) -> tuple[int, int, int]: ...
 
+    def bounds(self, row: int) -> tuple[int, int]: ...
+
 
 class _MappedShard:
     """Keeps offsets and tokens of the record batches that were touched, and nothing else of Arrow."""
@@ -286,6 +303,11 @@ class _MappedShard:
         row = int(np.searchsorted(offsets, position - base, "right")) - 1
         return self._first_documents[batch] + row, base + int(offsets[row]), base + int(offsets[row + 1])
 
+    def bounds(self, row: int) -> tuple[int, int]:
+        batch = bisect_right(self._first_documents, row) - 1
+        offsets, within = self._batch(batch)[0], row - self._first_documents[batch]
+        return self._starts[batch] + int(offsets[within]), self._starts[batch] + int(offsets[within + 1])
+
 
 class _PreadShard:
     def __init__(self, corpus: Corpus, index: int) -> None:
@@ -327,6 +349,19 @@ class _PreadShard:
         offsets = self._offsets(first, last, position, position + 1)
         row = int(np.searchsorted(offsets, position, "right")) - 1
         return first + row, int(offsets[row]), int(offsets[row + 1])
+
+    def bounds(self, row: int) -> tuple[int, int]:
+        batch = bisect_right(self._first_documents, row) - 1
+        place, base = self._places[batch], self._starts[batch]
+        position = place.offsets_position + 8 * (row - self._first_documents[batch])
+        start, stop = np.frombuffer(self._read(position, 16), np.int64).tolist()
+        if not 0 <= start < stop <= place.num_tokens:
+            raise DamagedCorpusError(
+                f"{self.path}, batch {batch}: document {row - self._first_documents[batch]} is at {start} to {stop}, "
+                f"expected within [0, {place.num_tokens}]",
+                hint=RESTORE,
+            )
+        return base + start, base + stop
 
     def _offsets(self, first: int, last: int, start: int, stop: int) -> NDArray[np.int64]:
         """Starts of the documents ``[first, last]``, which hold the tokens ``[start, stop)``, and where they end."""

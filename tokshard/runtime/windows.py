@@ -32,6 +32,9 @@ _READY_AT = 0.8
 _SHORT = 0.25
 """A window of less than this part of a full one is prepared together with the one after it."""
 
+NOT_TAKEN = -1
+"""The place of a block that `take` leaves out."""
+
 _BLOCKS_PER_STEP = 4
 _PIECES_PER_STEP = 16_384
 
@@ -73,6 +76,9 @@ class TokenSource(Protocol):
 
     def document_at(self, position: int) -> DocumentPlace:
         """The document that holds a token of the stream."""
+
+    def place_of(self, document: int) -> DocumentPlace:
+        """A document by its number in the corpus; IndexError if there is none."""
 
     def ends(self, start: int, stop: int) -> NDArray[np.int64]:
         """Where documents end in ``(start, stop]``: int64, ascending, the position after each delimiter."""
@@ -343,6 +349,43 @@ class CorpusStream:
             lengths=np.concatenate([part.lengths for part in parts]),
             ends_document=np.concatenate([part.ends_document for part in parts]),
         )
+
+    def samples_of(self, slices: NDArray[np.int64], window: Window) -> NDArray[np.int64]:
+        """The samples that read slices of the stream; `pieces_of` says which slice a sample reads.
+
+        Args:
+            slices: int64 [n], each starts in `window`.
+        """
+        first = -(-window.start // self.shape.seq_len)
+        num_inside = window.stop // self.shape.seq_len - first
+        samples = slices - first
+        inside = np.flatnonzero(samples < num_inside)
+        if len(inside):
+            order = self._permutation("samples", window.epoch, window.index, num_inside)
+            samples[inside] = order.inverse(samples[inside].astype(np.uint64)).astype(np.int64)
+        return samples + first
+
+    def places_of_blocks(self, epoch: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where an epoch has blocks in its shuffled order; the tail, if it is read, comes after all full blocks.
+
+        Args:
+            blocks: int64 [n], numbers of blocks in the corpus.
+
+        Returns:
+            int64 [n], -1 for blocks that are not taken.
+        """
+        num_blocks = self.source.num_tokens // self.shape.block_tokens
+        places = np.where(blocks == num_blocks, self.num_full_blocks if self.take == 1 else NOT_TAKEN, blocks)
+        full = np.flatnonzero(blocks < num_blocks)
+        order = places[full].astype(np.uint64)
+        if self.take != 1 and len(order):
+            order = self._subset.inverse(order)
+        is_taken = order < self.num_full_blocks
+        places[full[~is_taken]] = NOT_TAKEN
+        if is_taken.any():
+            shuffled = self._permutation("blocks", epoch, 0, self.num_full_blocks)
+            places[full[is_taken]] = shuffled.inverse(order[is_taken]).astype(np.int64)
+        return places
 
     def _slices(self, window: Window, first: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which slice each sample of a window reads; both count from the first that starts in the window."""

@@ -1,0 +1,174 @@
+"""``tokshard plan``: what a mix comes to, and what it warns of."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tokshard.cli.main import run
+from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.mix import load_mix
+
+MIX = 'corpora = { code = "code", prose = "prose" }\nweights = { code = 3, prose = 1 }\n'
+SIZES = "seq_len = 64\nglobal_batch_size = 8\nseed = 5\nblock_tokens = 256\n"
+
+
+@pytest.fixture
+def shell(capsys, tmp_path, monkeypatch):
+    """Runs ``tokshard plan`` beside a mix: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, lengths in (("code", [2_000] * 40), ("prose", [20, 7] * 400)):
+        write_corpus(tmp_path / name, documents_of(lengths), tokenizer=TINY_TOKENIZER)
+    (tmp_path / "mix.toml").write_text(MIX + SIZES)
+
+    def shell(*arguments):
+        exit_code = run(["plan", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return exit_code, captured.out, captured.err
+
+    return shell
+
+
+def report_of(shell, *arguments):
+    exit_code, out, err = shell(*arguments, "--json")
+    assert (exit_code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_a_plan_says_for_each_corpus_its_share_tokens_epochs_and_documents(shell, tmp_path):
+    exit_code, out, err = shell("mix.toml", "--tokens", "100k")
+    assert (exit_code, err) == (0, "")
+    plan = load_mix("mix.toml").plan()
+    code, prose = (stream.source.fingerprint[:12] for stream in plan.streams)
+    assert out.splitlines()[:4] == [
+        f"plan {plan.fingerprint}",
+        "├─ order 2, seed 5: samples of 64 tokens, blocks of 256, windows of 262,144 blocks",
+        f"├─ code   75.00%  {code}  80,000 tokens, 312 blocks in 1 window: {tmp_path}/code",
+        f"└─ prose  25.00%  {prose}  10,800 tokens, 42 blocks in 1 window: {tmp_path}/prose",
+    ]
+    rows = [" ".join(line.split()) for line in out.splitlines() if line.startswith(("code ", "prose "))]
+    # 100,000 tokens are 196 steps of 512
+    assert rows[0] == "code 75.00% 75,264 0.94 ~38 of 40 151 kB one window"
+    assert rows[1] == "prose 25.00% 25,088 2.32 800 of 800 50.2 kB one window"
+    assert "reads       100,352 tokens in 196 steps of 512\n            201 kB of token ids, 2 bytes each" in out
+    assert "warning" not in out
+
+
+def test_json_holds_the_same_numbers_and_they_are_those_of_a_loader(shell):
+    report = report_of(shell, "mix.toml", "--tokens", "20k")
+    assert (report["num_steps"], report["num_samples"], report["num_tokens"]) == (40, 320, 20_480)
+    loader = StreamingLoader(load_mix("mix.toml").plan(), global_batch_size=8)
+    batches = iter(loader)
+    for _ in range(40):
+        next(batches)
+    stats = loader.stats()["corpora"]
+    loader.close()
+    for corpus in report["corpora"]:
+        expected = stats[corpus["name"]]
+        assert {key: corpus[key] for key in ("samples", "tokens")} == {
+            key: expected[key] for key in ("samples", "tokens")
+        }
+        assert corpus["epochs"] == expected["epoch"]
+        assert corpus["bytes"] == 2 * corpus["tokens"]
+        assert corpus["share"] == corpus["samples"] / 320
+
+
+def test_a_corpus_that_is_read_too_often_is_worth_a_warning(shell):
+    assert report_of(shell, "mix.toml", "--tokens", "170k")["warnings"] == []
+    (warning,) = report_of(shell, "mix.toml", "--tokens", "200k")["warnings"]
+    assert warning.startswith("corpus 'prose' is read 4.6 times; more than 4 epochs")
+    assert report_of(shell, "mix.toml", "--tokens", "200k", "--max-epochs-warn", "5")["warnings"] == []
+
+
+def test_a_window_of_few_steps_is_worth_a_warning_that_says_how_many_blocks_are_enough(shell, tmp_path):
+    (tmp_path / "mix.toml").write_text(MIX + SIZES + "window_blocks = 12\n")
+    report = report_of(shell, "mix.toml", "--tokens", "10k")
+    assert [corpus["steps_per_window"] for corpus in report["corpora"]] == [8.0, 24.0]
+    (warning,) = report["warnings"]
+    assert warning.startswith("a window of corpus 'code' lasts 8.0 steps")
+    assert warning.endswith("window_blocks = 24 makes it 16")
+    (tmp_path / "mix.toml").write_text(MIX + SIZES + "window_blocks = 24\n")
+    assert report_of(shell, "mix.toml", "--tokens", "10k")["warnings"] == []
+
+
+def test_what_limits_and_changes_a_plan_is_shown(shell, tmp_path):
+    more = "take = { code = 0.5 }\nmax_epochs = { prose = 2 }\nstart_epoch = { prose = 1 }\n"
+    changes = "schedule = [[80, { code = 1, prose = 1 }]]\n"
+    (tmp_path / "mix.toml").write_text(MIX + SIZES + more + changes)
+    exit_code, out, _ = shell("mix.toml", "--tokens", "1M")
+    assert exit_code == 0
+    assert "weights     from sample 80 (step 11) on: code 50.0%, prose 50.0%" in out
+    assert "39,936 tokens, 156 blocks in 1 window, the part 0.5 of it: " in out
+    assert "10,800 tokens, 42 blocks in 1 window, from epoch 1 on, at most 2 epochs: " in out
+    # prose has 338 samples in two epochs: 20 of the first 80, then every other one
+    assert "warning     the pass ends after step 89 of 1,954: corpus 'prose' is used up" in out
+    assert report_of(shell, "mix.toml", "--tokens", "1M")["num_steps"] == 89
+
+
+def test_without_tokens_a_plan_is_of_what_there_is(shell, tmp_path):
+    assert report_of(shell, "mix.toml")["num_steps"] == -(-90_800 // 512)
+    (tmp_path / "pass.toml").write_text('corpora = { prose = "prose" }\nepochs = 2\n' + SIZES)
+    report = report_of(shell, "pass.toml")
+    assert (report["num_samples"], report["num_steps"], report["warnings"]) == (338, 43, [])
+    assert (
+        "the pass ends after step 43 of 1,954: it is finite"
+        in report_of(shell, "pass.toml", "--tokens", "1M")["warnings"]
+    )
+
+
+def test_one_corpus_needs_its_sizes_as_options(shell):
+    report = report_of(shell, "prose", "--seq-len", "16", "--global-batch-size", "4", "--seed", "9")
+    assert report["sizes"]["seq_len"] == 16
+    assert report["sizes"]["seed"] == 9
+    assert [corpus["name"] for corpus in report["corpora"]] == ["prose"]
+
+
+def test_a_simulation_measures_the_next_samples(shell, tmp_path):
+    exit_code, out, _ = shell("mix.toml", "--simulate", "1k")
+    assert exit_code == 0
+    assert "simulated   samples 0 to 999" in out
+    assert "places      a step draws from" in out
+    found = report_of(shell, "mix.toml", "--simulate", "1k")["simulation"]
+    assert sum(corpus["num_samples"] for corpus in found["corpora"]) == 1000
+    assert all(corpus["worst_error"] < 1 for corpus in found["corpora"])
+    loader = StreamingLoader(load_mix("mix.toml").plan(), global_batch_size=8)
+    next(iter(loader))
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    loader.close()
+    after = report_of(shell, "mix.toml", "--simulate", "100", "--checkpoint", "state.json")["simulation"]
+    assert (after["first"], after["num_samples"]) == (8, 100)
+
+
+def test_a_terminal_without_lines_gets_ascii(shell):
+    from tokshard.inspect.plan_report import report_plan
+    from tokshard.inspect.plan_text import plan_tree
+    from tokshard.inspect.run import open_run
+
+    report = report_plan(open_run("mix.toml", {}), num_tokens=1, max_epochs_warn=4)
+    assert [line[:3] for line in plan_tree(report, encoding="ascii").splitlines()[1:]] == ["|- ", "|- ", "`- "]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "error", "hint"),
+    [
+        (["mix.toml", "--tokens", "0"], 2, "invalid value for '--tokens': must be at least 1", "plan --help"),
+        (["mix.toml", "--tokens", "many"], 2, "'many' is not a whole number", "plan --help"),
+        (["nowhere.toml"], 2, "nowhere.toml: No such file", "give a mix"),
+        (["code"], 2, "code: no seq_len", "--seq-len"),
+        (["mix.toml", "--token", "3"], 2, "no option --token", "did you mean --tokens?"),
+        (
+            ["no-corpus", "--seq-len", "4"],
+            2,
+            "no-corpus does not exist",
+            "give a mix.toml, a corpus directory or a checkpoint",
+        ),
+    ],
+)
+def test_wrong_usage_is_refused_with_a_hint(shell, arguments, exit_code, error, hint):
+    found, out, err = shell(*arguments)
+    assert (found, out) == (exit_code, "")
+    assert error in err
+    assert hint in err

@@ -1,0 +1,344 @@
+"""``tokshard trace`` on corpora that ``tokshard build`` made: rows, the way back, checkpoints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+
+from tests.contract.builds import WORDS
+from tokshard import open_corpus
+from tokshard.cli.main import run
+from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.mix import load_mix
+
+TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
+MIX = """
+corpora = { code = "shards/code", prose = "shards/prose" }
+weights = { code = 0.7, prose = 0.3 }
+seq_len = 32
+global_batch_size = 6
+seed = 17
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Two corpora, one with ids and kept columns, and a mix of both."""
+    path = tmp_path_factory.mktemp("trace")
+    rng = random.Random(5)
+    for name, count in (("code", 60), ("prose", 90)):
+        records = [
+            {"text": f"{name} {n} " + " ".join(rng.choices(WORDS, k=rng.randint(1, 90))), "at": f"{name}/{n // 2}"}
+            for n in range(count)
+        ]
+        lines = [
+            json.dumps({**record, "score": n / 3, "lang": None if n % 2 else "en"}) for n, record in enumerate(records)
+        ]
+        (path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        kept = ["--id-field", "at", "--keep", "score:float64", "--keep", "lang"] if name == "code" else []
+        sizes = ["--shard-tokens", "2000", "--quiet"]
+        arguments = [str(path / f"{name}.jsonl"), "--tokenizer", str(TOKENIZER), "--out", str(path / "shards" / name)]
+        assert run(["build", *arguments, *kept, *sizes]) == 0
+    (path / "mix.toml").write_text(MIX)
+    return path
+
+
+@pytest.fixture
+def shell(capsys, directory, monkeypatch):
+    """Runs ``tokshard trace`` beside the mix: exit code, stdout, stderr."""
+    monkeypatch.chdir(directory)
+
+    def shell(*arguments):
+        exit_code = run(["trace", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return exit_code, captured.out, captured.err
+
+    return shell
+
+
+@pytest.fixture
+def rows(shell):
+    """The rows of a trace, from its JSON."""
+
+    def rows(*arguments):
+        exit_code, out, err = shell(*arguments, "--json")
+        assert (exit_code, err) == (0, "")
+        return [json.loads(line) for line in out.splitlines()]
+
+    return rows
+
+
+def tokens_of(rows, rank, row):
+    """What the documents of a row hold on disk."""
+    found = []
+    for one in rows:
+        if (one["rank"], one["row"]) == (rank, row):
+            with open_corpus(f"shards/{one['corpus']}") as corpus:
+                found += corpus.document(one["document"])[one["start"] : one["stop"]].tolist()
+    return found
+
+
+def test_every_row_of_every_rank_is_what_the_loader_gives_to_that_rank(rows):
+    plan = load_mix("mix.toml").plan()
+    for rank in range(3):
+        loader = StreamingLoader(plan, global_batch_size=6, dp_rank=rank, dp_world_size=3)
+        found = rows("mix.toml", "--step", "1:5", "--dp-world-size", "3", "--dp-rank", rank, "--no-text")
+        assert {one["rank"] for one in found} == {rank}
+        for step, batch in zip(range(1, 5), loader, strict=False):
+            mine = [one for one in found if one["step"] == step]
+            samples = {(one["row"], one["sample"], one["corpus"]) for one in mine}
+            names = [plan.names[index] for index in batch["corpus_index"].tolist()]
+            assert samples == set(zip(range(2), batch["sample_index"].tolist(), names, strict=True))
+            for row in range(2):
+                assert tokens_of(mine, rank, row) == batch["input_ids"][row].tolist()
+        loader.close()
+
+
+def test_ranks_that_do_not_divide_the_batch_have_the_rows_that_uneven_pad_gives_them(rows, shell):
+    plan = load_mix("mix.toml").plan()
+    for rank in range(4):
+        options = {"dp_rank": rank, "dp_world_size": 4, "uneven": "pad"}
+        loader = StreamingLoader(plan, global_batch_size=6, **options)
+        expected = [sample for sample in next(iter(loader))["sample_index"].tolist() if sample >= 0]
+        loader.close()
+        found = rows("mix.toml", "--step", "1", "--dp-world-size", "4", "--dp-rank", rank, "--no-text")
+        assert sorted({one["sample"] for one in found}) == expected
+    exit_code, out, _ = shell("mix.toml", "--step", "1", "--dp-world-size", "4", "--dp-rank", "3")
+    assert exit_code == 0
+    assert out.splitlines()[-1].startswith("step  rank")
+
+
+def test_a_row_says_where_its_document_comes_from_and_what_it_says(rows):
+    found = rows("mix.toml", "--step", "2:40", "--text", "5000")
+    for one in found:
+        with open_corpus(f"shards/{one['corpus']}") as corpus:
+            assert corpus.shards[corpus.shard_of(one["document"])[0]].name == one["shard"]
+        number = one["record_number"] - 1
+        assert one["source"] == f"{one['corpus']}.jsonl"
+        record = json.loads(Path(f"{one['corpus']}.jsonl").read_text().splitlines()[number])
+        if one["corpus"] == "code":
+            assert one["id"] == record["at"]
+            assert one["metadata"] == {"score": record["score"], "lang": record["lang"]}
+        else:
+            assert (one["id"], one["metadata"]) == (None, {})
+        if one["stop"] - one["start"] == one["num_tokens"]:
+            assert one["text"] == record["text"] + "<|endoftext|>"
+    assert {one["corpus"] for one in found} == {"code", "prose"}
+    assert len({one["shard"] for one in found}) > 2
+
+
+def test_the_table_has_a_line_per_document_with_its_metadata_and_the_start_of_its_text(shell, rows, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    exit_code, out, err = shell("mix.toml", "--step", "3:5")
+    assert (exit_code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("plan        32 tokens x 6 samples a step, seed 17: ")
+    assert lines[2].split() == ["step", "rank", "row", "sample", "corpus", "document", "tokens", "shard", "record"]
+    found = rows("mix.toml", "--step", "3:5")
+    documents = [line for line in lines[3:] if ".arrow" in line]
+    assert len(documents) == len(found)
+    for line, one in zip(documents, found, strict=True):
+        place = [str(one[key]) for key in ("step", "rank", "row", "sample", "corpus", "document")]
+        assert line.split()[:6] == place
+        assert f"{one['start']}-{one['stop']} of {one['num_tokens']}" in line
+        assert line.endswith(f"{one['record_number']} of {one['source']}")
+    details = [line for line in lines[3:] if ".arrow" not in line]
+    assert all(line.startswith("      ") and len(line) <= 100 for line in details)
+    with_id = [line for line in details if line.strip().startswith("id code/")]
+    assert len(with_id) == sum(one["corpus"] == "code" for one in found)
+
+
+def test_no_text_needs_no_tokenizer(shell, tmp_path, directory):
+    exit_code, out, _ = shell("mix.toml", "--step", "1", "--no-text", "--json")
+    assert exit_code == 0
+    assert all(json.loads(line)["text"] is None for line in out.splitlines())
+
+
+def test_parquet_holds_the_same_rows(shell, rows, tmp_path):
+    exit_code, out, _ = shell("mix.toml", "--step", "1:9", "--parquet", tmp_path / "rows.parquet")
+    table = pq.read_table(tmp_path / "rows.parquet")
+    assert (exit_code, out) == (0, f"{tmp_path / 'rows.parquet'}: {table.num_rows} rows\n")
+    expected = [
+        {**one, "metadata": one["metadata"] or {"score": None, "lang": None}}
+        for one in rows("mix.toml", "--step", "1:9")
+    ]
+    assert table.to_pylist() == expected
+
+
+def test_a_document_is_found_at_the_steps_whose_trace_shows_it_and_at_no_other(rows):
+    traced = rows("mix.toml", "--sample", "0:400", "--no-text")
+    for name, documents in (("code", range(0, 60, 7)), ("prose", range(0, 90, 11))):
+        for document in documents:
+            (found,) = rows("mix.toml", "--document", f"{name}:#{document}", "--epochs", "0:20")
+            keys = ("sample", "step", "rank", "row", "start", "stop")
+            places = sorted(tuple(one[key] for key in keys) for one in found["readings"] if one["sample"] < 400)
+            assert places == sorted(
+                tuple(one[key] for key in keys)
+                for one in traced
+                if (one["corpus"], one["document"]) == (name, document)
+            )
+            assert {one["when"] for one in found["readings"]} == {"to come"}
+
+
+def test_an_id_leads_to_every_document_that_has_it(shell, rows):
+    found = rows("mix.toml", "--document", "code:code/13")
+    assert [one["document"] for one in found] == [26, 27]
+    assert {one["id"] for one in found} == {"code/13"}
+    assert found[0]["epochs"] == [0, 2]
+    exit_code, out, _ = shell("mix.toml", "--document", "code:code/13")
+    assert exit_code == 0
+    assert out.count("\ndocument    code:2") == 2
+    assert "metadata    id code/13, score 8.66" in out
+    assert "epoch  step  rank  row  sample" in out
+
+
+def loop(plan, events):
+    """A loader that has taken steps, and skipped samples."""
+    loader = StreamingLoader(plan, global_batch_size=6)
+    seen = []
+    batches = iter(loader)
+    for event in events:
+        if event:
+            loader.skip(event)
+            batches = iter(loader)
+        else:
+            seen.append(next(batches)["sample_index"].tolist())
+    loader.close()
+    return loader, seen
+
+
+@pytest.fixture(params=["trainer", "trainer alone", "torch.save", "dcp", "json", "line"])
+def saved(request, tmp_path, directory, monkeypatch):
+    """The arguments for a checkpoint of each kind, and the samples of its steps."""
+    monkeypatch.chdir(directory)
+    loader, seen = loop(load_mix("mix.toml").plan(), [0, 0, 0, 12, 0, 5, 0])
+    state, path = loader.state_dict(), tmp_path / "saved"
+    match request.param:
+        case "trainer" | "trainer alone":
+            path.mkdir()
+            mix = load_mix("mix.toml")
+            data = {key: getattr(mix, key) for key in ("corpora", "weights", "seq_len", "global_batch_size", "seed")}
+            (path / "state.json").write_text(json.dumps({"step": 5, "loader": state, "config": {"data": data}}))
+        case "torch.save":
+            torch.save({"model": torch.zeros(9), "loader": state}, path)
+        case "dcp":
+            dcp.save({"model": torch.zeros(9), "loader": loader}, checkpoint_id=path, no_dist=True)
+        case "json":
+            path.write_text(json.dumps(state))
+        case "line":
+            path.write_text(state["cursor"])
+    return ([path] if request.param == "trainer alone" else ["mix.toml", "--checkpoint", path]), seen
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning")
+def test_a_checkpoint_of_any_kind_says_which_samples_were_skipped_and_when_a_document_was_read(shell, rows, saved):
+    arguments, seen = saved
+    found = rows(*arguments, "--step", "1:8", "--no-text")
+    by_step = {step: sorted({one["sample"] for one in found if one["step"] == step}) for step in range(1, 8)}
+    assert [by_step[step] for step in range(1, 6)] == seen
+    assert by_step[6] == list(range(47, 53))
+    skipped = rows(*arguments, "--sample", "18:20", "--no-text")
+    assert {(one["step"], one["rank"], one["row"]) for one in skipped} == {(None, None, None)}
+    for sample, when in (
+        (3, "read"),
+        (18, "skipped"),
+        (36, "skipped"),
+        (41, "read"),
+        (50, "to come"),
+    ):
+        (one, *_) = rows(*arguments, "--sample", sample, "--no-text")
+        name = f"{one['corpus']}:{'#' if one['corpus'] == 'code' else ''}{one['document']}"
+        (document,) = rows(*arguments, "--document", name)
+        assert {place["when"] for place in document["readings"] if place["sample"] == sample} == {when}
+    exit_code, out, _ = shell(*arguments, "--step", "4")
+    assert exit_code == 0
+    assert "samples up to 46 are read, without 18 to 29, 36 to 40," in " ".join(out.split())
+
+
+def test_a_step_of_another_batch_size_is_shown_with_a_note(shell, tmp_path):
+    loader, _ = loop(load_mix("mix.toml").plan(), [0, 0, 0])
+    tmp_path.joinpath("state.json").write_text(json.dumps({"step": 3, "loader": loader.state_dict()}))
+    checkpoint = ["--checkpoint", tmp_path, "--global-batch-size", "9"]
+    exit_code, out, err = shell("mix.toml", *checkpoint, "--step", "3", "--no-text", "--json")
+    assert exit_code == 0
+    assert {json.loads(line)["sample"] for line in out.splitlines()} == set(range(9, 18))
+    assert "has read 18 samples in 3 steps, not 9 a step; earlier steps are counted back from it" in err
+    assert shell("mix.toml", *checkpoint, "--step", "4", "--no-text", "--json")[2] == ""
+
+
+def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, rows, tmp_path):
+    loader = StreamingLoader(load_mix("mix.toml").plan(), global_batch_size=6)
+    for number in range(20):
+        next(iter(loader))
+        loader.set_weights({"code": 1 + number, "prose": 1})
+    loader.close()
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    exit_code, _, err = shell("mix.toml", "--checkpoint", tmp_path / "state.json", "--step", "1")
+    assert exit_code == 2
+    assert "sample 0 was read under weights that" in err
+    assert "give an earlier checkpoint" in err
+    first = next(one["document"] for one in rows("mix.toml", "--step", "1:3") if one["corpus"] == "prose")
+    (found,) = rows("mix.toml", "--checkpoint", tmp_path / "state.json", "--document", f"prose:{first}")
+    assert "not kept" in {one["when"] for one in found["readings"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["--step", "1"], "no plan is given", "give a mix.toml"),
+        (["mix.toml"], "give one of --step, --sample, --document", "trace --help"),
+        (["mix.toml", "--step", "1", "--sample", "1"], "give one of --step, --sample, --document", "trace --help"),
+        (["mix.toml", "--step", "0"], "there is no step 0: steps count from 1", "--step 1 is the first"),
+        (["mix.toml", "--step", "5:5"], "'5:5' is no number such as 1000, nor a range", "trace --help"),
+        (["mix.toml", "--step", "x"], "'x' is no number such as 1000", "trace --help"),
+        (["mix.toml", "--step", "1", "--dp-rank", "2", "--dp-world-size", "2"], "rank 2 is not below", "--help"),
+        (["mix.toml", "--document", "rust:1"], "'rust:1' names no document", "corpora are code, prose"),
+        (
+            ["mix.toml", "--document", "prose:90"],
+            "has no document '90': it has 90, counted from 0",
+            "without --id-field",
+        ),
+        (["mix.toml", "--document", "prose:-1"], "has no document '-1'", "give prose:0 to prose:89"),
+        (["mix.toml", "--document", "code:7"], "no document with id '7'", "code:#0 is its first document"),
+        (["mix.toml", "--document", "code:#60"], "has no document '#60'", "give code:0 to code:59"),
+        (["mix.toml", "--document", "code:#1", "--parquet", "x"], "--parquet goes with --step or --sample", "--help"),
+        (["mix.toml", "--step", "1", "--epochs", "1"], "--epochs goes with --document", "--help"),
+        (["shards/code", "--step", "1"], "shards/code: no seq_len", "--seq-len"),
+        (["mix.toml", "--checkpoint", "nowhere", "--step", "1"], "nowhere: no such checkpoint", "give a checkpoint"),
+        (["mix.toml", "--checkpoint", "shards", "--step", "1"], "shards is no checkpoint", "give a checkpoint"),
+        (["mix.toml", "--checkpoint", "mix.toml", "--step", "1"], "mix.toml is no checkpoint", "give a checkpoint"),
+        (["mix.toml", "--checkpoint", "code.jsonl", "--step", "1"], "code.jsonl is no checkpoint", "give a checkpoint"),
+        (["pass.toml", "--step", "1:999"], "there is no step 998: it would start at sample", "ask for an earlier step"),
+        (["mix.toml", "--step", "999999T"], "is beyond 2**62, where samples end", "ask for an earlier one"),
+        (["mix.toml", "--sample", "9999999T"], "is beyond 2**62, where samples end", "ask for an earlier one"),
+        (["pass.toml", "--sample", "9999"], "--sample 9999:10000 is no range", "samples, counted from 0"),
+        (
+            ["mix.toml", "--seed", "3", "--checkpoint", "state.json", "--step", "1"],
+            "seed differs (17, now 3)",
+            "give the",
+        ),
+    ],
+)
+def test_wrong_usage_is_refused_with_a_hint(shell, arguments, error, hint):
+    Path("pass.toml").write_text(
+        'corpora = { code = "shards/code" }\nseq_len = 32\nglobal_batch_size = 6\nepochs = 1\n'
+    )
+    loader, _ = loop(load_mix("mix.toml").plan(), [0])
+    Path("state.json").write_text(json.dumps(loader.state_dict()))
+    exit_code, out, err = shell(*arguments)
+    assert (exit_code, out) == (2, "")
+    assert error in err
+    assert hint in err
+
+
+def test_a_step_far_away_costs_as_much_as_the_first(rows):
+    (one, *_) = rows("mix.toml", "--step", "1G")
+    assert one["step"] == 10**9
+    assert one["sample"] == 6 * (10**9 - 1)

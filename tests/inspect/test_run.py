@@ -1,0 +1,91 @@
+"""Steps of a run: counted from any checkpoint, they have the samples that the loop received."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtime.sources import ListSource
+from tokshard.errors import UsageError
+from tokshard.inspect.run import Run
+from tokshard.runtime.plan import StreamPlan
+
+
+def plan_of(**options):
+    return StreamPlan(ListSource([5, 30, 2, 8]), seq_len=4, allow_small_blocks=True, **options)
+
+
+def run_of(plan, size, cursor, step):
+    return Run(plan=plan, global_batch_size=size, cursor=cursor, step=step, checkpoint="checkpoint")
+
+
+@given(
+    size=st.integers(1, 7),
+    history=st.lists(st.one_of(st.just("step"), st.integers(1, 20)), max_size=30),
+    after=st.integers(0, 5),
+)
+def test_every_step_before_and_after_a_checkpoint_has_the_samples_that_the_loop_received(size, history, after):
+    plan = plan_of()
+    cursor, starts, skipped = plan.cursor(), [], set()
+    for event in history:
+        if event == "step":
+            starts.append(cursor.sample)
+            cursor = cursor.advanced(size)
+        else:
+            skipped |= set(range(cursor.sample, cursor.sample + event))
+            cursor = cursor.skipping(event)
+    run = run_of(plan, size, cursor, len(starts))
+    starts += [cursor.sample + number * size for number in range(after)]
+    assert [run.start_of(step) for step in range(1, len(starts) + 1)] == starts
+    assert not run.had_other_batch_size
+    for step, start in enumerate(starts, 1):
+        assert [run.place_of(start + row) for row in range(size)] == [(step, row) for row in range(size)]
+    assert all(run.place_of(sample) is None for sample in skipped)
+
+
+@given(size=st.integers(1, 12), done=st.integers(0, 20), epochs=st.integers(1, 2))
+def test_the_steps_of_a_finite_pass_end_where_it_ends_wherever_it_is_looked_at_from(size, done, epochs):
+    plan = plan_of(epochs=epochs)
+    last = -(-plan.num_samples // size)
+    done = min(done, last)
+    run = run_of(plan, size, plan.cursor().advanced(min(done * size, plan.num_samples)), done)
+    assert [run.start_of(step) for step in range(1, last + 1)] == list(range(0, plan.num_samples, size))
+    places = [run.place_of(sample) for sample in range(plan.num_samples)]
+    assert places == [(1 + sample // size, sample % size) for sample in range(plan.num_samples)]
+    with pytest.raises(UsageError, match=f"there is no step {last + 1}"):
+        run.start_of(last + 1)
+
+
+def test_a_run_that_stops_because_a_corpus_is_used_up_has_no_more_steps():
+    plan = plan_of(max_epochs=1)  # 45 tokens: 12 samples
+    run = Run(plan=plan, global_batch_size=5, cursor=plan.cursor())
+    assert run.start_of(2) == 5
+    with pytest.raises(
+        UsageError, match=r"no step 3: it would start at sample 10, and corpus 'corpus' is used up at 12"
+    ):
+        run.start_of(3)
+    assert run.place_of(9) == (2, 4)
+    assert run.place_of(10) is None
+
+
+def test_there_is_no_step_0():
+    plan = plan_of()
+    with pytest.raises(UsageError, match="there is no step 0: steps count from 1"):
+        Run(plan=plan, global_batch_size=2, cursor=plan.cursor()).start_of(0)
+
+
+def test_after_a_change_of_the_batch_size_steps_are_counted_back_from_the_checkpoint_as_far_as_they_go():
+    plan = plan_of()
+    run = run_of(plan, 8, plan.cursor().advanced(3 * 4 + 2 * 8), 5)
+    assert run.had_other_batch_size
+    assert [run.start_of(step) for step in (3, 4, 5, 6)] == [4, 12, 20, 28]
+    with pytest.raises(
+        UsageError, match="step 1 is not known: checkpoint has read 28 samples in 5 steps, fewer than 8"
+    ):
+        run.start_of(1)
+    assert run.place_of(0) == (2, 4)
+    unknown = run_of(plan, 8, run.cursor, None)
+    with pytest.raises(UsageError, match="no multiple of a batch of 8"):
+        unknown.start_of(1)
+    assert unknown.place_of(3) is None

@@ -1,0 +1,76 @@
+"""``tokshard plan``: parse, work out, print."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import click
+
+from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.plans import plan_options
+from tokshard.cli.sizes import SIZE
+from tokshard.inspect.plan_report import plan_json, report_plan
+from tokshard.inspect.plan_text import plan_text
+from tokshard.inspect.run import open_run
+from tokshard.inspect.simulation import simulate
+
+
+@click.command()
+@click.argument("plan", metavar="PLAN")
+@click.option(
+    "--tokens",
+    type=SIZE,
+    metavar="N",
+    help="Tokens to train on, in whole steps.  [default: as many as the corpora hold, or a finite pass]",
+)
+@click.option(
+    "--max-epochs-warn",
+    type=click.FloatRange(min=0),
+    default=4.0,
+    show_default=True,
+    metavar="N",
+    help="Warn of a corpus that is read more often.",
+)
+@click.option("--simulate", "num_simulated", type=SIZE, metavar="N", help="Measure the next N samples, too.")
+@click.option("--checkpoint", metavar="PATH", help="Go by the weights of a run; --simulate goes on from it.")
+@plan_options({})
+@json_option
+@debug_option
+def plan(
+    *,
+    plan: str,
+    tokens: int | None,
+    max_epochs_warn: float,
+    num_simulated: int | None,
+    checkpoint: str | None,
+    seq_len: int | None,
+    seed: int | None,
+    global_batch_size: int | None,
+    as_json: bool,
+) -> None:
+    r"""Say what a mix comes to: per corpus its share, tokens, epochs and documents; steps, bytes, steps per window.
+
+    PLAN is a mix.toml, a recipe or a checkpoint of the trainer, or a corpus directory with --seq-len, --seed and
+    --global-batch-size; options override the file. The tree that it prints holds all that the order depends on, and its
+    fingerprint; two jobs with the same one read the same tokens in the same order, given the same weights.
+
+    --simulate measures, from positions and without reading a token, how far each corpus ever is from its exact share,
+    how far apart successive samples lie in their corpus, and from how many blocks a step draws.
+
+    \b
+    tokshard plan mix.toml --tokens 2T
+    tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512 --simulate 100k
+    """
+    for option, value in (("--tokens", tokens), ("--simulate", num_simulated)):
+        if value is not None and value < 1:
+            raise click.BadParameter("must be at least 1", param_hint=f"'{option}'")
+    options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
+    run = open_run(plan, options, checkpoint=checkpoint)
+    simulation = None if num_simulated is None else simulate(run, num_simulated)
+    report = report_plan(run, num_tokens=tokens, max_epochs_warn=max_epochs_warn, simulation=simulation)
+    if as_json:
+        click.echo(json.dumps(plan_json(report)))
+    else:
+        click.echo(plan_text(report, width=shutil.get_terminal_size().columns, encoding=sys.stdout.encoding))

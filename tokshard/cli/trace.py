@@ -1,0 +1,145 @@
+"""``tokshard trace``: parse, follow the plan, print."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+
+import click
+
+from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.plans import plan_options
+from tokshard.cli.sizes import Span
+from tokshard.inspect.readings import find_documents, readings_json, readings_text
+from tokshard.inspect.run import Run, open_run
+from tokshard.inspect.trace import RankView, TraceRow, trace_samples, trace_steps
+from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
+
+
+@click.command()
+@click.argument("plan", required=False, metavar="[PLAN]")
+@click.option("--step", "steps", type=Span(), metavar="N[:M]", help="Step N, or steps N to M - 1, counted from 1.")
+@click.option(
+    "--sample", "samples", type=Span(), metavar="N[:M]", help="Global sample N, or N to M - 1, counted from 0."
+)
+@click.option("--document", metavar="CORPUS:ID", help="The steps that read a document; see above.")
+@click.option("--epochs", type=Span(), metavar="N[:M]", help="With --document: epochs to search, counted from 0.")
+@click.option("--checkpoint", metavar="PATH", help="Weights, skips and steps of a run, from a checkpoint of it.")
+@click.option("--dp-rank", type=click.IntRange(min=0), metavar="R", help="Show only rows of this data-parallel rank.")
+@click.option(
+    "--dp-world-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="W",
+    help="Data-parallel ranks that the rows of a step are dealt out to.",
+)
+@plan_options({})
+@click.option(
+    "--text",
+    "num_characters",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="Characters of text per document.",
+)
+@click.option("--no-text", is_flag=True, help="No text: the tokenizer is not loaded.")
+@click.option("--parquet", metavar="FILE", help="Write the rows to a parquet file instead.")
+@json_option
+@debug_option
+def trace(
+    *,
+    plan: str | None,
+    steps: range | None,
+    samples: range | None,
+    document: str | None,
+    epochs: range | None,
+    checkpoint: str | None,
+    dp_rank: int | None,
+    dp_world_size: int,
+    seq_len: int | None,
+    seed: int | None,
+    global_batch_size: int | None,
+    num_characters: int,
+    no_text: bool,
+    parquet: str | None,
+    as_json: bool,
+) -> None:
+    r"""Show every document that a training step read, or every step that reads a document.
+
+    PLAN is a mix.toml, a recipe or a checkpoint of the trainer, or a corpus directory with --seq-len, --seed and
+    --global-batch-size; options override the file. Nothing is replayed: step 1,000,000,000 takes as long as step 1.
+
+    \b
+    tokshard trace mix.toml --step 1200
+    tokshard trace run/checkpoints/step-00002000 --step 1990:2010 --dp-rank 3 --dp-world-size 64
+    tokshard trace mix.toml --checkpoint checkpoint.pt --document code:1234
+
+    Steps count from 1, as in the trainer's log: step n is the n-th batch that the loop received, so skipped samples
+    belong to no step. They are counted from --checkpoint, if there is one, backwards and forwards, with the batch size
+    of the plan. A checkpoint is a directory of the trainer or of torch.distributed.checkpoint, a file of torch.save, or
+    the loader's state as JSON.
+
+    ID is the number of a document in its corpus, from 0. If the corpus was built with --id-field it is an id, and #N is
+    a number.
+
+    --json prints one object per row, in a line; with --document, one per document.
+    """
+    asked = {"--step": steps, "--sample": samples, "--document": document}
+    if sum(value is not None for value in asked.values()) != 1:
+        raise click.UsageError(f"give one of {', '.join(asked)}.")
+    if dp_rank is not None and dp_rank >= dp_world_size:
+        raise click.BadParameter(
+            f"rank {dp_rank} is not below --dp-world-size {dp_world_size}", param_hint="'--dp-rank'"
+        )
+    if document is not None and parquet is not None:
+        raise click.UsageError("--parquet goes with --step or --sample.")
+    if epochs is not None and document is None:
+        raise click.UsageError("--epochs goes with --document.")
+    options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
+    run = open_run(plan, options, checkpoint=checkpoint)
+    ranks = RankView(world_size=dp_world_size, rank=dp_rank)
+    width = shutil.get_terminal_size().columns
+    for note in notes_of(run, steps):
+        click.echo(f"note: {note}", err=True)
+    if document is not None:
+        _show_readings(run, document, epochs, ranks, as_json=as_json, width=width)
+        return
+    length = None if no_text else num_characters
+    if steps is not None:
+        parts = trace_steps(run, steps, ranks=ranks, num_characters=length)
+    else:
+        assert samples is not None
+        parts = trace_samples(run, samples, ranks=ranks, num_characters=length)
+    _show_rows(run, parts, parquet=parquet, as_json=as_json, width=width)
+
+
+def _show_rows(
+    run: Run, parts: Iterator[Sequence[TraceRow]], *, parquet: str | None, as_json: bool, width: int
+) -> None:
+    if parquet is not None:
+        count = write_parquet(parquet, run, parts)
+        click.echo(json.dumps({"file": parquet, "rows": count}) if as_json else f"{parquet}: {count:,} rows")
+    elif as_json:
+        for rows in parts:
+            if rows:
+                click.echo("\n".join(json.dumps(trace_json(row)) for row in rows))
+    else:
+        text = trace_text(parts, width=width)
+        first = next(text)
+        click.echo(run_text(run, width=width) + "\n\n" + first)
+        for part in text:
+            click.echo(part)
+
+
+def _show_readings(
+    run: Run, document: str, epochs: range | None, ranks: RankView, *, as_json: bool, width: int
+) -> None:
+    for number, found in enumerate(find_documents(run, document, epochs=epochs, ranks=ranks)):
+        if as_json:
+            click.echo(json.dumps(readings_json(found)))
+        else:
+            head = "" if number else run_text(run, width=width) + "\n"
+            click.echo(("\n" if number else head) + readings_text(found, width=width, run=run))
