@@ -183,7 +183,7 @@ def test_an_interrupt_is_one_line_and_exit_code_130(shell, failing):
 def test_signals_end_a_command_as_an_interrupt(tmp_path, number):
     os.mkfifo(tmp_path / "manifest.json")  # reading it waits for a writer
     process = subprocess.Popen(
-        [*COMMAND, "verify", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "inspect", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with (tmp_path / "manifest.json").open("wb"):  # both ends open: it waits for bytes now
         process.send_signal(number)

@@ -2,8 +2,11 @@
 
 import json
 import random
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,10 @@ from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.inspect.damage import DAMAGES, SAME_SIZE
 
 ROOT = Path(__file__).parents[2]
-CASES_PER_PROCESS = 60
+CASES = 1_008
+CASES_PER_PROCESS = 252
+SECONDS_PER_CASE = 20
+"""A case takes a few milliseconds; one that takes so long hangs."""
 DESCRIBE_OTHERS = ("manifest.json", "shards.arrow")
 
 
@@ -36,17 +42,26 @@ def corpus(tmp_path_factory):
 
 
 def run_cases(corpus, start, stop):
-    """The outcomes of these cases, from a process that must survive them."""
-    done = subprocess.run(
+    """The outcomes of these cases, from a process that must survive them and may not hang in any."""
+    lines = []
+    with subprocess.Popen(
         [sys.executable, "-m", "tests.inspect.damage", str(corpus), str(start), str(stop)],
         cwd=ROOT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
-    )
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, f"case {start + len(lines)} ended the process with {done.returncode}: {done.stderr}"
-    return [json.loads(line) for line in lines]
+    ) as process:
+        watchdog = threading.Timer(SECONDS_PER_CASE, process.kill)
+        watchdog.start()
+        for line in process.stdout:
+            watchdog.cancel()
+            lines.append(json.loads(line))
+            watchdog = threading.Timer(SECONDS_PER_CASE, process.kill)
+            watchdog.start()
+        watchdog.cancel()
+    case = start + len(lines)
+    assert process.returncode != -signal.SIGKILL, f"case {case} hangs"
+    assert process.returncode == 0, f"case {case} ended the process with {process.returncode}"
+    return lines
 
 
 def check(outcomes):
@@ -58,9 +73,10 @@ def check(outcomes):
         assert outcome["reading"] != "wrong" or outcome["damage"] in SAME_SIZE, outcome
 
 
-@pytest.mark.parametrize("start", range(0, 360, CASES_PER_PROCESS))
-def test_damage_of_any_kind_is_reported_with_its_file(corpus, start):
-    outcomes = run_cases(corpus, start, start + CASES_PER_PROCESS)
+@pytest.mark.parametrize("start", range(0, CASES, CASES_PER_PROCESS))
+def test_damage_of_any_kind_is_reported_with_its_file(corpus, tmp_path, start):
+    shutil.copytree(corpus, tmp_path / "corpus")  # cases run at the same time, each process on its own copy
+    outcomes = run_cases(tmp_path / "corpus", start, start + CASES_PER_PROCESS)
     assert len(outcomes) == CASES_PER_PROCESS
     assert {outcome["damage"] for outcome in outcomes} == {damage.__name__ for damage in DAMAGES}
     check(outcomes)
