@@ -1,0 +1,161 @@
+"""What differs between two corpora, or between two plans."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokshard.format.reader import Corpus
+from tokshard.inspect.terminal import one_line
+from tokshard.runtime.mix import Mix
+
+_MAX_NAMES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What differs; nothing if both are the same.
+
+    Args:
+        is_equal: whether both hold the same tokens, or read the same tokens in the same order.
+        verdict: that, in a sentence.
+        fields: dotted name to both values; None where one has no such field.
+        notes: what is no field, a sentence each.
+    """
+
+    is_equal: bool
+    verdict: str
+    fields: dict[str, tuple[Any, Any]]
+    notes: list[str]
+
+
+def compare_corpora(first: Corpus, second: Corpus) -> Difference:
+    """Compare manifests and shard tables; where shards differ, their documents until the first that differs.
+
+    Raises:
+        CorpusError: a corpus cannot be read.
+    """
+    manifests = [msgspec.to_builtins(corpus.manifest) for corpus in (first, second)]
+    for fields in manifests:
+        del fields["files"]  # their hashes follow from the rest
+    differing = _differing(*manifests)
+    if first.fingerprint == second.fingerprint:
+        return Difference(
+            is_equal=True,
+            verdict="the same tokens, byte for byte"
+            + (", built in another way" if differing else ", built in the same way"),
+            fields=differing,
+            notes=[],
+        )
+    notes = [_shards_note(first, second)]
+    document = _first_differing(first, second)
+    shared = min(first.num_documents, second.num_documents)
+    if document is not None:
+        notes.append(f"the first document that differs is {document:,}")
+        verdict = "the documents differ"
+    elif first.num_documents != second.num_documents:
+        notes.append(f"the first {shared:,} documents are equal; one corpus goes on")
+        verdict = "one corpus starts with the other"
+    else:
+        verdict = "the same documents in other shards"
+    is_same = document is None and first.num_documents == second.num_documents
+    return Difference(is_equal=is_same, verdict=verdict, fields=differing, notes=notes)
+
+
+def compare_mixes(first: Mix, second: Mix) -> Difference:
+    """Compare two plans by what decides their order, and then by what their files say.
+
+    Raises:
+        PlanError: one makes no plan.
+        CorpusError: a corpus cannot be read.
+    """
+    plans = [mix.plan() for mix in (first, second)]
+    same_order = plans[0].fingerprint == plans[1].fingerprint
+    same_weights = plans[0].cursor() == plans[1].cursor()
+    fields = _differing(*(dataclasses.asdict(mix) for mix in (first, second)))
+    identities = []
+    for plan in plans:
+        corpora = {
+            name: dataclasses.asdict(corpus)
+            for name, corpus in zip(plan.names, plan.identity.corpora, strict=True)
+        }
+        weights = {
+            f"from sample {segment.start}": dict(zip(plan.names, segment.weights, strict=True))
+            for segment in plan.cursor().segments
+        }
+        identities.append({**plan.identity.fields, "corpus": corpora, "weight": weights})
+    fields |= {f"plan.{name}": values for name, values in _differing(*identities).items()}
+    if same_order and same_weights:
+        verdict = "the same samples in the same order"
+    elif same_order:
+        verdict = "the same order within each corpus, other weights: a checkpoint of one can be continued with the other"
+    else:
+        verdict = "other orders: a checkpoint of one is refused by the other"
+    return Difference(is_equal=same_order and same_weights, verdict=verdict, fields=fields, notes=[])
+
+
+def difference_text(difference: Difference, names: tuple[str, str]) -> str:
+    """The verdict, and a block for each field that differs."""
+    lines = [f"{'equal' if difference.is_equal else 'different'}: {difference.verdict}"]
+    lines += difference.notes
+    width = max(len(one_line(name)) for name in names)
+    for field, values in difference.fields.items():
+        lines.append(one_line(field))
+        lines += [
+            f"  {one_line(name):<{width}}  {'(none)' if value is None else one_line(str(value))}"
+            for name, value in zip(names, values, strict=True)
+        ]
+    return "\n".join(lines)
+
+
+def difference_json(difference: Difference) -> dict[str, Any]:
+    """A difference as plain values."""
+    return {
+        "equal": difference.is_equal,
+        "verdict": difference.verdict,
+        "fields": {name: list(values) for name, values in difference.fields.items()},
+        "notes": difference.notes,
+    }
+
+
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Leaves of two nested mappings that differ, by dotted name."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in dict.fromkeys([*first, *second]):
+        one, other = first.get(key), second.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found |= _differing(one, other, f"{prefix}{key}.")
+        elif one != other:
+            found[f"{prefix}{key}"] = (one, other)
+    return found
+
+
+def _shards_note(first: Corpus, second: Corpus) -> str:
+    hashes = [{shard.sha256: shard.name for shard in corpus.shards} for corpus in (first, second)]
+    only = [[name for sha256, name in mine.items() if sha256 not in other] for mine, other in (hashes, hashes[::-1])]
+    parts = []
+    for names, place in zip(only, ("first", "second"), strict=True):
+        if names:
+            shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+            parts.append(f"{len(names):,} only in the {place} ({shown})")
+    return f"shards: {len(set(hashes[0]) & set(hashes[1])):,} with equal bytes, " + ", ".join(parts)
+
+
+def _first_differing(first: Corpus, second: Corpus) -> int | None:
+    """The first document that both have and that is not the same in both; shards with equal bytes are passed over."""
+    document, shared = 0, min(first.num_documents, second.num_documents)
+    equal = {shard.sha256 for shard in first.shards} & {shard.sha256 for shard in second.shards}
+    for index in range(min(len(first.shards), len(second.shards))):
+        if first.shards[index].sha256 != second.shards[index].sha256 or first.shards[index].sha256 not in equal:
+            break
+        document += first.shards[index].num_documents
+    while document < shared:
+        if not np.array_equal(first.document(document), second.document(document)):
+            return document
+        document += 1
+    return None
