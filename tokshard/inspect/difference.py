@@ -43,7 +43,7 @@ def compare_corpora(first: Corpus, second: Corpus) -> Difference:
     manifests = [msgspec.to_builtins(corpus.manifest) for corpus in (first, second)]
     for fields in manifests:
         del fields["files"]  # their hashes follow from the rest
-    differing = _differing(*manifests)
+    differing = _differing(manifests[0], manifests[1])
     if first.fingerprint == second.fingerprint:
         return Difference(
             is_equal=True,
@@ -64,6 +64,8 @@ def compare_corpora(first: Corpus, second: Corpus) -> Difference:
     else:
         verdict = "the same documents in other shards"
     is_same = document is None and first.num_documents == second.num_documents
+    if first.manifest.tokenizer.canonical_sha256 != second.manifest.tokenizer.canonical_sha256:
+        is_same, verdict = False, f"{verdict}, and the tokenizers differ: equal ids may mean other text"
     return Difference(is_equal=is_same, verdict=verdict, fields=differing, notes=notes)
 
 
@@ -77,23 +79,24 @@ def compare_mixes(first: Mix, second: Mix) -> Difference:
     plans = [mix.plan() for mix in (first, second)]
     same_order = plans[0].fingerprint == plans[1].fingerprint
     same_weights = plans[0].cursor() == plans[1].cursor()
-    fields = _differing(*(dataclasses.asdict(mix) for mix in (first, second)))
-    identities = []
+    fields = _differing(dataclasses.asdict(first), dataclasses.asdict(second))
+    identities: list[dict[str, Any]] = []
     for plan in plans:
         corpora = {
-            name: dataclasses.asdict(corpus)
-            for name, corpus in zip(plan.names, plan.identity.corpora, strict=True)
+            name: dataclasses.asdict(corpus) for name, corpus in zip(plan.names, plan.identity.corpora, strict=True)
         }
         weights = {
             f"from sample {segment.start}": dict(zip(plan.names, segment.weights, strict=True))
             for segment in plan.cursor().segments
         }
         identities.append({**plan.identity.fields, "corpus": corpora, "weight": weights})
-    fields |= {f"plan.{name}": values for name, values in _differing(*identities).items()}
+    fields |= {f"plan.{name}": values for name, values in _differing(identities[0], identities[1]).items()}
     if same_order and same_weights:
         verdict = "the same samples in the same order"
     elif same_order:
-        verdict = "the same order within each corpus, other weights: a checkpoint of one can be continued with the other"
+        verdict = (
+            "the same order within each corpus, other weights: a checkpoint of one can be continued with the other"
+        )
     else:
         verdict = "other orders: a checkpoint of one is refused by the other"
     return Difference(is_equal=same_order and same_weights, verdict=verdict, fields=fields, notes=[])
@@ -147,13 +150,12 @@ def _shards_note(first: Corpus, second: Corpus) -> str:
 
 
 def _first_differing(first: Corpus, second: Corpus) -> int | None:
-    """The first document that both have and that is not the same in both; shards with equal bytes are passed over."""
+    """The first document that both have and that is not the same in both; equal shards at the start are not read."""
     document, shared = 0, min(first.num_documents, second.num_documents)
-    equal = {shard.sha256 for shard in first.shards} & {shard.sha256 for shard in second.shards}
-    for index in range(min(len(first.shards), len(second.shards))):
-        if first.shards[index].sha256 != second.shards[index].sha256 or first.shards[index].sha256 not in equal:
+    for one, other in zip(first.shards, second.shards, strict=False):
+        if one.sha256 != other.sha256:
             break
-        document += first.shards[index].num_documents
+        document += one.num_documents
     while document < shared:
         if not np.array_equal(first.document(document), second.document(document)):
             return document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -47,6 +48,6 @@ def token_pieces(tokens: NDArray[Any], decode: Decode) -> list[TokenPiece]:
     return pieces
 
 
-def bounded_text(pieces: list[TokenPiece]) -> str:
+def bounded_text(pieces: Iterable[TokenPiece]) -> str:
     """Pieces with a bar after each."""
     return "".join(piece.text + BOUNDARY for piece in pieces)
