@@ -139,14 +139,20 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str 
 
 
 def _shards_note(first: Corpus, second: Corpus) -> str:
-    hashes = [{shard.sha256: shard.name for shard in corpus.shards} for corpus in (first, second)]
-    only = [[name for sha256, name in mine.items() if sha256 not in other] for mine, other in (hashes, hashes[::-1])]
-    parts = []
-    for names, place in zip(only, ("first", "second"), strict=True):
+    """Shards by name: equal, with other bytes, or in one corpus alone."""
+    hashes = [{shard.name: shard.sha256 for shard in corpus.shards} for corpus in (first, second)]
+    shared = [name for name in hashes[0] if name in hashes[1]]
+    differing = [name for name in shared if hashes[0][name] != hashes[1][name]]
+    parts = [f"shards: {len(shared) - len(differing):,} with the same name and bytes"]
+    for names, what in (
+        (differing, "with other bytes"),
+        ([name for name in hashes[0] if name not in hashes[1]], "only in the first"),
+        ([name for name in hashes[1] if name not in hashes[0]], "only in the second"),
+    ):
         if names:
             shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-            parts.append(f"{len(names):,} only in the {place} ({shown})")
-    return f"shards: {len(set(hashes[0]) & set(hashes[1])):,} with equal bytes, " + ", ".join(parts)
+            parts.append(f"{len(names):,} {what} ({shown})")
+    return ", ".join(parts)
 
 
 def _first_differing(first: Corpus, second: Corpus) -> int | None:

