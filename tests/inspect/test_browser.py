@@ -99,7 +99,7 @@ def test_text_of_a_corpus_is_shown_as_it_is(visit):
     shown = page.locator(".tokens").first.text_content()
     assert shown == "<script>window.evil = 1; console.error('evil')</script><|endoftext|>"
     assert page.locator("main img, main b").count() == 0
-    assert "<img src=x onerror='window.evil=5'>" in page.locator("h2").first.text_content()
+    assert "<img src=x onerror='window.evil=5'>" in page.locator("h2").nth(1).text_content()
 
 
 def test_shards_are_searched_and_sorted_by_keyboard(visit):

@@ -83,6 +83,23 @@ def test_a_page_of_a_plan_has_its_mixture_epochs_shuffle_and_samples(page, tmp_p
     assert found[-1]["items"][0]["parts"][0]["title"].startswith("document ")
 
 
+def test_a_page_of_several_corpora_starts_with_them_side_by_side(page, tmp_path):
+    write_mix(tmp_path)
+    found = sections(page(tmp_path / "a", tmp_path / "b"))
+    assert [section["title"] for section in found[:3]] == ["Side by side", "Corpora", "Document lengths"]
+    assert [row[:2] for row in found[1]["rows"]] == [["a", 200], ["b", 100]]
+    assert [trace["name"] for trace in found[2]["traces"]] == ["a", "b"]
+
+
+def test_a_page_of_a_plan_ends_where_a_corpus_is_used_up(page, tmp_path):
+    mix = write_mix(tmp_path)
+    mix.write_text("max_epochs = { a = 0.5 }\n" + mix.read_text())
+    found = sections(page(mix))
+    assert "a is used up" in [row[0] for row in found[2]["rows"]]
+    epochs = next(section for section in found if section.get("title") == "Epochs per corpus")["traces"][0]["y"]
+    assert epochs[-1] == pytest.approx(0.5, abs=0.01)
+
+
 def test_corpora_and_a_mix_have_no_common_page(tmp_path, capsys):
     mix = write_mix(tmp_path)
     assert run(["inspect", str(mix), str(tmp_path / "a"), "--html", str(tmp_path / "x.html")]) == 2

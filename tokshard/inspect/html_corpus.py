@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokshard.format.reader import Corpus
 from tokshard.inspect.decode import load_decoder
@@ -36,7 +37,7 @@ def corpora_page(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabular
         UsageError: plotly is not installed.
         CorpusError: a corpus cannot be read.
     """
-    sections: list[Section] = []
+    sections: list[Section] = _side_by_side(corpora) if len(corpora) > 1 else []
     for corpus, lengths, counts, vocabulary in corpora:
         sections += _corpus_sections(corpus, lengths, counts, vocabulary, num_samples=num_samples)
     names = [corpus.directory.name or str(corpus.directory) for corpus, *_ in corpora]
@@ -46,6 +47,52 @@ def corpora_page(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabular
         subtitle=f"{len(names)} {'corpus' if len(names) == 1 else 'corpora'}, {tokens:,} tokens",
         sections=sections,
     )
+
+
+def _side_by_side(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabulary]]) -> list[Section]:
+    rows, traces = [], []
+    for corpus, lengths, counts, _ in corpora:
+        name, manifest, percentiles = corpus.directory.name, corpus.manifest, lengths.percentiles()
+        per_token = round(manifest.text_bytes / manifest.num_tokens, 2)
+        used = counts.num_used / len(counts.counts)
+        left_out = sum(manifest.records.left_out.values())
+        numbers = [manifest.num_documents, manifest.num_tokens, per_token, percentiles[50], percentiles[99], left_out]
+        rows.append([name, *numbers, used])
+        starts, documents, _tokens = _half_powers(lengths)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "shape": "hv",
+                "name": name,
+                "x": starts[: len(documents)],
+                "y": (documents / documents.sum()).tolist(),
+                "hovertemplate": "%{y:.2%}",
+            }
+        )
+    titles = ("documents", "tokens", "bytes per token", "median length", "99 % are at most", "records left out")
+    return [
+        {"kind": "heading", "title": "Side by side"},
+        {
+            "kind": "table",
+            "title": "Corpora",
+            "columns": [
+                {"name": "corpus"},
+                *({"name": title, "number": True} for title in titles),
+                {"name": "vocabulary in use", "percent": True, "number": True},
+            ],
+            "rows": rows,
+        },
+        {
+            "kind": "chart",
+            "title": "Document lengths",
+            "note": "Share of the documents of each corpus, by half powers of two of their tokens.",
+            "hovermode": "x unified",
+            "traces": traces,
+            "xaxis": {"title": {"text": "tokens of the document"}, "type": "log", "dtick": 1},
+            "yaxis": {"tickformat": ".0%", "rangemode": "tozero"},
+        },
+    ]
 
 
 def _corpus_sections(
@@ -103,13 +150,9 @@ def _cards(corpus: Corpus, lengths: Lengths, summary: dict[str, Any]) -> Section
 
 def _length_chart(lengths: Lengths) -> Section:
     """Two bars per half power of two: how many documents, and how many tokens are in them."""
-    half_powers = np.floor(2 * np.log2(lengths.lengths)).astype(np.int64)
-    first, last = int(half_powers[0]), int(half_powers[-1])
-    documents = np.bincount(half_powers - first, weights=lengths.counts, minlength=last - first + 1)
-    tokens = np.bincount(half_powers - first, weights=lengths.counts * lengths.lengths, minlength=last - first + 1)
-    starts = [int(np.ceil(2 ** (half / 2))) for half in range(first, last + 2)]
+    starts, documents, tokens = _half_powers(lengths)
     # short lengths: some half powers hold no whole number
-    bins = [index for index in range(last - first + 1) if starts[index] < starts[index + 1]]
+    bins = [index for index in range(len(documents)) if starts[index] < starts[index + 1]]
     labels = [
         f"{starts[index]:,}" + (f"-{starts[index + 1] - 1:,}" if starts[index + 1] - starts[index] > 1 else "")
         for index in bins
@@ -133,6 +176,15 @@ def _length_chart(lengths: Lengths) -> Section:
         "xaxis": {"title": {"text": "tokens of the document"}, "type": "category", "nticks": 12},
         "yaxis": {"tickformat": ".0%"},
     }
+
+
+def _half_powers(lengths: Lengths) -> tuple[list[int], NDArray[Any], NDArray[Any]]:
+    """The first length of each half power of two and of one more, with the documents and the tokens in each."""
+    bins = np.floor(2 * np.log2(lengths.lengths)).astype(np.int64)
+    first, last = int(bins[0]), int(bins[-1])
+    documents = np.bincount(bins - first, weights=lengths.counts, minlength=last - first + 1)
+    tokens = np.bincount(bins - first, weights=lengths.counts * lengths.lengths, minlength=last - first + 1)
+    return [int(np.ceil(2 ** (half / 2))) for half in range(first, last + 2)], documents, tokens
 
 
 def _rank_chart(counts: TokenCounts) -> Section:

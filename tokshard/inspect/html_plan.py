@@ -48,7 +48,7 @@ def plan_page(mix: Mix, *, name: str, num_samples: int) -> str:
         *(
             _shuffle_chart(plan, number)
             for number in range(min(len(plan.names), _MAX_PICTURES))
-            if plan.cursor().segments[-1].weights[number]
+            if any(segment.weights[number] for segment in plan.cursor().segments)
         ),
         {"kind": "heading", "title": "Samples"},
         _samples(plan, decode, sorted(vocabulary.special_ids), num_samples),
@@ -57,9 +57,12 @@ def plan_page(mix: Mix, *, name: str, num_samples: int) -> str:
 
 
 def _horizon(plan: StreamPlan) -> int:
-    """So many samples that every corpus with weight was read once, and the schedule is over."""
+    """So many samples that every corpus with weight was read once and the schedule is over, or that the plan allows."""
     if plan.num_samples is not None:
         return plan.num_samples
+    limits = plan.limits(plan.cursor())
+    if limits and plan.on_max_epochs == "stop":
+        return max(2, limits[0].sample)
     mixture, cursor = plan.mixture(plan.cursor()), plan.cursor()
     ends = [cursor.segments[-1].start * 5 // 4]
     for number, stream in enumerate(plan.streams):
@@ -96,6 +99,10 @@ def _facts(plan: StreamPlan, mix: Mix) -> list[list[str]]:
         share = f"{weight / total:.2%} of the samples at first, {stream.num_tokens:,} tokens"
         rows.append([name, f"{share}, {mixed}, a step draws from {places[name]:,.0f} places"])
         rows.append(["", mix.corpora[name]])
+    rows += [
+        [f"{name} is used up", f"before sample {sample:,}, which would read more of it than max_epochs"]
+        for sample, name in plan.limits(plan.cursor())
+    ]
     return rows
 
 
