@@ -1,6 +1,7 @@
 """Promise 8: damage anywhere is reported with its file, and no input crashes the process."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -86,3 +87,26 @@ def test_damage_of_any_kind_is_reported_with_its_file(corpus, tmp_path, start):
 @pytest.mark.parametrize("start", range(10_000, 16_000, 3_000))
 def test_thousands_more_cases_of_damage_are_reported_too(corpus, start):
     check(run_cases(corpus, start, start + 3_000))
+
+
+@pytest.mark.slow
+def test_files_that_are_cut_at_any_moment_end_no_verification(corpus, tmp_path):
+    """The real thing, where `cut_while_it_is_read` chooses the moment."""
+    copy = tmp_path / "corpus"
+    shutil.copytree(corpus, copy)
+    script = (
+        "import sys, time; from tokshard.inspect.verification import verify_corpus\n"
+        "stop = time.monotonic() + 5\n"
+        "while time.monotonic() < stop: print(len(verify_corpus(sys.argv[1], workers=2).problems), flush=True)\n"
+    )
+    files = {path: path.read_bytes() for path in copy.iterdir() if path.name != "manifest.json"}
+    rng = random.Random(1)
+    with subprocess.Popen([sys.executable, "-c", script, str(copy)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        while process.poll() is None:
+            path = rng.choice(sorted(files))
+            os.truncate(path, rng.randrange(len(files[path])))
+            path.write_bytes(files[path])
+        counts = process.stdout.read().split()
+    assert process.returncode == 0
+    assert len(counts) > 10
+    assert any(count != b"0" for count in counts)
