@@ -15,12 +15,13 @@ RUN := quickstart/run
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-interop benchmark lint format clean
+.PHONY: help quickstart test test-interop test-browser benchmark lint format clean
 
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards"
+	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        ruff format, and the fixes that ruff is sure of"
@@ -45,11 +46,14 @@ quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
 	@touch $@
 
 test: lint $(LOWEST)/stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not interop and not benchmark"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not interop and not benchmark and not browser"
 	$(LOWEST)/bin/python -m pytest -n 2
 
 test-interop: $(INTEROP)/stamp-test
 	$(INTEROP)/bin/python -m pytest -n 2 -m interop
+
+test-browser: $(VENV)/stamp-browser
+	$(BIN)/python -m pytest -m browser
 
 benchmark: $(VENV)/stamp-dev
 	$(BIN)/python -m tests.benchmark.build
@@ -73,6 +77,10 @@ $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
 
 $(VENV)/stamp-dev: pyproject.toml constraints/default.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,dev]'
+	@touch $@
+
+$(VENV)/stamp-browser: pyproject.toml constraints/default.txt | $(BIN)/python
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,dev,test-browser]'
 	@touch $@
 
 # transformers can't be installed beside tokenizers 1.x

@@ -183,7 +183,7 @@ def test_an_interrupt_is_one_line_and_exit_code_130(shell, failing):
 def test_signals_end_a_command_as_an_interrupt(tmp_path, number):
     os.mkfifo(tmp_path / "manifest.json")  # reading it waits for a writer
     process = subprocess.Popen(
-        [*COMMAND, "verify", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "inspect", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with (tmp_path / "manifest.json").open("wb"):  # both ends open: it waits for bytes now
         process.send_signal(number)
@@ -276,7 +276,7 @@ def test_verify_prints_one_json_object_per_corpus(shell, corpus, tmp_path):
 
 
 def test_inspect_shows_summary_histogram_and_samples(shell, corpus):
-    exit_code, out, err = shell("inspect", corpus, "--sample", "1")
+    exit_code, out, err = shell("inspect", corpus, "--sample", "1", "--plain")
     assert (exit_code, err) == (0, "")
     assert f"corpus      {corpus}\n" in out
     assert "512-1,023          1   33.3%  " in out
@@ -338,3 +338,80 @@ def test_a_size_that_is_none_is_refused_with_examples():
     with pytest.raises(click.BadParameter, match="'12Q' is not a whole number such as 4096, 256M, 2T or 1GiB"):
         SIZE.convert("12Q", None, None)
     assert SIZE.convert(12, None, None) == 12
+
+
+def test_inspect_shows_documents_token_by_token_if_they_are_asked_for(shell, corpus):
+    assert "two│ <eos>│\n" in shell("inspect", corpus, "--document", 1)[1]
+    assert "│" not in shell("inspect", corpus, "--document", 1, "--plain")[1]
+    assert "│" not in shell("inspect", corpus)[1].partition("\ndocument ")[2]
+    _, out, _ = shell("inspect", corpus, "--json", "--document", 1)
+    assert json.loads(out)["pieces"][-1] == {"ids": [0], "text": " <eos>"}
+
+
+def test_inspect_shows_lengths_tokens_and_shards(shell, corpus):
+    _, out, _ = shell("inspect", corpus, "--sample", "0")
+    assert "lengths     at most, in tokens: 1 % 3, 5 % 3, 25 % 3, 50 % 4, 75 %" in out
+    assert "vocabulary  4 of 4 ids in use (100.0%), " in out
+    assert "shard-00-0000000-000000-0001.arrow          1     600" in out
+    report = json.loads(shell("inspect", corpus, "--json", "--sample", "0")[1])
+    assert report["tokens_per_document"]["percentiles"]["50"] == 4
+    assert report["token_statistics"]["is_full"]
+
+
+def test_inspect_shows_the_ends_of_a_long_table_of_shards_unless_all_are_asked_for(shell, tmp_path):
+    corpus = write_corpus(tmp_path / "c", documents_of([4] * 20), tokenizer=TINY_TOKENIZER, shard_tokens=4)
+    _, out, _ = shell("inspect", corpus, "--sample", "0")
+    assert "... 12 more; --shards shows all" in out
+    assert (out.count("shard-00-"), "-0019.arrow" in out) == (8, True)
+    assert shell("inspect", corpus, "--sample", "0", "--shards")[1].count("shard-00-") == 20
+
+
+def test_inspect_shows_several_corpora_side_by_side(shell, corpus, tmp_path):
+    other = write_corpus(tmp_path / "other", documents_of([7] * 5), tokenizer=TINY_TOKENIZER)
+    _, out, _ = shell("inspect", corpus, other, "--sample", "0")
+    lines = out.splitlines()
+    assert lines[0].split() == ["corpus", *(f"{str(path)[:11]}...{str(path)[-10:]}" for path in (corpus, other))]
+    assert lines[1].split() == ["documents", "3", "5"]
+    assert max(map(len, lines[: lines.index("")])) <= 80
+
+
+def test_inspect_finds_documents(shell, corpus):
+    exit_code, out, err = shell("inspect", corpus, "--grep", "two two two <")
+    assert (exit_code, err) == (0, "")
+    assert out == "document 1: record 2 of source-0.jsonl\n    »two two two <«eos>\n"
+    assert shell("inspect", corpus, "--grep", "no such text")[:2] == (0, "")
+    _, out, _ = shell("inspect", corpus, corpus, "--grep", "t..", "--regex", "--limit", "4", "--json")
+    assert [json.loads(line)["document"] for line in out.splitlines()] == [1, 2, 1, 2]
+
+
+def test_inspect_says_what_differs_and_exits_with_0_in_both_cases(shell, corpus, tmp_path):
+    other = write_corpus(tmp_path / "other", documents_of([7] * 5), tokenizer=TINY_TOKENIZER)
+    exit_code, out, _ = shell("inspect", "--diff", corpus, other)
+    assert (exit_code, out.splitlines()[0]) == (0, "different: the documents differ")
+    exit_code, out, _ = shell("inspect", "--diff", corpus, corpus, "--json")
+    assert (exit_code, json.loads(out)["equal"]) == (0, True)
+    exit_code, _, err = shell("inspect", "--diff", corpus)
+    assert (exit_code, err.splitlines()[0]) == (2, "error: --diff compares two corpora, or two mixes")
+
+
+def test_modes_of_inspect_exclude_each_other(shell, corpus):
+    exit_code, _, err = shell("inspect", corpus, "--grep", "a", "--document", "1")
+    assert (exit_code, err.splitlines()[0]) == (2, "error: --document and --grep exclude each other")
+
+
+def test_inspect_of_a_mix_names_what_it_can_show_of_one(shell, tmp_path):
+    (tmp_path / "mix.toml").write_text("")
+    exit_code, _, err = shell("inspect", tmp_path / "mix.toml")
+    assert exit_code == 2
+    assert "give --html FILE or --diff" in err
+
+
+def test_verify_can_leave_content_alone(shell, corpus):
+    shard = corpus / "shard-00-0000000-000000-0001.arrow"
+    content = bytearray(shard.read_bytes())
+    content[-1000] ^= 1
+    shard.write_bytes(content)
+    exit_code, out, _ = shell("verify", corpus, "--quick")
+    assert exit_code == 0
+    assert out.startswith(f"structure ok: {corpus}: 3 documents")
+    assert shell("verify", corpus, "--workers", "2")[0] == 1

@@ -6,11 +6,15 @@ process is seen by whoever started it. The corpus is whole again afterwards. Pri
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from tokshard.errors import TokshardError
 from tokshard.format.reader import open_corpus
@@ -35,6 +39,19 @@ def invert_a_range(rng: random.Random, files: Files, name: str) -> Changes:
     content = files[name]
     start = rng.randrange(len(content) - 64)
     return {name: content[:start] + bytes(b ^ 255 for b in content[start : start + 64]) + content[start + 64 :]}
+
+
+def zero_a_range(rng: random.Random, files: Files, name: str) -> Changes:
+    content = files[name]
+    start = rng.randrange(len(content) - 64)
+    while not any(content[start : start + 64]):  # what is zero already is no damage
+        start = rng.randrange(len(content) - 64)
+    return {name: content[:start] + bytes(64) + content[start + 64 :]}
+
+
+def cut_while_it_is_read(rng: random.Random, files: Files, name: str) -> Changes:
+    """Only a part is left when the first bytes have been read; `run_case` sees to that."""
+    return {name: files[name][: rng.randrange(len(files[name]) // 2)]}
 
 
 def swap_two_ranges(rng: random.Random, files: Files, name: str) -> Changes:
@@ -74,15 +91,17 @@ DAMAGES: list[Callable[[random.Random, Files, str], Changes]] = [
     change_a_byte,
     change_a_byte,
     invert_a_range,
+    zero_a_range,
     swap_two_ranges,
     truncate,
+    cut_while_it_is_read,
     append,
     delete,
     swap_with_another,
     replace_by_another,
     add_a_foreign_file,
 ]
-SAME_SIZE = {"flip_a_bit", "change_a_byte", "invert_a_range", "swap_two_ranges", "swap_with_another"}
+SAME_SIZE = {"flip_a_bit", "change_a_byte", "invert_a_range", "zero_a_range", "swap_two_ranges", "swap_with_another"}
 
 
 def run_case(corpus: Path, number: int, files: Files, truth: list[list[int]]) -> dict[str, object]:
@@ -91,13 +110,22 @@ def run_case(corpus: Path, number: int, files: Files, truth: list[list[int]]) ->
     damage = DAMAGES[number % len(DAMAGES)]
     name = sorted(files)[number // len(DAMAGES) % len(files)]
     changed = damage(rng, files, name)
-    for file, content in changed.items():
-        if content is None:
-            (corpus / file).unlink()
-        else:
-            (corpus / file).write_bytes(content)
+
+    def change() -> None:
+        for file, content in changed.items():
+            if content is None:
+                (corpus / file).unlink()
+            else:
+                (corpus / file).write_bytes(content)
+
+    if damage is not cut_while_it_is_read:
+        change()
     try:
-        report = verify_corpus(corpus)
+        if damage is cut_while_it_is_read:
+            with _at_the_first_read_of(corpus / name, change):
+                report = verify_corpus(corpus, workers=1 + number % 2)
+        else:
+            report = verify_corpus(corpus, workers=1 + number % 2)
         return {
             "case": number,
             "damage": damage.__name__,
@@ -111,6 +139,27 @@ def run_case(corpus: Path, number: int, files: Files, truth: list[list[int]]) ->
                 (corpus / file).write_bytes(files[file])
             else:
                 (corpus / file).unlink()
+
+
+@contextlib.contextmanager
+def _at_the_first_read_of(path: Path, change: Callable[[], None]) -> Iterator[None]:
+    """Do something once the first bytes of a file have been read, while it is open."""
+    changes, preadv, read_bytes = [change], os.preadv, Path.read_bytes
+
+    def preadv_and_change(descriptor: int, *arguments: Any) -> int:
+        count = preadv(descriptor, *arguments)
+        if changes and path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            changes.pop()()
+        return count
+
+    def change_and_read_bytes(read: Path) -> bytes:
+        if changes and read == path:
+            changes.pop()()
+        return read_bytes(read)
+
+    with mock.patch("os.preadv", preadv_and_change), mock.patch.object(Path, "read_bytes", change_and_read_bytes):
+        yield
+    assert not changes, f"{path.name} was not read"
 
 
 def _read(corpus: Path, truth: list[list[int]]) -> str:

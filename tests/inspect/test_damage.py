@@ -1,9 +1,13 @@
 """Promise 8: damage anywhere is reported with its file, and no input crashes the process."""
 
 import json
+import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,10 @@ from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.inspect.damage import DAMAGES, SAME_SIZE
 
 ROOT = Path(__file__).parents[2]
-CASES_PER_PROCESS = 60
+CASES = 1_008
+CASES_PER_PROCESS = 252
+SECONDS_PER_CASE = 20
+"""A case takes a few milliseconds; one that takes so long hangs."""
 DESCRIBE_OTHERS = ("manifest.json", "shards.arrow")
 
 
@@ -36,17 +43,26 @@ def corpus(tmp_path_factory):
 
 
 def run_cases(corpus, start, stop):
-    """The outcomes of these cases, from a process that must survive them."""
-    done = subprocess.run(
+    """The outcomes of these cases, from a process that must survive them and may not hang in any."""
+    lines = []
+    with subprocess.Popen(
         [sys.executable, "-m", "tests.inspect.damage", str(corpus), str(start), str(stop)],
         cwd=ROOT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
-    )
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, f"case {start + len(lines)} ended the process with {done.returncode}: {done.stderr}"
-    return [json.loads(line) for line in lines]
+    ) as process:
+        watchdog = threading.Timer(SECONDS_PER_CASE, process.kill)
+        watchdog.start()
+        for line in process.stdout:
+            watchdog.cancel()
+            lines.append(json.loads(line))
+            watchdog = threading.Timer(SECONDS_PER_CASE, process.kill)
+            watchdog.start()
+        watchdog.cancel()
+    case = start + len(lines)
+    assert process.returncode != -signal.SIGKILL, f"case {case} hangs"
+    assert process.returncode == 0, f"case {case} ended the process with {process.returncode}"
+    return lines
 
 
 def check(outcomes):
@@ -58,9 +74,10 @@ def check(outcomes):
         assert outcome["reading"] != "wrong" or outcome["damage"] in SAME_SIZE, outcome
 
 
-@pytest.mark.parametrize("start", range(0, 360, CASES_PER_PROCESS))
-def test_damage_of_any_kind_is_reported_with_its_file(corpus, start):
-    outcomes = run_cases(corpus, start, start + CASES_PER_PROCESS)
+@pytest.mark.parametrize("start", range(0, CASES, CASES_PER_PROCESS))
+def test_damage_of_any_kind_is_reported_with_its_file(corpus, tmp_path, start):
+    shutil.copytree(corpus, tmp_path / "corpus")  # cases run at the same time, each process on its own copy
+    outcomes = run_cases(tmp_path / "corpus", start, start + CASES_PER_PROCESS)
     assert len(outcomes) == CASES_PER_PROCESS
     assert {outcome["damage"] for outcome in outcomes} == {damage.__name__ for damage in DAMAGES}
     check(outcomes)
@@ -70,3 +87,26 @@ def test_damage_of_any_kind_is_reported_with_its_file(corpus, start):
 @pytest.mark.parametrize("start", range(10_000, 16_000, 3_000))
 def test_thousands_more_cases_of_damage_are_reported_too(corpus, start):
     check(run_cases(corpus, start, start + 3_000))
+
+
+@pytest.mark.slow
+def test_files_that_are_cut_at_any_moment_end_no_verification(corpus, tmp_path):
+    """The real thing, where `cut_while_it_is_read` chooses the moment."""
+    copy = tmp_path / "corpus"
+    shutil.copytree(corpus, copy)
+    script = (
+        "import sys, time; from tokshard.inspect.verification import verify_corpus\n"
+        "stop = time.monotonic() + 5\n"
+        "while time.monotonic() < stop: print(len(verify_corpus(sys.argv[1], workers=2).problems), flush=True)\n"
+    )
+    files = {path: path.read_bytes() for path in copy.iterdir() if path.name != "manifest.json"}
+    rng = random.Random(1)
+    with subprocess.Popen([sys.executable, "-c", script, str(copy)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        while process.poll() is None:
+            path = rng.choice(sorted(files))
+            os.truncate(path, rng.randrange(len(files[path])))
+            path.write_bytes(files[path])
+        counts = process.stdout.read().split()
+    assert process.returncode == 0
+    assert len(counts) > 10
+    assert any(count != b"0" for count in counts)

@@ -246,3 +246,75 @@ def test_what_is_no_directory_cannot_be_verified(tmp_path):
         verify_corpus(tmp_path / "nothing")
     with pytest.raises(UsageError, match="is a URI"):
         verify_corpus("s3://bucket/corpus")
+
+
+def test_a_quick_check_finds_broken_structure_and_leaves_content_alone(corpus):
+    set_tokens(corpus, {2: 3})
+    assert verify_corpus(corpus, is_quick=True).is_ok
+    opened = open_corpus(corpus)
+    path = corpus / FIRST_SHARD
+    content = bytearray(path.read_bytes())
+    start = opened.batch_places(0)[0].offsets_position
+    content[start + 8 : start + 16] = bytes(8)
+    path.write_bytes(content)
+    (found,) = verify_corpus(corpus, is_quick=True).problems
+    assert found.file == FIRST_SHARD
+    assert "offsets must ascend" in found.message
+
+
+def test_a_quick_check_reads_offsets_but_no_tokens(tmp_path):
+    directory = write_corpus(tmp_path / "corpus", documents_of([400_000] * 3), tokenizer=TINY_TOKENIZER)
+    beside = sum(facts.num_bytes for facts in open_corpus(directory).manifest.files.values())
+    assert verify_corpus(directory, is_quick=True).checked_bytes < beside + 300_000
+    assert verify_corpus(directory).checked_bytes > beside + 2_400_000
+
+
+def test_what_is_no_regular_file_is_reported_and_not_waited_for(corpus):
+    for name in (FIRST_SHARD, "tokenizer.json", "sources.arrow"):
+        (corpus / name).unlink()
+    os.mkfifo(corpus / FIRST_SHARD)
+    (corpus / "tokenizer.json").symlink_to("/dev/zero")
+    (corpus / "sources.arrow").mkdir()
+    assert problems(corpus) == [
+        "sources.arrow is no regular file",
+        "tokenizer.json is no regular file",
+        f"{FIRST_SHARD} is no regular file",
+    ]
+    (corpus / "manifest.json").unlink()
+    os.mkfifo(corpus / "manifest.json")
+    assert problems(corpus) == ["manifest.json is no regular file"]
+
+
+def test_the_number_of_threads_changes_nothing_in_a_report(tmp_path):
+    corpus = write_corpus(
+        tmp_path / "corpus", documents_of([5] * 60, vocab_size=4), tokenizer=TINY_TOKENIZER, shard_tokens=10
+    )
+    shards = sorted(corpus.glob("shard-*"))
+    for path in shards[3::4]:
+        path.write_bytes(path.read_bytes()[:-1])
+    reports = [verify_corpus(corpus, workers=workers) for workers in (1, 2, 7)]
+    assert len(reports[0].problems) == len(shards[3::4])
+    assert reports[0] == reports[1] == reports[2]
+
+
+def test_an_interrupt_ends_a_verification_at_once(corpus):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify_corpus(corpus, interrupt)
+
+
+@pytest.mark.parametrize("chunk_bytes", [8, 64, 1 << 20])
+def test_faults_are_found_across_the_chunks_in_which_a_shard_is_read(tmp_path, monkeypatch, chunk_bytes):
+    monkeypatch.setattr("tokshard.inspect.careful_files.CHUNK_BYTES", chunk_bytes)
+    documents = [[3, 1, 1, 2, 0], [3, 0], [3, *[1] * 90, 0], [3, 2, 0]]
+    corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER, bos="three")
+    assert problems(corpus) == []
+    set_tokens(corpus, {4: 1, 7: 2, 60: 0, 61: 0, 100: 9})
+    assert problems(corpus) == [
+        f"{FIRST_SHARD} batch 0, document 0 of the corpus does not end with EOS (0)",
+        f"{FIRST_SHARD} batch 0, document 2 of the corpus does not start with BOS (3)",
+        f"{FIRST_SHARD} batch 0, document 2 of the corpus has EOS (0) inside, and 1 more",
+        f"{FIRST_SHARD} batch 0, document 3 of the corpus: id 9 is outside the vocabulary of 4 ids",
+    ]

@@ -2,43 +2,197 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import click
 
 from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.progress import byte_progress
+from tokshard.cli.sizes import SIZE
+from tokshard.errors import UsageError
+from tokshard.format.reader import open_corpus
+from tokshard.format.storage import atomic_write
+from tokshard.inspect.comparison import comparison_text
+from tokshard.inspect.difference import compare_corpora, compare_mixes, difference_json, difference_text
 from tokshard.inspect.documents import view_json, view_text
-from tokshard.inspect.report import read_document, read_report, report_json, report_text
+from tokshard.inspect.html_corpus import corpora_page
+from tokshard.inspect.html_plan import plan_page
+from tokshard.inspect.report import (
+    CorpusReport,
+    corpus_lengths,
+    distribution_text,
+    read_document,
+    read_report,
+    report_json,
+    report_text,
+)
+from tokshard.inspect.search import compile_pattern, match_json, match_text, search
+from tokshard.inspect.terminal import one_line
+from tokshard.inspect.token_counts import count_tokens
+from tokshard.inspect.vocabulary import load_vocabulary
+from tokshard.runtime.mix import load_mix
+
+_SAMPLES = 3
 
 
 @click.command()
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
-@click.option("--document", type=click.IntRange(min=0), metavar="N", help="Show document N, counted from 0, whole.")
+@click.option(
+    "--document",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Show document N, counted from 0, whole, token by token.",
+)
 @click.option(
     "--sample",
     type=click.IntRange(min=0),
-    default=3,
-    show_default=True,
     metavar="K",
-    help="Show the start of K documents, the same distance apart.",
+    help=f"Show the start of K documents, the same distance apart, token by token.  [default: {_SAMPLES}, plain]",
 )
+@click.option("--plain", is_flag=True, help="Show documents without the bars between their tokens.")
+@click.option("--grep", "pattern", metavar="TEXT", help="Find the documents that hold a text.")
+@click.option("--regex", is_flag=True, help="The text to find is a regular expression.")
+@click.option("--limit", type=SIZE, metavar="N", help="Stop after N documents found.  [default: find all]")
+@click.option("--diff", is_flag=True, help="Say what differs between two corpora, or between two mixes.")
+@click.option("--html", metavar="FILE", help="Write one HTML file about the corpora, or about the plan of a mix.toml.")
+@click.option("--shards", is_flag=True, help="Show every shard in the table.")
+@click.option("--full", is_flag=True, help="Count all tokens, and read all lengths, however many there are.")
 @json_option
 @debug_option
-def inspect(corpora: tuple[str, ...], document: int | None, sample: int, as_json: bool) -> None:
-    """Show what each CORPUS holds: counts, tokenizer, settings, what was left out, document lengths, some documents.
+def inspect(
+    *,
+    corpora: tuple[str, ...],
+    document: int | None,
+    sample: int | None,
+    plain: bool,
+    pattern: str | None,
+    regex: bool,
+    limit: int | None,
+    diff: bool,
+    html: str | None,
+    shards: bool,
+    full: bool,
+    as_json: bool,
+) -> None:
+    r"""Show what each CORPUS holds: counts, tokenizer, settings, what was left out, document lengths, shards, tokens.
 
-    --json prints one object per corpus, in a line.
+    Several are shown side by side. Counts, lengths and shards come from tables and offsets; tokens are counted in a
+    sample, unless --full asks for all. --diff and --grep exit with 0 whatever they find; --json says it, one object
+    per corpus or document in a line.
+
+    \b
+    tokshard inspect shards/code shards/prose
+    tokshard inspect shards/code --grep 'def main' --limit 5
+    tokshard inspect --diff shards/code other/code
+    tokshard inspect mix.toml --html plan.html
     """
+    modes = {"--document": document is not None, "--grep": pattern is not None, "--diff": diff, "--html": bool(html)}
+    if sum(modes.values()) > 1:
+        raise click.UsageError(f"{' and '.join(name for name, given in modes.items() if given)} exclude each other.")
+    if diff:
+        _diff(corpora, as_json=as_json)
+    elif html:
+        _write_page(corpora, html, num_samples=4 if sample is None else sample, is_full=full, as_json=as_json)
+    elif pattern is not None:
+        _grep(corpora, pattern, is_regex=regex, limit=limit, as_json=as_json)
+    elif document is not None:
+        for number, location in enumerate(corpora):
+            view = read_document(location, document, with_boundaries=not plain)
+            text = json.dumps(view_json(view)) if as_json else view_text(view)
+            click.echo(text if as_json or not number else f"\n{text}")
+    else:
+        reports = [
+            _report(location, sample, is_full=full, with_boundaries=sample is not None and not plain)
+            for location in corpora
+        ]
+        _show(reports, all_shards=shards, as_json=as_json)
+
+
+def _report(location: str, sample: int | None, *, is_full: bool, with_boundaries: bool) -> CorpusReport:
+    if _is_mix(location):
+        raise UsageError(f"{location} is a mix", hint="give --html FILE or --diff, or the directory of a corpus")
+    with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
+        return read_report(
+            location,
+            num_samples=_SAMPLES if sample is None else sample,
+            is_full=is_full,
+            with_tokens=True,
+            with_boundaries=with_boundaries,
+            on_progress=on_progress,
+        )
+
+
+def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> None:
     width, encoding = shutil.get_terminal_size().columns, sys.stdout.encoding
-    for number, location in enumerate(corpora):
-        if number and not as_json:
-            click.echo()
-        if document is not None:
-            view = read_document(location, document)
-            click.echo(json.dumps(view_json(view)) if as_json else view_text(view))
-        else:
-            report = read_report(location, num_samples=sample)
-            text = json.dumps(report_json(report)) if as_json else report_text(report, width=width, encoding=encoding)
-            click.echo(text)
+    if as_json:
+        for report in reports:
+            click.echo(json.dumps(report_json(report)))
+    elif len(reports) == 1:
+        click.echo(report_text(reports[0], width=width, encoding=encoding, all_shards=all_shards))
+    else:
+        click.echo(comparison_text(reports, width=width))
+        for report in reports:
+            click.echo(f"\n{'corpus':<12}{one_line(report.directory)}")
+            click.echo(distribution_text(report, width=width, encoding=encoding))
+            for view in report.documents:
+                click.echo(f"\n{view_text(view)}")
+
+
+def _grep(corpora: tuple[str, ...], pattern: str, *, is_regex: bool, limit: int | None, as_json: bool) -> None:
+    wanted = compile_pattern(pattern, is_regex=is_regex)
+    left = limit
+    for location in corpora:
+        with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:
+            for match in itertools.islice(search(corpus, wanted, on_progress=on_progress), left):
+                where = "" if len(corpora) == 1 else f"{one_line(location)}: "
+                click.echo(json.dumps(match_json(match, corpus)) if as_json else where + match_text(match))
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+
+
+def _diff(locations: tuple[str, ...], *, as_json: bool) -> None:
+    if len(locations) != 2 or _is_mix(locations[0]) != _is_mix(locations[1]):
+        raise UsageError("--diff compares two corpora, or two mixes", hint="tokshard inspect --diff A B")
+    if _is_mix(locations[0]):
+        first_mix, second_mix = map(load_mix, locations)
+        difference = compare_mixes(first_mix, second_mix)
+    else:
+        with open_corpus(locations[0]) as first, open_corpus(locations[1]) as second:
+            difference = compare_corpora(first, second)
+    names = (locations[0], locations[1])
+    click.echo(json.dumps(difference_json(difference)) if as_json else difference_text(difference, names))
+
+
+def _write_page(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: bool, as_json: bool) -> None:
+    mixes = [location for location in locations if _is_mix(location)]
+    if mixes and len(locations) > 1:
+        raise UsageError("a page shows corpora or one mix", hint="give one mix.toml, or corpus directories")
+    if mixes:
+        name = os.path.basename(mixes[0])
+        page = plan_page(load_mix(mixes[0]), name=name, num_samples=num_samples)
+    else:
+        with ExitStack() as stack:
+            found = []
+            for location in locations:
+                corpus = stack.enter_context(open_corpus(location))
+                with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
+                    counts = count_tokens(corpus, is_full=is_full, on_progress=on_progress)
+                found.append((corpus, corpus_lengths(corpus, is_full=is_full), counts, load_vocabulary(corpus)))
+            page = corpora_page(found, num_samples=num_samples)
+    try:
+        atomic_write(Path(html), page.encode())
+    except OSError as error:
+        raise UsageError(f"{html} cannot be written: {error.strerror}", hint="give another --html FILE") from error
+    size = os.path.getsize(html)
+    click.echo(json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {size:,} bytes")
+
+
+def _is_mix(location: str) -> bool:
+    return location.endswith(".toml") or os.path.isfile(location)

@@ -16,11 +16,18 @@ _LINE_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def byte_progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that shows bytes done and bytes to do, for as long as the context lasts."""
+def byte_progress(label: str, *, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
+    """A function that shows bytes done and bytes to do, or another unit, for as long as the context lasts."""
     label = one_line(label)
     if sys.stderr.isatty():
-        with tqdm(desc=label, unit="B", unit_scale=True, leave=False, dynamic_ncols=True, file=sys.stderr) as bar:
+        with tqdm(
+            desc=label,
+            unit=unit if unit == "B" else f" {unit}",
+            unit_scale=True,
+            leave=False,
+            dynamic_ncols=True,
+            file=sys.stderr,
+        ) as bar:
 
             def show_bar(done: int, total: int) -> None:
                 bar.total = total
@@ -35,7 +42,8 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int], None]]:
         now = time.monotonic()
         if now - last >= _LINE_SECONDS:
             last = now
-            click.echo(f"{label}: {done / max(1, total):.0%}, {bytes_text(done)} of {bytes_text(total)}", err=True)
+            shown = [bytes_text(count) if unit == "B" else f"{count:,} {unit}" for count in (done, total)]
+            click.echo(f"{label}: {done / max(1, total):.0%}, {shown[0]} of {shown[1]}", err=True)
 
     yield show_line
 

@@ -18,10 +18,12 @@ from tokshard.inspect.verification import VerifyReport, verify_corpus
 
 @click.command()
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
+@click.option("--quick", is_flag=True, help="Check the structure alone: no shard is hashed, no token is read.")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads.  [default: the CPUs, 8 at most]")
 @json_option
 @debug_option
 @click.pass_context
-def verify(context: click.Context, corpora: tuple[str, ...], as_json: bool) -> None:
+def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, workers: int | None, as_json: bool) -> None:
     """Check every byte of each CORPUS: hashes, structure, and the rules that documents keep.
 
     Exits with 1 if anything is damaged. --json prints one object per corpus, in a line.
@@ -30,9 +32,11 @@ def verify(context: click.Context, corpora: tuple[str, ...], as_json: bool) -> N
     for location in corpora:
         started = time.monotonic()
         with byte_progress(f"verify {location}") as on_progress:
-            report = verify_corpus(location, on_progress)
+            report = verify_corpus(location, on_progress, is_quick=quick, workers=workers)
         seconds = time.monotonic() - started
-        click.echo(json.dumps(_report_json(report, seconds)) if as_json else _report_text(report, seconds))
+        click.echo(
+            json.dumps(_report_json(report, seconds)) if as_json else _report_text(report, seconds, is_quick=quick)
+        )
         damaged += not report.is_ok
     if damaged:
         failure = Failure(
@@ -44,13 +48,12 @@ def verify(context: click.Context, corpora: tuple[str, ...], as_json: bool) -> N
         context.exit(failure.exit_code)
 
 
-def _report_text(report: VerifyReport, seconds: float) -> str:
+def _report_text(report: VerifyReport, seconds: float, *, is_quick: bool) -> str:
     if report.is_ok:
+        verdict = "structure ok" if is_quick else "ok"
         speed = bytes_text(report.checked_bytes / max(seconds, 1e-9))
-        return (
-            f"ok: {one_line(report.directory)}: {report.num_documents:,} documents, {report.num_tokens:,} tokens, "
-            f"{report.num_shards:,} shards, {bytes_text(report.checked_bytes)} at {speed}/s"
-        )
+        counts = f"{report.num_documents:,} documents, {report.num_tokens:,} tokens, {report.num_shards:,} shards"
+        return f"{verdict}: {one_line(report.directory)}: {counts}, {bytes_text(report.checked_bytes)} at {speed}/s"
     count = len(report.problems)
     lines = [f"damaged: {one_line(report.directory)}: {count:,} problem{'' if count == 1 else 's'}"]
     lines += [f"  {one_line(problem.file)} {one_line(problem.message)}" for problem in report.problems]

@@ -6,7 +6,7 @@ import contextlib
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +44,9 @@ from tokshard.format.tables import (
 
 _MAX_OPEN_SHARDS = 256
 """Shards kept mapped; a map holds address space, not a file descriptor."""
+
+LoadFile = Callable[[Path], pa.Buffer]
+"""From a path to the bytes of the file, such as `map_file`."""
 
 
 def open_corpus(location: str | os.PathLike[str]) -> Corpus:
@@ -147,18 +150,23 @@ class Corpus:
 
     Opening costs the same at any number of tokens. Arrays are read-only views of memory maps, valid after `close` as
     long as they are referenced. Instances may be shared by threads for reading.
+
+    Args:
+        load_table: how the tables beside the manifest are read: `map_file` or `read_file`.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, load_table: LoadFile = map_file) -> None:
         self.directory = directory
         self.manifest = read_manifest(directory)
-        self._table = _open_table(directory, names.SHARD_TABLE, SHARD_TABLE_SCHEMA, self.manifest)
+        self._load_table = load_table
+        self._table = _open_table(directory, names.SHARD_TABLE, SHARD_TABLE_SCHEMA, self.manifest, load_table)
         self._check_table()
         self.shards: Sequence[ShardInfo] = ShardList(self._table, self.manifest.num_shards)
         self._first_documents = _starts(self._table.numbers("num_documents"))
         self.first_tokens = _starts(self._table.numbers("num_tokens"))
         """int64 [shards + 1], the position in the corpus of each shard's first token, and the total."""
-        self._schema = shard_schema(self.facts)
+        self.shard_schema = shard_schema(self.facts)
+        """Of every shard."""
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._runs: dict[int, Runs] = {}
 
@@ -273,7 +281,7 @@ class Corpus:
 
     def sources(self) -> list[SourceInfo]:
         """What became of each input, in input order."""
-        return read_sources(self.directory, self.manifest)
+        return read_sources(self.directory, self.manifest, load=self._load_table)
 
     def shard_names(self) -> Iterator[str]:
         """The names of all shards in order, from the table alone; quicker than `shards`."""
@@ -307,7 +315,7 @@ class Corpus:
         shard = self._open.pop(index, None)
         if shard is None:
             info = self.shards[index]
-            shard = Shard(self.directory / info.name, info, self.batch_places(index), self._schema)
+            shard = Shard(self.directory / info.name, info, self.batch_places(index), self.shard_schema)
         self._open[index] = shard
         if len(self._open) > _MAX_OPEN_SHARDS:
             with contextlib.suppress(KeyError):
@@ -403,14 +411,22 @@ class Corpus:
 
 
 class Shard:
-    """One mapped shard, its structure checked: size, schema, batches. Offsets are checked when first touched."""
+    """One mapped shard, its structure checked: size, schema, batches. Offsets are checked when first touched.
 
-    def __init__(self, path: Path, info: ShardInfo, places: list[BatchPlace], schema: pa.Schema) -> None:
+    Args:
+        places: where the shard table says that its record batches lie.
+        schema: of every shard of the corpus.
+        load: how the file is read; anything that looks like the file, as long as what is asked for is there.
+    """
+
+    def __init__(
+        self, path: Path, info: ShardInfo, places: list[BatchPlace], schema: pa.Schema, *, load: LoadFile = map_file
+    ) -> None:
         self.path = path
         self.info = info
         self.places = places
         try:
-            self._mapped = map_file(path)
+            self._mapped = load(path)
         except FileNotFoundError:
             raise DamagedCorpusError(f"{path} is missing", hint=RESTORE) from None
         except ARROW_ERRORS as error:
@@ -558,13 +574,13 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def read_sources(directory: Path, manifest: Manifest) -> list[SourceInfo]:
+def read_sources(directory: Path, manifest: Manifest, *, load: LoadFile = map_file) -> list[SourceInfo]:
     """What became of each input of a corpus, in input order.
 
     Raises:
         DamagedCorpusError: the source table is missing or not what the manifest says.
     """
-    table = _open_table(directory, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, manifest)
+    table = _open_table(directory, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, manifest, load)
     sources = [
         SourceInfo(**{**row, "left_out": dict(row["left_out"])})
         for batch in table.batches()
@@ -602,7 +618,7 @@ def _no_manifest(directory: Path) -> CorpusError:
     )
 
 
-def _open_table(directory: Path, name: str, schema: pa.Schema, manifest: Manifest) -> Table:
+def _open_table(directory: Path, name: str, schema: pa.Schema, manifest: Manifest, load: LoadFile) -> Table:
     path = directory / name
     facts = manifest.files[name]
     try:
@@ -613,4 +629,4 @@ def _open_table(directory: Path, name: str, schema: pa.Schema, manifest: Manifes
         raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=RESTORE) from error
     if size != facts.num_bytes:
         raise DamagedCorpusError(f"{path} has {size} bytes, expected {facts.num_bytes}", hint=RESTORE)
-    return Table(path, schema)
+    return Table(path, schema, load=load)

@@ -43,6 +43,15 @@ def map_file(path: Path) -> pa.Buffer:
         return mapped.read_buffer()
 
 
+def read_file(path: Path) -> pa.Buffer:
+    """A whole file in memory: where a map of a file that is cut meanwhile would end the process with SIGBUS.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return pa.py_buffer(path.read_bytes())
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable, where the file system can."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -131,14 +131,17 @@ def write_table(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordB
 class Table:
     """A table beside the manifest, mapped; a column costs the pages it touches.
 
+    Args:
+        load: how the file is read: `map_file` or `read_file`.
+
     Raises:
         DamagedCorpusError: the file is not an Arrow IPC file of the expected schema.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, *, load: Callable[[Path], pa.Buffer] = map_file) -> None:
         self.path = path
         try:
-            self._reader = ipc.open_file(map_file(path))
+            self._reader = ipc.open_file(load(path))
             found = self._reader.schema
             count = self._reader.num_record_batches
         except ARROW_ERRORS as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from tokshard.errors import UsageError
 from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.decode import Decode
+from tokshard.inspect.pieces import TokenPiece, bounded_text, token_pieces
 from tokshard.inspect.summary import source_label
 from tokshard.inspect.terminal import one_line, printable
 
@@ -30,6 +32,7 @@ class DocumentView:
         metadata: kept columns.
         text: what its tokens say, delimiters included.
         is_excerpt: the text is the start of the document and its last token.
+        pieces: the text token by token, if that was asked for.
     """
 
     document: int
@@ -39,6 +42,7 @@ class DocumentView:
     metadata: dict[str, Any]
     text: str
     is_excerpt: bool
+    pieces: tuple[TokenPiece, ...] = ()
 
 
 def spread(count: int, length: int) -> list[int]:
@@ -49,12 +53,19 @@ def spread(count: int, length: int) -> list[int]:
 
 
 def view_document(
-    corpus: Corpus, sources: Sequence[SourceInfo], decode: Decode, index: int, *, as_excerpt: bool
+    corpus: Corpus,
+    sources: Sequence[SourceInfo],
+    decode: Decode,
+    index: int,
+    *,
+    as_excerpt: bool,
+    with_boundaries: bool = False,
 ) -> DocumentView:
     """Read and decode a document.
 
     Args:
         as_excerpt: decode its start only: about 300 characters in at most 8 lines, and the last token.
+        with_boundaries: also say where each token ends.
 
     Raises:
         UsageError: the corpus has no such document.
@@ -73,6 +84,12 @@ def view_document(
         start = "".join(text[:_EXCERPT_CHARACTERS].splitlines(keepends=True)[:_EXCERPT_LINES])
         if len(tokens) > _EXCERPT_TOKENS or len(start) < len(text):
             text, is_excerpt = f"{start.rstrip()} ... {decode(tokens[-1:])}", True
+    pieces: list[TokenPiece] = []
+    if with_boundaries:
+        pieces = token_pieces(tokens[:_EXCERPT_TOKENS] if is_excerpt else tokens, decode)
+    if is_excerpt:
+        room = itertools.accumulate(len(piece.text) for piece in pieces)
+        pieces = [piece for piece, stop in zip(pieces, room, strict=True) if stop <= _EXCERPT_CHARACTERS]
     return DocumentView(
         document=index,
         num_tokens=len(tokens),
@@ -81,6 +98,7 @@ def view_document(
         metadata=corpus.metadata(index),
         text=text,
         is_excerpt=is_excerpt,
+        pieces=tuple(pieces),
     )
 
 
@@ -89,13 +107,17 @@ def view_text(view: DocumentView) -> str:
     place = f"record {view.record_number:,} of {one_line(view.source)}"
     lines = [f"document {view.document:,}: {view.num_tokens:,} tokens, {place}"]
     lines += [f"{one_line(name)}: {one_line(str(value))}" for name, value in view.metadata.items()]
-    lines.append(printable(view.text))
+    more = " ..." if view.is_excerpt else ""
+    lines.append(printable(bounded_text(view.pieces) + more if view.pieces else view.text))
     return "\n".join(lines)
 
 
 def view_json(view: DocumentView) -> dict[str, Any]:
     """A view as plain values; JSON has no word for a number that is not finite, so that is text."""
     plain = asdict(view)
+    del plain["pieces"]
+    if view.pieces:
+        plain["pieces"] = [{"ids": list(piece.ids), "text": piece.text} for piece in view.pieces]
     for name, value in view.metadata.items():
         if isinstance(value, float) and not math.isfinite(value):
             plain["metadata"][name] = str(value)

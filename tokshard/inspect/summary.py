@@ -22,7 +22,12 @@ def source_label(manifest: Manifest, source: SourceInfo) -> str:
 
 
 def summary_text(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, width: int = 80) -> str:
-    """The summary in lines of ``label   value``.
+    """The summary in lines of ``label   value``. Arguments as in `summary_lines`."""
+    return aligned(summary_lines(manifest, sources, width=width), width=width)
+
+
+def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, width: int = 80) -> list[tuple[str, str]]:
+    """The summary as labels and values; a line without a label goes on with the one before.
 
     Args:
         sources: the source table; without it nothing is said of single sources.
@@ -55,7 +60,7 @@ def summary_text(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, widt
         size = bytes_text(manifest.files[names.REJECTS].num_bytes)
         lines.append(("rejects", f"{names.REJECTS} lists every bad record and input that was left out ({size})"))
     lines += [("content", manifest.fingerprints.content), ("recipe", manifest.fingerprints.recipe)]
-    return aligned(lines, width=width)
+    return lines
 
 
 def summary_json(manifest: Manifest, sources: Sequence[SourceInfo] = ()) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +17,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import CorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest, canonical_json, content_fingerprint
-from tokshard.format.reader import Corpus, Shard, list_directory, read_manifest
-from tokshard.format.schema import ORDINAL_STRIDE
-from tokshard.format.storage import local_directory
-from tokshard.format.tables import ShardInfo, SourceInfo
+from tokshard.format.reader import Corpus, list_directory, read_manifest
+from tokshard.format.storage import local_directory, read_file
+from tokshard.format.tables import SourceInfo
+from tokshard.inspect.careful_files import ByteCounter, OnProgress, UnreadableError, hash_chunks, opened
+from tokshard.inspect.shard_check import Problem, ShardFindings, SourceRuns, check_shard, hash_problem, problem_of
 
-_CHUNK_BYTES = 4 << 20
-
-OnProgress = Callable[[int, int], None]
-"""Is called with the bytes checked so far and the bytes to check."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One thing that is wrong.
-
-    Args:
-        file: name in the corpus directory.
-        message: what is wrong, with found and expected value.
-    """
-
-    file: str
-    message: str
+MAX_WORKERS = 8
+"""Threads, unless more are asked for: that many cores hash as fast as most disks read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +35,7 @@ class VerifyReport:
     """What a verification found. The counts are those of the manifest, 0 if that cannot be read.
 
     Args:
-        checked_bytes: bytes of files that were read and hashed.
+        checked_bytes: bytes of files that were hashed; of a quick check also those that were read.
     """
 
     directory: str
@@ -63,13 +51,27 @@ class VerifyReport:
         return not self.problems
 
 
-def verify_corpus(location: str | os.PathLike[str], on_progress: OnProgress | None = None) -> VerifyReport:
+def verify_corpus(
+    location: str | os.PathLike[str],
+    on_progress: OnProgress | None = None,
+    *,
+    is_quick: bool = False,
+    workers: int | None = None,
+) -> VerifyReport:
     """Check every file of a corpus: hashes, structure, the rules of the format, and all numbers that are stored twice.
 
     Whatever is damaged is reported, and what can be checked in spite of it is checked. If the shard table is damaged,
-    the shards are not: nothing else says what they should be. Costs one hash and one scan of all bytes (1 GB per
-    second on one core, 0.7 GB with documents of 50 tokens) and memory of a few record batches and 24 bytes per document
-    of one shard.
+    the shards are not: nothing else says what they should be. Nothing is mapped into memory, so that a file that is cut
+    meanwhile is a problem like any other.
+
+    Costs one read, hash and scan of all bytes, 1.2 GB per second and core, and memory of the two tables and of
+    24 bytes per document of one shard for each worker; see `check_shard`.
+
+    Args:
+        on_progress: is called from the threads, one at a time.
+        is_quick: leave the content of the shards alone: their sizes, schemas, record batches, offsets and numbers are
+            checked, no hash and no token.
+        workers: threads; default: the CPUs that this process may use, `MAX_WORKERS` at most.
 
     Raises:
         CorpusError: the directory does not exist.
@@ -77,48 +79,46 @@ def verify_corpus(location: str | os.PathLike[str], on_progress: OnProgress | No
     """
     directory = local_directory(location)
     try:
+        _require_file(directory / names.MANIFEST)
         manifest = read_manifest(directory)
     except CorpusError as error:
         if not directory.is_dir():
             raise
-        problem = _problem(directory, names.MANIFEST, error)
+        problem = problem_of(directory, names.MANIFEST, error)
         return VerifyReport(
             directory=str(directory), num_documents=0, num_tokens=0, num_shards=0, checked_bytes=0, problems=(problem,)
         )
     to_check = manifest.num_bytes + sum(facts.num_bytes for facts in manifest.files.values())
-    reader = _HashingReader(to_check, on_progress)
+    run = _Run(counter=ByteCounter(to_check, on_progress), is_quick=is_quick, num_threads=workers or _default_workers())
     return VerifyReport(
         directory=str(directory),
         num_documents=manifest.num_documents,
         num_tokens=manifest.num_tokens,
         num_shards=manifest.num_shards,
-        problems=tuple(_problems(directory, manifest, reader)),
-        checked_bytes=reader.checked_bytes,
+        problems=tuple(_problems(directory, manifest, run)),
+        checked_bytes=run.counter.checked_bytes,
     )
 
 
-class _HashingReader:
-    """Reads files to their end, hashes them and reports progress."""
-
-    def __init__(self, to_check: int, on_progress: OnProgress | None) -> None:
-        self._to_check = to_check
-        self._on_progress = on_progress
-        self.checked_bytes = 0
-
-    def sha256(self, path: Path) -> str:
-        """SHA-256 of a file in hexadecimal."""
-        digest = hashlib.sha256()
-        with path.open("rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                self.checked_bytes += len(chunk)
-                if self._on_progress is not None:
-                    self._on_progress(self.checked_bytes, self._to_check)
-        return digest.hexdigest()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    counter: ByteCounter
+    is_quick: bool
+    num_threads: int
 
 
-def _problems(directory: Path, manifest: Manifest, reader: _HashingReader) -> Iterator[Problem]:
-    beside = list(_check_files_beside(directory, manifest, reader))
+def _default_workers() -> int:
+    return max(1, min(MAX_WORKERS, len(os.sched_getaffinity(0))))
+
+
+def _require_file(path: Path) -> None:
+    """Refuse a pipe or a device, which would be read for ever; what is missing is somebody else's to say."""
+    if path.exists() and not path.is_file():
+        raise DamagedCorpusError(f"{path} is no regular file", hint=RESTORE)
+
+
+def _problems(directory: Path, manifest: Manifest, run: _Run) -> Iterator[Problem]:
+    beside = list(_check_files_beside(directory, manifest, run.counter))
     yield from beside
     damaged = {problem.file for problem in beside}
     corpus = None
@@ -127,20 +127,20 @@ def _problems(directory: Path, manifest: Manifest, reader: _HashingReader) -> It
         yield Problem(file=names.SHARD_TABLE, message=message)
     else:
         try:
-            corpus = Corpus(directory)
+            corpus = Corpus(directory, load_table=read_file)
         except CorpusError as error:
-            yield _problem(directory, names.SHARD_TABLE, error)
+            yield problem_of(directory, names.SHARD_TABLE, error)
     if corpus is not None:
-        yield from _check_content(corpus, names.SOURCE_TABLE not in damaged, reader)
+        yield from _check_content(corpus, names.SOURCE_TABLE not in damaged, run)
     yield from _check_split(directory, manifest)
     yield from _check_directory(directory, manifest, corpus)
 
 
-def _check_files_beside(directory: Path, manifest: Manifest, reader: _HashingReader) -> Iterator[Problem]:
+def _check_files_beside(directory: Path, manifest: Manifest, counter: ByteCounter) -> Iterator[Problem]:
     """What the manifest says of the files that are no shards."""
     is_tokenizer_whole = True
     for name, facts in sorted(manifest.files.items()):
-        problem = _check_file(directory / name, facts.num_bytes, facts.sha256, reader)
+        problem = _check_file(directory / name, facts.num_bytes, facts.sha256, counter)
         if problem is not None:
             is_tokenizer_whole = is_tokenizer_whole and name != names.TOKENIZER
             yield problem
@@ -148,10 +148,12 @@ def _check_files_beside(directory: Path, manifest: Manifest, reader: _HashingRea
         yield from _check_tokenizer(directory, manifest)
 
 
-def _check_content(corpus: Corpus, has_sources: bool, reader: _HashingReader) -> Iterator[Problem]:
+def _check_content(corpus: Corpus, has_sources: bool, run: _Run) -> Iterator[Problem]:
     """Shards, and every number that follows from them."""
     tally = _Tally()
-    yield from _check_shards(corpus, tally, reader)
+    for findings in _in_order(corpus, run):
+        yield from findings.problems
+        yield from tally.add(findings)
     yield from _check_names(corpus)
     if tally.is_complete:
         yield from _check_lengths(corpus.manifest, tally)
@@ -159,24 +161,35 @@ def _check_content(corpus: Corpus, has_sources: bool, reader: _HashingReader) ->
         try:
             sources = corpus.sources()
         except CorpusError as error:
-            yield _problem(corpus.directory, names.SOURCE_TABLE, error)
+            yield problem_of(corpus.directory, names.SOURCE_TABLE, error)
         else:
             yield from _check_sources(corpus.manifest, sources, tally)
 
 
-def _check_file(path: Path, num_bytes: int, sha256: str, reader: _HashingReader) -> Problem | None:
+def _in_order(corpus: Corpus, run: _Run) -> Iterator[ShardFindings]:
+    """The findings of all shards in their order, made by threads: hashing does not hold the interpreter's lock."""
+    check = partial(check_shard, corpus, counter=run.counter, is_quick=run.is_quick)
+    waiting: deque[Future[ShardFindings]] = deque()
+    with ThreadPoolExecutor(run.num_threads) as pool:
+        try:
+            for index in range(len(corpus.shards)):
+                waiting.append(pool.submit(check, index))
+                if len(waiting) > 2 * run.num_threads:  # findings that wait for their turn cost memory
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            run.counter.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_file(path: Path, num_bytes: int, sha256: str, counter: ByteCounter) -> Problem | None:
     try:
-        size = path.stat().st_size
-        if size != num_bytes:
-            return Problem(file=path.name, message=f"has {size} bytes, expected {num_bytes}")
-        found = reader.sha256(path)
-    except FileNotFoundError:
-        return Problem(file=path.name, message="is missing")
-    except OSError as error:
-        return Problem(file=path.name, message=f"cannot be read: {error.strerror or error}")
-    if found != sha256:
-        return Problem(file=path.name, message=f"has SHA-256 {found}, expected {sha256}")
-    return None
+        with opened(path, num_bytes) as descriptor:
+            found = hash_chunks(descriptor, num_bytes, counter)
+    except UnreadableError as error:
+        return Problem(file=path.name, message=str(error))
+    return None if found == sha256 else hash_problem(path.name, found, sha256)
 
 
 def _check_tokenizer(directory: Path, manifest: Manifest) -> Iterator[Problem]:
@@ -210,112 +223,35 @@ class _Tally:
         self.tokens_of_source: Counter[int] = Counter()
         self.next_record: dict[int, int] = {}
 
-    def add_lengths(self, lengths: NDArray[np.int64]) -> None:
+    def add(self, findings: ShardFindings) -> Iterator[Problem]:
+        """The next shard; what is wrong with its records after those of the shards before."""
+        if findings.problems:
+            self.is_complete = False
+        if findings.lengths is not None:
+            self._add_lengths(findings.lengths)
+        if findings.runs is not None:
+            yield from self._add_runs(findings.runs)
+
+    def _add_lengths(self, lengths: NDArray[np.int64]) -> None:
         self.shortest = min(self.shortest, int(lengths.min()))
         self.longest = max(self.longest, int(lengths.max()))
         # frexp gives m * 2**e with m in [0.5, 1): e - 1 is the floor of log2
         self.length_counts += np.bincount(np.frexp(lengths)[1] - 1, minlength=64)
 
-
-def _check_shards(corpus: Corpus, tally: _Tally, reader: _HashingReader) -> Iterator[Problem]:
-    first_document = 0
-    for index, info in enumerate(corpus.shards):
-        path = corpus.directory / info.name
-        found = _check_file(path, info.num_bytes, info.sha256, reader)
-        if found is not None:
-            yield found
-        broken = list(_check_shard(corpus, index, info, first_document, tally))
-        # a missing or cut file says nothing new a second time; of changed bytes the structure says where
-        if found is None or "SHA-256" in found.message:
-            yield from broken
-        if found is not None or broken:
-            tally.is_complete = False
-        first_document += info.num_documents
-        corpus.close()  # forget the shard: memory stays that of one
-
-
-def _check_shard(corpus: Corpus, index: int, info: ShardInfo, first_document: int, tally: _Tally) -> Iterator[Problem]:
-    table = names.SHARD_TABLE
-    try:
-        corpus.batch_places(index)
-        strides, runs = corpus.stride_documents(index), corpus.runs(index)
-    except CorpusError as error:
-        yield _problem(corpus.directory, table, error)
-        return
-    starts = np.zeros(info.num_documents + 1, np.int64)
-    try:
-        shard = corpus.shard(index)
-        row = token = 0
-        for batch_index in range(shard.num_batches):
-            offsets, _ = shard.batch(batch_index)
-            starts[row : row + len(offsets)] = offsets + token
-            row, token = row + len(offsets) - 1, token + int(offsets[-1])
-            for message in _check_batch(corpus, shard, batch_index, first_document + row - len(offsets) + 1):
-                yield Problem(file=info.name, message=message)
-            tally.add_lengths(np.diff(offsets))
-    except CorpusError as error:
-        yield _problem(corpus.directory, info.name, error)
-        return
-    expected = np.searchsorted(starts, np.arange(0, info.num_tokens, ORDINAL_STRIDE), "right") - 1
-    if not np.array_equal(strides, expected):
-        wrong = int(np.argmax(strides != expected))
-        yield Problem(
-            file=table,
-            message=f"says that token {wrong * ORDINAL_STRIDE} of {info.name} is in its document {strides[wrong]}, "
-            f"expected {expected[wrong]}",
-        )
-    yield from (
-        Problem(file=table, message=f"has runs of {info.name} that {message}")
-        for message in _check_runs(runs.document, runs.source, runs.record, starts, tally)
-    )
-
-
-def _check_batch(corpus: Corpus, shard: Shard, index: int, first_document: int) -> Iterator[str]:
-    shard.columns(index)
-    offsets, tokens = shard.batch(index)
-    starts, lasts = offsets[:-1], offsets[1:] - 1
-    where = f"batch {index}, document {{}} of the corpus"
-    if corpus.vocab_size <= np.iinfo(tokens.dtype).max and (largest := int(tokens.max())) >= corpus.vocab_size:
-        document = first_document + int(np.searchsorted(offsets, int(np.argmax(tokens)), "right")) - 1
-        yield f"{where.format(document)}: id {largest} is outside the vocabulary of {corpus.vocab_size} ids"
-    eos_id, bos_id = corpus.eos_id, corpus.bos_id
-    delimiters = lasts if bos_id != eos_id else np.union1d(starts, lasts)
-    for expected, message in (
-        (lasts[tokens[lasts] != eos_id], f"does not end with EOS ({eos_id})"),
-        (starts[tokens[starts] != bos_id] if bos_id is not None else starts[:0], f"does not start with BOS ({bos_id})"),
-        (np.setdiff1d(np.flatnonzero(tokens == eos_id), delimiters, assume_unique=True), f"has EOS ({eos_id}) inside"),
-    ):
-        if len(expected):
-            document = first_document + int(np.searchsorted(offsets, int(expected.min()), "right")) - 1
-            more = f", and {len(expected) - 1} more" if len(expected) > 1 else ""
-            yield f"{where.format(document)} {message}{more}"
-
-
-def _check_runs(
-    documents: NDArray[np.int64],
-    sources: NDArray[np.int64],
-    records: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    tally: _Tally,
-) -> Iterator[str]:
-    """What is wrong with the runs of a shard; counts what they say of each source."""
-    num_documents = len(starts) - 1
-    bounds = np.append(documents, num_documents)
-    if documents[:1].tolist() != [0] or not bool(np.all(bounds[1:] > bounds[:-1])):
-        yield f"do not ascend from document 0 to {num_documents}"
-        return
-    lengths = np.diff(bounds)
-    tokens = starts[bounds[1:]] - starts[bounds[:-1]]
-    for source, record, length, num_tokens in zip(
-        sources.tolist(), records.tolist(), lengths.tolist(), tokens.tolist(), strict=True
-    ):
-        if record < tally.next_record.get(source, 0):
-            yield (
-                f"go back to record {record} of source {source}, expected {tally.next_record.get(source, 0)} or later"
-            )
-        tally.next_record[source] = record + length
-        tally.documents_of_source[source] += length
-        tally.tokens_of_source[source] += num_tokens
+    def _add_runs(self, runs: SourceRuns) -> Iterator[Problem]:
+        columns = (runs.source.tolist(), runs.record.tolist(), runs.documents.tolist(), runs.tokens.tolist())
+        for source, record, documents, tokens in zip(*columns, strict=True):
+            expected = self.next_record.get(source, 0)
+            if record < expected:
+                self.is_complete = False
+                yield Problem(
+                    file=names.SHARD_TABLE,
+                    message=f"has runs that go back to record {record} of source {source}, "
+                    f"expected {expected} or later",
+                )
+            self.next_record[source] = record + documents
+            self.documents_of_source[source] += documents
+            self.tokens_of_source[source] += tokens
 
 
 def _check_names(corpus: Corpus) -> Iterator[Problem]:
@@ -410,7 +346,7 @@ def _check_directory(directory: Path, manifest: Manifest, corpus: Corpus | None)
     try:
         present = list_directory(directory)
     except CorpusError as error:
-        yield _problem(directory, ".", error)
+        yield problem_of(directory, ".", error)
         return
     for name in sorted(set(present) - known):
         if names.is_shard_name(name):
@@ -418,9 +354,3 @@ def _check_directory(directory: Path, manifest: Manifest, corpus: Corpus | None)
                 yield Problem(file=name, message="is a shard that the manifest does not name")
         else:
             yield Problem(file=name, message="is no file of this corpus")
-
-
-def _problem(directory: Path, file: str, error: CorpusError) -> Problem:
-    """An error as the problem of a file: the message without the path that the file's name repeats."""
-    message = error.problem.removeprefix(str(directory / file)).lstrip(" ,:")
-    return Problem(file=file, message=message)

@@ -1,0 +1,128 @@
+"""The HTML report: one file, in which text of a corpus is only text. How it looks and works is in test_browser.py."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.inspect.pages import EVIL, write_evil_corpus, write_mix
+from tokshard.cli.main import run
+from tokshard.errors import UsageError
+from tokshard.inspect.html import embedded_json, plotly_source, render_page
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch, capsys):
+    """Writes a page about something: its text, with a stand-in for the library."""
+    monkeypatch.setattr("tokshard.inspect.html.plotly_source", lambda: "/* the library */")
+
+    def page(*locations):
+        assert run(["inspect", *map(str, locations), "--html", str(tmp_path / "page.html")]) == 0, capsys.readouterr()
+        return (tmp_path / "page.html").read_text(encoding="utf-8")
+
+    return page
+
+
+def sections(page):
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(data)["sections"]
+
+
+def test_nothing_in_a_document_can_end_a_script_or_become_markup(page, tmp_path):
+    text = page(write_evil_corpus(tmp_path / "<b>corpus"))
+    assert text.count("<script") == 3
+    assert text.count("</script") == 3
+    assert "<img" not in text
+    assert "<b>" not in text
+    assert "\0" not in text
+    assert "\u2028" not in text
+    (tokens,) = [section for section in sections(text) if section["kind"] == "tokens"]
+    shown = ["".join(piece[0] for piece in item["parts"][0]["pieces"]) for item in tokens["items"]]
+    assert shown == [f"{evil}<|endoftext|>" for evil in EVIL]
+
+
+def test_json_in_a_script_reads_as_what_was_put_in():
+    value = {"text": "</script><!--\u2028\u2029&\0\ud800 \U0001f642"}
+    assert json.loads(embedded_json(value)) == value
+    assert embedded_json(value).isascii()
+
+
+def test_a_page_loads_nothing_and_runs_only_its_own_scripts(page, tmp_path):
+    text = page(write_evil_corpus(tmp_path / "corpus"))
+    (policy,) = re.findall('http-equiv="Content-Security-Policy" content="(.*?)"', text)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-inline" not in policy.partition("style-src")[0]
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", text)
+
+
+def test_a_page_of_a_corpus_has_totals_lengths_tokens_samples_and_every_shard(page, tmp_path):
+    corpus = write_evil_corpus(tmp_path / "corpus")
+    found = sections(page(corpus))
+    assert [section["kind"] for section in found] == [
+        "heading", "cards", "facts", "chart", "chart", "table", "tokens", "table",
+    ]  # fmt: skip
+    assert len(found[-1]["rows"]) == len(list(corpus.glob("shard-*")))
+    documents, tokens = found[3]["traces"]
+    assert sum(documents["y"]) == pytest.approx(1)
+    assert sum(tokens["y"]) == pytest.approx(1)
+
+
+def test_a_page_of_a_plan_has_its_mixture_epochs_shuffle_and_samples(page, tmp_path):
+    found = sections(page(write_mix(tmp_path)))
+    charts = [section for section in found if section["kind"] == "chart"]
+    assert [chart["title"].split(":")[0] for chart in charts] == ["Mixture over time", "Epochs per corpus", "a", "b"]
+    shares = {trace["name"]: trace["y"] for trace in charts[0]["traces"]}
+    assert shares["a"][0] == pytest.approx(0.75, abs=0.15)
+    assert shares["a"][-1] == pytest.approx(0.25, abs=0.15)
+    epochs = {trace["name"]: trace["y"] for trace in charts[1]["traces"]}
+    assert min(epochs["a"][-1], epochs["b"][-1]) >= 0.99
+    places = charts[2]["traces"][0]["y"]
+    assert len(set(places)) == len(places) > 50
+    assert places != sorted(places)
+    assert found[-1]["items"][0]["parts"][0]["title"].startswith("document ")
+
+
+def test_a_page_of_several_corpora_starts_with_them_side_by_side(page, tmp_path):
+    write_mix(tmp_path)
+    found = sections(page(tmp_path / "a", tmp_path / "b"))
+    assert [section["title"] for section in found[:3]] == ["Side by side", "Corpora", "Document lengths"]
+    assert [row[:2] for row in found[1]["rows"]] == [["a", 200], ["b", 100]]
+    assert [trace["name"] for trace in found[2]["traces"]] == ["a", "b"]
+
+
+def test_a_page_of_a_plan_ends_where_a_corpus_is_used_up(page, tmp_path):
+    mix = write_mix(tmp_path)
+    mix.write_text("max_epochs = { a = 0.5 }\n" + mix.read_text())
+    found = sections(page(mix))
+    assert "a is used up" in [row[0] for row in found[2]["rows"]]
+    epochs = next(section for section in found if section.get("title") == "Epochs per corpus")["traces"][0]["y"]
+    assert epochs[-1] == pytest.approx(0.5, abs=0.01)
+
+
+def test_corpora_and_a_mix_have_no_common_page(tmp_path, capsys):
+    mix = write_mix(tmp_path)
+    assert run(["inspect", str(mix), str(tmp_path / "a"), "--html", str(tmp_path / "x.html")]) == 2
+    assert "a page shows corpora or one mix" in capsys.readouterr().err
+
+
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
+    def is_missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("importlib.resources.files", is_missing)
+    with pytest.raises(UsageError, match="needs plotly") as caught:
+        render_page(title="", subtitle="", sections=[])
+    assert caught.value.hint == "pip install 'tokshard[report]'"
+
+
+def test_the_library_comes_from_its_package():
+    pytest.importorskip("plotly")
+    assert "plotly.js v" in plotly_source()[:300]
+    assert "</script" not in plotly_source().lower()
+
+
+def test_a_page_that_cannot_be_written_says_so(page, tmp_path, capsys):
+    corpus = write_evil_corpus(tmp_path / "corpus")
+    assert run(["inspect", str(corpus), "--html", str(Path(tmp_path) / "no" / "page.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

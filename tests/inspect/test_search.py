@@ -1,0 +1,139 @@
+"""Documents found by their text, and differences between corpora and between plans."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
+from tokshard.errors import UsageError
+from tokshard.format.reader import open_corpus
+from tokshard.inspect.difference import compare_corpora, compare_mixes, difference_text
+from tokshard.inspect.search import compile_pattern, match_text, search
+from tokshard.runtime.mix import load_mix
+
+TEXTS = ["def main(): pass", "nothing here\x1b[2J", "a main and a main", "M\u00e4in \u6570\u636e", "(main"]
+
+
+def encode(text):
+    return [*Tokenizer.from_file(str(TOKENIZER)).encode(text, add_special_tokens=False).ids, 0]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    source = Source(documents=[encode(text) for text in TEXTS], records=[0, 2, 3, 5, 9], left_out={"empty": 5})
+    return open_corpus(write_corpus(tmp_path_factory.mktemp("search") / "corpus", sources=[source], shard_tokens=12))
+
+
+def found(corpus, pattern, *, is_regex=False):
+    return [match.document for match in search(corpus, compile_pattern(pattern, is_regex=is_regex))]
+
+
+def test_documents_that_hold_a_text_are_found_in_order(corpus):
+    assert found(corpus, "main") == [0, 2, 4]
+    assert found(corpus, "(main") == [4]
+    assert found(corpus, "\u6570\u636e") == [3]
+    assert found(corpus, "absent") == []
+
+
+def test_a_regular_expression_is_one_only_if_it_is_said_to_be(corpus):
+    assert found(corpus, "m.in", is_regex=True) == [0, 2, 4]
+    assert found(corpus, "m.in") == []
+    with pytest.raises(UsageError, match="is no regular expression"):
+        compile_pattern("(", is_regex=True)
+    with pytest.raises(UsageError, match="is empty"):
+        compile_pattern("", is_regex=False)
+
+
+def test_a_match_says_where_it_is_in_its_context(corpus):
+    first, second, _ = search(corpus, compile_pattern("main", is_regex=False))
+    assert match_text(first) == "document 0: record 1 of source-0.jsonl\n    def \u00bbmain\u00ab(): pass<|endoftext|>"
+    assert match_text(second).startswith("document 2: record 4 of source-0.jsonl, 2 places\n    a \u00bbmain\u00ab and")
+    assert (second.offset, second.count) == (2, 2)
+    (escape,) = search(corpus, compile_pattern("here", is_regex=False))
+    assert "\x1b" not in match_text(escape)
+
+
+def test_a_search_ends_when_nobody_asks_for_more_and_tells_how_far_it_is(corpus):
+    seen = []
+    matches = search(
+        corpus, compile_pattern("main", is_regex=False), on_progress=lambda done, total: seen.append((done, total))
+    )
+    next(matches)
+    assert seen == []
+    list(matches)
+    assert seen[-1] == (corpus.num_tokens, corpus.num_tokens)
+
+
+@given(pattern=st.text(st.sampled_from("main() a\u6570"), min_size=1, max_size=4))
+def test_what_is_found_is_what_python_finds_in_the_texts(corpus, pattern):
+    assert found(corpus, pattern) == [index for index, text in enumerate(TEXTS) if pattern in text]
+
+
+def corpora(tmp_path, first, second, **options):
+    options = {"tokenizer": TINY_TOKENIZER, **options}
+    return (
+        open_corpus(write_corpus(tmp_path / "first", first, **options)),
+        open_corpus(write_corpus(tmp_path / "second", second, **options)),
+    )
+
+
+def test_copies_are_equal(tmp_path):
+    difference = compare_corpora(*corpora(tmp_path, documents_of([3, 4]), documents_of([3, 4])))
+    assert difference.is_equal
+    assert difference_text(difference, ("a", "b")) == "equal: the same tokens, byte for byte, built in the same way"
+
+
+def test_the_first_document_that_differs_is_named_with_the_shards_that_differ(tmp_path):
+    documents = documents_of([5] * 10)
+    changed = [*documents[:7], [3, 3, 3, 3, 0], *documents[8:]]
+    difference = compare_corpora(*corpora(tmp_path, documents, changed, shard_tokens=10))
+    assert not difference.is_equal
+    assert difference.notes[1] == "the first document that differs is 7"
+    assert difference.notes[0] == (
+        "shards: 4 with the same name and bytes, 1 with other bytes (shard-00-0000000-000000-0003.arrow)"
+    )
+    assert "fingerprints.content" in difference.fields
+
+
+def test_the_same_documents_in_other_shards_are_equal_and_the_settings_differ(tmp_path):
+    documents = documents_of([5] * 10)
+    first = open_corpus(write_corpus(tmp_path / "first", documents, tokenizer=TINY_TOKENIZER, shard_tokens=10))
+    second = open_corpus(write_corpus(tmp_path / "second", documents, tokenizer=TINY_TOKENIZER))
+    difference = compare_corpora(first, second)
+    assert difference.is_equal
+    assert difference.verdict == "the same documents in other shards"
+    assert difference.fields["build.shard_tokens"] == (10, 1 << 28)
+
+
+def test_a_corpus_that_goes_on_is_not_equal(tmp_path):
+    difference = compare_corpora(*corpora(tmp_path, documents_of([5] * 3), documents_of([5] * 4)))
+    assert not difference.is_equal
+    assert difference.verdict == "one corpus starts with the other"
+
+
+def test_equal_ids_under_other_tokenizers_are_not_equal(tmp_path):
+    first = open_corpus(write_corpus(tmp_path / "first", documents_of([5]), tokenizer=TINY_TOKENIZER))
+    other = TINY_TOKENIZER.replace(b'"three"', b'"drei"')
+    second = open_corpus(write_corpus(tmp_path / "second", documents_of([5]), tokenizer=other))
+    difference = compare_corpora(first, second)
+    assert not difference.is_equal
+    assert "tokenizers differ" in difference.verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "is_equal", "verdict"),
+    [
+        ("", True, "the same samples in the same order"),
+        ("seed = 4", False, "other orders"),
+        ("weights = { a = 1.0 }\nschedule = [[9, { a = 2.0 }]]", False, "other weights"),
+    ],
+)
+def test_plans_differ_by_their_order_or_by_their_weights(tmp_path, change, is_equal, verdict):
+    directory = write_corpus(tmp_path / "corpus", documents_of([50] * 9), tokenizer=TINY_TOKENIZER)
+    mix = f'corpora = {{ a = "{directory}" }}\nseq_len = 8\nglobal_batch_size = 2\n'
+    (tmp_path / "a.toml").write_text(mix)
+    (tmp_path / "b.toml").write_text(mix + change)
+    difference = compare_mixes(*(load_mix(str(tmp_path / name)) for name in ("a.toml", "b.toml")))
+    assert difference.is_equal == is_equal
+    assert verdict in difference.verdict

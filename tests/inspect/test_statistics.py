@@ -1,0 +1,128 @@
+"""Numbers that are read off offsets and tokens: lengths, token counts, vocabularies, pieces."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
+from tokshard.format.reader import open_corpus
+from tokshard.inspect.decode import load_decoder
+from tokshard.inspect.lengths import PERCENTILES, estimated_lengths, read_lengths
+from tokshard.inspect.pieces import bounded_text, token_pieces
+from tokshard.inspect.token_counts import count_tokens, token_summary
+from tokshard.inspect.vocabulary import load_vocabulary, parse_vocabulary
+
+
+@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60))
+def test_percentiles_are_those_of_all_documents_by_nearest_rank(tmp_path_factory, lengths):
+    directory = tmp_path_factory.mktemp("lengths") / "corpus"
+    write_corpus(directory, documents_of(lengths), tokenizer=TINY_TOKENIZER, shard_tokens=500)
+    found = read_lengths(open_corpus(directory))
+    assert found.is_exact
+    expected = np.percentile(lengths, PERCENTILES, method="inverted_cdf").tolist()
+    assert list(found.percentiles().values()) == expected
+
+
+def test_lengths_of_the_manifest_are_estimates_within_their_power_of_two(tmp_path):
+    lengths = [3, 5, 9, 17, 40, 100, 300]
+    corpus = open_corpus(write_corpus(tmp_path / "corpus", documents_of(lengths), tokenizer=TINY_TOKENIZER))
+    found = estimated_lengths(corpus.manifest.document_lengths)
+    assert not found.is_exact
+    assert found.percentiles()[50] == 24  # the median, 17, lies in [16, 32)
+    assert found.percentiles()[99] == 300
+
+
+def test_all_tokens_of_a_small_corpus_are_counted(tmp_path):
+    directory = write_corpus(
+        tmp_path / "corpus", [[1, 1, 2, 0], [1, 0]], tokenizer=TINY_TOKENIZER, shard_tokens=4, documents_per_call=1
+    )
+    with open_corpus(directory) as corpus:
+        summary = token_summary(count_tokens(corpus), load_vocabulary(corpus), num_frequent=2)
+    assert summary == {
+        "counted": 6,
+        "is_full": True,
+        "used": 3,
+        "vocab_size": 4,
+        "unknown_share": 0.5,  # "one" is this vocabulary's unknown token
+        "byte_share": None,
+        "most_frequent": [
+            {"id": 1, "text": "one", "count": 3, "share": 0.5},
+            {"id": 0, "text": "<eos>", "count": 2, "share": 2 / 6},
+        ],
+    }
+
+
+def test_a_sample_of_tokens_comes_from_everywhere_and_full_counts_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokshard.inspect.token_counts.NUM_SLICES", 20)
+    monkeypatch.setattr("tokshard.inspect.token_counts.SLICE_TOKENS", 5)
+    documents = [[1] * 499 + [0], [2] * 499 + [0], [3] * 499 + [0]]
+    directory = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER, shard_tokens=500)
+    with open_corpus(directory) as corpus:
+        seen = []
+        sample = count_tokens(corpus, on_progress=lambda done, total: seen.append((done, total)))
+        assert not sample.is_full
+        assert sample.num_tokens == 100
+        assert all(30 <= count <= 35 for count in sample.counts[1:].tolist())
+        assert seen[-1] == (100, 100)
+        assert count_tokens(corpus, is_full=True).counts.tolist() == [3, 499, 499, 499]
+
+
+def test_bytes_of_a_byte_level_vocabulary_are_the_entries_that_are_no_text():
+    vocabulary = parse_vocabulary(
+        {
+            "model": {"vocab": {"a": 0, "\u0120b": 1, "\u00e6": 2, "\u00c3\u00bc": 3}, "unk_token": None},
+            "decoder": {"type": "ByteLevel"},
+            "added_tokens": [{"id": 4, "content": "<eos>", "special": True}],
+        }
+    )
+    assert [vocabulary.shown(token) for token in range(5)] == ["a", " b", "\\xe6", "\u00fc", "<eos>"]
+    assert vocabulary.byte_ids == {2}
+    assert (vocabulary.special_ids, vocabulary.unknown_id) == ({4}, None)
+
+
+def test_bytes_of_a_vocabulary_of_pieces_are_its_fallbacks():
+    vocabulary = parse_vocabulary(
+        {"model": {"vocab": [["<unk>", 0.0], ["<0x0A>", 0.0], ["\u2581the", -1.0]], "unk_id": 0}, "added_tokens": None}
+    )
+    assert vocabulary.byte_ids == {1}
+    assert vocabulary.unknown_id == 0
+    assert vocabulary.shown(2) == " the"
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_the_pieces_of_a_document_are_its_text_and_its_tokens(tokenizer_and_decode, text):
+    tokenizer, decode = tokenizer_and_decode
+    tokens = np.array([*tokenizer.encode(text, add_special_tokens=False).ids, 0], np.uint16)
+    pieces = token_pieces(tokens, decode)
+    assert [token for piece in pieces for token in piece.ids] == tokens.tolist()
+    assert "".join(piece.text for piece in pieces) == decode(tokens)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_and_decode(tmp_path_factory):
+    with open_corpus(write_corpus(tmp_path_factory.mktemp("pieces") / "corpus", [[1, 0]])) as corpus:
+        return Tokenizer.from_file(str(TOKENIZER)), load_decoder(corpus)
+
+
+def test_boundaries_are_bars_and_no_character_is_torn(tokenizer_and_decode):
+    tokenizer, decode = tokenizer_and_decode
+    tokens = np.array(tokenizer.encode("def f(): \U0001f642\u6570", add_special_tokens=False).ids, np.uint16)
+    shown = bounded_text(token_pieces(tokens, decode))
+    assert shown.startswith("def\u2502 f\u2502")
+    assert "\U0001f642\u2502" in shown
+    assert "\ufffd" not in shown
+
+
+def test_decoders_that_put_spaces_between_tokens_keep_them(tmp_path):
+    with open_corpus(write_corpus(tmp_path / "corpus", [[2, 3, 1, 0]], tokenizer=TINY_TOKENIZER)) as corpus:
+        decode = load_decoder(corpus)
+        assert bounded_text(token_pieces(corpus.document(0), decode)) == "two\u2502 three\u2502 one\u2502 <eos>\u2502"
+
+
+def test_a_vocabulary_is_plain_enough_for_json(tmp_path):
+    with open_corpus(write_corpus(tmp_path / "corpus", [[1, 0]])) as corpus:
+        json.dumps(token_summary(count_tokens(corpus), load_vocabulary(corpus), num_frequent=5))

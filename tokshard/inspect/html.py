@@ -1,0 +1,82 @@
+"""One HTML file that needs nothing else: data, plotting library, style and script are in it.
+
+The page shows text of corpora, so nothing of it is ever markup: the data is JSON in which no character can end a
+script, and the script puts it into the page as text. A content security policy allows the scripts of the file and no
+connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokshard.errors import UsageError
+
+Section = dict[str, Any]
+"""What the script shows, by its ``kind``: heading, cards, facts, chart, tokens, table or note; see assets/page.js."""
+
+_UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def render_page(*, title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    """The whole file; about 5 MB, nearly all of it the plotting library.
+
+    Raises:
+        UsageError: plotly is not installed.
+    """
+    plotly, script = plotly_source(), _asset("page.js")
+    policy = (
+        f"default-src 'none'; script-src {_digest(plotly)} {_digest(script)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    return "".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            '<meta name="color-scheme" content="light dark">\n',
+            '<link rel="icon" href="data:,">\n',
+            f"<title>{_text(title)}</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n",
+            f"<header><h1>{_text(title)}</h1><p>{_text(subtitle)}</p></header>\n",
+            '<nav aria-label="Sections"></nav>\n<main></main>\n',
+            f'<script type="application/json" id="data">{embedded_json({"sections": sections})}</script>\n',
+            f"<script>{plotly}</script>\n<script>{script}</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def embedded_json(value: Mapping[str, Any]) -> str:
+    """JSON that may stand inside a script element, whatever text is in it."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE)
+
+
+def plotly_source() -> str:
+    """The plotting library's JavaScript, from the Python package that brings it.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
+    try:
+        folder = importlib.resources.files("plotly")
+    except ModuleNotFoundError:
+        raise UsageError(
+            "an HTML report needs plotly, which is not installed", hint="pip install 'tokshard[report]'"
+        ) from None
+    return folder.joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+
+
+def _asset(name: str) -> str:
+    return importlib.resources.files("tokshard.inspect").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _text(text: str) -> str:
+    return html.escape(text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0"))

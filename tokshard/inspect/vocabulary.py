@@ -1,0 +1,112 @@
+"""What the ids of a tokenizer are: how they are spelt, which are unknown, special or mere bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.format import names
+from tokshard.format.reader import Corpus
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The ids of a ``tokenizer.json``.
+
+    Args:
+        spellings: id to the bytes that it stands for, or to its entry where the vocabulary is not of bytes.
+        unknown_id: what stands for text outside of the vocabulary, if anything.
+        byte_ids: the byte fallbacks ``<0x00>`` to ``<0xFF>``; of a byte-level vocabulary the entries that are parts of
+            characters.
+        special_ids: of added tokens that are flagged special.
+    """
+
+    spellings: Mapping[int, bytes]
+    unknown_id: int | None
+    byte_ids: frozenset[int]
+    special_ids: frozenset[int]
+
+    def shown(self, token: int) -> str:
+        """A spelling for a person: what is no UTF-8 as escapes."""
+        return self.spellings.get(token, b"?").decode("utf-8", "backslashreplace")
+
+
+def load_vocabulary(corpus: Corpus) -> Vocabulary:
+    """The vocabulary of a corpus, from the copy of its tokenizer.
+
+    Raises:
+        DamagedCorpusError: the copy is missing or no JSON object.
+    """
+    path = corpus.directory / names.TOKENIZER
+    try:
+        return parse_vocabulary(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
+
+
+def parse_vocabulary(tokenizer: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary in a parsed ``tokenizer.json``; what is not understood of it is left out."""
+    model = tokenizer.get("model", {})
+    entries = model.get("vocab", {})
+    if isinstance(entries, list):  # Unigram: [piece, score]
+        entries = {entry[0]: index for index, entry in enumerate(entries)}
+    is_byte_level = _has_byte_level(tokenizer.get("decoder")) or _has_byte_level(tokenizer.get("pre_tokenizer"))
+    spell = _byte_level_bytes if is_byte_level else _plain_bytes
+    spellings = {token: spell(piece) for piece, token in entries.items()}
+    if is_byte_level:
+        byte_ids = {token for token, spelling in spellings.items() if not _is_text(spelling)}
+    else:
+        byte_ids = {token for piece, token in entries.items() if _BYTE.fullmatch(piece)}
+    added = tokenizer.get("added_tokens") or []
+    spellings |= {token["id"]: token["content"].encode("utf-8", "surrogatepass") for token in added}
+    unknown = model.get("unk_token")
+    unknown_id = model.get("unk_id") if unknown is None else entries.get(unknown)
+    if unknown_id is None and unknown is not None:
+        unknown_id = next((token["id"] for token in added if token["content"] == unknown), None)
+    return Vocabulary(
+        spellings=spellings,
+        unknown_id=unknown_id,
+        byte_ids=frozenset(byte_ids),
+        special_ids=frozenset(token["id"] for token in added if token.get("special")),
+    )
+
+
+def _has_byte_level(part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    parts = [*(part.get("pretokenizers") or ()), *(part.get("decoders") or ())]
+    return part.get("type") == "ByteLevel" or any(map(_has_byte_level, parts))
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_of_character()
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    if all(character in _BYTES for character in piece):
+        return bytes(_BYTES[character] for character in piece)
+    return _plain_bytes(piece)
+
+
+def _plain_bytes(piece: str) -> bytes:
+    return piece.replace("\u2581", " ").encode("utf-8", "surrogatepass")
+
+
+def _is_text(spelling: bytes) -> bool:
+    try:
+        spelling.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
