@@ -68,6 +68,7 @@ def test_every_command_has_help_json_and_debug(shell, name):
     assert exit_code == 0
     assert "--json" in out
     assert "--debug" in out
+    assert "\\b" not in out  # examples keep their lines
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -60,7 +60,7 @@ def bench(
     gpu_tokens: int | None,
     as_json: bool,
 ) -> None:
-    r"""Measure how fast this machine reads a mix, and how many GPUs that feeds.
+    """Measure how fast this machine reads a mix, and how many GPUs that feeds.
 
     CORPUS is a corpus directory; MIX.TOML names corpora with weights, seq_len, seed and global_batch_size, or is a
     recipe of the trainer. Options override the file.
@@ -71,7 +71,7 @@ def bench(
     \b
     tokshard bench shards/code
     tokshard bench mix.toml --workers 0,4 --gpu-tokens 12k
-    """
+    """  # noqa: D301 - click reads the escape
     if gpu_tokens is not None and gpu_tokens < 1:
         raise click.BadParameter("must be at least 1", param_hint="'--gpu-tokens'")
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}

@@ -50,7 +50,7 @@ def plan(
     global_batch_size: int | None,
     as_json: bool,
 ) -> None:
-    r"""Say what a mix comes to: per corpus its share, tokens, epochs and documents; steps, bytes, steps per window.
+    """Say what a mix comes to: per corpus its share, tokens, epochs and documents; steps, bytes, steps per window.
 
     PLAN is a mix.toml, a recipe or a checkpoint of the trainer, or a corpus directory with --seq-len, --seed and
     --global-batch-size; options override the file. The tree that it prints holds all that the order depends on, and its
@@ -62,7 +62,7 @@ def plan(
     \b
     tokshard plan mix.toml --tokens 2T
     tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512 --simulate 100k
-    """
+    """  # noqa: D301 - click reads the escape
     for option, value in (("--tokens", tokens), ("--simulate", num_simulated)):
         if value is not None and value < 1:
             raise click.BadParameter("must be at least 1", param_hint=f"'{option}'")

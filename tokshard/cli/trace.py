@@ -67,7 +67,7 @@ def trace(
     parquet: str | None,
     as_json: bool,
 ) -> None:
-    r"""Show every document that a training step read, or every step that reads a document.
+    """Show every document that a training step read, or every step that reads a document.
 
     PLAN is a mix.toml, a recipe or a checkpoint of the trainer, or a corpus directory with --seq-len, --seed and
     --global-batch-size; options override the file. Nothing is replayed: step 1,000,000,000 takes as long as step 1.
@@ -86,7 +86,7 @@ def trace(
     a number.
 
     --json prints one object per row, in a line; with --document, one per document.
-    """
+    """  # noqa: D301 - click reads the escape
     asked = {"--step": steps, "--sample": samples, "--document": document}
     if sum(value is not None for value in asked.values()) != 1:
         raise click.UsageError(f"give one of {', '.join(asked)}.")
