@@ -72,7 +72,7 @@ def hashes(out: Path) -> dict[str, str]:
         return builds.corpus_hashes(out)
     assert sorted(path.name for path in out.iterdir()) == sorted(split.name for split in splits)
     found = {f"{split.name}/{name}": sha for split in splits for name, sha in builds.corpus_hashes(split).items()}
-    assert all(verify_corpus(split).is_ok for split in splits)
+    assert [problem for split in splits for problem in verify_corpus(split).problems] == []
     return found
 
 

@@ -80,7 +80,7 @@ def inspect(
     full: bool,
     as_json: bool,
 ) -> None:
-    r"""Show what each CORPUS holds: counts, tokenizer, settings, what was left out, document lengths, shards, tokens.
+    """Show what each CORPUS holds: counts, tokenizer, settings, what was left out, document lengths, shards, tokens.
 
     Several are shown side by side. Counts, lengths and shards come from tables and offsets; tokens are counted in a
     sample, unless --full asks for all. --diff and --grep exit with 0 whatever they find; --json says it, one object
