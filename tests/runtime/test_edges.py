@@ -541,7 +541,7 @@ def test_a_shard_truncated_under_a_running_job_is_an_error_with_pread(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_mapped_shard_truncated_under_a_worker_kills_it_and_the_loader_names_the_shard(
+def test_a_mapped_shard_truncated_under_a_worker_is_named_whether_it_kills_the_worker_or_not(
     tmp_path: Path, method: str
 ) -> None:
     memory = ListSource([2000] * 30)
@@ -557,6 +557,9 @@ def test_a_mapped_shard_truncated_under_a_worker_kills_it_and_the_loader_names_t
         next(batches)
     shard = shard_of(source, 1)
     os.truncate(shard, 600)
-    with pytest.raises(LoaderError, match=f"was killed by SIGBUS; {shard} is not as long as") as caught:
+    # the kernel gives zeros up to the end of the page that was cut, and kills who reads beyond
+    with pytest.raises((LoaderError, DamagedCorpusError), match=f"{shard} is not as long as") as caught:
         take_until_error(batches)
-    assert "access='pread'" in caught.value.hint
+    if isinstance(caught.value, LoaderError):
+        assert "was killed by SIGBUS" in str(caught.value)
+        assert "access='pread'" in caught.value.hint

@@ -91,7 +91,7 @@ def inspect(
     tokshard inspect shards/code --grep 'def main' --limit 5
     tokshard inspect --diff shards/code other/code
     tokshard inspect mix.toml --html plan.html
-    """
+    """  # noqa: D301 - click's mark for lines that are kept
     modes = {"--document": document is not None, "--grep": pattern is not None, "--diff": diff, "--html": bool(html)}
     if sum(modes.values()) > 1:
         raise click.UsageError(f"{' and '.join(name for name, given in modes.items() if given)} exclude each other.")

@@ -175,15 +175,25 @@ class CorpusSource:
         """Open record batches, in which of them each piece lies, and where it starts there."""
         first_tokens, _ = self._record_batches
         batches = first_tokens.searchsorted(starts, "right") - 1
-        if bool(np.any(starts + lengths > first_tokens[batches + 1])):
-            raise DamagedCorpusError(
-                f"{self.corpus.directory}: a document reaches beyond its record batch", hint=RESTORE
-            )
+        beyond = np.flatnonzero(starts + lengths > first_tokens[batches + 1])
+        if len(beyond):
+            raise self._damage(int(batches[beyond[0]]))
         opened = self._opened
         if not opened.addresses[batches].all():
             with self._lock:
                 opened = self._open(np.unique(batches))
         return opened, batches, starts - first_tokens[batches]
+
+    def _damage(self, batch: int) -> DamagedCorpusError:
+        """A document reaches beyond its record batch: its offsets changed since they were checked."""
+        cut = self.changed_shard()
+        if cut is not None:
+            return DamagedCorpusError(
+                f"{cut} is not as long as its manifest says: it was cut under the running job", hint=RESTORE
+            )
+        index = bisect_right(self._record_batches[1], batch) - 1
+        path = self.corpus.directory / self.corpus.shards[index].name
+        return DamagedCorpusError(f"{path}: a document reaches beyond its record batch", hint=RESTORE)
 
     def _open(self, batches: NDArray[np.int64]) -> _OpenBatches:
         """Open record batches that are not open yet."""
