@@ -15,13 +15,14 @@ RUN := quickstart/run
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-interop test-browser benchmark lint format clean
+.PHONY: help quickstart test soak test-interop test-browser benchmark lint format clean
 
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
+	@echo "make soak          minutes of random damage, kills and long permutations"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        ruff format, and the fixes that ruff is sure of"
@@ -46,8 +47,11 @@ quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
 	@touch $@
 
 test: lint $(LOWEST)/stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not interop and not benchmark and not browser"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not soak and not interop and not benchmark and not browser"
 	$(LOWEST)/bin/python -m pytest -n 2
+
+soak: $(VENV)/stamp-dev
+	$(BIN)/python -m pytest -n 2 -m soak
 
 test-interop: $(INTEROP)/stamp-test
 	$(INTEROP)/bin/python -m pytest -n 2 -m interop

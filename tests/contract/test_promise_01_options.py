@@ -99,7 +99,7 @@ def test_any_number_of_workers_gives_the_same_bytes(case, tmp_path: Path, worker
     assert build(inputs, tmp_path / "out", *options, "--workers", str(workers)) == reference
 
 
-@pytest.mark.parametrize("moment", range(5))
+@pytest.mark.parametrize("moment", [0, 1, *(pytest.param(moment, marks=pytest.mark.soak) for moment in range(2, 12))])
 def test_a_build_killed_at_random_moments_and_run_again_gives_the_same_bytes(case, tmp_path: Path, moment: int) -> None:
     inputs, options, reference = case
     rng = random.Random(moment)

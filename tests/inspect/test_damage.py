@@ -83,7 +83,7 @@ def test_damage_of_any_kind_is_reported_with_its_file(corpus, tmp_path, start):
     check(outcomes)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("start", range(10_000, 16_000, 3_000))
 def test_thousands_more_cases_of_damage_are_reported_too(corpus, start):
     check(run_cases(corpus, start, start + 3_000))

@@ -124,7 +124,7 @@ def test_a_long_permutation_is_uniform_on_both_sides_of_the_longest_that_is_sort
     assert not check(orders.permuted, length)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_permutation_of_a_million_items_is_uniform() -> None:
     found = scores(orders.permuted(1 << 20, seed) for seed in range(60))
