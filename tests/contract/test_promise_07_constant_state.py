@@ -57,7 +57,7 @@ def test_a_corpus_of_10_to_the_14_tokens_needs_no_more_than_one_of_a_million(ski
     assert huge_size <= small_size + 40  # the number of tokens is in it, as the weight
     assert huge_size < 500
     assert huge.num_scanned <= 2 * small.num_scanned
-    assert huge.num_views <= 2 * small.num_views
+    assert huge.num_views <= small.num_views + 100  # the thread may be some steps ahead, in both
     assert huge_seconds < 10 * small_seconds + 0.5
 
 
