@@ -47,8 +47,8 @@ quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
 	@touch $@
 
 test: lint $(LOWEST)/stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not soak and not interop and not benchmark and not browser"
-	$(LOWEST)/bin/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not interop and not benchmark and not browser"
+	$(LOWEST)/bin/python -m pytest -n 2 --ignore tests/runtime/test_shuffle_quality.py --ignore tests/inspect/test_damage.py
 
 soak: $(VENV)/stamp-dev
 	$(BIN)/python -m pytest -n 2 -m soak
