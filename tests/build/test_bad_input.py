@@ -519,6 +519,8 @@ def test_a_damaged_input_is_left_out_whole_if_that_is_asked_for(what, task_bytes
     patch_chunk_bytes(monkeypatch, 64)
     file, content = DAMAGED[what]
     sources = [write("1.jsonl", GOOD), write(file, content), write("3.jsonl", GOOD)]
+    if "truncated csv" in what or "truncated tsv" in what:
+        task_bytes = max(task_bytes, 4096)  # these unpack to much: a thousand tasks say no more than some dozen
     options = ["--on-bad-source", "skip", "--on-bad-record", "skip", "--task-bytes", str(task_bytes)]
     seen = tokshard_build(*sources, *options)
     assert seen.exit_code == 0, seen
