@@ -367,3 +367,35 @@ def test_columns_are_named_by_their_path_and_the_id_field_by_id():
 def test_columns_that_cannot_be_are_refused(id_field, keep, problem):
     with pytest.raises(ValueError, match=problem):
         parse_columns(id_field, keep)
+
+
+SEPARATORS = st.sampled_from(["\n", "\n", "\n", " ", ",", "", "\r\n", "\n\n", "},\n{", "}\n{"])
+FRAGMENTS = st.sampled_from(
+    [
+        '{"text": "a"}',
+        '{"text": "b", "x": [{}',
+        '{"text": "c"',
+        '"x": 1}',
+        "{}]}",
+        "{}",
+        '{"text": "}"}',
+        '{"text": ""}',
+    ]
+)
+
+
+@given(parts=st.lists(st.tuples(FRAGMENTS, SEPARATORS), min_size=1, max_size=8), keep=st.booleans())
+def test_a_line_holds_one_record_however_objects_and_lines_fall(parts, keep):
+    """All lines are parsed in one call where each holds one object; no object may span two, and no line hold two."""
+    data = "".join(fragment + separator for fragment, separator in parts).encode()
+    whole = parse(data, "text", *(["x"] if keep else []))
+    lines = data.split(b"\n")[:-1] if data.endswith(b"\n") else data.split(b"\n")
+    # a space in front keeps a line from being parsed in one call with others
+    one_by_one = [parse(b" " + line, "text", *(["x"] if keep else [])) for line in lines]
+    assert outcomes(whole) == [outcome for records in one_by_one for outcome in outcomes(records)]
+    assert whole.columns.get("x", []) == [value for records in one_by_one for value in records.columns.get("x", [])]
+
+
+def test_two_objects_on_a_line_and_one_on_two_do_not_make_up_for_each_other():
+    data = b'{"text": "a"}{"text": "b"}\n{"text": "c", "x": [{}\n,{}]}\n'
+    assert outcomes(parse(data)) == [(MALFORMED,)] * 3

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from tests.build.inputs import EOS, TOKENIZER, build, jsonl, special_token, write_byte_tokenizer
 from tokshard.build.encoding import DocumentEncoder
-from tokshard.build.tokenizer import BOS_FROM_TOKENIZER, Encoder, TokenizerFile, read_tokenizer
+from tokshard.build.tokenizer import BOS_FROM_TOKENIZER, Encoder, TokenizerFile, inline_groups, read_tokenizer
 from tokshard.errors import TokenizerError
 from tokshard.format.manifest import TokenizerInfo
 
@@ -378,7 +378,7 @@ def test_exactly_the_texts_with_a_special_id_are_held_back(documents, special, e
     assert list(encoded.with_special) == bad
     assert encoded.tokens.tolist() == [token for document in good for token in document]
     assert encoded.ends.tolist() == np.cumsum([len(document) for document in good], dtype=int).tolist()
-    assert encoded.tokens.dtype == (np.uint16 if vocab_size == 20 else np.uint32)
+    assert encoded.tokens.dtype == np.uint32
 
 
 # truncation and padding
@@ -612,3 +612,24 @@ def test_long_texts_are_encoded_whole(tokenizers):
     (ids,) = encode([text])
     assert ids.tolist() == reference(text)
     assert len(ids) > 30_000
+
+
+@given(texts=st.lists(st.text(alphabet="ab é数🙂\n", max_size=3_000), max_size=40))
+def test_texts_are_encoded_in_groups_of_few_bytes_each_text_once_and_in_order(texts):
+    groups = list(inline_groups(texts))
+    assert [index for start, stop in groups for index in range(start, stop)] == list(range(len(texts)))
+    for start, stop in groups:
+        assert stop == start + 1 or sum(len(text.encode()) for text in texts[start:stop]) <= 8_192
+
+
+def test_short_texts_encoded_in_groups_have_the_ids_that_each_has_alone():
+    """Of sizes around the bound of a group, among them the empty text."""
+    encode = Encoder(TOKENIZER / "tokenizer.json")
+    words = "def f(x):\n    return x + 1  # größer 数据 🙂 <|endoftext|>\n"
+    texts = [
+        (words * 200)[offset : offset + size] for offset in range(9) for size in (0, 1, 30, 900, 4_096, 8_191, 8_193)
+    ]
+    together = encode(texts)
+    assert len(together) == len(texts)
+    for text, ids in zip(texts, together, strict=True):
+        assert ids.tolist() == encode([text])[0].tolist()

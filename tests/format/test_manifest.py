@@ -104,3 +104,23 @@ def test_canonical_json_is_the_same_for_equal_values(value):
     content = canonical_json(value)
     assert json.loads(content.decode("utf-8", "surrogatepass")) == value
     assert canonical_json(dict(reversed(value.items()))) == content
+
+
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_canonical_json_is_what_the_standard_library_writes(value):
+    """`canonical_sha256` of a tokenizer must not depend on the library that was quicker."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert canonical_json(value) == text.encode("utf-8", "surrogatepass")
+
+
+def test_canonical_json_of_every_character_is_what_the_standard_library_writes():
+    every = [chr(code) for code in range(0x110000)]
+    whole = [character for character in every if not character.isspace() and character < "\ud800"]
+    for value in (every, whole, dict.fromkeys(whole, 0)):
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        assert canonical_json(value) == text.encode("utf-8", "surrogatepass")

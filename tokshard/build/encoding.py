@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.format.manifest import TokenizerInfo
-from tokshard.format.schema import token_dtype
 
 _MAX_COMPARED_RANGES = 4
+_ID_DTYPE = np.dtype(np.uint32)
+"""What tokenizers give."""
 
 
 class EncodeTexts(Protocol):
     """What turns texts into ids: `tokshard.build.tokenizer.Encoder`."""
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Token ids of each text, without delimiters."""
+        """Token ids of each text, without delimiters: contiguous uint32 [tokens]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class EncodedTexts:
     """Documents one after another.
 
     Args:
-        tokens: of the dtype of the corpus, delimiters included.
+        tokens: uint32, delimiters included. The writer narrows them, on its way of copying them.
         ends: int64 [documents], where each ends in `tokens`.
         with_special: indices of the texts that encoded to a special id; they are not among the documents.
     """
@@ -42,13 +43,12 @@ class DocumentEncoder:
 
     def __init__(self, encode: EncodeTexts, info: TokenizerInfo) -> None:
         self._encode = encode
-        self._dtype = np.dtype(token_dtype(info.vocab_size))
-        self._eos = np.array([info.eos_id], self._dtype)
-        self._bos = None if info.bos_id is None else np.array([info.bos_id], self._dtype)
+        delimiters = [info.eos_id] if info.bos_id is None else [info.eos_id, info.bos_id]
+        self._between = np.array(delimiters, _ID_DTYPE).tobytes()
+        self._num_delimiters = len(delimiters)
         self._special_ranges = list(_ranges(info.special_ids.values()))
         self._is_special = np.zeros(info.vocab_size, np.bool_)
         self._is_special[list(info.special_ids.values())] = True
-        self._num_delimiters = 1 if self._bos is None else 2
 
     def __call__(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode texts; costs about 2 ns per token beside the tokenizer."""
@@ -73,19 +73,14 @@ class DocumentEncoder:
 
     def _join(self, ids: Sequence[NDArray[Any]]) -> EncodedTexts:
         if not ids:
-            return EncodedTexts(np.empty(0, self._dtype), np.empty(0, np.int64), ())
-        parts: list[NDArray[Any]] = []
-        for document in ids:
-            if self._bos is not None:
-                parts.append(self._bos)
-            parts.append(document)
-            parts.append(self._eos)
+            return EncodedTexts(np.empty(0, _ID_DTYPE), np.empty(0, np.int64), ())
         lengths = np.fromiter(map(len, ids), np.int64, len(ids)) + self._num_delimiters
         ends = np.cumsum(lengths)
-        tokens = np.empty(int(ends[-1]), self._dtype)
-        # ids are below vocab_size, so they fit the narrower type
-        np.concatenate(parts, out=tokens, casting="same_kind")
-        return EncodedTexts(tokens, ends, ())
+        # joining bytes takes a fifth of the time of `np.concatenate` on short documents; the delimiters are what joins,
+        # so the EOS before the first document and the BOS behind the last are none
+        parts: list[Any] = [b"", *ids, b""]
+        joined = np.frombuffer(self._between.join(parts), _ID_DTYPE)
+        return EncodedTexts(joined[1 : 1 + int(ends[-1])], ends, ())
 
 
 def _ranges(ids: Iterable[int]) -> Iterator[tuple[int, int]]:

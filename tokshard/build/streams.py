@@ -286,20 +286,20 @@ def line_chunks(
         data = read(CHUNK_BYTES)
         if not data:
             break
+        start_of_rest = 0
         if skipping or tail.is_open:
             newline = data.find(b"\n")
-            head, rest = (data[: newline + 1], data[newline + 1 :]) if newline >= 0 else (data, b"")
+            start_of_rest = newline + 1 if newline >= 0 else len(data)
             if skipping:
                 skipping = newline < 0
             else:
-                tail.add(head)
+                tail.add(data, start_of_rest)
                 if newline >= 0:
                     here = position()
                     yield tail.index, tail.close(here - reported)
                     reported = here
-            data = rest
-        if data and not past_stop:
-            tail.open(index, data)
+        if start_of_rest < len(data) and not past_stop:
+            tail.open(index, data, start_of_rest)
             if data.endswith(b"\n"):
                 here = position()
                 yield tail.index, tail.close(here - reported)
@@ -310,33 +310,36 @@ def line_chunks(
 
 
 class _Tail:
-    """A chunk that waits for the end of its last line."""
+    """A chunk that waits for the end of its last line; its bytes are copied once, when it is closed."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
-        self._buffer = io.BytesIO()
+        self._parts: list[bytes | memoryview] = []
         self._line_start = 0
         self._line_bytes = 0
         self.index = 0
         self.is_open = False
 
-    def open(self, index: int, data: bytes) -> None:
-        self._buffer = io.BytesIO()
-        self._buffer.write(data)
-        self._line_start = data.rfind(b"\n", 0, len(data) - 1) + 1 if data.endswith(b"\n") else data.rfind(b"\n") + 1
-        self._line_bytes = len(data) - self._line_start
+    def open(self, index: int, data: bytes, start: int) -> None:
+        """Begin with ``data[start:]``, which is not empty."""
+        stop = len(data) - 1 if data.endswith(b"\n") else len(data)
+        last_line = max(start, data.rfind(b"\n", start, stop) + 1)
+        self._parts = [memoryview(data)[start:] if start else data]
+        self._line_start = last_line - start
+        self._line_bytes = len(data) - last_line
         self.index = index
         self.is_open = True
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes, stop: int) -> None:
+        """Go on with ``data[:stop]``, which belongs to the last line."""
         if self._line_bytes <= self._max_line_bytes:
-            self._buffer.write(data)
-        self._line_bytes += len(data)
+            self._parts.append(memoryview(data)[:stop])
+        self._line_bytes += stop
 
     def close(self, input_bytes: int) -> LineChunk:
         self.is_open = False
-        data = self._buffer.getvalue()
-        self._buffer = io.BytesIO()
+        data = b"".join(self._parts)
+        self._parts = []
         if self._line_bytes <= self._max_line_bytes:
             return LineChunk(data, 0, input_bytes)
         return LineChunk(data[: self._line_start], self._line_bytes, input_bytes)

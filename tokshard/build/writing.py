@@ -14,7 +14,7 @@ from tokshard.build.documents import Documents, split_documents, within_limits
 from tokshard.build.duplicates import DUPLICATE
 from tokshard.build.encoding import DocumentEncoder
 from tokshard.build.receipts import OutputCounts, Receipt, SourceCounts, write_receipt
-from tokshard.build.records import EMPTY, SPECIAL_TOKEN, BadRecord, Records, positions_array, utf8_size
+from tokshard.build.records import EMPTY, SPECIAL_TOKEN, BadRecord, Records, positions_array, utf8_sizes
 from tokshard.build.rejects import RejectsFile
 from tokshard.build.special import SpecialText
 from tokshard.build.tasks import Key
@@ -191,7 +191,7 @@ class _Tally:
         counts = self.counts[index]
         counts.records_read += count
         counts.documents += len(documents)
-        counts.text_bytes += sum(map(utf8_size, documents.texts))
+        counts.text_bytes += utf8_sizes(documents.texts)
         for reason, number in (*reasons.items(), (self._elsewhere, elsewhere)):
             if number:
                 counts.left_out[reason] = counts.left_out.get(reason, 0) + number

@@ -16,8 +16,7 @@ WORK = ".build"
 TRAIN, VALIDATION = "train", "validation"
 """The two corpora of a build with a validation split: folders of its directory."""
 
-SHARD_PATTERN = r"shard-[0-9]{2,}-[0-9]{7,}-[0-9]{6,}-[0-9]{4,}\.arrow"
-_SHARD = re.compile(SHARD_PATTERN)
+_SHARD = re.compile(r"shard-[0-9]{2,}-[0-9]{7,}-[0-9]{6,}-[0-9]{4,}\.arrow")
 
 REQUIRED_FILES = frozenset({SHARD_TABLE, SOURCE_TABLE, TOKENIZER})
 """Files that every manifest lists with their hash; it may list `REJECTS` too, and nothing else."""

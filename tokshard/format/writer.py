@@ -84,7 +84,7 @@ class ShardWriter:
         """Append documents.
 
         Args:
-            tokens: the documents one after another, delimiters included; of the dtype of the corpus.
+            tokens: the documents one after another, delimiters included; ids that fit the dtype of the corpus.
             ends: int64 [documents], where each document ends in `tokens`.
             source: index of the input that the documents come from.
             records: int64 [documents], ascending; record number of each in that input, counted from 0.
