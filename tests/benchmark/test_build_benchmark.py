@@ -79,3 +79,21 @@ def test_no_file_is_in_the_text_twice():
     write += "texts = [text for _, _, text in itertools.islice(documents(Counter()), 3000)]\n"
     write += "assert len(set(texts)) == len(texts) == 3000"
     subprocess.run([sys.executable, "-c", write], cwd=ROOT, check=True)
+
+
+def test_the_stages_of_a_build_add_up_to_its_time(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "tests.benchmark.texts", str(tmp_path), "--megabytes", "3", "--short-megabytes", "1"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    command = [sys.executable, "-m", "tests.benchmark.stages", str(tmp_path / "code.jsonl.zst"), "--repeats", "1"]
+    done = subprocess.run(
+        [*command, "--tokenizer", "recipes/tokenizer"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    _, _, *stages, whole = done.stdout.strip().splitlines()
+    seconds = [float(line.rsplit(maxsplit=3)[1]) for line in stages]
+    assert sum(seconds) == pytest.approx(float(whole.rsplit(maxsplit=2)[1]), abs=0.02)
+    assert {"encode", "parse JSON", "hash and write"} <= {line.rsplit(maxsplit=3)[0].strip() for line in stages}
