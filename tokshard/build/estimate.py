@@ -35,6 +35,9 @@ _TEXT_BYTES_PER_PLACE = 2 << 20
 _COMPRESSED_PLACES = 4
 _TEXT_BYTES_PER_COMPRESSED_PLACE = 16 << 20
 """Decompression reads ahead, so that the first megabyte of text says little about the size of the whole."""
+_FIRST_CHUNKS, _EVERY_CHUNK = 4, 16
+"""Of lines that are compressed, the first chunks are encoded and then one of so many: reading is far cheaper, and a
+stream can only be read from its start, which may be of another kind than its middle."""
 
 _OFFSET_BYTES = 8
 _HASH_BYTES = 20
@@ -91,9 +94,9 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     tasks = request.plan()
     total = _Sums()
     sampled = _Sums()
-    for num_bytes, sample in _by_kind(request, tasks):
+    for num_bytes, sample, stands_for in _by_kind(request, tasks):
         sampled = sampled.plus(sample, 1.0)
-        total = total.plus(sample, num_bytes / sample.input_bytes if sample.input_bytes else 0.0)
+        total = total.plus(stands_for, num_bytes / stands_for.input_bytes if stands_for.input_bytes else 0.0)
     is_limited = options.limit is not None and options.limit < total.documents
     if is_limited and options.limit is not None:
         total = _Sums().plus(total, options.limit / total.documents)
@@ -166,8 +169,8 @@ class _Sums:
         return _Sums(*(mine + factor * theirs for mine, theirs in pairs))
 
 
-def _by_kind(request: Request, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[int, _Sums]]:
-    """The bytes of the inputs of each format and compression, and what a sample of them gave."""
+def _by_kind(request: Request, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[int, _Sums, _Sums]]:
+    """The bytes of the inputs of each format and compression, what was measured of them, and what that stands for."""
     inputs = request.found.inputs
     num_bytes: dict[tuple[str, str | None], int] = defaultdict(int)
     places: dict[tuple[str, str | None], list[tuple[int, Span]]] = defaultdict(list)
@@ -185,11 +188,12 @@ def _by_kind(request: Request, tasks: Sequence[Task | StreamTask]) -> Iterator[t
         for kind, found in places.items():
             most = _SAMPLED_PLACES if kind[1] is None else _COMPRESSED_PLACES
             share = min(len(found), max(1, most * len(found) // sum(map(len, places.values()))))
-            sums = _Sums()
+            measured, read = _Sums(), _Sums()
             for number in range(share):
                 index, span = found[number * len(found) // share]
-                sums = sums.plus(sampler.sample(inputs[index], span), 1.0)
-            yield num_bytes[kind], sums
+                sample, stands_for = sampler.sample(inputs[index], span)
+                measured, read = measured.plus(sample, 1.0), read.plus(stands_for, 1.0)
+            yield num_bytes[kind], measured, read
 
 
 def _streams(tasks: Sequence[Task | StreamTask]) -> int:
@@ -213,20 +217,42 @@ class _Sampler:
         self._parse = JsonLinesParser(self._spec)
         self._encode = DocumentEncoder(encoder, request.read.info)
         self._rules = request.context.rules
+        self._dtype = token_dtype(request.read.info.vocab_size)
         self._encode(["warm up: the first text builds caches"])
 
-    def sample(self, source: Input, span: Span) -> _Sums:
-        """The start of a span, measured; of a damaged input what can be read."""
-        sums = _Sums()
+    def sample(self, source: Input, span: Span) -> tuple[_Sums, _Sums]:
+        """The start of a span, of a damaged input what can be read: what was measured, and what that stands for.
+
+        Where chunks are passed over, documents go by lines and all else by bytes.
+        """
+        sums, input_bytes, measuring = _Sums(), 0, 0.0
+        measured, passed = np.zeros(2), np.zeros(2)  # bytes and lines
         wanted = _TEXT_BYTES_PER_PLACE if source.compression is None else _TEXT_BYTES_PER_COMPRESSED_PLACE
         started = time.process_time()
         with contextlib.suppress(BadSourceError):  # the build itself will say so
-            for chunk in self._chunks(source, span):
-                records = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
-                sums = sums.plus(self._measure(records), 1.0)
+            for number, chunk in enumerate(self._chunks(source, span)):
+                input_bytes += chunk.input_bytes
+                if isinstance(chunk, LineChunk):
+                    size = np.array([len(chunk.data), chunk.data.count(b"\n")])
+                    if source.compression and number >= _FIRST_CHUNKS and number % _EVERY_CHUNK:
+                        passed += size
+                        continue
+                    measured += size
+                before = time.process_time()
+                sums = sums.plus(self._measure(self._parse(chunk) if isinstance(chunk, LineChunk) else chunk), 1.0)
+                measuring += time.process_time() - before
                 if sums.text_bytes >= wanted:
                     break
-        return dataclasses.replace(sums, seconds=time.process_time() - started)
+        reading = time.process_time() - started - measuring
+        by_bytes, by_lines = 1 + passed / np.maximum(measured, 1)
+        scaled = _Sums().plus(dataclasses.replace(sums, seconds=measuring), by_bytes)
+        return sums, dataclasses.replace(
+            scaled,
+            input_bytes=input_bytes,
+            documents=sums.documents * by_lines,
+            bad=sums.bad * by_lines,
+            seconds=scaled.seconds + reading,
+        )
 
     def _chunks(self, source: Input, span: Span) -> Iterator[Chunk]:
         if isinstance(span, Whole) and source.compression is not None:
@@ -243,7 +269,7 @@ class _Sampler:
             kept = [text for text, keep in zip(records.texts, is_text, strict=True) if keep]
             documents = Documents(kept, documents.positions[is_text], {}, encoded.tokens, encoded.ends)
         documents, _ = within_limits(documents, self._rules)
-        hashlib.sha256(documents.tokens.data)  # a shard is hashed while it is written
+        hashlib.sha256(documents.tokens.astype(self._dtype).data)  # a shard is hashed while it is written
         kept_bytes = sum(
             len(value) if isinstance(value, str) else _OFFSET_BYTES
             for values in documents.columns.values()
