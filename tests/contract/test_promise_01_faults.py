@@ -207,6 +207,17 @@ def test_a_build_killed_at_any_step_and_run_again_gives_the_same_bytes(
         shop.check(options, workers=1 if at % 20 else 2, what=killed.steps[-1])
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_with_a_limit_a_failure_that_does_not_come_again_ends_no_build_early(shop: Workshop, workers: int) -> None:
+    """The task that failed runs again, because the limit may fall before the failure; what follows has to run, too."""
+    options = OPTIONS["limit"]
+    shop.reference(options)
+    done = shop.build(*options, workers=workers, fault=Fault(on="replace .*shard-00-0000004", act="error"))
+    assert any("replace" in step and "shard-00-0000004" in step for step in done.steps)
+    assert done.exit_code == 0, done.errors
+    assert shop.state() == shop.reference(options)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("act", ["error", "full"])
 @every_option

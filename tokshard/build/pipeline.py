@@ -478,6 +478,8 @@ class _Build:
             cut = schedule.boundary()
             if cut is not None:
                 self._cut(context, cut, schedule, on_progress)
+        if cut is not None and not schedule.is_over:  # a failure that did not come again: what follows it never ran
+            return self._run_stage(context, tasks, num_workers, label=label)
         failure = schedule.error
         if failure is None and self._max_bad_records is not None:
             failure = self._max_bad_records.check(schedule.receipts_in_order())
