@@ -142,11 +142,14 @@ class Workspace:
 
     def remove(self) -> None:
         """Remove the folder, the lock last: no other build may begin in a folder that is being removed."""
+        shutil.rmtree(self.receipts, ignore_errors=True)  # first, as in `clear`
+        shutil.rmtree(self.hashing.receipts, ignore_errors=True)
         with contextlib.suppress(OSError):
-            self.clear()
             for path in self.root.iterdir():
-                if path.name != LOCK:
-                    shutil.rmtree(path)
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != LOCK:
+                    path.unlink()
             (self.root / LOCK).unlink()
             self.root.rmdir()
 
