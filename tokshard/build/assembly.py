@@ -88,12 +88,12 @@ def assemble(
         raise _nothing_written(totals, output)
     with atomic_file(out / names.SOURCE_TABLE, partial_directory=partial) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, _source_rows(inputs, totals), rows_per_batch=_SOURCES_PER_BATCH)
-    atomic_write(out / names.TOKENIZER, tokenizer_content)
+    atomic_write(out / names.TOKENIZER, tokenizer_content, partial_directory=partial)
     damaged = (
         {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
         for index, problem in sorted(bad_inputs.items())
     )
-    rejects = heapq.merge(_rejects(workspace, keys, totals), damaged, key=itemgetter("source"))
+    rejects = heapq.merge(_rejects(workspace, totals), damaged, key=itemgetter("source"))
     kept_files = [names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER]
     if _write_rejects(out, partial, rejects, inputs, arguments):
         kept_files.append(names.REJECTS)
@@ -109,8 +109,9 @@ def assemble(
     )
 
 
-def publish(out: Path, manifest: Manifest, report: Mapping[str, Any]) -> None:
+def publish(output: Output, manifest: Manifest, report: Mapping[str, Any]) -> None:
     """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete."""
+    out, partial = output.directory, output.partial
     wanted = {
         name
         for batch in Table(out / names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
@@ -119,9 +120,10 @@ def publish(out: Path, manifest: Manifest, report: Mapping[str, Any]) -> None:
     for path in out.iterdir():
         if names.is_shard_name(path.name) and path.name not in wanted:
             path.unlink()  # of a task past the limit, or of an attempt that left no receipt
-    atomic_write(out / names.REPORT, json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n")
+    content = json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n"
+    atomic_write(out / names.REPORT, content, partial_directory=partial)
     sync_directory(out)
-    atomic_write(out / names.MANIFEST, encode_manifest(manifest))
+    atomic_write(out / names.MANIFEST, encode_manifest(manifest), partial_directory=partial)
 
 
 class _Totals:
@@ -144,6 +146,7 @@ class _Totals:
         self.longest = 0
         self.with_special_text = 0
         self.records_before: dict[Key, dict[int, int]] = {}
+        self.with_rejects: list[Key] = []
         self.number = number
 
     def add(self, receipt: Receipt) -> None:
@@ -162,6 +165,8 @@ class _Totals:
                     left_out[reason] = left_out.get(reason, 0) + count
         if before:
             self.records_before[receipt.key] = before
+        if receipt.num_rejects:
+            self.with_rejects.append(receipt.key)
         self.documents += part.documents
         lengths = np.zeros(max(len(self.lengths), len(part.length_counts)), np.int64)
         lengths[: len(self.lengths)] += self.lengths
@@ -256,12 +261,10 @@ def _write_rejects(
     return True
 
 
-def _rejects(workspace: Workspace, keys: Iterable[Key], totals: _Totals) -> Iterator[dict[str, Any]]:
+def _rejects(workspace: Workspace, totals: _Totals) -> Iterator[dict[str, Any]]:
     """What the tasks listed, with records counted from the start of their input."""
-    for key in keys:
+    for key in totals.with_rejects:
         path = workspace.rejects / f"{receipt_name(key)}.jsonl"
-        if not path.exists():
-            continue
         before = totals.records_before.get(key, {})
         with path.open(encoding="utf-8") as lines:
             for line in lines:

@@ -13,15 +13,15 @@ import msgspec
 from tokshard.build.assembly import times_sha256
 from tokshard.build.hub import revisions
 from tokshard.build.workspace import (
-    LOCK,
     Output,
     Settings,
     Workspace,
     check_same_settings,
     load_settings,
+    lock,
     pack_states,
 )
-from tokshard.errors import ConfigurationChangedError, UsageError
+from tokshard.errors import BuildError, ConfigurationChangedError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.reader import open_corpus
@@ -71,11 +71,10 @@ def has_begun(workspace: Workspace) -> bool:
 
 
 def _corpus_files(workspace: Workspace) -> Iterator[Path]:
-    """Files of the corpora that this or another build wrote here; their manifests first."""
+    """Files of the corpora that this or another build wrote here."""
     for directory in (workspace.out, workspace.out / names.TRAIN, workspace.out / names.VALIDATION):
         if directory.is_dir() and (directory == workspace.out or _is_corpus(directory)):
-            found = [path for path in directory.iterdir() if path.name != names.WORK and _is_ours(path.name)]
-            yield from sorted(found, key=lambda path: path.name != names.MANIFEST)
+            yield from (path for path in directory.iterdir() if path.name != names.WORK and _is_ours(path.name))
 
 
 def _is_corpus(directory: Path) -> bool:
@@ -84,16 +83,21 @@ def _is_corpus(directory: Path) -> bool:
 
 
 def remove_build(workspace: Workspace) -> None:
-    """Remove every file of a corpus or build, the lock excepted, and nothing else."""
-    # without a manifest this is no corpus any more
-    for path in list(_corpus_files(workspace)):
+    """Remove every file of a corpus or build, the lock excepted, and nothing else.
+
+    Killed at any moment, it leaves no manifest of a corpus and no receipt of a shard that is gone.
+    """
+    found = list(_corpus_files(workspace))
+    manifests = [path for path in found if path.name == names.MANIFEST]
+    for path in manifests:
         path.unlink()
+    workspace.clear()
+    for path in found:
+        if path not in manifests:
+            path.unlink()
     for name in (names.TRAIN, names.VALIDATION):
         with contextlib.suppress(OSError):  # it has other files, or is none
             (workspace.out / name).rmdir()
-    for path in workspace.root.rglob("*"):
-        if path.name != LOCK and not path.is_dir():
-            path.unlink()
 
 
 def finished_corpora(
@@ -125,7 +129,9 @@ def finished_corpora(
         BuiltCorpus(directory=output.directory, manifest=_checked_manifest(workspace.out, output, settings))
         for output in outputs
     )
-    workspace.remove()  # a build that was stopped between its manifest and its last step
+    if workspace.root.exists():  # of a build that was stopped between its manifest and its last step
+        with contextlib.suppress(BuildError), lock(workspace):  # or of one that starts over
+            workspace.remove()
     return corpora
 
 

@@ -111,7 +111,7 @@ class HashingTask:
             hashes=self._digest.hexdigest(),
         )
         no_shards = table_batch({name: [] for name in SHARD_TABLE_SCHEMA.names}, SHARD_TABLE_SCHEMA)
-        write_receipt(self._workspace.receipts, receipt, [no_shards])
+        write_receipt(self._workspace.receipts, receipt, [no_shards], partial_directory=self._workspace.partial)
         return receipt
 
     def _flush(self) -> None:

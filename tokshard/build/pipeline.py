@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import platform
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -273,7 +274,7 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
     check_options(options)
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
-    workspace = Workspace(local_directory(options.out))
+    workspace = Workspace(local_directory(options.out), attempt=secrets.token_hex(8))
     _check_apart(workspace.out, arguments)
     if options.dedup == "exact" and STDIN in arguments:
         raise UsageError(
@@ -387,14 +388,15 @@ class _Build:
             notes=self._read.notes,
         )
         # the corpus for training is last: where it is complete, that for validation is too
-        for corpus in reversed(corpora):
-            publish(corpus.directory, corpus.manifest, self._report(result))
+        for output, corpus in reversed(list(zip(self._context.outputs, corpora, strict=True))):
+            publish(output, corpus.manifest, self._report(result))
         self._workspace.remove()
         return result
 
     def _prepare(self) -> None:
         """Settle the directory: start over, continue, or begin."""
         workspace, settings = self._workspace, self._settings
+        workspace.take_over()  # from here on nobody else changes what is looked at
         if self._options.force:
             remove_build(workspace)
         else:
@@ -406,11 +408,10 @@ class _Build:
             # a build that stopped before its first shard binds nobody: often its settings were the mistake
             if before is not None and has_begun(workspace):
                 check_same_settings(before, settings, out=workspace.out)
-            elif before is not None:
-                workspace.bad_inputs.unlink(missing_ok=True)
+            else:
+                workspace.clear()  # what it holds was made by settings that nobody knows, or that bind nobody
         for output in self._context.outputs:
             output.create()
-        workspace.clear_partial()
         save_settings(workspace, settings)
         atomic_write(workspace.tokenizer, self._read.clean)
         self._bad_inputs = load_bad_inputs(workspace)
@@ -477,6 +478,8 @@ class _Build:
             cut = schedule.boundary()
             if cut is not None:
                 self._cut(context, cut, schedule, on_progress)
+        if cut is not None and not schedule.is_over:  # a failure that did not come again: what follows it never ran
+            return self._run_stage(context, tasks, num_workers, label=label)
         failure = schedule.error
         if failure is None and self._max_bad_records is not None:
             failure = self._max_bad_records.check(schedule.receipts_in_order())

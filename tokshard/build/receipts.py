@@ -129,15 +129,18 @@ def receipt_name(key: Key) -> str:
     return f"{key[0]:07d}-{key[1]:06d}"
 
 
-def write_receipt(directory: Path, receipt: Receipt, shards: Sequence[pa.RecordBatch]) -> None:
+def write_receipt(
+    directory: Path, receipt: Receipt, shards: Sequence[pa.RecordBatch], *, partial_directory: Path
+) -> None:
     """Publish a receipt, whole and durable.
 
     Args:
         shards: per corpus of the build, its rows of the shard table.
+        partial_directory: for the unfinished file.
     """
     schema = SHARD_TABLE_SCHEMA.with_metadata({_METADATA_KEY: msgspec.json.encode(receipt)})
     final = directory / f"{receipt_name(receipt.key)}.arrow"
-    with atomic_file(final) as file, ipc.new_file(file, schema) as writer:
+    with atomic_file(final, partial_directory=partial_directory) as file, ipc.new_file(file, schema) as writer:
         for rows in shards:
             writer.write_batch(rows.replace_schema_metadata(schema.metadata))
 

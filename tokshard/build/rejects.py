@@ -49,9 +49,8 @@ class RejectsFile:
         self.count += len(bad)
 
     def publish(self) -> None:
-        """Make the list visible under its name, durable; without a bad record there is none."""
+        """Make the list visible under its name, durable; without a bad record there is none, as the receipt says."""
         if self._file is None:
-            self._final.unlink(missing_ok=True)
             return
         self._file.flush()
         os.fsync(self._file.fileno())

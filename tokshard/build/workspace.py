@@ -10,7 +10,7 @@ import shutil
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,10 +45,12 @@ class Workspace:
     Args:
         out: the directory that the build was given: a corpus, or the place of two with a validation split.
         stage: folder of the receipts of a stage before encoding; empty for encoding itself.
+        attempt: a name that no other run of the build has; empty for those who only look.
     """
 
     out: Path
     stage: str = ""
+    attempt: str = ""
 
     @property
     def root(self) -> Path:
@@ -73,7 +75,7 @@ class Workspace:
     @property
     def hashing(self) -> Workspace:
         """Of the stage that hashes texts, for ``--dedup exact``."""
-        return Workspace(self.out, "hashing")
+        return replace(self, stage="hashing")
 
     @property
     def bad_inputs(self) -> Path:
@@ -87,8 +89,8 @@ class Workspace:
 
     @property
     def partial(self) -> Path:
-        """Files being written."""
-        return self.root / "partial"
+        """Files that this attempt is writing, each to be renamed when it is whole."""
+        return self.root / "partial" / self.attempt
 
     @property
     def tokenizer(self) -> Path:
@@ -114,15 +116,42 @@ class Workspace:
         for folder in (self.root, self.receipts, self.rejects, self.partial):
             folder.mkdir(parents=True, exist_ok=True)
 
+    def take_over(self) -> None:
+        """Remove what attempts before this one left unfinished, and make the folders of this one.
+
+        A worker that gets no CPU may outlive a coordinator that was killed. When this returns it can publish nothing
+        more, because the folder that it would rename a file from is gone.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.root / "partial", self.root / f"stale-{self.attempt}")  # it opens no file there from now on
+        for path in self.root.glob("stale-*"):
+            shutil.rmtree(path)
+        self.create()
+
     def clear_partial(self) -> None:
-        """Remove what attempts before this one left unfinished."""
-        for path in [*self.partial.rglob("*"), *self.root.rglob("receipts/.*"), *self.root.rglob("rejects/.*")]:
+        """Remove what workers of this attempt left unfinished."""
+        for path in self.partial.rglob("*"):
             if not path.is_dir():
                 path.unlink(missing_ok=True)
 
+    def clear(self) -> None:
+        """Remove every file but the lock. Receipts go first: what they say holds only together with the others."""
+        files = [path for path in self.root.rglob("*") if path.name != LOCK and not path.is_dir()]
+        for path in sorted(files, key=lambda path: path.parent.name != self.receipts.name):
+            path.unlink()
+
     def remove(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        """Remove the folder, the lock last: no other build may begin in a folder that is being removed."""
+        shutil.rmtree(self.receipts, ignore_errors=True)  # first, as in `clear`
+        shutil.rmtree(self.hashing.receipts, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for path in self.root.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != LOCK:
+                    path.unlink()
+            (self.root / LOCK).unlink()
+            self.root.rmdir()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,14 +306,16 @@ def lock(workspace: Workspace) -> Iterator[None]:
     tries = 0
     while True:
         try:
-            workspace.create()
+            workspace.root.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
+            tries += 1
+            if isinstance(error, FileNotFoundError) and tries < _LOCK_TRIES:
+                continue  # the build before removed the folder just now
             raise cannot_write(workspace.out, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the build before may have removed the folder between open and flock
-            if path.exists() and os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+            if _is_at(path, descriptor):
                 break
         except BlockingIOError:
             os.close(descriptor)
@@ -303,6 +334,14 @@ def lock(workspace: Workspace) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is still in its place: the build before may have removed it between open and flock."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def lock_holder(workspace: Workspace) -> str | None:

@@ -129,7 +129,8 @@ class WritingTask:
             num_rejects=self._rejects.count,
             drops="" if self._context.drops is None else self._context.drops.digest,
         )
-        write_receipt(self._context.workspace.receipts, receipt, shards)
+        workspace = self._context.workspace
+        write_receipt(workspace.receipts, receipt, shards, partial_directory=workspace.partial)
         return receipt
 
     def _encode(self, records: Records) -> tuple[Documents, list[BadRecord], dict[str, NDArray[np.int64]]]:

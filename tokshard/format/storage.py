@@ -89,9 +89,9 @@ def atomic_file(final: Path, *, partial_directory: Path | None = None) -> Iterat
     sync_directory(final.parent)
 
 
-def atomic_write(final: Path, content: bytes) -> None:
+def atomic_write(final: Path, content: bytes, *, partial_directory: Path | None = None) -> None:
     """`atomic_file` for content that is in memory."""
-    with atomic_file(final) as file:
+    with atomic_file(final, partial_directory=partial_directory) as file:
         file.write(content)
 
 

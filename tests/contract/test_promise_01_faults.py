@@ -1,0 +1,377 @@
+"""Promise 1 at every step on disk: a build that is stopped there, in whatever way, is right when it is run again."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from tests.contract import builds
+from tests.contract.faults import Fault, Launcher, Outcome
+from tokshard.format import names
+from tokshard.inspect.verification import verify_corpus
+
+pytestmark = pytest.mark.timeout(900)
+
+State = dict[str, str]
+
+SKIP = ("--on-bad-source", "skip", "--on-bad-record", "skip")
+OPTIONS = {
+    "none": (),
+    "dedup": ("--dedup", "exact"),
+    "split": ("--validation-fraction", "0.2"),
+    "lengths": ("--min-tokens", "40", "--max-tokens", "300"),
+    "limit": ("--limit", "130"),
+    "all": (
+        *("--dedup", "exact", "--validation-fraction", "0.2", "--min-tokens", "40", "--max-tokens", "300"),
+        *("--limit", "120"),
+    ),
+}
+"""All of them leave out damaged inputs and bad records."""
+
+
+@dataclass
+class Workshop:
+    """A place for builds of a few kilobytes, all from the same sources, and what is expected of them."""
+
+    launcher: Launcher
+    sources: Sequence[str]
+    tokenizer: Path
+    out: Path
+    references: dict[tuple[str, ...], tuple[State, int]]
+
+    def build(self, *options: str, workers: int = 1, fault: Fault | None = None) -> Outcome:
+        """Run one build of the sources into `out`."""
+        small = ("--tokenizer", str(self.tokenizer), "--task-bytes", "2048", "--shard-tokens", "1200")
+        return self.launcher.build(
+            self.sources, self.out, *small, *SKIP, *options, "--workers", str(workers), fault=fault
+        )
+
+    def reference(self, options: tuple[str, ...]) -> State:
+        """What an undisturbed build makes."""
+        return self._reference(options)[0]
+
+    def num_steps(self, options: tuple[str, ...]) -> int:
+        """In how many steps it does."""
+        return self._reference(options)[1]
+
+    def _reference(self, options: tuple[str, ...]) -> tuple[State, int]:
+        if options not in self.references:
+            self.clear()
+            done = self.build(*options)
+            assert done.exit_code == 0, done.errors
+            splits = [path for name in (names.TRAIN, names.VALIDATION) if (path := self.out / name).exists()]
+            assert [problem for split in splits or [self.out] for problem in verify_corpus(split).problems] == []
+            self.references[options] = (self.state(), len(done.steps))
+            self.clear()
+        return self.references[options]
+
+    def state(self) -> State:
+        """Everything in `out` but the reports, which are not pure."""
+        found = {str(path.relative_to(self.out)): path for path in self.out.rglob("*")}
+        return {
+            name: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
+            for name, path in sorted(found.items())
+            if path.name != names.REPORT
+        }
+
+    def clear(self) -> None:
+        """Remove everything but the sources and the references."""
+        shutil.rmtree(self.out, ignore_errors=True)
+        shutil.rmtree(self.launcher.directory, ignore_errors=True)
+
+    def check(self, options: tuple[str, ...], *, workers: int = 1, what: object = "") -> None:
+        """Run a build to its end: it has to be what an undisturbed one is."""
+        done = self.build(*options, workers=workers)
+        assert done.exit_code == 0, f"{done.errors}\n{what}"
+        assert self.state() == self.reference(options), what
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    with Launcher(tmp_path_factory.mktemp("launcher") / "runs") as launcher:
+        yield launcher
+
+
+@pytest.fixture(scope="module")
+def workshop(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """Small and cut inputs, a stream, texts that come twice, bad records, and damage in every kind of input."""
+    directory = tmp_path_factory.mktemp("workshop")
+    return Workshop(
+        launcher, write_sources(directory / "sources"), write_tokenizer(directory), directory / "out", references={}
+    )
+
+
+def write_tokenizer(directory: Path) -> Path:
+    """The quickstart's tokenizer without merges: it costs nothing to load."""
+    content = json.loads((builds.TOKENIZER / "tokenizer.json").read_text())
+    model = content["model"]
+    model["vocab"], model["merges"] = {token: index for token, index in model["vocab"].items() if index <= 256}, []
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    shutil.copy(builds.TOKENIZER / "tokenizer_config.json", directory)
+    return directory
+
+
+def lines(seed: int, count: int, words: int) -> list[bytes]:
+    rng = random.Random(seed)
+    return [json.dumps({"text": builds.text(rng, rng.randint(1, 2 * words))}).encode() + b"\n" for _ in range(count)]
+
+
+def write_sources(directory: Path) -> list[str]:
+    directory.mkdir()
+    plain, streamed, others = lines(1, 60, 12), lines(2, 60, 12), lines(3, 40, 12)
+    twice = [*plain[::3], *lines(4, 5, 12)]
+    random.Random(5).shuffle(twice)
+    bad = [b'{"text": 7}\n', b"{\n", b'{"text": ""}\n']
+    mixed = [line for number, good in enumerate(others) for line in (bad[number % 3], good)[number % 4 > 0 :]]
+    zstd = zstandard.ZstdCompressor(write_checksum=True).compress(b"".join(streamed))
+    contents = {
+        "truncated.jsonl.gz": gzip.compress(b"".join(streamed), 1, mtime=0)[:-10],
+        "small-0.jsonl": b"".join(lines(6, 4, 5)),
+        "no-footer.parquet": b"PAR1 no footer",
+        "small-1.jsonl": b"".join(lines(7, 4, 5)),
+        "mixed.jsonl": b"".join(mixed),
+        "plain.jsonl": b"".join(plain),
+        "corrupt.jsonl.zst": zstd[:-1] + bytes([zstd[-1] ^ 1]),
+        "stream.jsonl.zst": zstd,
+        "twice.jsonl": b"".join(twice),
+    }
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+    return [str(directory / name) for name in contents]
+
+
+@pytest.fixture
+def shop(workshop: Workshop) -> Iterator[Workshop]:
+    """The workshop, empty."""
+    workshop.clear()
+    yield workshop
+    workshop.clear()
+
+
+def stops(shop: Workshop, options: tuple[str, ...], act: str) -> Iterator[Outcome]:
+    """Builds by one worker, each stopped before another step."""
+    for at in range(1, shop.num_steps(options) + 1):
+        shop.clear()
+        yield shop.build(*options, fault=Fault(at=at, act=act))
+
+
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+@pytest.mark.soak
+@every_option
+def test_any_number_of_workers_makes_the_same_of_the_small_sources(shop: Workshop, options: tuple[str, ...]) -> None:
+    shop.check(options, workers=3)
+
+
+# one stop
+
+
+@pytest.mark.parametrize("name", [names.TOKENIZER, names.REPORT, names.MANIFEST])
+def test_a_build_killed_while_it_writes_a_file_of_the_corpus_leaves_nothing_beside_it(
+    shop: Workshop, name: str
+) -> None:
+    killed = shop.build(fault=Fault(on=rf"open .*(?<!/\.build)/\.{name}\.", is_after=True))
+    assert killed.exit_code == -9
+    shop.check(())
+
+
+@every_option
+def test_a_build_killed_at_some_steps_and_run_again_gives_the_same_bytes(
+    shop: Workshop, options: tuple[str, ...]
+) -> None:
+    steps = shop.num_steps(options)
+    for at in random.Random(0).sample(range(1, steps + 1), 4):
+        shop.clear()
+        killed = shop.build(*options, fault=Fault(at=at))
+        assert killed.exit_code == -9
+        shop.check(options, what=killed.steps[-1])
+
+
+@pytest.mark.soak
+@every_option
+def test_a_build_killed_at_any_step_and_run_again_gives_the_same_bytes(
+    shop: Workshop, options: tuple[str, ...]
+) -> None:
+    for at, killed in enumerate(stops(shop, options, "kill")):
+        assert killed.exit_code == -9
+        shop.check(options, workers=1 if at % 20 else 2, what=killed.steps[-1])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_with_a_limit_a_failure_that_does_not_come_again_ends_no_build_early(shop: Workshop, workers: int) -> None:
+    """The task that failed runs again, because the limit may fall before the failure; what follows has to run, too."""
+    options = OPTIONS["limit"]
+    shop.reference(options)
+    done = shop.build(*options, workers=workers, fault=Fault(on="replace .*shard-00-0000004", act="error"))
+    assert any("replace" in step and "shard-00-0000004" in step for step in done.steps)
+    assert done.exit_code == 0, done.errors
+    assert shop.state() == shop.reference(options)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("act", ["error", "full"])
+@every_option
+def test_a_step_that_fails_is_a_clear_error_or_of_no_account_and_the_next_run_continues(
+    shop: Workshop, options: tuple[str, ...], act: str
+) -> None:
+    for failed in stops(shop, options, act):
+        check_ending(failed, act)
+        if failed.exit_code == 0:  # what remains of the work folder is removed by the next run
+            corpora = {name: sha for name, sha in shop.state().items() if not name.startswith(names.WORK)}
+            assert corpora == shop.reference(options), failed.errors
+        shop.check(options, what=failed.errors)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("act", ["SIGINT", "SIGTERM"])
+@every_option
+def test_a_build_interrupted_at_any_step_and_run_again_gives_the_same_bytes(
+    shop: Workshop, options: tuple[str, ...], act: str
+) -> None:
+    for at, stopped in enumerate(stops(shop, options, act)):
+        if at % 2 == (act == "SIGINT"):
+            continue
+        check_ending(stopped, act)
+        shop.check(options, what=stopped.steps[-1])
+
+
+def check_ending(outcome: Outcome, act: str) -> None:
+    """Whether a build ends as it should when something happens to it, or did not come so far."""
+    allowed = {"kill": {-9, 0}, "orphan": {-9, 0}, "error": {0, 1}, "full": {0, 1}, "SIGINT": {130, 0}}
+    assert outcome.exit_code in allowed.get(act, {130, 0}), outcome.errors
+    assert "internal: " not in outcome.errors
+    if outcome.exit_code == 1:
+        assert "error: cannot write to " in outcome.errors
+
+
+# starting over
+
+
+def test_starting_over_killed_when_a_shard_is_gone_may_go_on_without_force(shop: Workshop) -> None:
+    """The receipts have to be gone before the shards that they stand for."""
+    assert shop.build(fault=Fault(at=shop.num_steps(()) - 60)).exit_code == -9
+    killed = shop.build("--force", fault=Fault(on="unlink .*/shard-", is_after=True))
+    assert killed.exit_code == -9
+    shop.check(())
+
+
+def test_receipts_of_settings_that_are_gone_are_not_used(shop: Workshop) -> None:
+    options = OPTIONS["lengths"]
+    shop.reference(options)
+    shop.build(fault=Fault(at=shop.num_steps(()) - 60))
+    (shop.out / names.WORK / "settings.json").unlink()
+    shop.check(options)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("options", [OPTIONS["none"], OPTIONS["all"]], ids=["none", "all"])
+@pytest.mark.parametrize("share", [0.7, 0.95, 1.0])
+def test_starting_over_killed_at_any_step_may_go_on_without_force(
+    shop: Workshop, tmp_path: Path, options: tuple[str, ...], share: float
+) -> None:
+    steps = shop.num_steps(options)
+    shop.build(*options, fault=Fault(at=int(share * steps)) if share < 1 else None)
+    shutil.copytree(shop.out, tmp_path / "begun")
+    for at in range(1, 120):
+        shop.clear()
+        shutil.copytree(tmp_path / "begun", shop.out)
+        killed = shop.build(*options, "--force", fault=Fault(at=at))
+        assert killed.exit_code == -9
+        again = shop.build(*options)
+        if again.exit_code == 2:  # one of two corpora is gone, and nobody can say what that means
+            assert "or --force to start over" in again.errors
+            again = shop.build(*options, "--force")
+        assert again.exit_code == 0
+        assert shop.state() == shop.reference(options), killed.steps[-1]
+
+
+# workers that outlive their coordinator
+
+
+@pytest.fixture
+def twelve(shop: Workshop, tmp_path: Path) -> Workshop:
+    """A workshop with one input of three tasks of four documents."""
+    source = tmp_path / "twelve.jsonl"
+    source.write_bytes(b"".join(line.strip().ljust(511) + b"\n" for line in lines(8, 12, 8)))
+    return Workshop(shop.launcher, [str(source)], shop.tokenizer, shop.out, references={})
+
+
+def test_a_worker_that_outlives_its_build_changes_nothing_of_the_next(twelve: Workshop) -> None:
+    """It was given more documents to write than a build in order gives it, because nothing was done before."""
+    options = ("--limit", "6")
+    twelve.reference(options)
+    # one worker is slow with the first task; when another is about to leave the receipt of the second, the build dies
+    receipt = r"open .*/\.0000000-000001\.arrow"
+    slow = {"pauses": 0.8, "pause_on": "open .*shard-00-0000000-000000"}
+    killed = twelve.build(*options, workers=2, fault=Fault(on=receipt, act="orphan", lingers=0.5, outlives=3, **slow))
+    assert killed.exit_code == -9
+    # the next build has done that task in another way, and is about to read the receipts, when the worker goes on
+    done = twelve.build(*options, fault=Fault(pauses=1, pause_on=r"open .*/\.shards\.arrow", in_coordinator=True))
+    killed.wait()
+    assert done.exit_code == 0, done.errors
+    assert twelve.state() == twelve.reference(options)
+
+
+# anything
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_build_that_met_with_anything_is_right_in_the_end_or_refused(shop: Workshop, seed: int) -> None:
+    for number in range(20):
+        shop.clear()
+        rng = random.Random(f"{seed} {number}")
+        options = rng.choice(list(OPTIONS.values()))
+        reference, steps = shop.reference(options), shop.num_steps(options)
+        history: list[str] = []
+        groups: list[Outcome] = []
+        others = 0
+        for _ in range(rng.randint(1, 3)):
+            workers = rng.choice([1, 1, 1, 2, 3])
+            fault = any_fault(rng, steps, workers)
+            is_other, is_forced = rng.random() < 0.15, rng.random() < 0.15
+            others += is_other
+            chosen = rng.choice(list(OPTIONS.values())) if is_other else options
+            outcome = shop.build(*chosen, *(["--force"] if is_forced else []), workers=workers, fault=fault)
+            groups.append(outcome)
+            history.append(f"{chosen} workers={workers} {is_forced=} {fault} -> {outcome.exit_code} {outcome.errors}")
+            if not (others and outcome.exit_code == 2 and "belongs to another build" in outcome.errors):
+                check_ending(outcome, fault.act)
+        what = "\n".join(history)
+        done = shop.build(*options, workers=rng.choice([1, 1, 2]))
+        if done.exit_code == 2 and (others or "is_forced=True" in what):
+            assert "belongs to another build" in done.errors
+            done = shop.build(*options, "--force")
+        for group in groups:
+            group.wait()
+        assert done.exit_code == 0, f"{what}\n{done.errors}"
+        assert shop.state() == reference, what
+
+
+def any_fault(rng: random.Random, steps: int, workers: int) -> Fault:
+    """A way in which a build may end, somewhere on its way, with the pauses of a busy machine."""
+    act = rng.choice(["kill", "kill", "kill", "error", "full", "SIGINT", "SIGTERM"])
+    if workers == 1:
+        return Fault(act=act, at=rng.randint(1, steps), is_after=rng.random() < 0.5)
+    return Fault(
+        act=rng.choice([act, "orphan"]),
+        at=rng.randint(1, steps),
+        is_after=rng.random() < 0.5,
+        lingers=rng.choice([0, 0, 0.2]),
+        pauses=rng.choice([0.05, 0.2, 0.5]),
+        pause_share=rng.choice([0, 0.05, 0.2]),
+        pause_on=rng.choice(["", "receipts", ".arrow", "shard-"]),
+        seed=rng.randint(0, 1 << 30),
+        outlives=1.0,
+    )
