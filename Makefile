@@ -5,7 +5,8 @@ VENV := .venv
 LOWEST := .venv-lowest
 INTEROP := .venv-interop
 BIN := $(VENV)/bin
-PIP_INSTALL := -m pip install --quiet
+# what is imported is compiled then, once: most of torch never is, and compiling it takes as long as unpacking it
+PIP_INSTALL := -m pip install --quiet --no-compile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 CODE := quickstart/shards/code
@@ -46,8 +47,10 @@ quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
 	$(BIN)/python recipes/quickstart_corpus.py quickstart/raw
 	@touch $@
 
-test: lint $(LOWEST)/stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not interop and not benchmark and not browser"
+# the environments beside each other; then the files of tests, each as a whole, in the order of pyproject.toml
+test:
+	$(MAKE) --jobs 2 lint $(LOWEST)/stamp-test
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser"
 	$(LOWEST)/bin/python -m pytest -n 2 --ignore tests/runtime/test_shuffle_quality.py --ignore tests/inspect/test_damage.py
 
 soak: $(VENV)/stamp-dev

@@ -1,10 +1,30 @@
 """Settings of the whole suite."""
 
-import os
+from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+from tokshard.build.executors import prepare_workers
 
 # the timeout of pytest ends what hangs; a deadline per example only fails on a busy machine
 settings.register_profile("dev", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers_start_in_a_moment() -> None:
+    """Whoever asks for a worker process first decides what its server has imported: the builds, which import most."""
+    prepare_workers()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_reach_the_disk_when_they_like() -> Iterator[None]:
+    """Builds in this process are not synced: half of their time would be waiting. Those that are killed are others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield

@@ -110,9 +110,9 @@ KINDS = {
 }
 FAST = ("members.tar.zst", "text by line", "saved data set")
 
-UNIQUE = [f"text {number}, " + "abc " * (2_000 + number % 9) for number in range(400)]
+UNIQUE = [f"text {number}, " + "abc " * (2_000 + number % 9) for number in range(300)]
 TEXTS = [text for n, unique in enumerate(UNIQUE) for text in ([unique, UNIQUE[n // 2]] if n % 5 == 0 else [unique])]
-"""3.8 MB of text, so that spawned workers have several tasks; every sixth is a duplicate."""
+"""2.9 MB of text, so that spawned workers have several tasks; every sixth is a duplicate."""
 
 
 def facts(out: Path) -> dict[str, tuple[list[str], list[str], dict[str, int], int]]:
@@ -162,7 +162,8 @@ def test_all_options_at_once_count_every_record_of_every_kind_of_source(kind, li
         "min_tokens": 3,
         "max_tokens": 50,
         "limit": limit,
-        "task_bytes": 512,
+        # members of an archive have a KiB each
+        "task_bytes": 8_192 if str(source).endswith(".tar") else 512,
         **KINDS[kind].options,
     }
     tokenizer, out = tmp_path / ".tokenizer", tmp_path / "out"

@@ -6,7 +6,6 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,8 +60,7 @@ def test_every_token_of_a_corpus_on_disk_is_an_input_once_in_an_endless_plan(
     lengths: list[int], sizes: dict[str, int], shard_tokens: int
 ) -> None:
     memory = ListSource(lengths)
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda descriptor: None)
+    with tempfile.TemporaryDirectory() as folder:
         corpus = write_corpus(Path(folder) / "corpus", memory.documents(), shard_tokens=shard_tokens, tokenizer=WIDE)
         plan = StreamPlan(corpus, allow_small_blocks=True, **{**sizes, "seq_len": 1})
         inputs = [int(plan.sample(sample)["input_ids"][0]) for sample in range(2 * memory.num_tokens)]

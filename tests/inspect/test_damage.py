@@ -74,7 +74,13 @@ def check(outcomes):
         assert outcome["reading"] != "wrong" or outcome["damage"] in SAME_SIZE, outcome
 
 
-@pytest.mark.parametrize("start", range(0, CASES, CASES_PER_PROCESS))
+@pytest.mark.parametrize(
+    "start",
+    [
+        *range(0, CASES // 2, CASES_PER_PROCESS),
+        *(pytest.param(start, marks=pytest.mark.soak) for start in range(CASES // 2, CASES, CASES_PER_PROCESS)),
+    ],
+)
 def test_damage_of_any_kind_is_reported_with_its_file(corpus, tmp_path, start):
     shutil.copytree(corpus, tmp_path / "corpus")  # cases run at the same time, each process on its own copy
     outcomes = run_cases(tmp_path / "corpus", start, start + CASES_PER_PROCESS)

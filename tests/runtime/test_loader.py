@@ -22,6 +22,7 @@ from tokshard.errors import LoaderError, PlanError, PlanMismatchError
 from tokshard.runtime.loader import StreamDataset, StreamingLoader, data_parallel_place
 from tokshard.runtime.plan import StreamPlan
 
+SOAK = pytest.mark.soak
 Batch = dict[str, torch.Tensor]
 SIZES = {"seq_len": 6, "block_tokens": 16, "window_blocks": 3, "allow_small_blocks": True}
 
@@ -87,9 +88,16 @@ def test_the_global_batches_are_those_of_the_plan_for_every_world_size_and_prefe
     assert found == expected_rows(plan, range(batch * steps))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("method", "workers"),
+    [
+        *(pytest.param("fork", workers, marks=pytest.mark.slow) for workers in (1, 2, 3)),
+        pytest.param("spawn", 2, marks=pytest.mark.slow),
+        *(pytest.param("forkserver", workers, marks=pytest.mark.slow) for workers in (1, 3)),
+        *(pytest.param("spawn", workers, marks=pytest.mark.soak) for workers in (1, 3)),
+        pytest.param("forkserver", 2, marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_worker_processes_give_the_same_batches(method: str, workers: int) -> None:
     plan = two_corpora()
@@ -487,20 +495,25 @@ def test_two_loaders_in_one_process_do_not_touch_each_other() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_the_dataset_gives_the_same_batches_under_a_plain_dataloader(workers: int) -> None:
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("workers", "method"),
+    # each spawned worker imports torch
+    [(0, None), (1, "fork"), (2, "spawn"), (3, "fork"), *(pytest.param(n, "spawn", marks=SOAK) for n in (1, 3))],
+)
+def test_the_dataset_gives_the_same_batches_under_a_plain_dataloader(workers: int, method: str | None) -> None:
     plan = one_corpus(epochs=3)
     dataset = StreamDataset(plan, global_batch_size=4, dp_rank=1, dp_world_size=2)
-    context = "spawn" if workers else None
-    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=method)
     rows = [row for row in rows_of(list(loader)) if row["sample_index"] >= 0]
     assert rows == [row for row in expected_rows(plan, range(plan.num_samples or 0)) if row["sample_index"] % 4 >= 2]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_dataset_resumes_under_a_stateful_dataloader(workers: int) -> None:
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=SOAK)])
+def test_the_dataset_resumes_under_a_stateful_dataloader(workers: int, method: str | None) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     plan = one_corpus(epochs=3)
     whole = expected_rows(plan, range(plan.num_samples or 0))
@@ -510,12 +523,12 @@ def test_the_dataset_resumes_under_a_stateful_dataloader(workers: int) -> None:
             StreamDataset(plan, global_batch_size=4),
             batch_size=None,
             num_workers=workers,
-            multiprocessing_context="spawn" if workers else None,
+            multiprocessing_context=method,
         )
 
+    first = loader()
+    states = [first.state_dict() for _ in first]
     for stop in (1, 4):
-        first = loader()
-        states = [first.state_dict() for _ in first]
         second = loader()
         second.load_state_dict(states[stop - 1])
         rows = [row for row in rows_of(list(second)) if row["sample_index"] >= 0]

@@ -170,12 +170,13 @@ def test_until_weights_change_a_corpus_is_at_most_half_a_sample_per_level_away_f
     assert largest_error(mixture_of((0, weights), seed=seed), stop) <= 0.25 + levels / 2 + 2**-10
 
 
+@pytest.mark.parametrize("every", [41, pytest.param(7, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("heavy", [0, 255, 499])
-def test_500_corpora_of_which_one_has_nearly_everything_each_get_their_share(heavy: int) -> None:
+def test_500_corpora_of_which_one_has_nearly_everything_each_get_their_share(heavy: int, every: int) -> None:
     weights = [1e-4] * 500
     weights[heavy] = 0.9
     mixture = mixture_of((0, weights), seed=5)
-    for stop in [*range(0, 3000, 7), *(2**bits - 1 for bits in range(12, 51))]:
+    for stop in [*range(0, 3000, every), *(2**bits - 1 for bits in range(12, 51))]:
         assert largest_error(mixture, stop) <= 4.75
 
 

@@ -35,12 +35,11 @@ lengths = st.lists(st.integers(1, 40), min_size=1, max_size=40)
 
 @contextmanager
 def small_units(*, batch_tokens: int, stride: int) -> Iterator[None]:
-    """Record batches and strides of few tokens, so that a small corpus has many; files need not survive the machine."""
+    """Record batches and strides of few tokens, so that a small corpus has many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format_writer, "MAX_BATCH_TOKENS", batch_tokens)
         for module in (format_writer, format_reader, reader):
             patch.setattr(module, "ORDINAL_STRIDE", stride)
-        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 

@@ -118,8 +118,13 @@ def test_the_cipher_is_a_uniform_permutation_even_where_hashes_are_sorted_instea
     assert not check(orders.enciphered, length)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("length", HEAVY)
+@pytest.mark.parametrize(
+    "length",
+    [
+        *(pytest.param(length, marks=pytest.mark.slow) for length in HEAVY[:2]),
+        *(pytest.param(length, marks=pytest.mark.soak) for length in HEAVY[2:]),
+    ],
+)
 def test_a_long_permutation_is_uniform_on_both_sides_of_the_longest_that_is_sorted(length: int) -> None:
     assert not check(orders.permuted, length)
 

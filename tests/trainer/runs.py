@@ -1,14 +1,16 @@
 """Training runs of the 10M model on a tiny vocabulary, on real gloo ranks.
 
-    python -m tests.trainer.runs JOBS.json
+    python -m tests.trainer.runs PHASES.json
 
-JOBS.json holds configurations, which the ranks that were started train one after another.
+This process imports torch once, and forks the ranks of one phase after another.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from tests.corpora import TINY_TOKENIZER, write_corpus
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 64
+Phase = tuple[int, list[dict[str, Any]]]
 
 
 def tokenizer() -> bytes:
@@ -66,47 +69,70 @@ def configuration(paths: dict[str, str], out: Path, **changes: Any) -> dict[str,
     return fields
 
 
-def train_on(world_size: int, jobs: list[dict[str, Any]], directory: Path) -> None:
-    """Train configurations one after another on so many processes."""
-    path = directory / f"jobs-{world_size}.json"
-    path.write_text(json.dumps(jobs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.runs", str(path)],
-            cwd=ROOT,
-            env={**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        said = [rank.communicate(timeout=250)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(said)
+def train_on(phases: list[Phase], directory: Path) -> None:
+    """Train phase after phase: (ranks, configurations that they train one after another)."""
+    path = directory / "phases.json"
+    path.write_text(json.dumps(phases))
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.trainer.runs", str(path)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        try:
+            said = job.communicate(timeout=350)[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)  # ranks too
+    assert job.returncode == 0, said
 
 
 def steps_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def main() -> None:
+def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]]) -> int:
     from tokshard.trainer.config import resolve
     from tokshard.trainer.loop import train
     from tokshard.trainer.parallel import process_group
 
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
+        with process_group("cpu"):
+            status = int(any(train(resolve(job)) for job in jobs))
+    except BaseException:  # noqa: BLE001 - a process edge
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    # once for all ranks: it takes longer than to train. The first model would import the compiler
+    import torch._dynamo  # noqa: F401
+
+    import tokshard.trainer.loop  # noqa: F401
+
     warnings.simplefilter("ignore")
-    jobs = json.loads(Path(sys.argv[1]).read_text())
-    with process_group("cpu"):
-        for job in jobs:
-            assert train(resolve(job)) == 0
+    phases: list[Phase] = json.loads(Path(sys.argv[1]).read_text())
+    for world_size, jobs in phases:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = {fork_rank(rank, world_size, port, jobs) for rank in range(world_size)}
+        while ranks:
+            pid, status = os.wait()
+            ranks.discard(pid)
+            if status:  # the others wait for it; whoever started this process ends them
+                sys.exit(f"a rank of {world_size} ended with {os.waitstatus_to_exitcode(status)}")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.runs import ROOT, configuration, corpora, steps_of
+from tokshard.trainer.__main__ import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("trainer")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # DCP of torch 2.13 itself warns
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -32,7 +37,7 @@ def inline(value: object) -> str:
     return json.dumps(value)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_a_signal_saves_on_all_ranks_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     recipe, out = tmp_path / "run.toml", tmp_path / "out"
     changes = {"train__steps": 100_000, "checkpoint__every": 0, "optimizer__warmup_steps": 0, "train__log_every": 1}
@@ -54,9 +59,7 @@ def test_a_signal_saves_on_all_ranks_and_the_same_command_goes_on(tmp_path: Path
     assert (saved / "COMPLETE").exists()
     assert {path.name[:4] for path in saved.glob("*.distcp")} == {"__0_", "__1_"}  # both ranks wrote
 
-    single = [sys.executable, "-m", "tokshard.trainer", str(recipe), f"train.stop_after={last + 1}"]
-    done = subprocess.run(single, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    assert main([str(recipe), f"train.stop_after={last + 1}"]) == 0
     assert [step["step"] for step in steps_of(out)] == list(range(1, last + 2))
 
 

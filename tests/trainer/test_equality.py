@@ -1,4 +1,4 @@
-"""Training does not depend on the number of ranks: 20 steps of the 10M model in fp32, before and after a resume."""
+"""Training does not depend on the number of ranks: steps of the 10M model in fp32, before and after a resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.trainer.runs import configuration, corpora, steps_of, train_on
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("trainer")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOLERANCE = 1e-5
 RESUMED = {
     "1-from-4": (1, "world-4"),
@@ -23,28 +23,37 @@ RESUMED = {
 STRAIGHT = ["world-2", "world-3", "world-4", "hsdp", "accumulated"]
 
 
+@pytest.fixture(scope="module", params=[8, pytest.param(20, marks=pytest.mark.soak)])
+def num_steps(request: pytest.FixtureRequest) -> int:
+    """Of a straight run; the others go on from the middle."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every run, one process start per world size and phase."""
+def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every run, those of one world size by the same ranks."""
+    half = f"checkpoints/step-{num_steps // 2:08}"
     directory = tmp_path_factory.mktemp("equality")
     paths = corpora(directory / "corpora")
 
     def job(name: str, **changes: Any) -> dict[str, Any]:
-        return configuration(paths, directory / name, **changes)
+        sizes = {"train__steps": num_steps, "checkpoint__every": num_steps // 2}
+        return configuration(paths, directory / name, **sizes, **changes)
 
     def resumed(name: str, **changes: Any) -> dict[str, Any]:
-        source = directory / RESUMED[name][1] / "checkpoints" / "step-00000010"
-        return job(name, checkpoint__load=str(source), **changes)
+        return job(name, checkpoint__load=str(directory / RESUMED[name][1] / half), **changes)
 
-    train_on(1, [job("world-1"), job("accumulated", train__micro_batch_size=3)], directory)
-    train_on(2, [job("world-2"), resumed("2-from-1")], directory)
-    train_on(3, [job("world-3"), resumed("3-from-2")], directory)
-    hsdp = {"parallel__replicas": 2}
-    train_on(4, [job("world-4"), job("hsdp", **hsdp, train__micro_batch_size=2), resumed("4-from-hsdp")], directory)
-    shutil.copytree(
-        directory / "world-1" / "checkpoints" / "step-00000010", directory / "exact/checkpoints/step-00000010"
-    )
-    train_on(1, [resumed("1-from-4"), job("exact")], directory)
+    hsdp = job("hsdp", parallel__replicas=2, train__micro_batch_size=2)
+    phases = [
+        (1, [job("world-1"), job("accumulated", train__micro_batch_size=3)]),
+        (2, [job("world-2"), resumed("2-from-1")]),
+        (3, [job("world-3"), resumed("3-from-2")]),
+        (4, [job("world-4"), hsdp, resumed("4-from-hsdp")]),
+        (1, [resumed("1-from-4")]),
+    ]
+    train_on(phases, directory)
+    shutil.copytree(directory / "world-1" / half, directory / "exact" / half)
+    train_on([(1, [job("exact")])], directory)  # by a process that has trained nothing
     return directory
 
 
@@ -61,27 +70,29 @@ def assert_equal_training(steps: list[dict[str, Any]], others: list[dict[str, An
 
 
 @pytest.mark.parametrize("name", STRAIGHT)
-def test_loss_and_gradient_norm_are_those_of_one_rank_at_every_step(runs: Path, name: str) -> None:
+def test_loss_and_gradient_norm_are_those_of_one_rank_at_every_step(runs: Path, num_steps: int, name: str) -> None:
     one_rank = steps_of(runs / "world-1")
-    assert len(one_rank) == 20
+    assert len(one_rank) == num_steps
     assert one_rank[-1]["loss"] < one_rank[0]["loss"] - 0.1
     assert_equal_training(steps_of(runs / name), one_rank)
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_run_resumed_on_another_number_of_ranks_goes_on_as_if_undisturbed(runs: Path, name: str) -> None:
+def test_a_run_resumed_on_another_number_of_ranks_goes_on_as_if_undisturbed(
+    runs: Path, num_steps: int, name: str
+) -> None:
     steps = steps_of(runs / name)
-    assert len(steps) == 10
-    assert_equal_training(steps, steps_of(runs / "world-1")[10:])
+    assert len(steps) == num_steps // 2
+    assert_equal_training(steps, steps_of(runs / "world-1")[num_steps // 2 :])
 
 
-def test_one_rank_resumes_bit_exactly(runs: Path, tmp_path: Path) -> None:
-    straight, resumed = steps_of(runs / "world-1")[10:], steps_of(runs / "exact")
+def test_one_rank_resumes_bit_exactly(runs: Path, num_steps: int, tmp_path: Path) -> None:
+    straight, resumed = steps_of(runs / "world-1")[num_steps // 2 :], steps_of(runs / "exact")
     assert [step["loss"] for step in resumed] == [step["loss"] for step in straight]
     assert [step["grad_norm"] for step in resumed] == [step["grad_norm"] for step in straight]
     tensors = []
     for name in ("world-1", "exact"):
-        dcp_to_torch_save(runs / name / "checkpoints" / "step-00000020", tmp_path / name)
+        dcp_to_torch_save(runs / name / "checkpoints" / f"step-{num_steps:08}", tmp_path / name)
         tensors.append(torch.load(tmp_path / name))
     assert tensors[0].keys() == tensors[1].keys()
     assert any(key.startswith("optimizer.exp_avg_sq.") for key in tensors[0])

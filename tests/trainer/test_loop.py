@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,28 @@ def test_a_finite_pass_ends_after_its_short_batch_and_is_not_begun_again(
     assert train(resolve(fields)) == 0
     assert f"step {len(steps)}: nothing is left to do" in capsys.readouterr().out
     assert steps_of(tmp_path / "out") == steps
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_step_that_was_made_and_is_what_the_run_returns(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    log = tmp_path / "out" / "metrics.jsonl"
+
+    def stop_when_steps_are_made() -> None:
+        deadline = time.monotonic() + 60
+        while not (log.exists() and log.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    stopper = threading.Thread(target=stop_when_steps_are_made)
+    stopper.start()
+    try:
+        assert train(resolve(small(tmp_path, train__steps=100_000, checkpoint__every=0, train__log_every=1))) == number
+    finally:
+        stopper.join()
+    (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
+    assert saved.name == f"step-{steps_of(tmp_path / 'out')[-1]['step']:08d}"
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Transforms of samples. They import no torch, so that a worker process that gets one starts in a moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tokshard.runtime.transforms import Sample
+
+
+def reverse(sample: Sample, rng: np.random.Generator) -> Sample:
+    """All tokens backwards, as one piece without a label at its end."""
+    size = len(sample.tokens)
+    return Sample(tokens=sample.tokens[::-1].copy(), piece_lengths=np.array([size]), next_tokens=np.array([-100]))
+
+
+def roll(sample: Sample, rng: np.random.Generator) -> Sample:
+    return replace(sample, tokens=np.roll(sample.tokens, int(rng.integers(0, 100))))
+
+
+def note(sample: Sample, rng: np.random.Generator) -> Sample:
+    """Put a number that is drawn in the place of the first token."""
+    tokens = sample.tokens.copy()
+    tokens[0] = int(rng.random() * (1 << 32))
+    return replace(sample, tokens=tokens)
+
+
+def failing(sample: Sample, rng: np.random.Generator) -> Sample:
+    raise ZeroDivisionError("a transform's own mistake")
+
+
+def wrong(change: str, sample: Sample, rng: np.random.Generator) -> Any:
+    lengths, following = sample.piece_lengths, sample.next_tokens
+    return {
+        "nothing": lambda: None,
+        "an array": lambda: sample.tokens,
+        "shorter": lambda: replace(sample, tokens=sample.tokens[:-1]),
+        "wider": lambda: replace(sample, tokens=sample.tokens.astype(np.int64)),
+        "a list": lambda: replace(sample, tokens=sample.tokens.tolist()),
+        "sum": lambda: replace(sample, piece_lengths=np.append(lengths, 1), next_tokens=np.append(following, 1)),
+        "empty piece": lambda: replace(
+            sample, piece_lengths=np.append(lengths, 0), next_tokens=np.append(following, -100)
+        ),
+        "negative piece": lambda: replace(sample, piece_lengths=np.array([7, -1]), next_tokens=np.array([-100, -100])),
+        "no pieces": lambda: replace(sample, piece_lengths=lengths[:0], next_tokens=following[:0]),
+        "labels": lambda: replace(sample, next_tokens=np.append(following, 1)),
+        "float pieces": lambda: replace(sample, piece_lengths=lengths.astype(float)),
+        "list of pieces": lambda: replace(sample, piece_lengths=lengths.tolist()),
+        "float labels": lambda: replace(sample, next_tokens=following.astype(float)),
+        "square": lambda: replace(sample, piece_lengths=lengths[:, None], next_tokens=following[:, None]),
+        "label -1": lambda: replace(sample, next_tokens=np.full_like(following, -1)),
+    }[change]()
