@@ -11,7 +11,7 @@ from typing import Any
 from tests.benchmark.processes import ProcessFailedError, run
 
 GROUPS = ("build", "encode", "hash", "datasets", "memory")
-TEXTS = ("code", "short")
+TEXTS = ("code", "prose", "short")
 
 BUILD_1, BUILD_2 = "build, 1 worker", "build, 2 workers"
 START_1, START_2 = "start-up, 1 worker", "start-up, 2 workers"

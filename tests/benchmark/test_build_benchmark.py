@@ -46,7 +46,7 @@ def test_one_run_ends_in_a_table_and_a_line_of_json_with_every_figure_on_both_te
 
     figures = {(entry["figure"], entry["text"]): entry for entry in line["figures"]}
     wanted = ON_EACH_TEXT | (NAIVE if importlib.util.find_spec("datasets") else set())
-    assert {(figure, text) for figure in wanted for text in ("code", "short")} <= set(figures)
+    assert {(figure, text) for figure in wanted for text in ("code", "prose", "short")} <= set(figures)
     assert {("start-up, 1 worker", "tiny"), ("build, 1 worker", "quarter"), ("build, 2 workers", "half")} <= set(
         figures
     )
@@ -55,7 +55,7 @@ def test_one_run_ends_in_a_table_and_a_line_of_json_with_every_figure_on_both_te
     assert figures["build, 2 workers", "code"]["processes"] == 2
 
     compared = {(entry["figure"], entry["text"]) for entry in line["side_by_side"]}
-    for text in ("code", "short"):
+    for text in ("code", "prose", "short"):
         assert ("MB/CPU-s: build / encode_batch, on one CPU", text) in compared
         assert ("CPU-s/GB beside encoding and hashing", text) in compared
         assert ("CPU-s/GB: 2 workers / 1", text) in compared

@@ -1,11 +1,12 @@
-"""The two texts that the benchmark measures: real source code of this machine, and the same cut short.
+"""The texts that the benchmark measures: real source code and prose of this machine, and the code cut short.
 
     python -m tests.benchmark.texts OUT --megabytes 220 --short-megabytes 60
 
-`OUT/code.jsonl.zst` holds each source file once, `OUT/short.jsonl.zst` pieces of about 40 tokens,
-`OUT/quarter.jsonl.zst` and `OUT/half.jsonl.zst` every fourth and second document of the code. No text is repeated:
-where the machine has less than is asked for, the texts are smaller. The same machine gives the same bytes. Prints
-one line of JSON that says what was taken from where.
+`OUT/code.jsonl.zst` holds each source file once, `OUT/prose.jsonl.zst` each file of documentation or translations (as
+much as of short text), `OUT/short.jsonl.zst` pieces of code of about 40 tokens, `OUT/quarter.jsonl.zst` and
+`OUT/half.jsonl.zst` every fourth and second document of the code. No text is repeated: where the machine has less than
+is asked for, the texts are smaller. The same machine gives the same bytes. Prints one line of JSON that says what was
+taken from where.
 """
 
 import argparse
@@ -15,8 +16,9 @@ import os
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +34,8 @@ _OTHER = (
     *(".c", ".cc", ".cpp", ".h", ".hh", ".hpp", ".rs", ".go", ".js", ".ts", ".css", ".sql"),
     *(".el", ".lua", ".pl", ".pm", ".rb", ".sh", ".tcl", ".vim"),
 )
+_PROSE = (".md", ".rst", ".txt", ".html", ".pod", ".tex", ".po")
+_CODE = {"Python": _PYTHON, "other languages": _OTHER}
 _CACHES = {"__pycache__", ".git", "node_modules"}
 
 
@@ -79,10 +83,12 @@ def files(root: Root, suffixes: tuple[str, ...]) -> list[str]:
     return sorted(path for path in found if os.path.isfile(path) and not os.path.islink(path))
 
 
-def documents(left_out: Counter[str]) -> Iterator[tuple[str, str, str]]:
+def documents(
+    left_out: Counter[str], kinds: Mapping[str, tuple[str, ...]] = MappingProxyType(_CODE)
+) -> Iterator[tuple[str, str, str]]:
     """Each source file once: where from, name, text. Python comes first, other languages only where that ends."""
     seen: set[bytes] = set()
-    for suffixes in (_PYTHON, _OTHER):
+    for kind, suffixes in kinds.items():
         for root in roots():
             for path in files(root, suffixes):
                 try:
@@ -100,8 +106,7 @@ def documents(left_out: Counter[str]) -> Iterator[tuple[str, str, str]]:
                     left_out["over 16 MiB"] += 1
                 else:
                     seen.add(digest)
-                    language = "Python" if suffixes is _PYTHON else "other languages"
-                    yield f"{root.name}, {language}", os.path.relpath(path, root.path), text
+                    yield f"{root.name}, {kind}", os.path.relpath(path, root.path), text
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -144,7 +149,7 @@ class JsonLines:
 
 def write_texts(out: Path, *, code_bytes: int, short_bytes: int) -> dict[str, object]:
     """Write the texts and say what is in them."""
-    texts = {name: JsonLines(out / f"{name}.jsonl.zst") for name in ("code", "short", "quarter", "half")}
+    texts = {name: JsonLines(out / f"{name}.jsonl.zst") for name in ("code", "prose", "short", "quarter", "half")}
     code, short = texts["code"], texts["short"]
     taken: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
@@ -160,6 +165,12 @@ def write_texts(out: Path, *, code_bytes: int, short_bytes: int) -> dict[str, ob
             for piece in pieces(text):
                 short.write(path, piece)
         if code.text_bytes >= code_bytes:
+            break
+    for origin, path, text in documents(left_out, {"prose": _PROSE}):
+        before = texts["prose"].text_bytes
+        texts["prose"].write(path, text)
+        taken[origin] += texts["prose"].text_bytes - before
+        if texts["prose"].text_bytes >= short_bytes:
             break
     return {
         "texts": {name: written.close()._asdict() for name, written in texts.items()},

@@ -258,7 +258,7 @@ def _count_object_lines(data: bytes) -> int | None:
     Then no JSON object spans two lines: inside of one, a brace that closes is never followed by one that opens. So if
     there are as many objects as lines, each line holds exactly one.
     """
-    if not data.startswith(b"{"):
+    if not data.startswith(b"{") or len(data) > _MOST_AT_ONCE:
         return None
     characters = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(characters == _NEWLINE)
@@ -269,6 +269,8 @@ def _count_object_lines(data: bytes) -> int | None:
 
 
 _OPENING, _CLOSING, _NEWLINE = b"{}\n"
+_MOST_AT_ONCE = 4 << 20
+"""Bytes of lines: a chunk has 1 MiB and its longest line, and looking at one of 128 MiB would take as much again."""
 
 
 def _explain(line: bytes, error: Exception) -> tuple[str, str]:
