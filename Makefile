@@ -13,6 +13,8 @@ CODE := quickstart/shards/code
 PROSE := quickstart/shards/prose
 RECIPE := recipes/quickstart_train.toml
 RUN := quickstart/run
+# tests of numbers and commands, which one set of versions is enough for
+ONCE := tests/readme/test_readme.py tests/inspect/test_damage.py $(addprefix tests/runtime/test_,shuffle_quality.py finding.py)
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
@@ -51,7 +53,7 @@ quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
 test:
 	$(MAKE) --jobs 2 lint $(LOWEST)/stamp-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser"
-	$(LOWEST)/bin/python -m pytest -n 2 --ignore tests/runtime/test_shuffle_quality.py --ignore tests/inspect/test_damage.py
+	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n 2 $(addprefix --ignore ,$(ONCE))
 
 soak: $(VENV)/stamp-dev
 	$(BIN)/python -m pytest -n 2 -m soak

@@ -13,6 +13,7 @@ from tokshard.build.executors import prepare_workers
 # the timeout of pytest ends what hangs; a deadline per example only fails on a busy machine
 settings.register_profile("dev", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=200)
+settings.register_profile("few", deadline=None, max_examples=8)  # where the suite runs a second time, for the libraries
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 

@@ -183,7 +183,7 @@ def assert_every_token_once_per_epoch(directory: Path, name: str, rows: list[Row
     return epochs
 
 
-@pytest.mark.parametrize("history", [1, 2, 3])
+@pytest.mark.parametrize("history", [1, *(pytest.param(number, marks=pytest.mark.soak) for number in (2, 3))])
 def test_ranks_killed_at_random_steps_and_rescaled_many_times_read_every_token_once_per_epoch(
     directory: Path, launcher: Launcher, history: int
 ) -> None:
