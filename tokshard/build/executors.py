@@ -9,7 +9,6 @@ crosses processes, ids never do.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import queue
@@ -32,17 +31,13 @@ from tokshard.build.tasks import Key, StreamTask, Task
 from tokshard.build.workspace import WorkerContext
 from tokshard.errors import BuildError, TokshardError
 
-# encodings come and go in megabytes: giving them back to the kernel each time costs up to a fifth of the throughput
-_KEPT_BYTES = 256 << 20
-_USUAL_KEPT_BYTES = 128 << 10
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's malloc.h."""
 _WORKER_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
-    "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES),
-    "MALLOC_MMAP_THRESHOLD_": str(_KEPT_BYTES),
+    # encodings come and go in megabytes: giving them back to the kernel each time costs a fifth of the throughput
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
 }
 _STOP_SECONDS = 5.0
 
@@ -79,11 +74,6 @@ OnProgress = Callable[[Progress], None]
 
 def run_inline(context: WorkerContext, schedule: Schedule, on_progress: OnProgress) -> Usage:
     """Run everything in this process, in order."""
-    with _keeping_memory():
-        return _run_inline(context, schedule, on_progress)
-
-
-def _run_inline(context: WorkerContext, schedule: Schedule, on_progress: OnProgress) -> Usage:
     runner = TaskRunner(context, on_progress)
     while schedule.goes_on():
         task = schedule.take()
@@ -516,23 +506,6 @@ class _Pool:
             f"worker {worker.number} (pid {worker.process.pid}) {how}{what}",
             hint=f"run the same command again: finished tasks are kept{memory}",
         )
-
-
-@contextlib.contextmanager
-def _keeping_memory() -> Iterator[None]:
-    """Let malloc keep what is freed inside, as in workers; afterwards it has its usual bounds. Only glibc has them."""
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt"):
-        yield
-        return
-    for bound in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-        library.mallopt(bound, _KEPT_BYTES)
-    try:
-        yield
-    finally:
-        for bound in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            library.mallopt(bound, _USUAL_KEPT_BYTES)
-        library.malloc_trim(0)
 
 
 @contextlib.contextmanager
