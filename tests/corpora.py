@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from tokshard.format import names
+from tokshard.format.content import TokenHash, hash_tokens, join_hashes
 from tokshard.format.manifest import (
     BuildConfig,
     DocumentLengths,
@@ -167,16 +168,37 @@ def sign_files(directory: Path) -> None:
 
 def sign_shards(directory: Path) -> None:
     """Make tables and manifest vouch for the shards as they are now."""
-    hashes = [bytes.fromhex(file_sha256(path)) for path in sorted(directory.glob("shard-*"))]
-    change_table(directory, names.SHARD_TABLE, lambda rows: {**rows, "sha256": hashes})
+    shards = sorted(directory.glob("shard-*"))
+    hashes = [bytes.fromhex(file_sha256(path)) for path in shards]
+    contents: list[TokenHash] = []
+
+    def change_rows(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for path, content, num_tokens in zip(shards, rows["tokens_hash"], rows["num_tokens"], strict=True):
+            contents.append(_tokens_hash(path) or TokenHash.from_bytes(content, num_tokens))
+        return {**rows, "sha256": hashes, "tokens_hash": [content.to_bytes() for content in contents]}
+
+    change_table(directory, names.SHARD_TABLE, change_rows)
 
     def change(fields: dict[str, Any]) -> None:
         tokenizer = fields["tokenizer"]
         fields["fingerprints"]["content"] = content_fingerprint(
-            hashes, dtype=fields["dtype"], eos_id=tokenizer["eos_id"], bos_id=tokenizer["bos_id"]
+            join_hashes(contents),
+            num_documents=fields["num_documents"],
+            eos_id=tokenizer["eos_id"],
+            bos_id=tokenizer["bos_id"],
         )
 
     rewrite_manifest(directory, change)
+
+
+def _tokens_hash(shard: Path) -> TokenHash | None:
+    """Of the ids that a shard holds, whatever its offsets say; None if Arrow cannot read it."""
+    try:
+        reader = ipc.open_file(shard.read_bytes())
+        batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+        return join_hashes(hash_tokens(batch.column("tokens").values.to_numpy()) for batch in batches)
+    except (pa.ArrowException, OSError, ValueError):
+        return None
 
 
 def change_table(directory: Path, name: str, change: Callable[[dict[str, list[Any]]], dict[str, list[Any]]]) -> None:
@@ -276,7 +298,12 @@ def _manifest(
         columns=columns,
         fingerprints=Fingerprints(
             content=content_fingerprint(
-                rows.column("sha256").to_pylist(), dtype=dtype, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
+                join_hashes(
+                    hash_tokens(np.array(document, dtype)) for source in sources for document in source.documents
+                ),
+                num_documents=len(lengths),
+                eos_id=tokenizer.eos_id,
+                bos_id=tokenizer.bos_id,
             ),
             recipe=recipe_fingerprint(
                 build, tokenizer, [(index, source.path, 1_000) for index, source in enumerate(sources)]

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from tests.corpora import EOS, TOKENIZER, tokenizer_info
 from tokshard.format import names
+from tokshard.format.content import TokenHash, join_hashes
 from tokshard.format.manifest import (
     BuildConfig,
     DocumentLengths,
@@ -134,7 +135,15 @@ def _finish(
         columns={},
         fingerprints=Fingerprints(
             content=content_fingerprint(
-                rows.column("sha256").to_pylist(), dtype=dtype, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
+                join_hashes(
+                    TokenHash.from_bytes(content, tokens)
+                    for content, tokens in zip(
+                        rows.column("tokens_hash").to_pylist(), rows.column("num_tokens").to_pylist(), strict=True
+                    )
+                ),
+                num_documents=num_documents,
+                eos_id=tokenizer.eos_id,
+                bos_id=tokenizer.bos_id,
             ),
             recipe=recipe_fingerprint(build, tokenizer, [(0, "", num_tokens)]),
         ),

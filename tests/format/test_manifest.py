@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, documents_of, tokenizer_info, write_corpus
+from tokshard.format.content import TokenHash
 from tokshard.format.manifest import (
     BuildConfig,
     canonical_json,
@@ -29,7 +30,7 @@ CONFIG = BuildConfig(
     max_document_bytes=3000,
     limit=None,
 )
-HASHES = [bytes(range(32)), bytes(32)]
+CONTENT = TokenHash(7, (1, 2, 3, 4, 5, 6))
 
 
 @pytest.fixture
@@ -52,10 +53,11 @@ def test_the_last_line_of_a_manifest_is_the_hash_of_the_lines_before(corpus):
 
 def test_the_content_fingerprint_is_the_one_that_the_format_defines():
     # golden: a change breaks saved data, and needs another number in "tokshard content 1"
-    found = content_fingerprint(HASHES, dtype="uint16", eos_id=0, bos_id=None)
-    by_hand = b'tokshard content 1\n{"bos_id":null,"dtype":"uint16","eos_id":0}' + b"".join(HASHES)
+    found = content_fingerprint(CONTENT, num_documents=2, eos_id=0, bos_id=None)
+    by_hand = b'tokshard content 1\n{"bos_id":null,"eos_id":0,"num_documents":2,"num_tokens":7}'
+    by_hand += b"".join(bytes([residue, 0, 0, 0]) for residue in (1, 2, 3, 4, 5, 6))
     assert found == hashlib.sha256(by_hand).hexdigest()
-    assert found == "3846d2f01f563502d2a2a825016b70b4f1dbc840a42908ac7214a1e99607979c"
+    assert found == "1a4142bb5a600a4c7e1c9025d2077e3ca163e92e0c43ef4ca4fddb6c111fc75d"
 
 
 def test_the_recipe_fingerprint_is_the_one_that_the_format_defines():
@@ -75,15 +77,16 @@ def test_the_recipe_fingerprint_is_the_one_that_the_format_defines():
 @pytest.mark.parametrize(
     "other",
     [
-        {"shard_hashes": HASHES[::-1], "dtype": "uint16", "eos_id": 0, "bos_id": None},
-        {"shard_hashes": HASHES[:1], "dtype": "uint16", "eos_id": 0, "bos_id": None},
-        {"shard_hashes": HASHES, "dtype": "uint32", "eos_id": 0, "bos_id": None},
-        {"shard_hashes": HASHES, "dtype": "uint16", "eos_id": 1, "bos_id": None},
-        {"shard_hashes": HASHES, "dtype": "uint16", "eos_id": 0, "bos_id": 0},
+        {"tokens": TokenHash(7, (1, 2, 3, 4, 5, 7))},
+        {"tokens": TokenHash(8, (1, 2, 3, 4, 5, 6))},
+        {"num_documents": 3},
+        {"eos_id": 1},
+        {"bos_id": 0},
     ],
 )
 def test_content_that_differs_has_another_fingerprint(other):
-    assert content_fingerprint(**other) != content_fingerprint(HASHES, dtype="uint16", eos_id=0, bos_id=None)
+    facts = {"tokens": CONTENT, "num_documents": 2, "eos_id": 0, "bos_id": None}
+    assert content_fingerprint(**{**facts, **other}) != content_fingerprint(**facts)
 
 
 def test_the_content_fingerprint_does_not_depend_on_how_the_corpus_was_named_or_where_it_lies(tmp_path):

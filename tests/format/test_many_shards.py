@@ -46,6 +46,7 @@ def shard_rows(start, stop):
         "num_tokens": np.full(count, TOKENS_PER_SHARD),
         "num_bytes": np.full(count, 2 * TOKENS_PER_SHARD),
         "sha256": [index.to_bytes(32, "big") for index in range(start, stop)],
+        "tokens_hash": [index.to_bytes(24, "little") for index in range(start, stop)],
         "batch_documents": lists(np.full(count, DOCUMENTS_PER_SHARD)),
         "batch_tokens": lists(np.full(count, TOKENS_PER_SHARD)),
         "batch_offsets_position": lists(np.full(count, 512)),

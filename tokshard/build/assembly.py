@@ -22,6 +22,7 @@ from tokshard.build.workspace import Output, Settings, SourceStates, Workspace
 from tokshard.errors import BuildError
 from tokshard.format import names
 from tokshard.format.arrays import number_array, table_batch
+from tokshard.format.content import TokenHash
 from tokshard.format.manifest import (
     DAMAGED_INPUT,
     IN_OTHER_SPLIT,
@@ -140,7 +141,7 @@ class _Totals:
         self.tokens = 0
         self.shards = 0
         self.shard_bytes = 0
-        self.hashes: list[bytes] = []
+        self.content = TokenHash()
         self.lengths = np.zeros(0, np.int64)
         self.shortest = 0
         self.longest = 0
@@ -216,7 +217,10 @@ def _shard_rows(workspace: Workspace, keys: Sequence[Key], totals: _Totals) -> I
         totals.add(receipt)
         totals.shards += rows.num_rows
         totals.shard_bytes += sum(rows.column("num_bytes").to_pylist())
-        totals.hashes.extend(rows.column("sha256").to_pylist())
+        for content, tokens in zip(
+            *(rows.column(name).to_pylist() for name in ("tokens_hash", "num_tokens")), strict=True
+        ):
+            totals.content = totals.content.then(TokenHash.from_bytes(content, tokens))
         before = totals.records_before.get(key)
         yield rows if before is None else _with_record_base(rows, before)
 
@@ -295,7 +299,12 @@ def _manifest(
         dtype=dtype,
         columns=dict(columns),
         fingerprints=Fingerprints(
-            content=content_fingerprint(totals.hashes, dtype=dtype, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id),
+            content=content_fingerprint(
+                totals.content,
+                num_documents=totals.documents,
+                eos_id=tokenizer.eos_id,
+                bos_id=tokenizer.bos_id,
+            ),
             recipe=recipe_fingerprint(
                 config, tokenizer, ((source.argument, source.path, source.num_bytes) for source in inputs)
             ),

@@ -13,6 +13,7 @@ import msgspec
 
 from tokshard.errors import RESTORE, DamagedCorpusError, UnsupportedFormatError
 from tokshard.format import names
+from tokshard.format.content import TokenHash
 from tokshard.format.schema import FORMAT_VERSION
 
 _HASH_KEY = "manifest_sha256"
@@ -130,7 +131,7 @@ class Fingerprints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Two names for a corpus.
 
     Args:
-        content: of shard hashes, dtype and delimiter: equal exactly when the tokens on disk are.
+        content: of tokens and delimiters: equal when the documents are.
         recipe: of configuration, tokenizer and the names and sizes of the sources.
     """
 
@@ -222,17 +223,19 @@ def _has_float(value: Any) -> bool:
 _CONTAINERS = frozenset({dict, list})
 
 
-def content_fingerprint(shard_hashes: Iterable[bytes], *, dtype: str, eos_id: int, bos_id: int | None) -> str:
-    r"""Hexadecimal SHA-256 of ``b"tokshard content 1\n"``, the canonical JSON of dtype and delimiters, and the hashes.
+def content_fingerprint(tokens: TokenHash, *, num_documents: int, eos_id: int, bos_id: int | None) -> str:
+    """The name of what a corpus holds: equal for two corpora that hold the same documents.
+
+    Shards, record batches, kept columns, sources and the place of the corpus do not matter.
 
     Args:
-        shard_hashes: the 32-byte SHA-256 of every shard, in order.
+        tokens: of the whole corpus.
+
+    Returns:
+        The hexadecimal SHA-256 of a version line, the canonical JSON of counts and delimiters, and the hash.
     """
-    digest = hashlib.sha256(b"tokshard content 1\n")
-    digest.update(canonical_json({"dtype": dtype, "eos_id": eos_id, "bos_id": bos_id}))
-    for shard_hash in shard_hashes:
-        digest.update(shard_hash)
-    return digest.hexdigest()
+    counts = {"num_documents": num_documents, "num_tokens": tokens.num_tokens, "eos_id": eos_id, "bos_id": bos_id}
+    return hashlib.sha256(b"tokshard content 1\n" + canonical_json(counts) + tokens.to_bytes()).hexdigest()
 
 
 def recipe_fingerprint(config: BuildConfig, tokenizer: TokenizerInfo, sources: Iterable[tuple[int, str, int]]) -> str:

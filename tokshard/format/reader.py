@@ -19,6 +19,7 @@ from pyarrow import ipc
 
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, UnfinishedCorpusError
 from tokshard.format import names
+from tokshard.format.content import TokenHash
 from tokshard.format.manifest import Manifest, decode_manifest
 from tokshard.format.schema import (
     ARROW_ERRORS,
@@ -141,6 +142,9 @@ class ShardList(Sequence[ShardInfo]):
             num_tokens=batch.column("num_tokens")[row].as_py(),
             num_bytes=batch.column("num_bytes")[row].as_py(),
             sha256=batch.column("sha256")[row].as_py().hex(),
+            tokens_hash=TokenHash.from_bytes(
+                batch.column("tokens_hash")[row].as_py(), batch.column("num_tokens")[row].as_py()
+            ),
         )
 
 
@@ -215,7 +219,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """The content fingerprint: equal exactly when the tokens on disk are."""
+        """The content fingerprint: equal when the tokens are, however they are cut into shards."""
         return self.manifest.fingerprints.content
 
     @property

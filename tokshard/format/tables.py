@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.format.content import HASH_BYTES, TokenHash
 from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema
 from tokshard.format.storage import map_file
 
@@ -38,6 +39,7 @@ SHARD_TABLE_SCHEMA = _schema(
         "num_tokens": pa.int64(),
         "num_bytes": pa.int64(),
         "sha256": pa.binary(32),
+        "tokens_hash": pa.binary(HASH_BYTES),
         # one entry per record batch of the shard; positions are bytes from the start of the file
         "batch_documents": _numbers(pa.int64()),
         "batch_tokens": _numbers(pa.int64()),
@@ -90,6 +92,7 @@ class ShardInfo:
     num_tokens: int
     num_bytes: int
     sha256: str
+    tokens_hash: TokenHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.format.arrays import number_array, table_batch
+from tokshard.format.content import TokenHash, hash_tokens
 from tokshard.format.schema import (
     MAX_BATCH_CHARACTERS,
     MAX_BATCH_TOKENS,
@@ -186,7 +187,8 @@ class ShardWriter:
             number_array(offsets), number_array(self._buffer[: self._fill]), type=self._schema.field(TOKENS).type
         )
         columns = [pa.array(self._columns[name], type=self._schema.field(name).type) for name in self._columns]
-        self._file.write(pa.record_batch([documents, *columns], schema=self._schema), offsets)
+        content = hash_tokens(self._buffer[: self._fill])
+        self._file.write(pa.record_batch([documents, *columns], schema=self._schema), offsets, content)
         if self._fill > MAX_BATCH_TOKENS:
             self._buffer = np.empty(0, self._buffer.dtype)  # give back what one huge document needed
         self._start_batch()
@@ -210,6 +212,7 @@ class _OpenShard:
         self._writer = ipc.new_file(pa.PythonFile(self._hashed, "w"), schema)
         self.num_tokens = 0
         self._num_documents = 0
+        self._content = TokenHash()
         self._strides: list[NDArray[np.int64]] = []
         self._batch_documents: list[int] = []
         self._batch_tokens: list[int] = []
@@ -218,13 +221,14 @@ class _OpenShard:
     def add_run(self, source: int, records: NDArray[np.int64]) -> None:
         self._runs.add(source, records)
 
-    def write(self, batch: pa.RecordBatch, offsets: NDArray[np.int64]) -> None:
+    def write(self, batch: pa.RecordBatch, offsets: NDArray[np.int64], content: TokenHash) -> None:
         length = int(offsets[-1])
         first = -(-self.num_tokens // ORDINAL_STRIDE) * ORDINAL_STRIDE
         positions = np.arange(first, self.num_tokens + length, ORDINAL_STRIDE)
         within = np.searchsorted(offsets, positions - self.num_tokens, "right") - 1
         self._strides.append(within + self._num_documents)
         self._writer.write_batch(batch)
+        self._content = self._content.then(content)
         self._batch_documents.append(batch.num_rows)
         self._batch_tokens.append(length)
         self.num_tokens += length
@@ -244,6 +248,7 @@ class _OpenShard:
             "num_tokens": self.num_tokens,
             "num_bytes": self._hashed.tell(),
             "sha256": self._hashed.digest(),
+            "tokens_hash": self._content.to_bytes(),
             "batch_documents": self._batch_documents,
             "batch_tokens": self._batch_tokens,
             "batch_offsets_position": [offsets for offsets, _ in positions],

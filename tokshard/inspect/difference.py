@@ -44,7 +44,7 @@ def compare_corpora(first: Corpus, second: Corpus) -> Difference:
     for fields in manifests:
         del fields["files"]  # their hashes follow from the rest
     differing = _differing(manifests[0], manifests[1])
-    if first.fingerprint == second.fingerprint:
+    if [shard.sha256 for shard in first.shards] == [shard.sha256 for shard in second.shards]:
         return Difference(
             is_equal=True,
             verdict="the same tokens, byte for byte"
@@ -53,7 +53,7 @@ def compare_corpora(first: Corpus, second: Corpus) -> Difference:
             notes=[],
         )
     notes = [_shards_note(first, second)]
-    document = _first_differing(first, second)
+    document = None if first.fingerprint == second.fingerprint else _first_differing(first, second)
     shared = min(first.num_documents, second.num_documents)
     if document is not None:
         notes.append(f"the first document that differs is {document:,}")

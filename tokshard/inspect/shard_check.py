@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
 from tokshard.format import names
+from tokshard.format.content import TokenHash, hash_tokens
 from tokshard.format.reader import Corpus, Runs, Shard
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.format.tables import BatchPlace, ShardInfo
@@ -88,6 +89,9 @@ def check_shard(corpus: Corpus, index: int, counter: ByteCounter, *, is_quick: b
                 digest = hash_chunks(descriptor, info.num_bytes, counter, tokens.look)
                 if digest != info.sha256:
                     found.problems.insert(0, hash_problem(info.name, digest, info.sha256))
+                elif found.lengths is not None and tokens.content != info.tokens_hash:
+                    message = f"gives {info.name} another hash of its tokens than the shard has"
+                    found.problems.append(Problem(file=names.SHARD_TABLE, message=message))
                 found.problems += (Problem(file=info.name, message=message) for message in tokens.messages())
     except UnreadableError as error:
         # what a missing or cut file looks like inside says nothing new
@@ -196,6 +200,7 @@ class _TokenCheck:
         self._can_exceed = corpus.vocab_size <= np.iinfo(corpus.dtype).max
         self._batch = 0
         self._first_token = 0  # of the batch, from the start of the shard
+        self.content = TokenHash()
         self._faults: dict[str, list[int]] = {}
         """What is wrong, to the first document of the corpus, its batch, and how many there are."""
 
@@ -218,6 +223,7 @@ class _TokenCheck:
 
     def _check(self, tokens: NDArray[Any], first: int) -> None:
         eos_id, bos_id = self._corpus.eos_id, self._corpus.bos_id
+        self.content = self.content.then(hash_tokens(tokens))
         begin, end = np.searchsorted(self._starts, [first, first + len(tokens)])
         starts = self._starts[begin:end] - first
         begin, end = np.searchsorted(self._starts[1:], [first + 1, first + len(tokens) + 1])

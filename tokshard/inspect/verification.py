@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
 from tokshard.format import names
+from tokshard.format.content import join_hashes
 from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest, canonical_json, content_fingerprint
 from tokshard.format.reader import Corpus, list_directory, read_manifest
 from tokshard.format.storage import local_directory, read_file
@@ -261,8 +262,12 @@ def _check_names(corpus: Corpus) -> Iterator[Problem]:
     twice = [name for name, count in Counter(corpus.shard_names()).items() if count > 1]
     if twice:
         yield Problem(file=names.SHARD_TABLE, message=f"names {twice[0]} more than once")
-    hashes = (bytes.fromhex(info.sha256) for info in corpus.shards)
-    found = content_fingerprint(hashes, dtype=manifest.dtype, eos_id=corpus.eos_id, bos_id=corpus.bos_id)
+    found = content_fingerprint(
+        join_hashes(info.tokens_hash for info in corpus.shards),
+        num_documents=manifest.num_documents,
+        eos_id=corpus.eos_id,
+        bos_id=corpus.bos_id,
+    )
     if found != corpus.fingerprint:
         yield Problem(
             file=names.SHARD_TABLE,
