@@ -19,7 +19,7 @@ def words(
 ) -> list[int]:
     found: list[int] = []
     for index in range(ceil(count / 8)):
-        fields = (2).to_bytes(4, "little") + purpose.encode().ljust(16, b"\0") + seed.to_bytes(8, "little")
+        fields = (1).to_bytes(4, "little") + purpose.encode().ljust(16, b"\0") + seed.to_bytes(8, "little")
         fields += bytes.fromhex(corpus).ljust(32, b"\0")
         fields += b"".join(number.to_bytes(8, "little") for number in (ordinal, epoch, window))
         digest = hashlib.blake2b(fields + index.to_bytes(4, "little")).digest()
@@ -27,18 +27,18 @@ def words(
     return found
 
 
+def keyed_hash(index: int, key: list[int]) -> int:
+    value = (index + key[0]) * 0x9E3779B97F4A7C15 & MASK
+    for word in key[1:3]:
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
+        value = (value ^ value >> 31) + word & MASK
+    return value
+
+
 def permutation(length: int, key: list[int]) -> list[int]:
     if length <= 65_536:
-
-        def keyed_hash(index: int) -> int:
-            value = (index + key[0]) * 0x9E3779B97F4A7C15 & MASK
-            for word in key[1:3]:
-                value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
-                value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
-                value = (value ^ value >> 31) + word & MASK
-            return value
-
-        return sorted(range(length), key=keyed_hash)
+        return sorted(range(length), key=lambda index: keyed_hash(index, key))
     bits = (length - 1).bit_length()
 
     def once(index: int) -> int:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.runtime import naive
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, global_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.transforms import failing, note, reverse, roll, wrong
@@ -19,7 +20,7 @@ from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.infilling import FillInTheMiddle
 from tokshard.runtime.loader import StreamDataset, StreamingLoader
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.transforms import Sample
+from tokshard.runtime.transforms import Sample, SampleRandom
 
 PRE, SUF, MID = 900_001, 900_002, 900_003
 FIM = FillInTheMiddle(prefix_id=PRE, suffix_id=SUF, middle_id=MID, rate=0.7)
@@ -75,10 +76,23 @@ def test_what_is_drawn_is_golden() -> None:
     # golden: other values are another order, so ORDER_VERSION goes up
     plan = StreamPlan(ListSource([50]), seq_len=8, seed=17, transforms=[note])
     assert [int(plan.sample(sample)["input_ids"][0]) for sample in (0, 1, 10**12)] == [
-        1_230_717_746,
-        103_091_300,
-        4_250_406_050,
+        1_081_704_498,
+        2_981_421_809,
+        1_257_792_416,
     ]
+
+
+def test_the_random_numbers_of_a_sample_are_those_that_the_rules_name() -> None:
+    key = naive.words(17, "transform", window=23, count=3)
+    words = [naive.keyed_hash(index, key) for index in range(6)]
+    random = SampleRandom(17, 23)
+    assert random.words(2).tolist() == words[:2]
+    assert random.uniform(2).tolist() == [(word >> 11) * 2.0**-53 for word in words[2:4]]
+    assert random.integers(1000, 2).tolist() == [(word >> 32) * 1000 >> 32 for word in words[4:]]
+    assert SampleRandom(17, 23).integers(1 << 32, 1).tolist() == [words[0] >> 32]
+    for below in (0, (1 << 32) + 1):
+        with pytest.raises(ValueError, match="below must be from 1 to"):
+            random.integers(below, 1)
 
 
 # what a transform gets and gives
@@ -111,7 +125,7 @@ class Seen:
     def __init__(self) -> None:
         self.samples: list[Sample] = []
 
-    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+    def __call__(self, sample: Sample, random: SampleRandom) -> Sample:
         self.samples.append(replace(sample, tokens=sample.tokens.copy()))
         sample.tokens[:] = 7  # what it is given is its own
         return sample
@@ -151,7 +165,7 @@ def test_padding_rows_are_not_passed_and_the_last_sample_of_a_pass_without_its_p
 
 def test_a_transform_that_changes_nothing_changes_nothing() -> None:
     for options in ({}, {"epochs": 2}):
-        plan, same = one_corpus(**options), one_corpus(**options, transforms=[lambda sample, rng: sample])
+        plan, same = one_corpus(**options), one_corpus(**options, transforms=[lambda sample, random: sample])
         for batch, other in zip(
             take(StreamingLoader(plan, global_batch_size=5), 5),
             take(StreamingLoader(same, global_batch_size=5), 5),
@@ -230,7 +244,7 @@ def test_a_transform_that_fails_in_a_worker_process_is_not_called_a_bug_of_toksh
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_transform_that_does_not_pickle_is_refused_before_a_worker_starts(method: str) -> None:
-    plan = two_corpora(transforms=[note, lambda sample, rng: sample])
+    plan = two_corpora(transforms=[note, lambda sample, random: sample])
     loader = StreamingLoader(plan, global_batch_size=2, num_workers=2, multiprocessing_context=method)
     with pytest.raises(PlanError, match=r"<lambda> at .* does not pickle") as caught:
         take(loader, 1)
@@ -331,7 +345,7 @@ def test_every_length_of_prefix_middle_and_suffix_comes() -> None:
         sample = Sample(
             tokens=np.arange(1, 11, dtype=np.uint32), piece_lengths=np.array([10]), next_tokens=np.array([11])
         )
-        tokens = transform(sample, np.random.Generator(np.random.Philox(number))).tokens.tolist()
+        tokens = transform(sample, SampleRandom(0, number)).tokens.tolist()
         suf, mid = tokens.index(SUF), tokens.index(MID)
         sizes.add((suf - 1, 9 - mid, mid - suf - 1))
     assert sizes == {(a, b, 7 - a - b) for a in range(8) for b in range(8 - a)}
@@ -342,9 +356,9 @@ def test_what_is_drawn_for_a_piece_does_not_depend_on_the_pieces_before_it() -> 
         transform = FillInTheMiddle(prefix_id=PRE, suffix_id=SUF, middle_id=MID, rate=rate)
         tokens = np.arange(1, 101, dtype=np.uint32)
         sample = Sample(tokens=tokens, piece_lengths=np.array([50, 50]), next_tokens=np.array([-100, 101]))
-        return transform(sample, np.random.Generator(np.random.Philox(13))).tokens.tolist()
+        return transform(sample, SampleRandom(0, 13)).tokens.tolist()
 
-    draws = np.random.Generator(np.random.Philox(13)).random((2, 4))[:, 0]
+    draws = SampleRandom(0, 13).uniform(8).reshape(2, 4)[:, 0]
     assert draws[0] > draws[1], "choose another seed: the second piece is to be changed alone"
     alone, both = rows(float(draws.mean())), rows(1.0)
     assert alone[:50] == list(range(1, 51)) != both[:50]

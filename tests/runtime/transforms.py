@@ -7,31 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from tokshard.runtime.transforms import Sample
+from tokshard.runtime.transforms import Sample, SampleRandom
 
 
-def reverse(sample: Sample, rng: np.random.Generator) -> Sample:
+def reverse(sample: Sample, random: SampleRandom) -> Sample:
     """All tokens backwards, as one piece without a label at its end."""
     size = len(sample.tokens)
     return Sample(tokens=sample.tokens[::-1].copy(), piece_lengths=np.array([size]), next_tokens=np.array([-100]))
 
 
-def roll(sample: Sample, rng: np.random.Generator) -> Sample:
-    return replace(sample, tokens=np.roll(sample.tokens, int(rng.integers(0, 100))))
+def roll(sample: Sample, random: SampleRandom) -> Sample:
+    return replace(sample, tokens=np.roll(sample.tokens, int(random.integers(100, 1)[0])))
 
 
-def note(sample: Sample, rng: np.random.Generator) -> Sample:
+def note(sample: Sample, random: SampleRandom) -> Sample:
     """Put a number that is drawn in the place of the first token."""
     tokens = sample.tokens.copy()
-    tokens[0] = int(rng.random() * (1 << 32))
+    tokens[0] = int(random.uniform(1)[0] * (1 << 32))
     return replace(sample, tokens=tokens)
 
 
-def failing(sample: Sample, rng: np.random.Generator) -> Sample:
+def failing(sample: Sample, random: SampleRandom) -> Sample:
     raise ZeroDivisionError("a transform's own mistake")
 
 
-def wrong(change: str, sample: Sample, rng: np.random.Generator) -> Any:
+def wrong(change: str, sample: Sample, random: SampleRandom) -> Any:
     lengths, following = sample.piece_lengths, sample.next_tokens
     return {
         "nothing": lambda: None,

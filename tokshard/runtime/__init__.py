@@ -13,9 +13,19 @@ if TYPE_CHECKING:
     from tokshard.runtime.infilling import FillInTheMiddle
     from tokshard.runtime.loader import StreamDataset, StreamingLoader
     from tokshard.runtime.plan import Piece, Reading, StreamPlan
-    from tokshard.runtime.transforms import Sample
+    from tokshard.runtime.transforms import Sample, SampleRandom
 
-__all__ = ["Cursor", "FillInTheMiddle", "Piece", "Reading", "Sample", "StreamDataset", "StreamPlan", "StreamingLoader"]
+__all__ = [
+    "Cursor",
+    "FillInTheMiddle",
+    "Piece",
+    "Reading",
+    "Sample",
+    "SampleRandom",
+    "StreamDataset",
+    "StreamPlan",
+    "StreamingLoader",
+]
 
 _HOMES = {
     "Cursor": "tokshard.runtime.cursor",
@@ -23,6 +33,7 @@ _HOMES = {
     "Piece": "tokshard.runtime.plan",
     "Reading": "tokshard.runtime.plan",
     "Sample": "tokshard.runtime.transforms",
+    "SampleRandom": "tokshard.runtime.transforms",
     "StreamDataset": "tokshard.runtime.loader",
     "StreamPlan": "tokshard.runtime.plan",
     "StreamingLoader": "tokshard.runtime.loader",

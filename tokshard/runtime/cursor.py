@@ -17,7 +17,7 @@ from tokshard.errors import PlanMismatchError
 from tokshard.runtime.mixture import Balance, Mixture, Segment, are_weights
 from tokshard.runtime.seeds import derive_key
 
-STATE_VERSION = 2
+STATE_VERSION = 1
 """Names the form of a saved cursor. Bump when an older tokshard would misread it."""
 
 MAX_SEGMENTS = 16
@@ -59,7 +59,7 @@ class PlanIdentity:
         """A hash of all of it."""
         corpora = [asdict(corpus) for corpus in self.corpora]
         content = json.dumps([dict(self.fields), corpora], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(b"tokshard plan 2\n" + content.encode()).hexdigest()
+        return hashlib.sha256(b"tokshard plan 1\n" + content.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

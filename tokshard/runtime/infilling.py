@@ -8,7 +8,7 @@ import numpy as np
 
 from tokshard.errors import PlanError
 from tokshard.runtime.packing import IGNORED
-from tokshard.runtime.transforms import Sample
+from tokshard.runtime.transforms import Sample, SampleRandom
 
 _NUM_SENTINELS = 3
 
@@ -49,7 +49,7 @@ class FillInTheMiddle:
                 hint="give the ids that the tokenizer has for its sentinels",
             )
 
-    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+    def __call__(self, sample: Sample, random: SampleRandom) -> Sample:
         """Change a part of the pieces; four numbers are drawn per piece, whatever becomes of it."""
         largest = max(self.prefix_id, self.suffix_id, self.middle_id)
         if largest > np.iinfo(sample.tokens.dtype).max:
@@ -58,7 +58,7 @@ class FillInTheMiddle:
                 hint="give ids of the tokenizer that the corpus was built with",
             )
         tokens, next_tokens = sample.tokens.copy(), sample.next_tokens.copy()
-        draws = rng.random((len(sample.piece_lengths), 4))
+        draws = random.uniform(4 * len(sample.piece_lengths)).reshape(-1, 4)
         stops = np.cumsum(sample.piece_lengths)
         for index in np.flatnonzero(draws[:, 0] < self.rate).tolist():
             stop, length = int(stops[index]), int(sample.piece_lengths[index])

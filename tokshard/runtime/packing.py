@@ -20,7 +20,7 @@ IGNORED = -100
 PADDING_INDEX = -1
 """sample_index and corpus_index of a row that only fills a batch up."""
 
-_CU_SEQLENS_STEP = 64
+_MIN_CU_SEQLENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +99,8 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
 
     Returns:
         input_ids, labels, position_ids: int64 [rows, seq_len]. corpus_index, sample_index: int64 [rows].
-        cu_seqlens: int32, the boundaries of all pieces in the flattened batch, its end repeated up to a multiple of 64
-        entries. max_seqlen: int64 [], the longest piece.
+        cu_seqlens: int32, the boundaries of all pieces in the flattened batch, its end repeated up to a power of two of
+        entries, at least 64. max_seqlen: int64 [], the longest piece.
     """
     recycler = recycler or Recycler(0)
     rows, seq_len = len(packed.tokens), packed.tokens.shape[1] - 1
@@ -118,7 +118,8 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
     lengths = packed.piece_lengths
     ends = np.cumsum(lengths)
     np.subtract(recycler.numbers(size), np.repeat(ends - lengths, lengths), out=position_ids.reshape(-1))
-    padded = -(-(len(ends) + 1) // _CU_SEQLENS_STEP) * _CU_SEQLENS_STEP
+    # few lengths, so that a compiled model sees few shapes
+    padded = max(_MIN_CU_SEQLENS, 1 << len(ends).bit_length())
     cu_seqlens = np.empty(padded, np.int32)
     cu_seqlens[0] = 0
     cu_seqlens[1 : len(ends) + 1] = ends

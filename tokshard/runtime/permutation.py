@@ -166,6 +166,24 @@ class Permutation:
         return found
 
 
+def keyed_hashes(index: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A hash of each index under each key: splitmix64's finalizer, twice, a word of the key before and after each.
+
+    Args:
+        index: uint64 [n].
+        keys: uint64 [keys, 3 or more], the first words of keys.
+
+    Returns:
+        uint64 [keys, n].
+    """
+    hashed = (index + keys[:, :1]) * _GOLDEN
+    for word in (1, 2):
+        hashed = (hashed ^ (hashed >> np.uint64(30))) * _MIX_1
+        hashed = (hashed ^ (hashed >> np.uint64(27))) * _MIX_2
+        hashed = (hashed ^ (hashed >> np.uint64(31))) + keys[:, word : word + 1]
+    return hashed
+
+
 def small_permutations(length: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """What `Permutation.all` gives for up to `MAX_SORTED` items, for many keys at once.
 
@@ -175,11 +193,7 @@ def small_permutations(length: int, keys: NDArray[np.uint64]) -> NDArray[np.int6
     Returns:
         int64 [n, length].
     """
-    hashed = (np.arange(length, dtype=np.uint64) + keys[:, :1]) * _GOLDEN
-    for word in (1, 2):
-        hashed = (hashed ^ (hashed >> np.uint64(30))) * _MIX_1
-        hashed = (hashed ^ (hashed >> np.uint64(27))) * _MIX_2
-        hashed = (hashed ^ (hashed >> np.uint64(31))) + keys[:, word : word + 1]
+    hashed = keyed_hashes(np.arange(length, dtype=np.uint64), keys)
     order = np.argsort(hashed, axis=1)
     ascending = np.take_along_axis(hashed, order, axis=1)
     if bool((ascending[:, 1:] == ascending[:, :-1]).any()):  # a chance of 1 in 10**10, at most

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-ORDER_VERSION = 2
+ORDER_VERSION = 1
 """Names the rules of the order. Bump when any sample of any plan would change."""
 
 Purpose = Literal["blocks", "pieces", "samples", "mixture", "take", "transform"]

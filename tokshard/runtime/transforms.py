@@ -1,8 +1,8 @@
-"""Samples changed as they are read: any function of a sample and a random generator, and fill-in-the-middle.
+"""Samples changed as they are read: any function of a sample and random numbers, and fill-in-the-middle.
 
-A transform sees tokens and the bounds of the pieces, before labels are derived from them. Its generator is made from
-the plan's seed and the global number of the sample, so it draws the same on every rank, world size and worker, and
-after every resume.
+A transform sees tokens and the bounds of the pieces, before labels are derived from them. Its random numbers follow
+from the plan's seed and the global number of the sample, so they are the same on every rank, world size and worker,
+and after every resume.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.packing import IGNORED, PADDING_INDEX, Packed
+from tokshard.runtime.permutation import keyed_hashes
 from tokshard.runtime.seeds import derive_key
 
 
@@ -41,12 +42,44 @@ class Transform(Protocol):
     It must be pure, and keep the number of tokens and their dtype. With worker processes it must pickle.
     """
 
-    def __call__(self, sample: Sample, rng: np.random.Generator, /) -> Sample: ...
+    def __call__(self, sample: Sample, random: SampleRandom, /) -> Sample: ...
 
 
-def sample_rng(seed: int, sample: int) -> np.random.Generator:
-    """The generator of one global sample: Philox, keyed by a hash of the plan's seed and the sample's number."""
-    return np.random.Generator(np.random.Philox(key=derive_key(seed, "transform", window=sample)))
+class SampleRandom:
+    """The random numbers of one global sample, one after another: the same everywhere and after every resume.
+
+    numpy may change what its generators draw from one release to the next, and a sample may not change with it, so
+    these are numbers of our own; ORDER.md has the formulas. Several transforms of a sample draw from one sequence.
+
+    Args:
+        seed: of the plan.
+        sample: its global number.
+    """
+
+    def __init__(self, seed: int, sample: int) -> None:
+        self._key = derive_key(seed, "transform", window=sample, words=3)[np.newaxis]
+        self._drawn = 0
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next 64-bit words: uint64 [count]. They can seed any other generator."""
+        index = np.arange(self._drawn, self._drawn + count, dtype=np.uint64)
+        self._drawn += count
+        return keyed_hashes(index, self._key)[0]
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """Numbers in ``[0, 1)``, multiples of 2**-53: float64 [count]."""
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def integers(self, below: int, count: int) -> NDArray[np.int64]:
+        """Integers in ``[0, below)``: int64 [count]. Each is off its exact chance by less than ``below / 2**32``.
+
+        Raises:
+            ValueError: `below` is not from 1 to 2**32.
+        """
+        if not 1 <= below <= 1 << 32:
+            raise ValueError(f"below must be from 1 to 2**32, got {below}")
+        high = self.words(count) >> np.uint64(32)
+        return ((high * np.uint64(below)) >> np.uint64(32)).astype(np.int64)
 
 
 def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> Packed:
@@ -72,9 +105,9 @@ def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> P
                 piece_lengths=pieces[: len(pieces) - is_short],
                 next_tokens=following[: len(pieces) - is_short],
             )
-            rng = sample_rng(seed, int(packed.sample_index[row]))
+            random = SampleRandom(seed, int(packed.sample_index[row]))
             for transform in transforms:
-                inner = _checked(transform(inner, rng), inner, transform)
+                inner = _checked(transform(inner, random), inner, transform)
             tokens[row, :size] = inner.tokens
             pieces = np.append(inner.piece_lengths, pieces[len(pieces) - is_short :])
             following = np.append(inner.next_tokens, following[len(following) - is_short :])
