@@ -45,7 +45,7 @@ def test_a_plan_says_for_each_corpus_its_share_tokens_epochs_and_documents(shell
     code, prose = (stream.source.fingerprint[:12] for stream in plan.streams)
     assert out.splitlines()[:4] == [
         f"plan {plan.fingerprint}",
-        "├─ order 2, seed 5: samples of 64 tokens, blocks of 256, windows of 262,144 blocks",
+        "├─ order 1, seed 5: samples of 64 tokens, blocks of 256, windows of 262,144 blocks",
         f"├─ code   75.00%  {code}  80,000 tokens, 312 blocks in 1 window: {tmp_path}/code",
         f"└─ prose  25.00%  {prose}  10,800 tokens, 42 blocks in 1 window: {tmp_path}/prose",
     ]

@@ -16,7 +16,9 @@ from tokshard.runtime.windows import Window
 
 README = Path(__file__).parents[2] / "tokshard" / "runtime" / "README.md"
 SOURCE = ListSource([5, 6, 3, 7, 4])
-PLAN = StreamPlan({"letters": SOURCE}, seq_len=4, block_tokens=8, window_blocks=2, seed=1013291, allow_small_blocks=True)
+PLAN = StreamPlan(
+    {"letters": SOURCE}, seq_len=4, block_tokens=8, window_blocks=2, seed=1013291, allow_small_blocks=True
+)
 STREAM = PLAN.streams[0]
 STOPS = SOURCE.stops.tolist()
 
