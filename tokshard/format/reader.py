@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
@@ -94,7 +96,12 @@ def list_directory(directory: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a document came from: the index of its source, and its record number there, counted from 0."""
+    """Where a document came from.
+
+    Args:
+        source: index of its source in `Corpus.sources`.
+        record: its record in that source, counted from 1, as in messages and in ``rejects.jsonl``.
+    """
 
     source: int
     record: int
@@ -107,7 +114,7 @@ class Runs:
     Args:
         document: ordinal in the shard of the first document of each run; ascends from 0.
         source: index of its source.
-        record: its record number there.
+        record: its record there, counted from 0, as in the shard table.
     """
 
     document: NDArray[np.int64]
@@ -183,6 +190,14 @@ class Corpus:
     def __len__(self) -> int:
         return self.num_documents
 
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        """The same as `document`."""
+        return self.document(index)
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """All documents in order, one shard mapped at a time."""
+        return self.documents()
+
     @property
     def num_documents(self) -> int:
         """Documents in the corpus."""
@@ -240,9 +255,38 @@ class Corpus:
         return shard.document(row)
 
     def documents(self, start: int = 0, stop: int | None = None) -> Iterator[NDArray[Any]]:
-        """The documents ``[start, stop)`` in order, each as `document` gives it."""
-        for index in range(*slice(start, stop).indices(self.num_documents)):
-            yield self.document(index)
+        """The documents ``[start, stop)`` in order, each as `document` gives it, one shard mapped at a time."""
+        position, last, _ = slice(start, stop).indices(self.num_documents)
+        while position < last:
+            index, row = self.shard_of(position)
+            was_open = index in self._open
+            shard = self.shard(index)
+            row_stop = min(row + last - position, shard.info.num_documents)
+            for number in range(row, row_stop):
+                yield shard.document(number)
+            if not was_open:
+                self._open.pop(index, None)
+            position += row_stop - row
+
+    def text(self, index: int) -> str:
+        """What the tokens of one document say, without the EOS and BOS that the build added.
+
+        That is the text of the record, but for what a normalizer of the tokenizer changed. The first call loads the
+        tokenizer of the corpus, which takes up to a second.
+
+        Raises:
+            IndexError: the index is outside ``[-num_documents, num_documents)``.
+            DamagedCorpusError: the shard or the tokenizer is missing or not what the manifest says.
+            TokenizerError: the installed version of tokenizers cannot load the tokenizer.
+        """
+        tokens = self.document(index)
+        return self._decode(tokens[int(self.bos_id is not None) : -1])
+
+    @cached_property
+    def _decode(self) -> Callable[[NDArray[Any]], str]:
+        from tokshard.format.decode import load_decoder  # brings tokenizers, which reading tokens does not need
+
+        return load_decoder(self)
 
     def metadata(self, index: int) -> dict[str, Any]:
         """The kept columns of one document; empty if the corpus was built without any."""
@@ -259,7 +303,7 @@ class Corpus:
                 f"{self._table.path}: the runs of shard {self.shards[shard_index].name} do not cover document {row}",
                 hint=RESTORE,
             )
-        return Provenance(int(runs.source[run]), int(runs.record[run]) + row - int(runs.document[run]))
+        return Provenance(int(runs.source[run]), 1 + int(runs.record[run]) + row - int(runs.document[run]))
 
     def runs(self, index: int) -> Runs:
         """Where the documents of one shard come from, from the table alone."""
@@ -298,7 +342,7 @@ class Corpus:
             IndexError: the number is outside ``[-num_documents, num_documents)``.
         """
         try:
-            position = range(self.num_documents)[document]
+            position = range(self.num_documents)[operator.index(document)]
         except IndexError:
             raise IndexError(f"document {document} of a corpus of {self.num_documents} documents") from None
         index = bisect_right(self._first_documents, position) - 1
