@@ -220,7 +220,7 @@ def test_a_compressed_shard_is_refused(corpus):
     with ipc.new_file(path, table.schema, options=ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
     vouch_for_sizes(corpus)
-    assert "batch 0 is BatchPlace(" in refusal(corpus)
+    assert f"{path}, batch 0: it is compressed, expected uncompressed buffers" in refusal(corpus)
 
 
 def test_an_empty_batch_is_refused(corpus):

@@ -17,10 +17,10 @@ from typing import Any, Self, overload
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import ipc
 
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, UnfinishedCorpusError
 from tokshard.format import names
+from tokshard.format.arrow_file import ArrowFile
 from tokshard.format.manifest import Manifest, decode_manifest
 from tokshard.format.schema import (
     ARROW_ERRORS,
@@ -487,13 +487,14 @@ class Shard:
         if self._mapped.size != info.num_bytes:
             raise DamagedCorpusError(f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}", hint=RESTORE)
         try:
-            self._reader = ipc.open_file(self._mapped)
-            found, count = self._reader.schema, self._reader.num_record_batches
+            self._file = ArrowFile(self._mapped)
         except ARROW_ERRORS as error:
             raise DamagedCorpusError(f"{path} is not an Arrow file: {error}", hint=RESTORE) from error
-        check_shard_schema(found, schema, file=str(path))
-        if count != len(places):
-            raise DamagedCorpusError(f"{path} has {count} record batches, expected {len(places)}", hint=RESTORE)
+        check_shard_schema(self._file.schema, schema, file=str(path))
+        if self._file.num_batches != len(places):
+            raise DamagedCorpusError(
+                f"{path} has {self._file.num_batches} record batches, expected {len(places)}", hint=RESTORE
+            )
         self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
         self._batches: dict[int, tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]] = {}
         self._batches_of_checked_columns: set[int] = set()
@@ -552,8 +553,7 @@ class Shard:
         place = self.places[index]
         where = f"{self.path}, batch {index}"
         try:
-            batch = self._reader.get_batch(index)
-            batch.validate()
+            batch = self._file.batch(index)
             column = batch.column(TOKENS)
             _, offsets_buffer, _, values_buffer = column.buffers()
         except ARROW_ERRORS as error:
