@@ -505,7 +505,16 @@ class Shard:
         index = bisect_right(self._first_documents, row) - 1
         offsets, values = self.batch(index)
         within = row - self._first_documents[index]
-        return values[offsets[within] : offsets[within + 1]]
+        start, stop = offsets[within : within + 2].tolist()
+        if (
+            not 0 <= start < stop <= len(values)
+        ):  # a map shows what is written to the file after the offsets were checked
+            raise DamagedCorpusError(
+                f"{self.path}, batch {index}: document {within} is at {start} to {stop}, expected within "
+                f"[0, {len(values)}]: the file was changed while it was mapped",
+                hint=RESTORE,
+            )
+        return values[start:stop]
 
     def metadata(self, row: int) -> dict[str, Any]:
         """The kept columns of one document of this shard."""
