@@ -19,7 +19,7 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "build/__init__.py": "import tokshard.format.reader",
     "build/tokenizer.py": "import tokenizers",
     "inspect/__init__.py": "import tokshard.format.reader, tokshard.runtime.plan",
-    "inspect/decode.py": "import tokenizers",
+    "format/decode.py": "import tokenizers",
     **{
         f"runtime/{name}.py": ""
         for name in ("copying", "cursor", "finding", "infilling", "layout", "mixture", "packing")
@@ -46,8 +46,8 @@ WRONG_ARROWS = [
     ("build/tokenizer.py", "tokshard.cli"),
     ("build/tokenizer.py", "torch"),
     ("build/pipeline.py", "tokenizers"),
-    ("inspect/decode.py", "tokshard.build"),
-    ("inspect/decode.py", "torch"),
+    ("format/decode.py", "tokshard.build"),
+    ("format/decode.py", "torch"),
     ("cli/main.py", "tokenizers"),
     ("build/pipeline.py", "tokshard.runtime.plan"),
     ("runtime/plan.py", "torch"),

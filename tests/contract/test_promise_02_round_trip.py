@@ -34,7 +34,7 @@ def assert_round_trip(texts: list[str], reference: Any, directory: Path, **optio
         assert corpus.num_documents == len(texts)
         for index, text in enumerate(texts):
             assert corpus.document(index).tolist() == [*reference(text), corpus.eos_id]
-            assert corpus.provenance(index).record == index
+            assert corpus.provenance(index).record == index + 1
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

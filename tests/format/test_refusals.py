@@ -220,7 +220,7 @@ def test_a_compressed_shard_is_refused(corpus):
     with ipc.new_file(path, table.schema, options=ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
     vouch_for_sizes(corpus)
-    assert "batch 0 is BatchPlace(" in refusal(corpus)
+    assert f"{path}, batch 0: it is compressed, expected uncompressed buffers" in refusal(corpus)
 
 
 def test_an_empty_batch_is_refused(corpus):
@@ -311,3 +311,15 @@ def test_schema_metadata_of_a_shard_explains_the_stray_file(corpus):
         "tokshard.bos_id": "",
         "tokshard.dtype": "uint16",
     }
+
+
+def test_offsets_that_change_while_a_shard_is_mapped_are_refused(corpus):
+    with open_corpus(corpus) as opened:
+        place, path = opened.batch_places(0)[0], corpus / FIRST_SHARD
+        opened.document(0)
+        for wrong in (-1, 0, 8, 1 << 40):
+            descriptor = os.open(path, os.O_WRONLY)
+            os.pwrite(descriptor, np.int64(wrong).tobytes(), place.offsets_position + 8)
+            os.close(descriptor)
+            with pytest.raises(DamagedCorpusError, match=f"{FIRST_SHARD}, batch 0: document 0 is at 0 to {wrong}"):
+                opened.document(0)

@@ -152,7 +152,7 @@ def test_every_document_knows_its_source_and_record(gaps):
                 documents=documents_of([2] * len(records)), records=records, path=f"{index}.jsonl", left_out=left_out
             )
         )
-        expected += [Provenance(index, record) for record in records]
+        expected += [Provenance(index, record + 1) for record in records]
     with tempfile.TemporaryDirectory() as folder:
         corpus = open_corpus(
             write_tiny(Path(folder) / "corpus", [], sources=sources, shard_tokens=14, documents_per_call=5)

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from tests.corpora import EOS, TOKENIZER, Source, write_corpus
 from tokshard.errors import DamagedCorpusError, TokenizerError, UsageError
+from tokshard.format.decode import load_decoder
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.decode import load_decoder
 from tokshard.inspect.documents import spread, view_document, view_json, view_text
 from tokshard.inspect.report import read_document, read_report, report_json, report_text
 

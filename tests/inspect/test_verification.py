@@ -120,7 +120,7 @@ def test_a_delimiter_may_be_both_eos_and_bos(tmp_path):
         ("run_document", [1], f"shards.arrow has runs of {FIRST_SHARD} that do not ascend from document 0 to 3"),
         ("run_source", [7], "shards.arrow names the source 7; there are 2"),
         ("run_source", [-1], "shards.arrow names the source -1; there are 2"),
-        ("run_record", [1], "shards.arrow has record 3 of source 0 (source-0.jsonl), which has 3"),
+        ("run_record", [1], "shards.arrow has record 4 of source 0 (source-0.jsonl), which has 3"),
         ("batch_values_position", [8], f"{FIRST_SHARD} batch 0 is BatchPlace(num_documents=3, num_tokens=13, "),
         ("sha256", bytes(32), f"{FIRST_SHARD} has SHA-256 "),
         ("tokens_hash", bytes(24), "shards.arrow has shards with the content fingerprint "),
@@ -147,7 +147,7 @@ def test_records_of_a_source_that_go_back_are_reported(corpus):
         return rows
 
     change_table(corpus, "shards.arrow", change)
-    assert any("go back to record 4 of source 1, expected 6 or later" in problem for problem in problems(corpus))
+    assert any("go back to record 5 of source 1, expected 7 or later" in problem for problem in problems(corpus))
 
 
 @pytest.mark.parametrize(

@@ -328,3 +328,44 @@ def test_a_document_that_is_not_within_its_batch_is_reported_with_the_shard(tmp_
     for access in ACCESS:
         with pytest.raises(DamagedCorpusError, match=shard.name):
             CorpusSource(corpus, access=access).place_of(1)
+
+
+@pytest.mark.parametrize("access", ACCESS)
+def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tmp_path: Path, access: str) -> None:
+    memory = ListSource([3, 1, 7, 2, 9, 4, 1, 5, 30, 2])
+    with small_units(batch_tokens=30, stride=8):
+        corpus = write(tmp_path / "corpus", memory)
+        opened = CorpusSource(corpus, access=access)
+        plan = StreamPlan(opened, seq_len=8, block_tokens=16, window_blocks=2, seed=1, allow_small_blocks=True)
+        places, shard = opened.corpus.batch_places(0), corpus / opened.corpus.shards[0].name
+        expected = [outcome(lambda: read_all(plan, sample, sample % 10)) for sample in range(10)]  # noqa: B023
+        content, rng, reported = shard.read_bytes(), np.random.default_rng(5), 0
+        values = [-(2**63), -1, 0, 1, 5, 29, 30, 31, 1000, 2**40, 2**63 - 1]
+        for _ in range(100):
+            place = places[rng.integers(len(places))]
+            position = place.offsets_position + 8 * int(rng.integers(place.num_documents + 1))
+            overwrite(shard, position, np.int64(rng.choice(values)).tobytes())
+            for sample in range(10):
+                for stream in plan.streams:
+                    stream._tables.clear()
+                found = outcome(lambda: read_all(plan, sample, sample % 10))  # noqa: B023
+                if isinstance(found, str):
+                    assert shard.name in found
+                    reported += 1
+            overwrite(shard, 0, content)
+        assert reported > 100
+        for stream in plan.streams:
+            stream._tables.clear()
+        assert [read_all(plan, sample, sample % 10) for sample in range(10)] == expected
+
+
+def read_all(plan: StreamPlan, sample: int, document: int) -> Any:
+    """All that a plan says of a sample and a document."""
+    return plan.sample(sample)["input_ids"].tolist(), plan.trace(sample), plan.find(plan.names[0], document)
+
+
+def overwrite(path: Path, position: int, content: bytes) -> None:
+    """Write into a file in place, so that maps of it show it."""
+    descriptor = os.open(path, os.O_WRONLY)
+    os.pwrite(descriptor, content, position)
+    os.close(descriptor)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
@@ -15,10 +17,10 @@ from typing import Any, Self, overload
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import ipc
 
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, UnfinishedCorpusError
 from tokshard.format import names
+from tokshard.format.arrow_file import ArrowFile
 from tokshard.format.content import TokenHash
 from tokshard.format.manifest import Manifest, decode_manifest
 from tokshard.format.schema import (
@@ -95,7 +97,12 @@ def list_directory(directory: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a document came from: the index of its source, and its record number there, counted from 0."""
+    """Where a document came from.
+
+    Args:
+        source: index of its source in `Corpus.sources`.
+        record: its record in that source, counted from 1, as in messages and in ``rejects.jsonl``.
+    """
 
     source: int
     record: int
@@ -108,7 +115,7 @@ class Runs:
     Args:
         document: ordinal in the shard of the first document of each run; ascends from 0.
         source: index of its source.
-        record: its record number there.
+        record: its record there, counted from 0, as in the shard table.
     """
 
     document: NDArray[np.int64]
@@ -187,6 +194,14 @@ class Corpus:
     def __len__(self) -> int:
         return self.num_documents
 
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        """The same as `document`."""
+        return self.document(index)
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """All documents in order, one shard mapped at a time."""
+        return self.documents()
+
     @property
     def num_documents(self) -> int:
         """Documents in the corpus."""
@@ -244,9 +259,38 @@ class Corpus:
         return shard.document(row)
 
     def documents(self, start: int = 0, stop: int | None = None) -> Iterator[NDArray[Any]]:
-        """The documents ``[start, stop)`` in order, each as `document` gives it."""
-        for index in range(*slice(start, stop).indices(self.num_documents)):
-            yield self.document(index)
+        """The documents ``[start, stop)`` in order, each as `document` gives it, one shard mapped at a time."""
+        position, last, _ = slice(start, stop).indices(self.num_documents)
+        while position < last:
+            index, row = self.shard_of(position)
+            was_open = index in self._open
+            shard = self.shard(index)
+            row_stop = min(row + last - position, shard.info.num_documents)
+            for number in range(row, row_stop):
+                yield shard.document(number)
+            if not was_open:
+                self._open.pop(index, None)
+            position += row_stop - row
+
+    def text(self, index: int) -> str:
+        """What the tokens of one document say, without the EOS and BOS that the build added.
+
+        That is the text of the record, but for what a normalizer of the tokenizer changed. The first call loads the
+        tokenizer of the corpus, which takes up to a second.
+
+        Raises:
+            IndexError: the index is outside ``[-num_documents, num_documents)``.
+            DamagedCorpusError: the shard or the tokenizer is missing or not what the manifest says.
+            TokenizerError: the installed version of tokenizers cannot load the tokenizer.
+        """
+        tokens = self.document(index)
+        return self._decode(tokens[int(self.bos_id is not None) : -1])
+
+    @cached_property
+    def _decode(self) -> Callable[[NDArray[Any]], str]:
+        from tokshard.format.decode import load_decoder  # brings tokenizers, which reading tokens does not need
+
+        return load_decoder(self)
 
     def metadata(self, index: int) -> dict[str, Any]:
         """The kept columns of one document; empty if the corpus was built without any."""
@@ -263,7 +307,7 @@ class Corpus:
                 f"{self._table.path}: the runs of shard {self.shards[shard_index].name} do not cover document {row}",
                 hint=RESTORE,
             )
-        return Provenance(int(runs.source[run]), int(runs.record[run]) + row - int(runs.document[run]))
+        return Provenance(int(runs.source[run]), 1 + int(runs.record[run]) + row - int(runs.document[run]))
 
     def runs(self, index: int) -> Runs:
         """Where the documents of one shard come from, from the table alone."""
@@ -302,7 +346,7 @@ class Corpus:
             IndexError: the number is outside ``[-num_documents, num_documents)``.
         """
         try:
-            position = range(self.num_documents)[document]
+            position = range(self.num_documents)[operator.index(document)]
         except IndexError:
             raise IndexError(f"document {document} of a corpus of {self.num_documents} documents") from None
         index = bisect_right(self._first_documents, position) - 1
@@ -447,13 +491,14 @@ class Shard:
         if self._mapped.size != info.num_bytes:
             raise DamagedCorpusError(f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}", hint=RESTORE)
         try:
-            self._reader = ipc.open_file(self._mapped)
-            found, count = self._reader.schema, self._reader.num_record_batches
+            self._file = ArrowFile(self._mapped)
         except ARROW_ERRORS as error:
             raise DamagedCorpusError(f"{path} is not an Arrow file: {error}", hint=RESTORE) from error
-        check_shard_schema(found, schema, file=str(path))
-        if count != len(places):
-            raise DamagedCorpusError(f"{path} has {count} record batches, expected {len(places)}", hint=RESTORE)
+        check_shard_schema(self._file.schema, schema, file=str(path))
+        if self._file.num_batches != len(places):
+            raise DamagedCorpusError(
+                f"{path} has {self._file.num_batches} record batches, expected {len(places)}", hint=RESTORE
+            )
         self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
         self._batches: dict[int, tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]] = {}
         self._batches_of_checked_columns: set[int] = set()
@@ -464,7 +509,16 @@ class Shard:
         index = bisect_right(self._first_documents, row) - 1
         offsets, values = self.batch(index)
         within = row - self._first_documents[index]
-        return values[offsets[within] : offsets[within + 1]]
+        start, stop = offsets[within : within + 2].tolist()
+        if (
+            not 0 <= start < stop <= len(values)
+        ):  # a map shows what is written to the file after the offsets were checked
+            raise DamagedCorpusError(
+                f"{self.path}, batch {index}: document {within} is at {start} to {stop}, expected within "
+                f"[0, {len(values)}]: the file was changed while it was mapped",
+                hint=RESTORE,
+            )
+        return values[start:stop]
 
     def metadata(self, row: int) -> dict[str, Any]:
         """The kept columns of one document of this shard."""
@@ -512,8 +566,7 @@ class Shard:
         place = self.places[index]
         where = f"{self.path}, batch {index}"
         try:
-            batch = self._reader.get_batch(index)
-            batch.validate()
+            batch = self._file.batch(index)
             column = batch.column(TOKENS)
             _, offsets_buffer, _, values_buffer = column.buffers()
         except ARROW_ERRORS as error:

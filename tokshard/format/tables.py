@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.format.arrow_file import ArrowFile
 from tokshard.format.content import HASH_BYTES, TokenHash
 from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema
 from tokshard.format.storage import map_file
@@ -144,24 +145,21 @@ class Table:
     def __init__(self, path: Path, schema: pa.Schema, *, load: Callable[[Path], pa.Buffer] = map_file) -> None:
         self.path = path
         try:
-            self._reader = ipc.open_file(load(path))
-            found = self._reader.schema
-            count = self._reader.num_record_batches
+            self._file = ArrowFile(load(path))
         except ARROW_ERRORS as error:
             raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
-        if not found.equals(schema, check_metadata=True):
+        if not self._file.schema.equals(schema, check_metadata=True):
             raise DamagedCorpusError(
-                f"{path} has {describe_schema(found)}, expected {describe_schema(schema)}", hint=RESTORE
+                f"{path} has {describe_schema(self._file.schema)}, expected {describe_schema(schema)}", hint=RESTORE
             )
         self._batches: dict[int, pa.RecordBatch] = {}
-        self.num_batches = count
+        self.num_batches = self._file.num_batches
 
     def batch(self, index: int) -> pa.RecordBatch:
         """One record batch, validated when it is first asked for."""
         if index not in self._batches:
             try:
-                batch = self._reader.get_batch(index)
-                batch.validate()
+                batch = self._file.batch(index)
                 for field, column in zip(batch.schema, batch.columns, strict=True):
                     # the lists of the shard table can be long: `list_at` checks the offsets that it follows
                     if not pa.types.is_large_list(field.type):

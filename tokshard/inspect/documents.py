@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tokshard.errors import UsageError
+from tokshard.format.decode import Decode
 from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
-from tokshard.inspect.decode import Decode
 from tokshard.inspect.pieces import TokenPiece, bounded_text, token_pieces
 from tokshard.inspect.summary import source_label
 from tokshard.inspect.terminal import one_line, printable
@@ -94,7 +94,7 @@ def view_document(
         document=index,
         num_tokens=len(tokens),
         source=source,
-        record_number=place.record + 1,
+        record_number=place.record,
         metadata=corpus.metadata(index),
         text=text,
         is_excerpt=is_excerpt,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.format.decode import load_decoder
 from tokshard.format.reader import Corpus
-from tokshard.inspect.decode import load_decoder
 from tokshard.inspect.documents import spread
 from tokshard.inspect.html import Section, render_page
 from tokshard.inspect.lengths import Lengths
@@ -235,7 +235,7 @@ def _samples(corpus: Corpus, vocabulary: Vocabulary, num_samples: int) -> Sectio
         shown = f", the first {SAMPLE_TOKENS} shown" if len(tokens) > SAMPLE_TOKENS else ""
         items.append(
             {
-                "title": f"document {index:,}: {len(tokens):,} tokens{shown}, record {place.record + 1:,} of {source}",
+                "title": f"document {index:,}: {len(tokens):,} tokens{shown}, record {place.record:,} of {source}",
                 "parts": [{"pieces": pieces}],
             }
         )

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.decode import Decode, load_decoder
 from tokshard.inspect.html import Section, render_page
 from tokshard.inspect.pieces import token_pieces
 from tokshard.inspect.vocabulary import load_vocabulary

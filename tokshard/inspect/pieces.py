@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from tokshard.inspect.decode import Decode
+from tokshard.format.decode import Decode
 
 BOUNDARY = "\u2502"
 _BROKEN = "\ufffd"

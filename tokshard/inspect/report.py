@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokshard.format.decode import load_decoder
 from tokshard.format.manifest import Manifest
 from tokshard.format.reader import Corpus, open_corpus
 from tokshard.format.tables import ShardInfo, SourceInfo
-from tokshard.inspect.decode import load_decoder
 from tokshard.inspect.documents import DocumentView, spread, view_document, view_json, view_text
 from tokshard.inspect.histogram import length_histogram
 from tokshard.inspect.lengths import ALWAYS_READ, Lengths, OnProgress, estimated_lengths, read_lengths

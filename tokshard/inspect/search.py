@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokshard.errors import UsageError
+from tokshard.format.decode import load_decoder
 from tokshard.format.reader import Corpus
-from tokshard.inspect.decode import load_decoder
 from tokshard.inspect.lengths import OnProgress
 from tokshard.inspect.summary import source_label
 from tokshard.inspect.terminal import one_line
@@ -80,7 +80,7 @@ def search(
                 yield Match(
                     document=first + row,
                     source=source_label(corpus.manifest, sources[place.source]) if known else "unknown",
-                    record_number=place.record + 1,
+                    record_number=place.record,
                     count=sum(1 for _ in pattern.finditer(text)),
                     offset=found.start(),
                     before=text[max(0, found.start() - CONTEXT_CHARACTERS) : found.start()],

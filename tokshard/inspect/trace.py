@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
+from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
-from tokshard.inspect.decode import Decode, load_decoder
 from tokshard.inspect.run import Run, check_sample
 from tokshard.inspect.summary import source_label
 from tokshard.runtime.plan import Piece
@@ -127,7 +127,7 @@ class DocumentReader:
             document=document,
             id=metadata.pop(ID, None),
             source=source_label(corpus.manifest, sources[origin.source]) if origin.source < len(sources) else "unknown",
-            record_number=origin.record + 1,
+            record_number=origin.record,
             num_tokens=len(corpus.document(document)),
             metadata=metadata,
         )

@@ -248,8 +248,8 @@ class _Tally:
                 self.is_complete = False
                 yield Problem(
                     file=names.SHARD_TABLE,
-                    message=f"has runs that go back to record {record} of source {source}, "
-                    f"expected {expected} or later",
+                    message=f"has runs that go back to record {record + 1} of source {source}, "
+                    f"expected {expected + 1} or later",
                 )
             self.next_record[source] = record + documents
             self.documents_of_source[source] += documents
@@ -308,7 +308,7 @@ def _check_sources(manifest: Manifest, sources: list[SourceInfo], tally: _Tally)
         if tally.next_record.get(index, 0) > source.records_read:
             yield Problem(
                 file=names.SHARD_TABLE,
-                message=f"has record {tally.next_record[index] - 1} of {facts}, which has {source.records_read}",
+                message=f"has record {tally.next_record[index]} of {facts}, which has {source.records_read}",
             )
     unknown = sorted(source for source in tally.next_record if not 0 <= source < len(sources))
     if unknown:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.runtime.windows import NOT_TAKEN, CorpusStream, Window
 
 
@@ -41,6 +42,9 @@ def find_document(
 
     Returns:
         Each token of the document that is read, once; ascending by sample and position.
+
+    Raises:
+        DamagedCorpusError: a window has no piece where the document lies: its shard was changed meanwhile.
     """
     if stream_stop is not None and epoch * stream.num_tokens >= stream_stop:
         return []
@@ -76,11 +80,17 @@ def _found_in_window(
     table, seq_len = stream.table(window), stream.shape.seq_len
     entries = np.flatnonzero(np.isin(table.place_starts, places.astype(np.uint32)))
     entries = entries[np.argsort(table.place_starts[entries])]
-    found = []
     by_place = np.argsort(places)
-    for entry, start, length in zip(
-        entries.tolist(), starts[by_place].tolist(), lengths[by_place].tolist(), strict=True
-    ):
+    starts, lengths = starts[by_place], lengths[by_place]
+    if not np.array_equal(table.stream_starts[entries + 1] - table.stream_starts[entries], lengths):
+        shard = stream.source.document_at(int(starts[0])).shard
+        raise DamagedCorpusError(
+            f"{shard}: the document at token {starts[0]} of the corpus is not a piece of window {window.index} of "
+            f"epoch {window.epoch}: the shard was changed under the running job",
+            hint=RESTORE,
+        )
+    found = []
+    for entry, start, length in zip(entries.tolist(), starts.tolist(), lengths.tolist(), strict=True):
         # Python integers: a position can lie beyond 2**63
         position = window.start + int(table.stream_starts[entry])
         slices = np.arange(position // seq_len, (position + length - 1) // seq_len + 1)

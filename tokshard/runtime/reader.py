@@ -300,23 +300,60 @@ class _MappedShard:
         while start < stop:
             batch = bisect_right(self._starts, start) - 1
             base, end = self._starts[batch], min(stop, self._starts[batch + 1])
-            offsets = self._batch(batch)[0]
-            low, high = offsets.searchsorted(start - base, "right"), offsets.searchsorted(end - base, "right")
-            parts.append(offsets[low:high] + base)
+            parts.append(self._ends(batch, start - base, end - base) + base)
             start = end
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def _ends(self, batch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Where documents end in ``(start, stop]`` of a record batch.
+
+        The offsets were checked when they were first touched, but a map shows what is written to the file later.
+        """
+        offsets = self._batch(batch)[0]
+        low, high = int(offsets.searchsorted(start, "right")), int(offsets.searchsorted(stop, "right"))
+        around = offsets[max(0, low - 1) : high + 1].copy()  # what is checked is what is used
+        ends = around[1 : 1 + high - low]
+        is_right = (
+            0 < low <= high
+            and 0 <= around[0] <= start
+            and bool(np.all(around[1:] > around[:-1]))
+            and (around[-1] == self._num_tokens(batch) if high == len(offsets) else around[-1] > stop)
+            and (not len(ends) or (start < ends[0] and ends[-1] <= stop))
+        )
+        if not is_right:
+            raise self._changed(batch)
+        return ends
+
     def document_at(self, position: int) -> tuple[int, int, int]:
         batch = bisect_right(self._starts, position) - 1
-        base = self._starts[batch]
-        offsets = self._batch(batch)[0]
-        row = int(np.searchsorted(offsets, position - base, "right")) - 1
-        return self._first_documents[batch] + row, base + int(offsets[row]), base + int(offsets[row + 1])
+        within = position - self._starts[batch]
+        row = int(np.searchsorted(self._batch(batch)[0], within, "right")) - 1
+        start, stop = self._document(batch, row)
+        if not start <= within < stop:
+            raise self._changed(batch)
+        return self._first_documents[batch] + row, self._starts[batch] + start, self._starts[batch] + stop
 
     def bounds(self, row: int) -> tuple[int, int]:
         batch = bisect_right(self._first_documents, row) - 1
-        offsets, within = self._batch(batch)[0], row - self._first_documents[batch]
-        return self._starts[batch] + int(offsets[within]), self._starts[batch] + int(offsets[within + 1])
+        start, stop = self._document(batch, row - self._first_documents[batch])
+        return self._starts[batch] + start, self._starts[batch] + stop
+
+    def _document(self, batch: int, row: int) -> tuple[int, int]:
+        """Where a document starts and ends in its record batch."""
+        bounds = self._batch(batch)[0][max(0, row) : row + 2].tolist()
+        if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= self._num_tokens(batch):
+            raise self._changed(batch)
+        return bounds[0], bounds[1]
+
+    def _num_tokens(self, batch: int) -> int:
+        return self._starts[batch + 1] - self._starts[batch]
+
+    def _changed(self, batch: int) -> DamagedCorpusError:
+        return DamagedCorpusError(
+            f"{self.path}, batch {batch}: the offsets of its documents no longer ascend from 0 to "
+            f"{self._num_tokens(batch)}: the file was changed under the running job",
+            hint=RESTORE,
+        )
 
 
 class _PreadShard:

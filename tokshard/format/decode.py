@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tokshard.errors import RESTORE, DamagedCorpusError, TokenizerError
 from tokshard.format import names
-from tokshard.format.reader import Corpus
+
+if TYPE_CHECKING:
+    from tokshard.format.reader import Corpus
 
 Decode = Callable[[NDArray[Any]], str]
 """From token ids [tokens] to text; delimiters and other special tokens show as they are spelt."""

@@ -1,0 +1,130 @@
+"""Record batches are used where they lie in the file: a small file cannot make a reader allocate much."""
+
+import struct
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import ipc
+
+from tests.corpora import TINY_TOKENIZER, documents_of, rewrite_manifest, sign_files, write_corpus
+from tokshard.errors import DamagedCorpusError
+from tokshard.format.arrow_file import ArrowFile
+from tokshard.format.reader import open_corpus
+
+ZEROS = 4_000_000
+
+
+@contextmanager
+def allocations():
+    """Most bytes that Arrow allocates at a time meanwhile: a list of one number."""
+    pool, most = pa.proxy_memory_pool(pa.default_memory_pool()), []
+    default = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        yield most
+    finally:
+        most.append(pool.max_memory() or 0)
+        pa.set_memory_pool(default)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write_corpus(tmp_path / "corpus", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
+
+
+def compress(path, change=lambda columns: columns):
+    """Write an Arrow file again, compressed."""
+    table = ipc.open_file(path.read_bytes()).read_all()
+    columns = change({field.name: table.column(field.name).combine_chunks() for field in table.schema})
+    with ipc.new_file(str(path), table.schema, options=ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(pa.record_batch(list(columns.values()), schema=table.schema))
+
+
+@pytest.mark.parametrize(("name", "column"), [("shards.arrow", "run_document"), ("sources.arrow", "path")])
+def test_a_compressed_table_is_refused_before_it_is_unpacked(corpus, name, column):
+    def grow(columns):
+        if column == "path":
+            columns[column] = pa.array(["a" * 8 * ZEROS])
+        else:
+            zeros = pa.array(np.zeros(ZEROS, np.int64))
+            columns[column] = pa.LargeListArray.from_arrays([0, ZEROS], zeros, type=columns[column].type)
+        return columns
+
+    compress(corpus / name, grow)
+    sign_files(corpus)
+    assert (corpus / name).stat().st_size < 100_000
+    with allocations() as most, pytest.raises(DamagedCorpusError, match=rf"{name}, batch 0: it is compressed"):
+        open_corpus(corpus).sources()
+    assert most[0] < ZEROS
+
+
+def test_a_compressed_shard_is_refused_before_it_is_unpacked(tmp_path):
+    documents = [[1] * (ZEROS - 1) + [0]]
+    corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER)
+    (shard,) = corpus.glob("shard-*")
+    compress(shard)
+    size = shard.stat().st_size
+    table = ipc.open_file((corpus / "shards.arrow").read_bytes()).read_all()
+    columns = [pa.array([size]) if field.name == "num_bytes" else table.column(field.name) for field in table.schema]
+    with ipc.new_file(str(corpus / "shards.arrow"), table.schema) as writer:
+        writer.write_table(pa.table(columns, schema=table.schema))
+    sign_files(corpus)
+    rewrite_manifest(corpus, lambda fields: fields.update(num_bytes=size))
+    with allocations() as most, pytest.raises(DamagedCorpusError, match=rf"{shard.name}, batch 0: it is compressed"):
+        open_corpus(corpus).document(0)
+    assert most[0] < ZEROS
+
+
+def arrow_bytes(*batches):
+    sink = pa.BufferOutputStream()
+    with ipc.new_file(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def test_every_batch_of_a_file_is_read_where_it_lies():
+    batches = [
+        pa.record_batch({"a": pa.array(range(n), pa.int64()), "b": pa.array(["x" * n] * n, pa.string())})
+        for n in (0, 1, 5, 1_000)
+    ]
+    content = pa.py_buffer(arrow_bytes(*batches))
+    with allocations() as most:
+        file = ArrowFile(content)
+        assert [file.batch(index) for index in range(file.num_batches)] == batches
+    assert most[0] < 1_000
+
+
+def test_dictionaries_are_refused():
+    batch = pa.record_batch({"a": pa.array(["x", "y"]).dictionary_encode()})
+    with pytest.raises(ValueError, match="has dictionaries"):
+        ArrowFile(pa.py_buffer(arrow_bytes(batch))).batch(0)
+
+
+@pytest.mark.parametrize("value", [1 << 40, (1 << 63) - 1, -8])
+def test_a_buffer_that_reaches_beyond_the_file_is_refused(value):
+    numbers = pa.array(range(1_000))  # its values are the second of two buffers, 8,000 bytes from 0 on
+    content = arrow_bytes(pa.record_batch({"a": numbers}))
+    entry = struct.pack("<qq", 0, 8_000)
+    assert content.count(entry) == 1
+    for changed in (struct.pack("<qq", value, 8_000), struct.pack("<qq", 0, value)):
+        with pytest.raises(ValueError, match=r"a buffer has -?\d+ bytes at"):
+            ArrowFile(pa.py_buffer(content.replace(entry, changed))).batch(0)
+
+
+def test_no_changed_byte_gives_anything_but_the_batch_or_a_known_error():
+    content = arrow_bytes(pa.record_batch({"a": pa.array(range(9)), "b": pa.array(["xyz"] * 9)}))
+    rng = np.random.default_rng(1)
+    refused = 0
+    for position in range(len(content)):
+        changed = bytearray(content)
+        changed[position] = rng.choice([0, 1, 127, 128, 255])
+        try:
+            file = ArrowFile(pa.py_buffer(bytes(changed)))
+            for index in range(file.num_batches):
+                file.batch(index)
+        except (pa.ArrowException, OSError, ValueError):
+            refused += 1
+    assert 50 < refused < len(content)
