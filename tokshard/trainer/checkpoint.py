@@ -22,18 +22,16 @@ import msgspec
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from tokshard.errors import TrainerError
+from tokshard.errors import LoaderError, TrainerError
+from tokshard.runtime.checkpoints import METADATA_FILE, load_checkpoint, read_metadata
 from tokshard.trainer.directory import sync
 from tokshard.trainer.parallel import together
 
 COMPLETE = "COMPLETE"
 STATE = "state.json"
-METADATA = ".metadata"
 _NAME = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"step-\d{8,}(\.old)?\.partial")
 _RESTORE = "restore it from a copy, or rename or remove it to continue from the checkpoint before it, or anew"
@@ -46,9 +44,7 @@ class File(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def save(
-    directory: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
-) -> str:
+def save(directory: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> str:
     """Commit a checkpoint; every rank calls it, and returns when it is complete.
 
     Args:
@@ -69,7 +65,8 @@ def save(
         save_tensors({**_tensors(model, optimizer), **rng}, checkpoint_id=partial)  # agrees on failures by itself
     files: dict[str, File] = {}
     with together(), _saving(partial):
-        names = [name for name in os.listdir(partial) if name.startswith(f"__{rank}_") or (name == METADATA and not rank)]
+        starts = f"__{rank}_" if rank else ("__0_", METADATA_FILE)
+        names = [name for name in os.listdir(partial) if name.startswith(starts)]
         files = {name: _synced(os.path.join(partial, name)) for name in names}
     of_ranks: list[dict[str, File]] = [{}] * distributed.get_world_size()
     distributed.all_gather_object(of_ranks, files)
@@ -97,12 +94,12 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
         saved = _metadata(path)
         state = _state(path)
         if missing := _named_by(saved) - files.keys():
-            raise _damaged(path, f"{COMPLETE} does not list {min(missing)!r}, which {METADATA} names")
+            raise _damaged(path, f"{COMPLETE} does not list {min(missing)!r}, which {METADATA_FILE} names")
         tensors, rng = _tensors(model, optimizer), _rng()
         keys = {name: f"rng.{name}.{distributed.get_rank()}" for name in rng}
         wanted = {**tensors, **{key: rng[name] for name, key in keys.items() if key in saved.state_dict_metadata}}
         for name, tensor in wanted.items():
-            # what is no tensor has no size: DCP would unpickle it
+            # a saved value that is not a tensor has no size
             size = getattr(saved.state_dict_metadata.get(name), "size", None)
             if size != tensor.size():
                 raise TrainerError(
@@ -110,9 +107,9 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
                     hint="give the [model] of its state.json, or start a new run in another train.out",
                 )
     try:
-        load_tensors(wanted, storage_reader=FileSystemReader(path))
-    except CheckpointException as error:  # is no Exception
-        raise _damaged(path, _causes(error)) from error
+        load_checkpoint(wanted, path)  # agrees on failures by itself
+    except (OSError, LoaderError) as error:
+        raise _damaged(path, str(error)) from error
     if keys["cpu"] in wanted:
         torch.set_rng_state(rng["cpu"])
     if "cuda" in rng and keys["cuda"] in wanted:
@@ -150,7 +147,7 @@ def contents(path: str) -> dict[str, File]:
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         raise _damaged(path, f"{COMPLETE}: {cause}") from error
-    for name in (METADATA, STATE):
+    for name in (METADATA_FILE, STATE):
         if name not in files:
             raise _damaged(path, f"{COMPLETE} does not list {name}")
     for name, expected in files.items():
@@ -246,7 +243,10 @@ def _check_hash(path: str, name: str, expected: File) -> None:
 
 
 def _metadata(path: str) -> Metadata:
-    return FileSystemReader(path).read_metadata()
+    try:
+        return read_metadata(path)
+    except (OSError, LoaderError) as error:
+        raise _damaged(path, str(error)) from error
 
 
 def _named_by(metadata: Metadata) -> set[str]:

@@ -95,7 +95,7 @@ def _flock(descriptor: int, path: str) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
             raise
-        sys.stderr.write(f"warning: {path} cannot be locked ({error.strerror}): start no second job with this train.out\n")
+        sys.stderr.write(f"warning: {path} cannot be locked ({error.strerror}): run one job at a time in it\n")
 
 
 def _look_for(out: str, token: str) -> None:
