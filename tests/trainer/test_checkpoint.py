@@ -317,7 +317,6 @@ def test_old_checkpoints_go_and_damaged_ones_are_neither_counted_nor_deleted(tmp
     assert sorted(os.listdir(tmp_path)) == ["step-00000002", "step-00000003", "step-00000004"]
     (tmp_path / "step-00000004" / ".metadata").unlink()
     assert checkpoint.delete_old(str(tmp_path), 1) == []
-    assert latest(tmp_path / "..") is None
     assert "step-00000002" in os.listdir(tmp_path)  # the newest that can be loaded
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import resource
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tokshard.errors import TrainerError
+from tokshard.trainer.directory import sync
 from tokshard.trainer.parallel import gather_rows
 
 
@@ -41,10 +41,8 @@ class MetricsFile:
 
     def __init__(self, path: str, *, last_step: int) -> None:
         self._path, self._unwritten = path, b""
-        with self._writing():
-            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - as long as this lives
-            end = _end_of(self._file.fileno(), path, last_step)
-            self._file.truncate(end)
+        with self._writing(), open(path, "a+b") as file:
+            file.truncate(_end_of(file, path, last_step))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one step.
@@ -53,9 +51,9 @@ class MetricsFile:
             TrainerError: the disk is full, or another error of the file system.
         """
         self._unwritten += json.dumps(record).encode() + b"\n"
-        with self._writing():
+        with self._writing(), open(self._path, "ab", buffering=0) as file:
             while self._unwritten:
-                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+                self._unwritten = self._unwritten[file.write(self._unwritten) :]
 
     def sync(self) -> None:
         """Make what was written durable, before a checkpoint says that its steps are done.
@@ -64,7 +62,7 @@ class MetricsFile:
             TrainerError: as for `write`.
         """
         with self._writing():
-            os.fsync(self._file.fileno())
+            sync(self._path)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -77,23 +75,22 @@ class MetricsFile:
             ) from error
 
 
-def _end_of(descriptor: int, path: str, last_step: int) -> int:
+def _end_of(file: BinaryIO, path: str, last_step: int) -> int:
     """The size of a file up to `last_step`, read line by line."""
     end = step = 0
-    with open(descriptor, "rb", closefd=False) as file:
-        file.seek(0)
-        for number, line in enumerate(file, start=1):
-            try:
-                if not line.endswith(b"\n") or (step := msgspec.json.decode(line, type=_Line).step) > last_step:
-                    break
-            except (msgspec.MsgspecError, RecursionError) as error:
-                if step >= last_step:
-                    break  # of a job that died
-                raise TrainerError(
-                    f"{path}: line {number} is not a step of a run: {error}",
-                    hint="remove that line, or move the file away: a new one begins where the run continues",
-                ) from error
-            end += len(line)
+    file.seek(0)
+    for number, line in enumerate(file, start=1):
+        try:
+            if not line.endswith(b"\n") or (step := msgspec.json.decode(line, type=_Line).step) > last_step:
+                break
+        except (msgspec.MsgspecError, RecursionError) as error:
+            if step >= last_step:
+                break  # of a job that died
+            raise TrainerError(
+                f"{path}: line {number} is not a step of a run: {error}",
+                hint="remove that line, or move the file away: a new one begins where the run continues",
+            ) from error
+        end += len(line)
     return end
 
 
