@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tests.runtime.sources import ListSource
@@ -226,9 +227,9 @@ def test_a_saved_value_in_place_of_a_tensor_is_not_unpickled(tmp_path: Path) -> 
 
 
 def test_a_file_that_rank_0_does_not_see_makes_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def elsewhere(*arguments: Any, checkpoint_id: str) -> None:
-        save_tensors(*arguments, checkpoint_id=checkpoint_id)
-        os.rename(Path(checkpoint_id) / "__0_0.distcp", tmp_path / "on another disk")
+    def elsewhere(*arguments: Any, storage_writer: FileSystemWriter) -> None:
+        save_tensors(*arguments, storage_writer=storage_writer)
+        os.rename(Path(storage_writer.path) / "__0_0.distcp", tmp_path / "on another disk")
 
     monkeypatch.setattr(checkpoint, "save_tensors", elsewhere)
     with pytest.raises(TrainerError, match=r"rank 0 does not see __0_0\.distcp") as error:

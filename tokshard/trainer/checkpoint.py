@@ -22,6 +22,7 @@ import msgspec
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
@@ -62,7 +63,8 @@ def save(directory: str, step: int, model: nn.Module, optimizer: torch.optim.Opt
             _remove(partial)
             os.makedirs(partial)
     with _saving(partial):
-        save_tensors({**_tensors(model, optimizer), **rng}, checkpoint_id=partial)  # agrees on failures by itself
+        writer = FileSystemWriter(partial, sync_files=False)  # `_synced` does, and also what DCP leaves in a buffer
+        save_tensors({**_tensors(model, optimizer), **rng}, storage_writer=writer)  # agrees on failures by itself
     files: dict[str, File] = {}
     with together(), _saving(partial):
         starts = f"__{rank}_" if rank else ("__0_", METADATA_FILE)
@@ -325,7 +327,7 @@ def _write(path: str, data: bytes) -> File:
 
 
 def _synced(path: str) -> File:
-    sync(path)  # DCP's own comes before its last bytes leave their buffer
+    sync(path)
     return _hashed(path)
 
 
