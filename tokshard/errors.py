@@ -13,7 +13,7 @@ The tree::
     |  `- BadRecordError               one record of an input cannot become a document
     |- BuildError                      the build could not go on: disk, worker, lock
     |- TrainerError                    training cannot go on: loss, checkpoint
-    |- LoaderError                     no batch comes: a worker died, a read hangs
+    |- LoaderError                     no batch comes: a worker died, a read hangs; a damaged checkpoint
     `- CorpusError                     a corpus cannot be opened or read
        |- UnfinishedCorpusError        the directory has no manifest
        |- UnsupportedFormatError       written by a newer tokshard
@@ -89,7 +89,7 @@ class BuildError(TokshardError):
 
 
 class LoaderError(TokshardError):
-    """A loader that gets no batch: a worker died, or a read hangs."""
+    """A loader that gets no batch: a worker died, or a read hangs; or a checkpoint that is damaged."""
 
 
 class TrainerError(TokshardError):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import re
 import shutil
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import TrainerError
+from tokshard.runtime.checkpoints import read_metadata
 from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.mix import load_mix
 from tokshard.runtime.plan import StreamPlan
@@ -43,13 +51,34 @@ def trained(*, seed: int, shape: Shape = SHAPE) -> tuple[Transformer, torch.opti
     return model, optimizer
 
 
-def save(directory: Path, step: int, *, keep: int = 0) -> Path:
-    return Path(checkpoint.save(str(directory), step, *trained(seed=step), {"step": step}, keep=keep))
+def save(directory: Path, step: int) -> Path:
+    return Path(checkpoint.save(str(directory), step, *trained(seed=step), {"step": step}))
 
 
 def latest(directory: Path) -> str | None:
     found = checkpoint.find_latest(str(directory))
     return found and Path(found).name
+
+
+def load(path: Path) -> dict[str, Any]:
+    return checkpoint.load(str(path), *trained(seed=9))
+
+
+def seal(path: Path) -> None:
+    """Make COMPLETE true again after a change, as one who means harm would."""
+    contents = {file.name: file.read_bytes() for file in path.iterdir() if file.name != checkpoint.COMPLETE}
+    files = {name: {"bytes": len(data), "sha256": sha256(data).hexdigest()} for name, data in contents.items()}
+    (path / checkpoint.COMPLETE).write_text(json.dumps(files))
+
+
+class Touch:
+    """What unpickles into a file that is made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
 
 
 def test_the_loaders_state_and_the_recipe_are_read_from_a_checkpoint_without_the_model(tmp_path: Path) -> None:
@@ -83,20 +112,169 @@ def test_the_latest_complete_checkpoint_is_found_by_number(tmp_path: Path) -> No
     assert latest(tmp_path) == "step-100000000"
 
 
-def test_one_that_lacks_any_file_or_the_end_of_any_file_is_not_picked_up(tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_named_and_neither_passed_over_nor_started_anew(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    newer = save(tmp_path, 2)
+    newest = save(tmp_path, 2)
     whole = tmp_path / "whole"
-    shutil.copytree(newer, whole)
-    names = sorted(os.listdir(newer))
+    shutil.copytree(newest, whole)
+    names = sorted(os.listdir(newest))
     assert {checkpoint.COMPLETE, checkpoint.STATE, ".metadata", "__0_0.distcp"} == set(names)
     for name in names:
-        (newer / name).unlink()
-        assert latest(tmp_path) == "step-00000001", name
-        (newer / name).write_bytes((whole / name).read_bytes()[:-1])
-        assert latest(tmp_path) == "step-00000001", name
-        shutil.copy(whole / name, newer / name)
+        (newest / name).unlink()
+        with pytest.raises(TrainerError, match=rf"step-00000002 is damaged .*{re.escape(name)}") as error:
+            latest(tmp_path)
+        assert "remove what is damaged to continue from " + str(tmp_path / "step-00000001") in error.value.hint
+        (newest / name).write_bytes((whole / name).read_bytes()[:-1])
+        with pytest.raises(TrainerError, match=rf"step-00000002 is damaged .*{re.escape(name)}"):
+            latest(tmp_path)
+        shutil.copy(whole / name, newest / name)
         assert latest(tmp_path) == "step-00000002"
+
+
+def test_a_run_does_not_start_anew_where_every_checkpoint_is_damaged_until_they_are_renamed(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (save(tmp_path, step) / checkpoint.STATE).write_text("")
+    with pytest.raises(TrainerError, match=r"step-00000002 .*; .*step-00000001 ") as error:
+        latest(tmp_path)
+    assert error.value.hint.endswith("to start a new run")
+    for name in os.listdir(tmp_path):
+        os.rename(tmp_path / name, tmp_path / f"{name}.damaged")
+    assert latest(tmp_path) is None
+
+
+def test_a_damaged_checkpoint_that_is_older_than_the_one_to_load_does_not_matter(tmp_path: Path) -> None:
+    (save(tmp_path, 1) / checkpoint.STATE).unlink()
+    save(tmp_path, 2)
+    assert latest(tmp_path) == "step-00000002"
+
+
+def test_checkpoints_that_cannot_be_looked_for_are_not_taken_for_none(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "a disk that is not mounted")
+    with pytest.raises(TrainerError, match="cannot be listed"):
+        latest(tmp_path / "checkpoints")
+
+
+def test_a_marker_of_other_content_is_damage(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    of_others = ('{"state.json": 17}', '{"x": {"bytes": 1, "sha256": ""}}')
+    for content in ("", "[]", "{}", "garbage", "[" * 10_000, *of_others):
+        (path / checkpoint.COMPLETE).write_text(content)
+        with pytest.raises(TrainerError, match="step-00000001 is damaged"):
+            latest(tmp_path)
+        with pytest.raises(TrainerError, match="step-00000001 is damaged"):
+            load(path)
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "state.json"])
+def test_a_flipped_bit_in_any_file_is_found_before_anything_is_loaded(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, 1)
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / name).write_bytes(content)
+    model, optimizer = trained(seed=2)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(TrainerError, match=rf"damaged .*{re.escape(name)} has SHA-256 \w+, expected \w+"):
+        checkpoint.load(str(path), model, optimizer)
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", [".metadata", "state.json"])
+def test_files_that_are_not_what_they_should_be_are_damage_even_with_true_hashes(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, 1)
+    for content in (b"", b"garbage", b"[]", b"{}", b"N.", b"\xff" * 9, b"[" * 100_000):
+        (path / name).write_bytes(content)
+        seal(path)
+        with pytest.raises(TrainerError, match=rf"damaged .*{re.escape(name)}"):
+            load(path)
+
+
+def test_a_marker_that_leaves_out_a_file_of_tensors_is_damage(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    files = json.loads((path / checkpoint.COMPLETE).read_text())
+    del files["__0_0.distcp"]
+    (path / checkpoint.COMPLETE).write_text(json.dumps(files))
+    with pytest.raises(TrainerError, match=r"COMPLETE does not list '__0_0\.distcp', which \.metadata names"):
+        load(path)
+
+
+def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path) -> None:
+    for name in (".metadata", "__0_0.distcp"):
+        path, ran = save(tmp_path, 1), tmp_path / f"ran by {name}"
+        if name == "__0_0.distcp":  # its place and length are those of a tensor
+            length = (path / name).stat().st_size
+            (path / name).write_bytes(pickle.dumps(Touch(ran)).ljust(length, b"."))
+        else:
+            (path / name).write_bytes(pickle.dumps(Touch(ran)))
+        seal(path)
+        with pytest.raises(TrainerError, match="damaged"):
+            load(path)
+        assert not ran.exists()
+
+
+def test_a_saved_value_in_place_of_a_tensor_is_not_unpickled(tmp_path: Path) -> None:
+    """Random state, which a job of other ranks may lack, is looked at like the rest."""
+    path, ran = save(tmp_path, 1), tmp_path / "ran"
+    tensors = {"rng.cpu.0": Touch(ran)}
+    for name, entry in read_metadata(str(path)).state_dict_metadata.items():
+        tensors.setdefault(name, torch.zeros(entry.size))
+    shutil.rmtree(path)
+    save_tensors(tensors, checkpoint_id=str(path))
+    (path / checkpoint.STATE).write_text('{"step": 1}')
+    seal(path)
+    with pytest.raises(TrainerError, match=r"rng\.cpu\.0 is None there"):
+        load(path)
+    assert not ran.exists()
+
+
+def test_a_file_that_rank_0_does_not_see_makes_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere(*arguments: Any, storage_writer: FileSystemWriter) -> None:
+        save_tensors(*arguments, storage_writer=storage_writer)
+        os.rename(Path(storage_writer.path) / "__0_0.distcp", tmp_path / "on another disk")
+
+    monkeypatch.setattr(checkpoint, "save_tensors", elsewhere)
+    with pytest.raises(TrainerError, match=r"rank 0 does not see __0_0\.distcp") as error:
+        save(tmp_path / "checkpoints", 1)
+    assert "a file system that all ranks share" in error.value.hint
+    assert latest(tmp_path / "checkpoints") is None
+
+
+def test_a_start_removes_what_unfinished_saves_and_deletions_left_and_nothing_else(tmp_path: Path) -> None:
+    names = ["step-00000003.partial", "step-00000004.old.partial", "notes.partial", "step-00000005.damaged", "x"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("content")
+    assert latest(tmp_path) is None
+    assert sorted(os.listdir(tmp_path)) == sorted(names[2:])
+
+
+def test_files_and_their_names_are_durable_before_a_checkpoint_shows_and_its_own_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[tuple[int, int]] = set()
+    rename, fsync = os.rename, os.fsync
+    checked = []
+
+    def identity(status: os.stat_result) -> tuple[int, int]:
+        return (status.st_ino, status.st_size)  # a size: of what had left its buffer
+
+    def log_fsync(descriptor: int) -> None:
+        synced.add(identity(os.fstat(descriptor)))
+        fsync(descriptor)
+
+    def check_rename(source: str, target: str) -> None:
+        if str(source).endswith(".partial"):
+            within = [source, *(os.path.join(source, name) for name in os.listdir(source))]
+            checked.extend(path for path in within if identity(os.stat(path)) not in synced)
+            synced.clear()
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", log_fsync)
+        patch.setattr(os, "rename", check_rename)
+        path = save(tmp_path / "checkpoints", 1)
+    assert len(os.listdir(path)) == 4
+    assert checked == []
+    assert identity(os.stat(path.parent)) in synced
 
 
 @pytest.mark.parametrize("last_call", ["rename", "fsync"])
@@ -116,20 +294,53 @@ def test_a_save_that_dies_leaves_the_one_before_as_the_latest(
         patch.setattr(os, last_call, die)
         with pytest.raises(TrainerError, match="the machine stops here"):
             save(tmp_path, 2)
-    assert latest(tmp_path) == "step-00000001"
     assert "step-00000002.partial" in os.listdir(tmp_path)
+    assert latest(tmp_path) == "step-00000001"
+    assert os.listdir(tmp_path) == ["step-00000001"]
     save(tmp_path, 2)
     assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]
 
 
-def test_saving_a_step_again_replaces_it_and_old_ones_go(tmp_path: Path) -> None:
-    for step in (1, 2, 2, 3):
-        save(tmp_path, step, keep=2)
-    assert sorted(os.listdir(tmp_path)) == ["step-00000002", "step-00000003"]
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        path = checkpoint.save(str(tmp_path), 7, *trained(seed=1), {"step": 7, "attempt": seed})
+    assert os.listdir(tmp_path) == ["step-00000007"]
+    assert load(Path(path))["attempt"] == 2
+
+
+def test_old_checkpoints_go_and_damaged_ones_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step)
+    (tmp_path / "step-00000003" / ".metadata").unlink()
+    assert checkpoint.delete_old(str(tmp_path), 0) == []
+    assert len(os.listdir(tmp_path)) == 4
+    assert checkpoint.delete_old(str(tmp_path), 2) == []
+    assert sorted(os.listdir(tmp_path)) == ["step-00000002", "step-00000003", "step-00000004"]
+    (tmp_path / "step-00000004" / ".metadata").unlink()
+    assert checkpoint.delete_old(str(tmp_path), 1) == []
+    assert "step-00000002" in os.listdir(tmp_path)  # the newest that can be loaded
+
+
+def test_a_deletion_that_fails_half_way_is_told_and_leaves_nothing_that_looks_like_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+
+    def fail(path: str) -> None:
+        raise PermissionError(f"{path} is in use")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fail)
+        (problem,) = checkpoint.delete_old(str(tmp_path), 1)
+    assert "step-00000001 could not be deleted: " in problem
+    assert sorted(os.listdir(tmp_path)) == ["step-00000001.partial", "step-00000002"]
+    assert latest(tmp_path) == "step-00000002"
+    assert os.listdir(tmp_path) == ["step-00000002"]
 
 
 def test_loading_what_is_no_checkpoint_or_another_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match="no complete checkpoint"):
+    with pytest.raises(TrainerError, match="not a complete checkpoint"):
         checkpoint.load(str(tmp_path), *trained(seed=1))
     path = save(tmp_path, 1)
     wider = Shape(dim=32, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=20)

@@ -42,6 +42,12 @@ def test_overrides_win_and_are_typed_as_in_toml(recipe: str) -> None:
     assert (config.parallel.precision, config.train.out, config.data.seq_len) == ("bf16", "a/b", 64)
 
 
+@pytest.mark.parametrize("text", ["2026-11-22", "07:32:00", "17", "true", "1e3", "[1]", "a#b", "bare", '"quoted"'])
+def test_text_is_taken_as_it_was_written_where_text_is_expected(recipe: str, text: str) -> None:
+    config = load_config(recipe, [f"train.out={text}", f"data.corpora.code={text}"])
+    assert config.train.out == config.data.corpora["code"] == text.strip('"')
+
+
 def test_a_configuration_cannot_be_changed(recipe: str) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         load_config(recipe).train.steps = 3  # type: ignore[misc]
@@ -55,9 +61,14 @@ def test_a_configuration_cannot_be_changed(recipe: str) -> None:
         ("train.xyzzy=1", "no key train.xyzzy", "known here: out, steps"),
         ("train=3", "train is 3, expected a section", "write [section]"),
         ("train.steps=many", "Expected `int`, got `str` - at `train.steps`", "config.py"),
-        ("train.steps=0", "train.steps is 0, expected at least 1", "change it"),
-        ("optimizer.lr=nan", "optimizer.lr is nan, expected at least 0.0", "change it"),
-        ("model.num_heads=0", "model.num_heads is 0, expected at least 1", "change it"),
+        ("train.steps=0", "Expected `int` >= 1 - at `train.steps`", "config.py"),
+        ("optimizer.lr=nan", "Expected `float` >= 0.0 - at `optimizer.lr`", "config.py"),
+        ("optimizer.beta1=1.5", "Expected `float` < 1.0 - at `optimizer.beta1`", "config.py"),
+        ("optimizer.beta2=1", "Expected `float` < 1.0 - at `optimizer.beta2`", "config.py"),
+        ("optimizer.eps=-1e-8", "Expected `float` >= 0.0 - at `optimizer.eps`", "config.py"),
+        ("model.num_heads=0", "Expected `int` >= 1 - at `model.num_heads`", "config.py"),
+        ("model.rope_theta=0.0", "Expected `float` > 0.0 - at `model.rope_theta`", "config.py"),
+        ("data.num_workers=-1", "data.num_workers is -1, expected at least 0", "change it"),
         ("parallel.precision=fp64", "Invalid enum value 'fp64' - at `parallel.precision`", "config.py"),
         ("data.corpora={}", "data.corpora is empty", "data.corpora ="),
         ("optimizer.warmup_steps=11", "11 steps of warmup and 0 of decay do not fit in 10", "optimizer.warmup_steps"),

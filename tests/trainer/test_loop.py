@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,14 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from tests.trainer.runs import configuration, corpora, steps_of
-from tokshard.errors import TrainerError
+from tokshard.errors import LoaderError, TokshardError, TrainerError, UsageError
+from tokshard.runtime.loader import StreamingLoader
+from tokshard.trainer import loop
 from tokshard.trainer.config import resolve
+from tokshard.trainer.directory import held
 from tokshard.trainer.loop import train
+from tokshard.trainer.metrics import MetricsFile
+from tokshard.trainer.parallel import process_group
 
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
 
@@ -74,12 +81,111 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path: Pa
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
+def test_a_gradient_that_is_not_finite_makes_no_step_although_the_loss_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = loop.clip_gradients
+
+    def of_infinite(model: torch.nn.Module, longest: float) -> float:
+        next(model.parameters()).grad.fill_(torch.inf)
+        return clip(model, longest)
+
+    monkeypatch.setattr(loop, "clip_gradients", of_infinite)
+    with pytest.raises(TrainerError, match=r"step 1: loss is \d+\.\d+, gradient norm inf"):
+        train(resolve(small(tmp_path)))
+    assert steps_of(tmp_path / "out") == []
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+def test_a_run_whose_only_checkpoint_is_damaged_does_not_start_anew(tmp_path: Path) -> None:
+    fields = small(tmp_path, train__stop_after=2)
+    assert train(resolve(fields)) == 0
+    before = steps_of(tmp_path / "out")
+    marker = tmp_path / "out" / "checkpoints" / "step-00000002" / "COMPLETE"
+    marker.write_bytes(marker.read_bytes()[:-1])
+    with pytest.raises(TrainerError, match="step-00000002 is damaged") as error:
+        train(resolve(fields))
+    assert error.value.hint.endswith("to start a new run")
+    assert steps_of(tmp_path / "out") == before
+
+
+def test_a_full_disk_under_the_metrics_ends_the_run_after_a_save_and_the_next_one_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: MetricsFile, record: dict[str, Any]) -> None:
+        if record["step"] >= 2:
+            raise TrainerError("metrics.jsonl cannot be written: No space left on device", hint="make room")
+
+    fields = small(tmp_path, train__steps=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsFile, "write", full)
+        with pytest.raises(TrainerError, match="No space left"):
+            train(resolve(fields))
+    assert os.listdir(tmp_path / "out" / "checkpoints") == ["step-00000003"]
+    assert train(resolve(fields)) == 0
+    assert steps_of(tmp_path / "out")[-1]["step"] == 5
+
+
+def test_a_loader_that_fails_ends_the_run_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: StreamingLoader) -> Iterator[object]:
+        yield from ()
+        raise LoaderError("a read hangs", hint="look at the disk")
+
+    monkeypatch.setattr(StreamingLoader, "__iter__", fail)
+    with pytest.raises(LoaderError, match="a read hangs"):
+        train(resolve(small(tmp_path)))
+
+
+def test_a_second_job_with_the_same_out_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:
+    fields = small(tmp_path, train__stop_after=1)
+    with process_group("cpu"), held(str(tmp_path / "out")):
+        with pytest.raises(TrainerError, match=rf"in use by another job: process {os.getpid()} on "):
+            train(resolve(fields))
+        assert os.listdir(tmp_path / "out") == ["run.lock"]
+    assert train(resolve(fields)) == 0
+
+
+def test_an_out_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    for name in ("file", "file/out"):
+        with pytest.raises(TrainerError, match=rf"{name} cannot be the directory of a run"):
+            train(resolve(small(tmp_path, train__out=str(tmp_path / name))))
+    assert (tmp_path / "file").read_text() == "content"
+
+
+def test_a_run_continues_from_its_own_checkpoint_and_refuses_one_to_start_from_that_it_did_not(
+    tmp_path: Path,
+) -> None:
+    first = small(tmp_path, train__steps=4, train__stop_after=1)
+    assert train(resolve(first)) == 0
+    start = str(tmp_path / "out" / "checkpoints" / "step-00000001")
+    second = small(tmp_path / "2", train__steps=4, train__stop_after=2, checkpoint__load=start)
+    second["data"]["corpora"] = first["data"]["corpora"]
+    assert train(resolve(second)) == 0
+    second["train"]["stop_after"] = 3
+    assert train(resolve(second)) == 0  # the same command, as of a job that is queued again
+    assert [step["step"] for step in steps_of(tmp_path / "2" / "out")] == [2, 3]
+    second["checkpoint"]["load"] = str(tmp_path / "2" / "out" / "checkpoints" / "step-00000002")
+    with pytest.raises(UsageError, match=r"step-00000003 is of a run that did not start from it"):
+        train(resolve(second))
+
+
+def test_a_run_in_another_thread_trains_and_leaves_signals_alone(tmp_path: Path) -> None:
+    ended: list[int | TokshardError] = []
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=lambda: ended.append(train(resolve(small(tmp_path, train__stop_after=1)))))
+    thread.start()
+    thread.join()
+    assert ended == [0]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_steps_that_were_not_saved_are_made_again_and_stand_once_in_the_metrics(tmp_path: Path) -> None:
     fields = small(tmp_path, train__steps=7, checkpoint__every=3, optimizer__lr=1e-3)
     assert train(resolve(fields)) == 0
     straight = steps_of(tmp_path / "out")
     for name in ("step-00000007", "step-00000006"):
-        (tmp_path / "out" / "checkpoints" / name / "COMPLETE").unlink()
+        shutil.rmtree(tmp_path / "out" / "checkpoints" / name)
     assert train(resolve(fields)) == 0
     again = steps_of(tmp_path / "out")
     assert [step["step"] for step in again] == [1, 2, 3, 4, 5, 6, 7]

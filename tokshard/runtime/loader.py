@@ -1,4 +1,4 @@
-"""The rows of a plan as batches of tensors for a training loop. The only module of the runtime that imports torch."""
+"""The rows of a plan as batches of tensors for a training loop."""
 
 from __future__ import annotations
 
@@ -320,32 +320,6 @@ class StreamDataset(IterableDataset[Batch]):
 
     def _advance(self, num_steps: int) -> None:
         self._cursor = self._cursor.advanced(num_steps * self._ranks.global_batch_size)
-
-
-def read_saved(path: str) -> Any:
-    """What others saved with torch: a checkpoint directory of torch.distributed.checkpoint, or a file of torch.save.
-
-    Of a directory only what is no tensor is read; of a file, nothing that could run code.
-
-    Raises:
-        OSError, RuntimeError, ValueError, pickle.UnpicklingError: it cannot be read.
-    """
-    if not os.path.isdir(path):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    saved = FileSystemReader(path).read_metadata().state_dict_metadata
-    found: dict[str, Any] = {
-        key: None for key, entry in saved.items() if isinstance(entry, BytesStorageMetadata) and key.endswith(STATE_KEY)
-    }
-    try:
-        load(found, checkpoint_id=path, no_dist=True)
-    except CheckpointException as error:  # which is no Exception
-        raise RuntimeError(str(error)) from error
-    return found
 
 
 def _warn_of_small_windows(plan: StreamPlan, global_batch_size: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from tokshard.errors import UsageError
 from tokshard.runtime.mix import STATE_FILE, is_checkpoint
 
+_KEY = "cursor"
 _MARK = '{"tokshard_cursor":'
 _HINT = "give a checkpoint of the trainer, one that torch saved with the loader's state in it, or the state as JSON"
 
@@ -32,11 +33,12 @@ class SavedState:
 def read_state(path: str) -> SavedState:
     """The state in a checkpoint: a directory of the trainer, or what torch.distributed.checkpoint or torch.save wrote.
 
-    A text file that holds ``json.dumps(loader.state_dict())``, or only the cursor, will do, too. Needs torch only for
-    what torch has saved; no tensor is loaded.
+    Nothing of it is executed. A text file that holds ``json.dumps(loader.state_dict())``, or only the cursor, will do,
+    too. Needs torch only for what torch has saved; no tensor is loaded.
 
     Raises:
         UsageError: there is no state in it, or several that differ.
+        LoaderError: a directory of torch that is damaged, or holds what would have to be executed.
     """
     saved = _read(path)
     cursors = sorted(set(_cursors(saved)))
@@ -58,9 +60,9 @@ def _read(path: str) -> Any:
                     return json.load(file)
         elif not os.path.isdir(path):
             raise UsageError(f"{path}: no such checkpoint", hint=_HINT)
-        from tokshard.runtime.loader import read_saved
+        from tokshard.runtime.checkpoints import read_values
 
-        return read_saved(path)
+        return read_values(path, _KEY)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     try:
         signal_number = train(config)
     except TokshardError as error:
-        _say(f"error: rank {rank}: {error.problem}\nhint: {error.hint}")
+        _say(f"error: {error.problem}\nhint: {error.hint}")
         return error.exit_code
     return 128 + signal_number if signal_number else 0
 

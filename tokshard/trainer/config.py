@@ -10,11 +10,18 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from msgspec import Meta
 
 from tokshard.errors import UsageError
 from tokshard.runtime.mix import TrainerData as Data
 from tokshard.runtime.recipes import convert, read_toml
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +33,13 @@ class Model:
     """
 
     preset: str = "10M"
-    vocab_size: int | None = None
-    dim: int | None = None
-    num_layers: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    hidden_dim: int | None = None
-    rope_theta: float | None = None
+    vocab_size: Positive | None = None
+    dim: Positive | None = None
+    num_layers: Positive | None = None
+    num_heads: Positive | None = None
+    num_kv_heads: Positive | None = None
+    hidden_dim: Positive | None = None
+    rope_theta: Annotated[float, Meta(gt=0)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,7 @@ class Parallel:
         reduce: of gradients between ranks.
     """
 
-    replicas: int = 1
+    replicas: Positive = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     reduce: Literal["fp32", "bf16"] = "fp32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -61,16 +68,16 @@ class Optimizer:
         final_fraction: of `lr`, reached at the last step.
     """
 
-    lr: float = 3e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
+    lr: NotNegative = 3e-4
+    beta1: Decay = 0.9
+    beta2: Decay = 0.95
+    eps: NotNegative = 1e-8
+    weight_decay: NotNegative = 0.1
+    clip_norm: NotNegative = 1.0
     schedule: Literal["cosine", "wsd"] = "cosine"
-    warmup_steps: int = 0
-    decay_steps: int = 0
-    final_fraction: float = 0.1
+    warmup_steps: Count = 0
+    decay_steps: Count = 0
+    final_fraction: NotNegative = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +94,11 @@ class Train:
     """
 
     out: str
-    steps: int
-    stop_after: int = 0
-    micro_batch_size: int = 0
-    seed: int = 0
-    log_every: int = 10
+    steps: Positive
+    stop_after: Count = 0
+    micro_batch_size: Count = 0
+    seed: Count = 0
+    log_every: Positive = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +108,11 @@ class Checkpoint:
     Args:
         every: steps; 0: only at the end.
         keep: the newest so many; 0: all.
-        load: a checkpoint to start from if `train.out` has none; default: a new run.
+        load: a checkpoint to start from; default: a new run. A run continues from its own checkpoints.
     """
 
-    every: int = 0
-    keep: int = 0
+    every: Count = 0
+    keep: Count = 0
     load: str = ""
 
 
@@ -156,6 +163,8 @@ def _apply(fields: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *sections, name = key.split(".")
+    if _type_of(key) is str and not isinstance(value, str):
+        value = text  # a path such as 2026-11-22, which TOML reads as a date
     for section in sections:
         fields = fields.setdefault(section, {})
         if not isinstance(fields, dict):
@@ -163,17 +172,22 @@ def _apply(fields: dict[str, Any], override: str) -> None:
     fields[name] = value
 
 
+def _type_of(key: str) -> Any:
+    """The type of a key of the recipe; None: there is no such key."""
+    kind: Any = Config
+    for name in key.split("."):
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        else:
+            kind = get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
+    return kind
+
+
 def _check_ranges(config: Config, where: str) -> None:
-    least = {"seq_len": 1, "global_batch_size": 1, "steps": 1, "replicas": 1, "log_every": 1, "lr": 0.0}
-    for section in dataclasses.fields(config):
-        values = getattr(config, section.name)
-        for item in dataclasses.fields(values):
-            value = getattr(values, item.name)
-            low = least.get(item.name, 1 if section.name == "model" else 0)
-            if isinstance(value, int | float) and not value >= low:
-                raise UsageError(
-                    f"{where}: {section.name}.{item.name} is {value}, expected at least {low}", hint="change it"
-                )
+    """Those that lie not at one field of a section of this module."""
+    for name, low in (("seq_len", 1), ("global_batch_size", 1), ("num_workers", 0)):
+        if (value := getattr(config.data, name)) < low:
+            raise UsageError(f"{where}: data.{name} is {value}, expected at least {low}", hint="change it")
     if not config.data.corpora:
         raise UsageError(f"{where}: data.corpora is empty", hint='give data.corpora = {name = "directory"}')
     optimizer, steps = config.optimizer, config.train.steps

@@ -7,8 +7,9 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from tokshard.errors import TrainerError, UsageError
+from tokshard.errors import TokshardError, TrainerError, UsageError
 from tokshard.runtime.loader import Batch, StreamingLoader
 from tokshard.runtime.packing import IGNORED
 from tokshard.runtime.plan import StreamPlan
@@ -25,9 +26,17 @@ from tokshard.runtime.reader import CorpusSource
 from tokshard.trainer import checkpoint, config, metrics
 from tokshard.trainer.attention import Documents
 from tokshard.trainer.config import Config
+from tokshard.trainer.directory import held
 from tokshard.trainer.model import PRESETS, Shape, Transformer
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
-from tokshard.trainer.parallel import make_mesh, process_group, sharded_model, sum_over_ranks
+from tokshard.trainer.parallel import (
+    make_mesh,
+    process_group,
+    raise_together,
+    sharded_model,
+    sum_over_ranks,
+    together,
+)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -39,25 +48,29 @@ def train(settings: Config) -> int:
         0, or the number of the signal that stopped the run after a save.
 
     Raises:
-        TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite.
+        TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite. What fails on
+            one rank is raised on all.
     """
     with process_group(settings.parallel.device) as device, stop_signals() as received:
-        plan = settings.data.plan()
+        with together():
+            plan = settings.data.plan()
         mesh = make_mesh(settings.parallel, device)
-        model = sharded_model(model_shape(settings.model, plan), mesh, settings.parallel, seed=settings.train.seed)
-        optimizer = make_optimizer(model, settings.optimizer)
-        loader = StreamingLoader(
-            plan,
-            global_batch_size=settings.data.global_batch_size,
-            dp_mesh=mesh,
-            num_workers=settings.data.num_workers,
-            uneven=settings.data.uneven,
-            pin_memory=device.type == "cuda",
-        )
-        try:
-            return _Run(settings, plan, model, optimizer, loader, device, received).run()
-        finally:
-            loader.close()
+        shape = model_shape(settings.model, plan)
+        with held(settings.train.out):
+            model = sharded_model(shape, mesh, settings.parallel, seed=settings.train.seed)
+            optimizer = make_optimizer(model, settings.optimizer)
+            loader = StreamingLoader(
+                plan,
+                global_batch_size=settings.data.global_batch_size,
+                dp_mesh=mesh,
+                num_workers=settings.data.num_workers,
+                uneven=settings.data.uneven,
+                pin_memory=device.type == "cuda",
+            )
+            try:
+                return _Run(settings, plan, model, optimizer, loader, device, received).run()
+            finally:
+                loader.close()
 
 
 class _Run:
@@ -78,6 +91,8 @@ class _Run:
         self.checkpoints = os.path.join(settings.train.out, "checkpoints")
         self.is_first = distributed.get_rank() == 0
         self.waited = 0.0
+        self.log: metrics.MetricsFile | None = None
+        self.failure: TokshardError | None = None  # of this rank's metrics; the run then ends after a save
 
     def run(self) -> int:
         step = saved = self._resume()
@@ -86,37 +101,59 @@ class _Run:
         if step >= last or is_read:
             self._say(f"step {step}: nothing is left to do")
             return 0
-        os.makedirs(self.settings.train.out, exist_ok=True)
-        path = os.path.join(self.settings.train.out, "metrics.jsonl")
-        log = metrics.MetricsFile(path, last_step=step) if self.is_first else None
+        with together():
+            if self.is_first:
+                path = os.path.join(self.settings.train.out, "metrics.jsonl")
+                self.log = metrics.MetricsFile(path, last_step=step)
         started, signal_number, every = time.perf_counter(), 0, self.settings.checkpoint.every
-        for batch in self.loader:
-            record, signal_number = self._step(batch, step)
+        for batch, targets in self._batches():
+            record, signal_number, has_failed = self._step(batch, targets, step)
             step += 1
             now = time.perf_counter()
             record |= self._timing(record["tokens"], now - started)
             started = now
-            if log is not None:
-                log.write(record)
+            self._write(record)
             if step % self.settings.train.log_every == 0 or step == last:
                 self._say(metrics.progress_line(record, self.settings.train.steps))
-            if step == last or signal_number:
+            if step == last or signal_number or has_failed:
                 break
             if every and step % every == 0:
                 self._save(step)
                 saved, started = step, time.perf_counter()
         if saved != step:
             self._save(step)
+        raise_together(self.failure)
         if signal_number:
-            self._say(f"stopped by {signal.Signals(signal_number).name} after step {step}; the same command goes on")
+            self._say(f"stopped by {signal.Signals(signal_number).name} after step {step}; the same command continues")
         return signal_number
 
-    def _step(self, batch: Batch, step: int) -> tuple[dict[str, Any], int]:
-        """One optimizer step. Returns its metrics, and the signal that any rank has received."""
+    def _batches(self) -> Iterator[tuple[Batch, Tensor]]:
+        """Each batch of this rank, and the targets of each corpus in it over all ranks.
+
+        The sum also tells every rank of a loader that has failed on one, so that none waits for that rank.
+        """
+        batches = iter(self.loader)
+        while True:
+            batch, failure = None, None
+            try:
+                batch = next(batches, None)
+            except TokshardError as error:
+                failure = error
+            counts = torch.zeros(len(self.plan.names), dtype=torch.float64)
+            if batch is not None:
+                counts = _by_corpus((batch["labels"] != IGNORED).sum(1), batch, len(counts))
+            counts = sum_over_ranks(torch.cat((counts, torch.tensor([float(failure is not None)]))))
+            if counts[-1]:
+                raise_together(failure)
+            if batch is None:
+                return
+            yield batch, counts[:-1]
+
+    def _step(self, batch: Batch, targets: Tensor, step: int) -> tuple[dict[str, Any], int, bool]:
+        """One optimizer step. Returns its metrics, the signal that any rank has received, and whether any failed."""
         rate = learning_rate(self.settings.optimizer, step, self.settings.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        targets = sum_over_ranks(_by_corpus((batch["labels"] != IGNORED).sum(1), batch, len(self.plan.names)))
         num_targets = max(1.0, targets.sum().item())
         losses = torch.zeros(len(targets), dtype=torch.float64, device=self.device)
         parts = list(micro_batches(batch, self.settings.train.micro_batch_size))
@@ -127,7 +164,8 @@ class _Run:
             (row_losses.sum() / num_targets).backward()  # type: ignore[no-untyped-call]
             losses += _by_corpus(row_losses.detach(), part, len(targets))
         norm = clip_gradients(self.model, self.settings.optimizer.clip_norm)
-        stops = torch.tensor([number in self.received for number in STOP_SIGNALS], dtype=torch.float64)
+        flags = [self.failure is not None, *(number in self.received for number in STOP_SIGNALS)]
+        stops = torch.tensor(flags, dtype=torch.float64)
         reduced = sum_over_ranks(torch.cat((losses.cpu(), stops)))
         sums, stops = reduced[: len(losses)], reduced[len(losses) :]
         loss = sums.sum().item() / num_targets
@@ -154,7 +192,9 @@ class _Run:
             "tokens": read["num_samples"] * self.plan.seq_len,
             **read,
         }
-        return record, next((number for number, ranks in zip(STOP_SIGNALS, stops.tolist(), strict=True) if ranks), 0)
+        has_failed, *signalled = stops.tolist()
+        signal_number = next((number for number, ranks in zip(STOP_SIGNALS, signalled, strict=True) if ranks), 0)
+        return record, signal_number, bool(has_failed)
 
     def _timing(self, tokens: int, seconds: float) -> dict[str, float]:
         waited, self.waited = self.waited, self.loader.stats()["wait_seconds"]
@@ -162,25 +202,54 @@ class _Run:
 
     def _resume(self) -> int:
         """Load the latest checkpoint, or the one asked for; returns the steps done."""
-        path = checkpoint.find_latest(self.checkpoints) or self.settings.checkpoint.load
+        latest, start = checkpoint.find_latest(self.checkpoints), self.settings.checkpoint.load
+        path = latest or start
         if not path:
             self._say(f"a new run on {distributed.get_world_size()} ranks: {num_parameters(self.model):,} parameters")
             return 0
         state = checkpoint.load(path, self.model, self.optimizer)
+        if latest and start and started_from(state) != start:
+            raise UsageError(
+                f"checkpoint.load is {start}, but {latest} is of a run that did not start from it",
+                hint="leave checkpoint.load out to continue that run, or give another train.out",
+            )
+        if "loader" not in state:
+            raise TrainerError(f"{path} holds no state of a loader", hint="give a checkpoint of this trainer")
         self.loader.load_state_dict(state["loader"])
-        self._say(f"{path}: going on after step {state['step']} on {distributed.get_world_size()} ranks")
+        self._say(f"{path}: continuing after step {state['step']} on {distributed.get_world_size()} ranks")
         return int(state["step"])
 
     def _save(self, step: int) -> None:
+        self._write(None)
         state = {"step": step, "loader": self.loader.state_dict(), "config": dataclasses.asdict(self.settings)}
-        keep = self.settings.checkpoint.keep
-        path = checkpoint.save(self.checkpoints, step, self.model, self.optimizer, state, keep=keep)
+        path = checkpoint.save(self.checkpoints, step, self.model, self.optimizer, state)
         self._say(f"saved {path}")
+        if self.is_first:
+            for problem in checkpoint.delete_old(self.checkpoints, self.settings.checkpoint.keep):
+                sys.stderr.write(f"warning: {problem}\n")
+
+    def _write(self, record: dict[str, Any] | None) -> None:
+        """Write a step to the metrics; None makes those before it durable. A failure ends the run after a save."""
+        try:
+            if self.log is not None and record is not None:
+                self.log.write(record)
+            elif self.log is not None:
+                self.log.sync()
+        except TokshardError as error:
+            self.failure = error
 
     def _say(self, line: str) -> None:
         if self.is_first:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
+
+
+def started_from(state: Mapping[str, Any]) -> str | None:
+    """The checkpoint that the run of a checkpoint started from, as its recipe named it."""
+    try:
+        return str(state["config"]["checkpoint"]["load"])
+    except (KeyError, TypeError):
+        return None
 
 
 def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:
@@ -255,9 +324,12 @@ def stop_signals() -> Iterator[list[int]]:
     """The SIGTERM and SIGINT received so far; the step in progress ends first.
 
     Repeated ones change nothing: a terminal or scheduler signals this process, and so does torchrun, which kills what
-    is left after ``--shutdown-timeout`` (30 s).
+    is left after ``--shutdown-timeout`` (30 s). Signals belong to the main thread: in another one, none are caught.
     """
     received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         for number in STOP_SIGNALS:
@@ -265,4 +337,4 @@ def stop_signals() -> Iterator[list[int]]:
         yield received
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

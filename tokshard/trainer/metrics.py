@@ -4,42 +4,94 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import resource
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from tokshard.errors import TrainerError
+from tokshard.trainer.directory import sync
 from tokshard.trainer.parallel import gather_rows
+
+
+class _Line(msgspec.Struct):
+    """What is read of a line; the rest is skipped."""
+
+    step: int
 
 
 class MetricsFile:
     """``metrics.jsonl``: each step once, also after a resume.
 
+    A write that fails loses nothing: what the disk did not take is written first the next time.
+
     Args:
         path: the file.
-        last_step: lines beyond this step are dropped: a job that died had not saved them.
+        last_step: what lies beyond this step is cut off: a job that died had not saved it.
+
+    Raises:
+        TrainerError: a line before that cannot be read, or the file cannot be written.
     """
 
     def __init__(self, path: str, *, last_step: int) -> None:
-        kept: list[str] = []
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                kept = [line for line in file if line.endswith("\n") and json.loads(line)["step"] <= last_step]
-        partial = path + ".partial"
-        with open(partial, "w", encoding="utf-8") as file:
-            file.writelines(kept)
-        os.replace(partial, path)
-        self._path = path
+        self._path, self._unwritten = path, b""
+        with self._writing(), open(path, "a+b") as file:
+            file.truncate(_end_of(file, path, last_step))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one step."""
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        """Append one step.
+
+        Raises:
+            TrainerError: the disk is full, or another error of the file system.
+        """
+        self._unwritten += json.dumps(record).encode() + b"\n"
+        with self._writing(), open(self._path, "ab", buffering=0) as file:
+            while self._unwritten:
+                self._unwritten = self._unwritten[file.write(self._unwritten) :]
+
+    def sync(self) -> None:
+        """Make what was written durable, before a checkpoint says that its steps are done.
+
+        Raises:
+            TrainerError: as for `write`.
+        """
+        with self._writing():
+            sync(self._path)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TrainerError(
+                f"{self._path} cannot be written: {error.strerror}",
+                hint="make room or repair the directory, then run the same command to continue",
+            ) from error
+
+
+def _end_of(file: BinaryIO, path: str, last_step: int) -> int:
+    """The size of a file up to `last_step`, read line by line."""
+    end = step = 0
+    file.seek(0)
+    for number, line in enumerate(file, start=1):
+        try:
+            if not line.endswith(b"\n") or (step := msgspec.json.decode(line, type=_Line).step) > last_step:
+                break
+        except (msgspec.MsgspecError, RecursionError) as error:
+            if step >= last_step:
+                break  # of a job that died
+            raise TrainerError(
+                f"{path}: line {number} is not a step of a run: {error}",
+                hint="remove that line, or move the file away: a new one begins where the run continues",
+            ) from error
+        end += len(line)
+    return end
 
 
 def batch_record(batch: Mapping[str, Tensor]) -> dict[str, Any]:

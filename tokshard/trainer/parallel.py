@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from tokshard.errors import UsageError
+from tokshard.errors import TokshardError, UsageError
 from tokshard.trainer import config
 from tokshard.trainer.model import Shape, Transformer, initialise
 
@@ -21,7 +21,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @contextmanager
 def process_group(choice: str) -> Iterator[torch.device]:
-    """Join the job of torchrun, or be a job of one; yields this rank's device. A group that exists is used."""
+    """Join the job of torchrun, or be a job of one; yields this rank's device. A group that exists is used.
+
+    A rank that fails leaves the group to the end of its process: to destroy it would wait for the other ranks, which
+    wait for this one, and torchrun would see no process end.
+    """
     use_cuda = choice == "cuda" or (choice == "auto" and torch.cuda.is_available())
     if use_cuda and not torch.cuda.is_available():
         raise UsageError("parallel.device is cuda, this process sees none", hint="set parallel.device=cpu")
@@ -39,8 +43,32 @@ def process_group(choice: str) -> Iterator[torch.device]:
         distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
         yield device
-    finally:
-        distributed.destroy_process_group()
+    except BaseException:
+        if distributed.get_world_size() == 1:
+            distributed.destroy_process_group()
+        raise
+    distributed.destroy_process_group()
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What each rank does on its own, without collectives: if it fails on one rank, all raise that error."""
+    error = None
+    try:
+        yield
+    except TokshardError as caught:
+        error = caught
+    raise_together(error)
+
+
+def raise_together(error: TokshardError | None) -> None:
+    """Raise the error of the first rank that has one on all ranks. A collective: every rank calls it."""
+    errors: list[TokshardError | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(errors, error)
+    for rank, first in enumerate(errors):
+        if first is not None:
+            problem = first.problem if len(errors) == 1 else f"rank {rank}: {first.problem}"
+            raise type(first)(problem, hint=first.hint) from error
 
 
 def make_mesh(settings: config.Parallel, device: torch.device) -> DeviceMesh:

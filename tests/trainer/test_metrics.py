@@ -1,0 +1,63 @@
+"""The metrics of a run stand in one file, each step once."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from tokshard.errors import TrainerError
+from tokshard.trainer.metrics import MetricsFile
+
+
+def lines(*steps: int) -> str:
+    return "".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in steps)
+
+
+def resumed(path: Path, content: str, *, last_step: int) -> str:
+    path.write_text(content)
+    MetricsFile(str(path), last_step=last_step)
+    return path.read_text()
+
+
+@pytest.mark.parametrize(
+    "tail", [lines(4, 5), "", lines(4)[:9], "garbage\n", "{}\n" + lines(5), "\0" * 9, '{"step": "x"}\n', "[\n"]
+)
+def test_what_lies_beyond_the_saved_step_is_cut_off_whatever_it_is(tmp_path: Path, tail: str) -> None:
+    assert resumed(tmp_path / "metrics.jsonl", lines(1, 2, 3) + tail, last_step=3) == lines(1, 2, 3)
+
+
+@pytest.mark.parametrize("broken", ["garbage\n", "{}\n", "\n", "[]\n", '{"step": null}\n', "\xff\n"])
+def test_a_broken_line_before_the_saved_step_is_named_and_nothing_is_cut(tmp_path: Path, broken: str) -> None:
+    path, content = tmp_path / "metrics.jsonl", lines(1) + broken + lines(3)
+    with pytest.raises(TrainerError, match=r"metrics\.jsonl: line 2 is not a step of a run") as error:
+        resumed(path, content, last_step=3)
+    assert "remove that line, or move the file away" in error.value.hint
+    assert path.read_text() == content
+
+
+def test_a_file_that_is_shorter_than_the_run_is_continued(tmp_path: Path) -> None:
+    assert resumed(tmp_path / "metrics.jsonl", lines(1), last_step=3) == lines(1)
+
+
+def test_a_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(TrainerError, match=r"metrics\.jsonl cannot be written: Is a directory"):
+        MetricsFile(str(tmp_path / "metrics.jsonl"), last_step=0)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path: Path) -> None:
+    log = MetricsFile(str(tmp_path / "metrics.jsonl"), last_step=0)
+    log.write({"step": 1})
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+    try:
+        for step in (2, 3):
+            with pytest.raises(TrainerError, match="cannot be written: File too large"):
+                log.write({"step": step})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "metrics.jsonl").stat().st_size == 20
+    log.write({"step": 4})
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(f'{{"step": {step}}}\n' for step in (1, 2, 3, 4))
