@@ -46,14 +46,12 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
 
     Raises:
         UsageError: the directory has other files and no build, or one of the build's files is someone else's.
-        BuildError: the settings of an unfinished build are damaged.
     """
     out = workspace.out
     if not os.path.lexists(out):
         return
     if not out.is_dir():
         raise UsageError(f"--out {out} is a file", hint="give a directory")
-    workspace.check_own()
     ours = _own_files(workspace)
     begun = _begun_outputs(workspace)
     manifests = {path.parent for path in ours if path.name == names.MANIFEST}

@@ -50,11 +50,12 @@ from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, parse_columns
 from tokshard.build.rejects import read_rejects, rejects_path
 from tokshard.build.runner import Progress, TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule
-from tokshard.build.sources import STDIN, Discovery, Input, discover
+from tokshard.build.sources import STDIN, Discovery, Input, discover, vanished
 from tokshard.build.tasks import (
     MIN_TASK_BYTES,
     SMALL,
     Key,
+    Split,
     StreamTask,
     Task,
     default_task_bytes,
@@ -117,6 +118,7 @@ class BuildResult:
         return self.corpora[0].manifest
 
 
+@executors.leaving_the_program_alone()
 def build_corpus(
     sources: Sequence[str | os.PathLike[str]],
     *,
@@ -212,9 +214,11 @@ def build_corpus(
     )
     request = settle([os.fspath(source) for source in sources], options)
     workspace = request.context.workspace
-    check_directory(workspace, request.context.outputs)
+    workspace.check_own()
     finished = None if force else finished_corpora(workspace, request.context.outputs, request.settings)
-    if finished is not None:
+    if finished is None:
+        check_directory(workspace, request.context.outputs)
+    else:
         return BuildResult(
             directory=workspace.out,
             corpora=finished,
@@ -259,8 +263,15 @@ class Request:
     def plan(self) -> list[Task | StreamTask]:
         """The tasks. Only inputs that are too big for one need to be looked into."""
         inputs, task_bytes = self.found.inputs, self.context.task_bytes
+
+        def split(index: int) -> Split:
+            try:
+                return split_of(inputs[index], self.options.text_mode)
+            except OSError as error:
+                raise vanished(inputs[index], error) from error
+
         splits = (
-            split_of(inputs[index], self.options.text_mode) if size > task_bytes or inputs.is_stdin(index) else SMALL
+            split(index) if size > task_bytes or inputs.is_stdin(index) else SMALL
             for index, size in enumerate(inputs.sizes)
         )
         return list(plan_tasks(inputs.sizes, splits, task_bytes))
@@ -287,8 +298,6 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
     found = discover(arguments, input_format=options.input_format)
     num_workers = options.workers or _cpu_count()
     total_bytes = found.inputs.num_bytes
-    if num_workers > 1 and total_bytes > MIN_TASK_BYTES:
-        executors.prepare_workers()
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     try:
         columns = parse_columns(options.id_field, options.keep)
@@ -331,6 +340,7 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
         task_bytes=config.task_bytes,
         shard_tokens=options.shard_tokens,
         is_skipping=options.on_bad_record == "skip",
+        is_leaving_out=options.on_bad_source == "skip" and options.limit is None,
         outputs=workspace.outputs(is_split=options.validation_fraction is not None),
         rules=DocumentRules(
             min_tokens=options.min_tokens,
@@ -365,6 +375,8 @@ class _Build:
 
     def run(self) -> BuildResult:
         cpu_before = _cpu_seconds()
+        if self._request.num_workers > 1 and self._request.total_bytes > MIN_TASK_BYTES:
+            executors.prepare_workers()
         self._prepare()
         tasks = self._request.plan()
         save_command(self._workspace, self._command(tasks))

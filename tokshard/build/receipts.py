@@ -86,7 +86,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     input_bytes: int
     outputs: list[OutputCounts]
     num_rejects: int
-    rejects_bytes: int
+    rejects_bytes: int = 0
     drops: str = ""
     runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
     hashes: str = ""

@@ -311,6 +311,7 @@ class WorkerContext:
         tokenizer: of the corpus; the file to load is in the workspace.
         inputs: of the build, in order.
         is_skipping: bad records are left out instead of failing the task.
+        is_leaving_out: damaged inputs are left out, wherever they are: no limit may fall before one.
         outputs: the corpora to write.
         rules: which documents are written, and into which of them.
         drops: which texts are duplicates; None if all are wanted, or nobody knows yet.
@@ -324,6 +325,7 @@ class WorkerContext:
     task_bytes: int
     shard_tokens: int
     is_skipping: bool
+    is_leaving_out: bool
     outputs: tuple[Output, ...]
     rules: DocumentRules
     drops: DropLists | None = None
