@@ -12,6 +12,8 @@ Every step before the last leaves only files that the next run of the same comma
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import itertools
 import os
 import platform
@@ -50,7 +52,7 @@ from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, parse_columns
 from tokshard.build.rejects import read_rejects, rejects_path
 from tokshard.build.runner import Progress, TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule
-from tokshard.build.sources import STDIN, Discovery, Input, discover, vanished
+from tokshard.build.sources import STDIN, Discovery, Input, Inputs, discover, vanished
 from tokshard.build.tasks import (
     MIN_TASK_BYTES,
     SMALL,
@@ -289,13 +291,14 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
     workspace = Workspace(local_directory(options.out), attempt=secrets.token_hex(8))
-    _check_apart(workspace.out, arguments)
+    _check_apart(workspace.out, arguments, options.tokenizer)
     if options.dedup == "exact" and STDIN in arguments:
         raise UsageError(
             "--dedup exact reads its sources twice, and standard input can be read once only",
             hint="write it to a file first, or leave out --dedup",
         )
     found = discover(arguments, input_format=options.input_format)
+    _check_no_output(workspace.out, found.inputs)
     num_workers = options.workers or _cpu_count()
     total_bytes = found.inputs.num_bytes
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
@@ -691,12 +694,78 @@ def _discard(workspace: Workspace, key: Key) -> None:
     rejects_path(workspace, key).unlink(missing_ok=True)
 
 
-def _check_apart(out: Path, arguments: Sequence[str]) -> None:
+def _check_apart(out: Path, arguments: Sequence[str], tokenizer: str) -> None:
+    """Refuse an output directory in which the next run of the command would find inputs, or its tokenizer.
+
+    Raises:
+        UsageError: a directory or glob reaches it, or it is the tokenizer's directory.
+    """
     target = out.resolve()
     for argument in arguments:
-        if os.path.isdir(argument) and target.is_relative_to(Path(argument).resolve()):
+        if os.path.isdir(argument):
+            is_reached = target.is_relative_to(Path(argument).resolve())
+        else:
+            is_reached = not os.path.exists(argument) and glob.has_magic(argument) and _matches_output(argument, target)
+        if is_reached:
             raise UsageError(
-                f"--out {out} lies inside the source {argument}: the next build would read its shards",
+                f"--out {out} lies inside the source {argument}: the next build would read its files",
+                hint="give an --out outside of the sources",
+            )
+    if os.path.exists(tokenizer):
+        place = Path(tokenizer).resolve()
+        folder = place if place.is_dir() else place.parent
+        if folder in (target, target / names.TRAIN, target / names.VALIDATION):
+            raise UsageError(
+                f"--out {out} is the directory of the tokenizer {tokenizer}: the build would replace its files",
+                hint="give another --out",
+            )
+
+
+def _matches_output(pattern: str, out: Path) -> bool:
+    """Whether a glob matches a file that a build writes into a directory, now or later."""
+    parts = Path(os.path.abspath(pattern)).parts
+    fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    parts = (*Path(*parts[:fixed]).resolve().parts, *parts[fixed:])
+    files = [*sorted(names.SIDE_FILES), names.shard_name(generation=0, first_input=0, segment=0, part=0)]
+    folders = (out, out / names.TRAIN, out / names.VALIDATION)
+    return any(_matches(parts, (folder / name).parts) for folder in folders for name in files)
+
+
+def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether a glob matches a path, part by part; ``**`` stands for any folders that are not hidden."""
+    if not pattern or not path:
+        return not pattern and not path
+    if pattern[0] == "**":
+        return _matches(pattern[1:], path) or (not path[0].startswith(".") and _matches(pattern, path[1:]))
+    is_match = path[0] == pattern[0] or (
+        fnmatch.fnmatchcase(path[0], pattern[0]) and (not path[0].startswith(".") or pattern[0].startswith("."))
+    )
+    return is_match and _matches(pattern[1:], path[1:])
+
+
+def _check_no_output(out: Path, inputs: Inputs) -> None:
+    """Refuse inputs that lie in the output directory, whatever link leads there.
+
+    Raises:
+        UsageError: with the first of them.
+    """
+    target = os.path.realpath(out)
+    if not os.path.isdir(target):
+        return
+    folders: dict[str, str] = {}  # a link is resolved once, not for each of a million files
+    for index in range(len(inputs)):
+        location = inputs[index].location
+        if location == STDIN:
+            continue
+        folder, name = os.path.split(location)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        place = os.path.join(folders[folder], name)
+        if os.path.islink(place):
+            place = os.path.realpath(place)
+        if place.startswith(target + os.sep):
+            raise UsageError(
+                f"the source {location} lies in --out {out}, where the build writes",
                 hint="give an --out outside of the sources",
             )
 
