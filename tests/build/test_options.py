@@ -180,7 +180,8 @@ def test_a_finished_split_is_left_alone_and_other_settings_are_refused(directory
         build_corpus([source], **settings, validation_fraction=0.25)
     result = build_corpus([source], **settings, force=True)
     assert result.is_new
-    assert not (out / names.TRAIN).exists()
+    assert not (out / names.VALIDATION).exists()
+    assert (out / names.TRAIN / names.SHARD_TABLE).exists(), "without its manifest nothing says that it is a build's"
     with pytest.raises(ConfigurationChangedError, match="without a validation split"):
         build_corpus([source], **settings, validation_fraction=0.25)
 

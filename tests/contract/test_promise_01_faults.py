@@ -180,7 +180,7 @@ def test_any_number_of_workers_makes_the_same_of_the_small_sources(shop: Worksho
 def test_a_build_killed_while_it_writes_a_file_of_the_corpus_leaves_nothing_beside_it(
     shop: Workshop, name: str
 ) -> None:
-    killed = shop.build(fault=Fault(on=rf"open .*(?<!/\.build)/\.{name}\.", is_after=True))
+    killed = shop.build(fault=Fault(on=rf"open .*(?<!/\.tokshard-build)/\.{name}\.", is_after=True))
     assert killed.exit_code == -9
     shop.check(())
 

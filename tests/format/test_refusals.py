@@ -26,6 +26,7 @@ from tokshard.errors import (
     UnsupportedFormatError,
     UsageError,
 )
+from tokshard.format import names
 from tokshard.format.reader import open_corpus
 
 FIRST_SHARD = "shard-00-0000000-000000-0000.arrow"
@@ -248,7 +249,7 @@ def test_a_file_name_that_is_not_utf8_does_not_matter_to_a_reader(corpus):
 def test_a_directory_without_a_manifest_is_no_corpus(tmp_path):
     with pytest.raises(UnfinishedCorpusError, match=r"is not a corpus: it has no manifest.json"):
         open_corpus(tmp_path)
-    (tmp_path / ".build").mkdir()
+    (tmp_path / names.WORK).mkdir()
     with pytest.raises(UnfinishedCorpusError, match=r"holds an unfinished build"):
         open_corpus(tmp_path)
 

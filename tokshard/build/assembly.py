@@ -6,6 +6,7 @@ import hashlib
 import heapq
 import itertools
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -16,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from tokshard.build.receipts import Receipt, read_receipt, receipt_name
+from tokshard.build.rejects import read_rejects
 from tokshard.build.sources import Input, display_path
 from tokshard.build.tasks import Key
-from tokshard.build.workspace import Output, Settings, SourceStates, Workspace
-from tokshard.errors import BuildError
+from tokshard.build.workspace import Output, Settings, SourceStates, Workspace, load_paths, save_paths
+from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
 from tokshard.format.arrays import number_array, table_batch
 from tokshard.format.content import TokenHash
@@ -75,10 +77,12 @@ def assemble(
         bad_inputs: index of each input that was left out whole, and what is wrong with it.
 
     Raises:
-        BuildError: a receipt is damaged, or no document was written.
+        BuildError: a receipt or rejects file is damaged, or no document was written.
+        UsageError: a file is in the way that no build wrote.
         OSError: the output directory takes no more.
     """
     out = output.directory
+    _claim(workspace, out)
     totals = _Totals(number, len(inputs), bad_inputs)
     partial = workspace.partial
     with atomic_file(out / names.SHARD_TABLE, partial_directory=partial) as file:
@@ -113,11 +117,7 @@ def assemble(
 def publish(output: Output, manifest: Manifest, report: Mapping[str, Any]) -> None:
     """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete."""
     out, partial = output.directory, output.partial
-    wanted = {
-        name
-        for batch in Table(out / names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
-        for name in batch.column("name").to_pylist()
-    }
+    wanted = _listed_shards(out)
     for path in out.iterdir():
         if names.is_shard_name(path.name) and path.name not in wanted:
             path.unlink()  # of a task past the limit, or of an attempt that left no receipt
@@ -125,6 +125,62 @@ def publish(output: Output, manifest: Manifest, report: Mapping[str, Any]) -> No
     atomic_write(out / names.REPORT, content, partial_directory=partial)
     sync_directory(out)
     atomic_write(out / names.MANIFEST, encode_manifest(manifest), partial_directory=partial)
+
+
+def _claim(workspace: Workspace, out: Path) -> None:
+    """Write down which files of an output are the build's, before the first is written: `--force` removes no others.
+
+    Raises:
+        BuildError: there is such a file, and the build did not write it.
+    """
+    written = load_paths(workspace.assembled, below=workspace.out)
+    files = {out / name for name in names.SIDE_FILES}
+    if files <= written:
+        return
+    for path in sorted(files - written):
+        if os.path.lexists(path):
+            raise in_the_way(path)
+    save_paths(workspace.assembled, written | files, below=workspace.out)
+
+
+def in_the_way(path: Path) -> UsageError:
+    """The error for a file that a build would write over, though no build wrote it."""
+    return UsageError(
+        f"{path} was not written by a build, and the build would replace it",
+        hint="move it away and run the same command again, or give another --out",
+    )
+
+
+def check_shards(output: Output) -> None:
+    """Look that every shard of an assembled corpus is there, as long as its receipt says.
+
+    Raises:
+        BuildError: one is gone or has another size.
+    """
+    found = shard_sizes(output.directory)
+    for name, num_bytes in _listed_shards(output.directory).items():
+        if found.get(name) != num_bytes:
+            what = "is gone" if name not in found else f"has {found[name]:,} bytes, and had {num_bytes:,}"
+            raise BuildError(
+                f"{output.directory / name} {what} since its task was done",
+                hint="run the same command again: the task that wrote it runs again",
+            )
+
+
+def shard_sizes(directory: Path) -> dict[str, int]:
+    """The shards in a directory, with their sizes."""
+    with os.scandir(directory) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries if names.is_shard_name(entry.name)}
+
+
+def _listed_shards(directory: Path) -> dict[str, int]:
+    """The shards that the shard table names, with their sizes."""
+    columns = ("name", "num_bytes")
+    return {
+        name: num_bytes
+        for batch in Table(directory / names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
+        for name, num_bytes in zip(*(batch.column(column).to_pylist() for column in columns), strict=True)
+    }
 
 
 class _Totals:
@@ -268,13 +324,10 @@ def _write_rejects(
 def _rejects(workspace: Workspace, totals: _Totals) -> Iterator[dict[str, Any]]:
     """What the tasks listed, with records counted from the start of their input."""
     for key in totals.with_rejects:
-        path = workspace.rejects / f"{receipt_name(key)}.jsonl"
         before = totals.records_before.get(key, {})
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                reject = json.loads(line)
-                reject["record"] += before.get(reject["source"], 0) + 1
-                yield reject
+        for reject in read_rejects(workspace, key):
+            reject["record"] += before.get(reject["source"], 0) + 1
+            yield reject
 
 
 def _manifest(
@@ -345,6 +398,7 @@ def _nothing_written(totals: _Totals, output: Output) -> BuildError:
 def report_json(settings: Settings, **facts: Any) -> Mapping[str, Any]:
     """``build-report.json``: all that is not pure. Times, machine, absolute paths."""
     sources = settings.sources
+    facts["roots"] = sources.roots
     if len(sources) > _MAX_LISTED_SOURCES:
         return {**facts, "sources": [], "num_sources": len(sources), "source_times_sha256": times_sha256(sources)}
     return {**facts, "sources": [msgspec.to_builtins(source) for source in sources]}

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.build.hashing import sorted_repeats
-from tokshard.build.receipts import Receipt, receipt_name
+from tokshard.build.hashing import hashes_bytes, hashes_path, sorted_repeats
+from tokshard.build.receipts import Receipt
 from tokshard.build.tasks import Key
 from tokshard.build.workspace import Workspace
 from tokshard.errors import BuildError
@@ -31,6 +31,7 @@ PARTITION_TEXTS = 1 << 22
 """Texts that are sorted at once: at most 350 MB."""
 
 _PLACE_BITS = 32
+_AGAIN = "run the same command again: the task that left it runs again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class DropLists:
         parts = [run.repeats for run in _runs(self.workspace, *self.tasks[ordinal])]
         bounds = np.array([ordinal, ordinal + 1], np.uint64) << np.uint64(_PLACE_BITS)
         for partition in range(self.num_partitions):
-            found = np.frombuffer(map_file(_drops_path(self.workspace, self.digest, partition)), "<u8")
+            found = np.frombuffer(_map(_drops_path(self.workspace, self.digest, partition)), "<u8")
             low, high = np.searchsorted(found, bounds)
             parts.append(found[low:high].astype(np.uint32))  # the low half: the place
         return TaskDrops(np.sort(np.concatenate(parts)) if parts else np.empty(0, np.uint32))
@@ -139,13 +140,7 @@ class _Run:
 
 
 def _runs(workspace: Workspace, key: Key, runs: Sequence[tuple[int, int]]) -> Iterator[_Run]:
-    path = workspace.hashes / f"{receipt_name(key)}.bin"
-    try:
-        content = map_file(path)
-        if content.size != (expected := sum(20 * distinct + 4 * repeats for distinct, repeats in runs)):
-            raise OSError(f"it has {content.size} bytes, expected {expected}")
-    except OSError as error:
-        raise BuildError(f"{path} is damaged: {error.strerror or error}", hint="start over with --force") from error
+    content = _map(hashes_path(workspace, key), hashes_bytes(runs))
     position = 0
     for distinct, repeats in runs:
         parts = []
@@ -153,6 +148,16 @@ def _runs(workspace: Workspace, key: Key, runs: Sequence[tuple[int, int]]) -> It
             parts.append(np.frombuffer(content, kind, count, position) if count else np.empty(0, kind))
             position += count * np.dtype(kind).itemsize
         yield _Run(*parts)
+
+
+def _map(path: Path, num_bytes: int | None = None) -> Any:
+    try:
+        content = map_file(path)
+    except OSError as error:
+        raise BuildError(f"{path} cannot be read: {error.strerror or error}", hint=_AGAIN) from error
+    if num_bytes not in (None, content.size):
+        raise BuildError(f"{path} is damaged: it has {content.size} bytes, expected {num_bytes}", hint=_AGAIN)
+    return content
 
 
 def _drops_path(workspace: Workspace, digest: str, partition: int) -> Path:

@@ -19,6 +19,7 @@ import numpy as np
 
 from tokshard.build.documents import Documents, within_limits
 from tokshard.build.encoding import DocumentEncoder
+from tokshard.build.executors import leaving_the_program_alone
 from tokshard.build.options import BuildOptions
 from tokshard.build.pipeline import Request, settle
 from tokshard.build.progress import clock, human
@@ -77,6 +78,7 @@ class Estimate:
     is_limited: bool
 
 
+@leaving_the_program_alone()
 def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     """Estimate a build. Costs seconds: about 64 MB of text are read and encoded.
 

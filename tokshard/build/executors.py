@@ -96,23 +96,43 @@ def run_workers(context: WorkerContext, schedule: Schedule, on_progress: OnProgr
     """Run everything in spawned worker processes.
 
     Raises:
-        BuildError: a worker died.
+        BuildError: a worker died, or none can be started.
     """
-    pool = _Pool(context, schedule, on_progress, num_workers)
+    pool = _Pool(context, schedule, on_progress)
     try:
+        pool.start(num_workers)
         return pool.run()
     finally:
         pool.close()
 
 
 def prepare_workers() -> None:
-    """Start to import what workers need, beside whatever this process does next."""
+    """Start to import what workers need, in a process from which they are forked."""
     if _START_METHOD == "forkserver":
         from multiprocessing import forkserver
 
         multiprocessing.set_forkserver_preload([__name__])
         with _environment(_WORKER_ENVIRONMENT):
             forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def leaving_the_program_alone() -> Iterator[None]:
+    """Undo at the end what a build changes in the program that calls it: its environment, and the fork server.
+
+    A server that runs already is the program's own, and stays.
+    """
+    from multiprocessing import forkserver
+
+    server: Any = vars(forkserver)["_forkserver"]  # it has no public way to stop it
+    was_running, preload = server._forkserver_pid is not None, server._preload_modules  # noqa: SLF001
+    with _environment({"TOKENIZERS_PARALLELISM": "false"}):
+        try:
+            yield
+        finally:
+            if not was_running and server._forkserver_pid is not None:  # noqa: SLF001
+                server._stop()  # noqa: SLF001
+                server._preload_modules = preload  # noqa: SLF001
 
 
 # messages: what the coordinator sends to a worker
@@ -176,6 +196,7 @@ class _Idle:
 
 
 def _worker_main(connection: Connection, context: WorkerContext) -> None:
+    os.environ.update(_WORKER_ENVIRONMENT)  # a server that the caller's program started has not got it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -354,12 +375,22 @@ class _Feeder:
 
 
 class _Pool:
-    def __init__(self, context: WorkerContext, schedule: Schedule, on_progress: OnProgress, num_workers: int) -> None:
+    def __init__(self, context: WorkerContext, schedule: Schedule, on_progress: OnProgress) -> None:
         self._context, self._schedule, self._on_progress = context, schedule, on_progress
         self._events, self._events_in = multiprocessing.Pipe(duplex=False)
         self._events_lock = threading.Lock()
         self._feeders: dict[int, _Feeder] = {}
-        self._workers = [self._spawn(number) for number in range(num_workers)]
+        self._workers: list[_Worker] = []
+
+    def start(self, num_workers: int) -> None:
+        try:
+            for number in range(num_workers):
+                self._workers.append(self._spawn(number))
+        except (EOFError, OSError) as error:  # the process that they are forked from was killed, or nothing forks
+            raise BuildError(
+                f"worker {len(self._workers)} cannot be started: {type(error).__name__}: {error}",
+                hint="run the same command again: finished tasks are kept; if memory ran out, try fewer --workers",
+            ) from error
 
     def run(self) -> Usage:
         while self._schedule.goes_on():
@@ -435,10 +466,15 @@ class _Pool:
                 continue
             self._schedule.take()
             worker.task, worker.is_ready = task, False
-            if isinstance(task, Task):
-                worker.connection.send(_RunTask(task, self._schedule.cap))
-            else:
-                worker.connection.send(_RunStream(task, self._schedule.cap, self._schedule.done_segments(task)))
+            message = (
+                _RunTask(task, self._schedule.cap)
+                if isinstance(task, Task)
+                else _RunStream(task, self._schedule.cap, self._schedule.done_segments(task))
+            )
+            try:
+                worker.connection.send(message)
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._death(worker) from None
             return True
 
     def _feed(self, task: StreamTask) -> None:

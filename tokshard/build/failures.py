@@ -18,11 +18,15 @@ class RejectedRecordError(TaskError):
 
 
 class BadInputError(TaskError):
-    """An input is damaged or gone; `error` says how."""
+    """An input is damaged or gone; `error` says how.
 
-    def __init__(self, source: int, error: BadSourceError) -> None:
-        super().__init__(source, error)
-        self.source, self.error = source, error
+    Args:
+        others: inputs after it in the same task that are damaged, too; looked for only if they are to be left out.
+    """
+
+    def __init__(self, source: int, error: BadSourceError, others: tuple[BadInputError, ...] = ()) -> None:
+        super().__init__(source, error, others)
+        self.source, self.error, self.others = source, error, others
 
 
 class TooManyBadRecordsError(TaskError):

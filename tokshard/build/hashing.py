@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -21,7 +22,7 @@ from tokshard.build.receipts import OutputCounts, Receipt, SourceCounts, receipt
 from tokshard.build.records import EMPTY, Records
 from tokshard.build.rejects import RejectsFile
 from tokshard.build.tasks import Key
-from tokshard.build.workspace import WorkerContext
+from tokshard.build.workspace import WorkerContext, Workspace
 from tokshard.format.arrays import table_batch
 from tokshard.format.storage import atomic_file
 from tokshard.format.tables import SHARD_TABLE_SCHEMA
@@ -30,6 +31,16 @@ RUN_TEXTS = 1 << 20
 """Texts that a task holds the hashes of: 16 MiB of hashes, and 60 MB at the peak while they are sorted."""
 
 _HASH_BYTES = 16
+
+
+def hashes_path(workspace: Workspace, key: Key) -> Path:
+    """The file of a task."""
+    return workspace.hashes / f"{receipt_name(key)}.bin"
+
+
+def hashes_bytes(runs: Sequence[tuple[int, int]]) -> int:
+    """Size of the file of a task with these runs, each of so many distinct hashes and repeats."""
+    return sum(20 * distinct + 4 * repeats for distinct, repeats in runs)
 
 
 def text_hashes(texts: Sequence[str]) -> bytes:
@@ -66,7 +77,7 @@ class HashingTask:
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._rejects)
-        path = self._workspace.hashes / f"{receipt_name(self._key)}.bin"
+        path = hashes_path(self._workspace, self._key)
         self._file: IO[bytes] = self._stack.enter_context(atomic_file(path, partial_directory=self._workspace.partial))
         return self
 
@@ -107,6 +118,7 @@ class HashingTask:
             input_bytes=self._input_bytes,
             outputs=[OutputCounts(sources=list(self._counts.values()))],
             num_rejects=self._rejects.count,
+            rejects_bytes=self._rejects.num_bytes,
             runs=self._runs,
             hashes=self._digest.hexdigest(),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -83,11 +83,6 @@ def fetch_dataset(argument: str) -> HubFiles:
         _fail(argument, error)
     suffix = (f"/{config}" if config else "") + f"@{commit}:{chosen}"
     return HubFiles(str(root), f"{SCHEME}{repository}{suffix}", paths)
-
-
-def revisions(labels: Iterable[str]) -> list[str]:
-    """Of the labels of source arguments those on the hub, which name a commit."""
-    return [label for label in labels if label.startswith(SCHEME)]
 
 
 def is_model_id(location: str) -> bool:

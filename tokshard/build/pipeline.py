@@ -12,8 +12,9 @@ Every step before the last leaves only files that the next run of the same comma
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import itertools
-import json
 import os
 import platform
 import secrets
@@ -30,12 +31,13 @@ import pyarrow as pa
 
 from tokshard import __version__
 from tokshard.build import executors
-from tokshard.build.assembly import assemble, publish, report_json
+from tokshard.build.assembly import assemble, check_shards, publish, report_json, shard_sizes
 from tokshard.build.directory import BuiltCorpus, check_directory, finished_corpora, has_begun, remove_build
 from tokshard.build.documents import DocumentRules
 from tokshard.build.duplicates import DropLists, find_duplicates
 from tokshard.build.failures import BadInputError, RejectedRecordError, SegmentError, TaskError, TooManyBadRecordsError
-from tokshard.build.hub import revisions
+from tokshard.build.hashing import hashes_bytes, hashes_path
+from tokshard.build.hub import SCHEME
 from tokshard.build.options import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_SHARD_TOKENS,
@@ -47,13 +49,15 @@ from tokshard.build.progress import PartitionDisplay, ProgressDisplay, tell
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Receipt, read_receipts, receipt_name
 from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, parse_columns
+from tokshard.build.rejects import read_rejects, rejects_path
 from tokshard.build.runner import Progress, TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule
-from tokshard.build.sources import STDIN, Discovery, Input, discover
+from tokshard.build.sources import STDIN, Discovery, Input, Inputs, discover, vanished
 from tokshard.build.tasks import (
     MIN_TASK_BYTES,
     SMALL,
     Key,
+    Split,
     StreamTask,
     Task,
     default_task_bytes,
@@ -116,6 +120,7 @@ class BuildResult:
         return self.corpora[0].manifest
 
 
+@executors.leaving_the_program_alone()
 def build_corpus(
     sources: Sequence[str | os.PathLike[str]],
     *,
@@ -211,9 +216,11 @@ def build_corpus(
     )
     request = settle([os.fspath(source) for source in sources], options)
     workspace = request.context.workspace
-    check_directory(workspace.out)
+    workspace.check_own()
     finished = None if force else finished_corpora(workspace, request.context.outputs, request.settings)
-    if finished is not None:
+    if finished is None:
+        check_directory(workspace, request.context.outputs)
+    else:
         return BuildResult(
             directory=workspace.out,
             corpora=finished,
@@ -224,7 +231,9 @@ def build_corpus(
     if not quiet:
         for note in request.found.notes:
             tell(note)  # now: later is too late for it
-    with lock(workspace):
+    with lock(workspace) as is_locked:
+        if not is_locked and not quiet:
+            tell(f"the file system of {workspace.out} has no locks: start no other build there until this one ends")
         try:
             return _Build(request).run()
         except OSError as error:
@@ -256,8 +265,15 @@ class Request:
     def plan(self) -> list[Task | StreamTask]:
         """The tasks. Only inputs that are too big for one need to be looked into."""
         inputs, task_bytes = self.found.inputs, self.context.task_bytes
+
+        def split(index: int) -> Split:
+            try:
+                return split_of(inputs[index], self.options.text_mode)
+            except OSError as error:
+                raise vanished(inputs[index], error) from error
+
         splits = (
-            split_of(inputs[index], self.options.text_mode) if size > task_bytes or inputs.is_stdin(index) else SMALL
+            split(index) if size > task_bytes or inputs.is_stdin(index) else SMALL
             for index, size in enumerate(inputs.sizes)
         )
         return list(plan_tasks(inputs.sizes, splits, task_bytes))
@@ -275,17 +291,16 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
     workspace = Workspace(local_directory(options.out), attempt=secrets.token_hex(8))
-    _check_apart(workspace.out, arguments)
+    _check_apart(workspace.out, arguments, options.tokenizer)
     if options.dedup == "exact" and STDIN in arguments:
         raise UsageError(
             "--dedup exact reads its sources twice, and standard input can be read once only",
             hint="write it to a file first, or leave out --dedup",
         )
     found = discover(arguments, input_format=options.input_format)
+    _check_no_output(workspace.out, found.inputs)
     num_workers = options.workers or _cpu_count()
     total_bytes = found.inputs.num_bytes
-    if num_workers > 1 and total_bytes > MIN_TASK_BYTES:
-        executors.prepare_workers()
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     try:
         columns = parse_columns(options.id_field, options.keep)
@@ -312,7 +327,7 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
         on_bad_record=options.on_bad_record,
         on_bad_source=options.on_bad_source,
         sources=source_states(found.inputs),
-        revisions=revisions(found.arguments),
+        arguments=list(found.arguments),
     )
     context = WorkerContext(
         workspace=workspace,
@@ -328,6 +343,7 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
         task_bytes=config.task_bytes,
         shard_tokens=options.shard_tokens,
         is_skipping=options.on_bad_record == "skip",
+        is_leaving_out=options.on_bad_source == "skip" and options.limit is None,
         outputs=workspace.outputs(is_split=options.validation_fraction is not None),
         rules=DocumentRules(
             min_tokens=options.min_tokens,
@@ -362,6 +378,8 @@ class _Build:
 
     def run(self) -> BuildResult:
         cpu_before = _cpu_seconds()
+        if self._request.num_workers > 1 and self._request.total_bytes > MIN_TASK_BYTES:
+            executors.prepare_workers()
         self._prepare()
         tasks = self._request.plan()
         save_command(self._workspace, self._command(tasks))
@@ -388,6 +406,8 @@ class _Build:
             notes=self._read.notes,
         )
         # the corpus for training is last: where it is complete, that for validation is too
+        for output in self._context.outputs:
+            check_shards(output)
         for output, corpus in reversed(list(zip(self._context.outputs, corpora, strict=True))):
             publish(output, corpus.manifest, self._report(result))
         self._workspace.remove()
@@ -397,7 +417,9 @@ class _Build:
         """Settle the directory: start over, continue, or begin."""
         workspace, settings = self._workspace, self._settings
         workspace.take_over()  # from here on nobody else changes what is looked at
-        if self._options.force:
+        if self._options.force or workspace.removing.exists():
+            if load_settings(workspace) is None:
+                save_settings(workspace, settings)
             remove_build(workspace)
         else:
             if all((output.directory / names.MANIFEST).exists() for output in self._context.outputs):
@@ -409,10 +431,11 @@ class _Build:
             if before is not None and has_begun(workspace):
                 check_same_settings(before, settings, out=workspace.out)
             else:
-                workspace.clear()  # what it holds was made by settings that nobody knows, or that bind nobody
+                workspace.clear()
+        save_settings(workspace, settings)
+        workspace.removing.unlink(missing_ok=True)
         for output in self._context.outputs:
             output.create()
-        save_settings(workspace, settings)
         atomic_write(workspace.tokenizer, self._read.clean)
         self._bad_inputs = load_bad_inputs(workspace)
 
@@ -448,7 +471,7 @@ class _Build:
         """
         workspace, drops = context.workspace, "" if context.drops is None else context.drops.digest
 
-        done = list(_usable_receipts(workspace, drops, self._bad_inputs))
+        done = list(_usable_receipts(context, drops, self._bad_inputs))
         display = ProgressDisplay(
             self._request.total_bytes,
             Progress(
@@ -536,12 +559,23 @@ class _Build:
 
     def _command(self, tasks: Sequence[Task | StreamTask]) -> Command:
         return Command(
-            words=command_words(self._request.arguments, self._options),
+            words=self._pinned_command(),
             directory=os.getcwd(),
             num_tasks=len(tasks),
             num_streams=sum(isinstance(task, StreamTask) for task in tasks),
             total_bytes=self._request.total_bytes,
         )
+
+    def _pinned_command(self) -> list[str]:
+        """The command of this build, in which what is on the hub is named with its commit."""
+        arguments = [
+            label if argument.startswith(SCHEME) else argument
+            for argument, label in zip(self._request.arguments, self._found.arguments, strict=True)
+        ]
+        options = self._options
+        if not os.path.exists(options.tokenizer):  # it is on the hub, and its name has the commit
+            options = replace(options, tokenizer=SCHEME + self._read.info.name)
+        return command_words(arguments, options)
 
     def _explain(self, workspace: Workspace, schedule: Schedule, key: Key, error: Exception) -> TokshardError:
         """An error of a task as the user should see it."""
@@ -579,8 +613,7 @@ class _Build:
                 f"and --max-bad-records allows {allowed}",
                 hint=hint,
             )
-        with (workspace.rejects / f"{receipt_name(key)}.jsonl").open(encoding="utf-8") as lines:
-            first = json.loads(next(itertools.islice(lines, allowed.count - error.bad_before, None)))
+        first = next(itertools.islice(read_rejects(workspace, key), allowed.count - error.bad_before, None))
         source = self._found.inputs[first["source"]]
         return BadRecordError(
             f"{self._place(schedule, key, source, first['record'])}: {first['reason']}: {first['detail']}; "
@@ -618,29 +651,121 @@ class _Build:
         )
 
 
-def _usable_receipts(workspace: Workspace, drops: str, bad_inputs: Mapping[int, str]) -> Iterator[Receipt]:
+def _usable_receipts(context: WorkerContext, drops: str, bad_inputs: Mapping[int, str]) -> Iterator[Receipt]:
     """The receipts of a stage, without their sources.
 
-    Those that left out other duplicates than `drops`, or are about an input that was left out since, are discarded.
+    Those that left out other duplicates than `drops`, are about an input that was left out since, or promise a file
+    that is gone or has another size are discarded: their tasks run again.
     """
-    for receipt in read_receipts(workspace.receipts):
-        if receipt.drops == drops and bad_inputs.keys().isdisjoint(receipt.inputs):
+    workspace = context.workspace
+    sizes = [shard_sizes(output.directory) for output in context.outputs]
+    for receipt, shards in read_receipts(workspace.receipts):
+        is_wanted = receipt.drops == drops and bad_inputs.keys().isdisjoint(receipt.inputs)
+        if is_wanted and _has_its_files(workspace, receipt, shards, sizes):
             yield receipt.without_sources()
         else:
             _discard(workspace, receipt.key)
 
 
+def _has_its_files(
+    workspace: Workspace, receipt: Receipt, shards: Sequence[pa.RecordBatch], sizes: Sequence[Mapping[str, int]]
+) -> bool:
+    """Whether shards, rejects and hashes of a task are there and as long as its receipt says."""
+    if receipt.num_rejects and not _has_size(rejects_path(workspace, receipt.key), receipt.rejects_bytes):
+        return False
+    if workspace.stage:
+        return _has_size(hashes_path(workspace, receipt.key), hashes_bytes(receipt.runs))
+    return all(
+        found.get(name) == num_bytes
+        for rows, found in zip(shards, sizes, strict=True)
+        for name, num_bytes in zip(rows.column("name").to_pylist(), rows.column("num_bytes").to_pylist(), strict=True)
+    )
+
+
+def _has_size(path: Path, num_bytes: int) -> bool:
+    try:
+        return path.stat().st_size == num_bytes
+    except OSError:
+        return False
+
+
 def _discard(workspace: Workspace, key: Key) -> None:
     (workspace.receipts / f"{receipt_name(key)}.arrow").unlink(missing_ok=True)
-    (workspace.rejects / f"{receipt_name(key)}.jsonl").unlink(missing_ok=True)
+    rejects_path(workspace, key).unlink(missing_ok=True)
 
 
-def _check_apart(out: Path, arguments: Sequence[str]) -> None:
+def _check_apart(out: Path, arguments: Sequence[str], tokenizer: str) -> None:
+    """Refuse an output directory in which the next run of the command would find inputs, or its tokenizer.
+
+    Raises:
+        UsageError: a directory or glob reaches it, or it is the tokenizer's directory.
+    """
     target = out.resolve()
     for argument in arguments:
-        if os.path.isdir(argument) and target.is_relative_to(Path(argument).resolve()):
+        if os.path.isdir(argument):
+            is_reached = target.is_relative_to(Path(argument).resolve())
+        else:
+            is_reached = not os.path.exists(argument) and glob.has_magic(argument) and _matches_output(argument, target)
+        if is_reached:
             raise UsageError(
-                f"--out {out} lies inside the source {argument}: the next build would read its shards",
+                f"--out {out} lies inside the source {argument}: the next build would read its files",
+                hint="give an --out outside of the sources",
+            )
+    if os.path.exists(tokenizer):
+        place = Path(tokenizer).resolve()
+        folder = place if place.is_dir() else place.parent
+        if folder in (target, target / names.TRAIN, target / names.VALIDATION):
+            raise UsageError(
+                f"--out {out} is the directory of the tokenizer {tokenizer}: the build would replace its files",
+                hint="give another --out",
+            )
+
+
+def _matches_output(pattern: str, out: Path) -> bool:
+    """Whether a glob matches a file that a build writes into a directory, now or later."""
+    parts = Path(os.path.abspath(pattern)).parts
+    fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    parts = (*Path(*parts[:fixed]).resolve().parts, *parts[fixed:])
+    files = [*sorted(names.SIDE_FILES), names.shard_name(generation=0, first_input=0, segment=0, part=0)]
+    folders = (out, out / names.TRAIN, out / names.VALIDATION)
+    return any(_matches(parts, (folder / name).parts) for folder in folders for name in files)
+
+
+def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether a glob matches a path, part by part; ``**`` stands for any folders that are not hidden."""
+    if not pattern or not path:
+        return not pattern and not path
+    if pattern[0] == "**":
+        return _matches(pattern[1:], path) or (not path[0].startswith(".") and _matches(pattern, path[1:]))
+    is_match = path[0] == pattern[0] or (
+        fnmatch.fnmatchcase(path[0], pattern[0]) and (not path[0].startswith(".") or pattern[0].startswith("."))
+    )
+    return is_match and _matches(pattern[1:], path[1:])
+
+
+def _check_no_output(out: Path, inputs: Inputs) -> None:
+    """Refuse inputs that lie in the output directory, whatever link leads there.
+
+    Raises:
+        UsageError: with the first of them.
+    """
+    target = os.path.realpath(out)
+    if not os.path.isdir(target):
+        return
+    folders: dict[str, str] = {}  # a link is resolved once, not for each of a million files
+    for index in range(len(inputs)):
+        location = inputs[index].location
+        if location == STDIN:
+            continue
+        folder, name = os.path.split(location)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        place = os.path.join(folders[folder], name)
+        if os.path.islink(place):
+            place = os.path.realpath(place)
+        if place.startswith(target + os.sep):
+            raise UsageError(
+                f"the source {location} lies in --out {out}, where the build writes",
                 hint="give an --out outside of the sources",
             )
 

@@ -73,7 +73,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         cap: documents that the task was allowed to write, or None.
         input_bytes: bytes of input it read, for the progress bar.
         outputs: one entry per corpus of the build: two with a validation split. Records read are the same in each.
-        num_rejects: lines it wrote to its rejects file.
+        num_rejects, rejects_bytes: lines and bytes that it wrote to its rejects file.
         drops: digest of the `DropLists` by which it left out duplicates; empty if it had none.
         runs: of a hashing task: how many distinct hashes and how many repeats each run of its file holds.
         hashes: of a hashing task: digest of its file.
@@ -86,6 +86,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     input_bytes: int
     outputs: list[OutputCounts]
     num_rejects: int
+    rejects_bytes: int = 0
     drops: str = ""
     runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
     hashes: str = ""
@@ -145,22 +146,36 @@ def write_receipt(
             writer.write_batch(rows.replace_schema_metadata(schema.metadata))
 
 
-def read_receipts(directory: Path) -> Iterator[Receipt]:
-    """All receipts of a build, by key.
+def read_receipts(directory: Path) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
+    """All receipts of a build, by key, each with its rows of the shard table; those that go meanwhile are passed over.
 
     Raises:
         BuildError: a receipt is damaged.
     """
-    for path in sorted(directory.glob("*.arrow")):
-        yield read_receipt(path)[0]
+    try:
+        found = sorted(path for path in directory.iterdir() if path.suffix == ".arrow")
+    except FileNotFoundError:
+        return
+    for path in found:
+        try:
+            yield _read(path)
+        except FileNotFoundError:
+            continue
 
 
 def read_receipt(path: Path) -> tuple[Receipt, list[pa.RecordBatch]]:
     """One receipt, and per corpus of the build its rows of the shard table.
 
     Raises:
-        BuildError: the file is damaged.
+        BuildError: the file is gone or damaged.
     """
+    try:
+        return _read(path)
+    except FileNotFoundError as error:
+        raise BuildError(f"{path} is gone", hint="run the same command again: its task runs again") from error
+
+
+def _read(path: Path) -> tuple[Receipt, list[pa.RecordBatch]]:
     try:
         reader = ipc.open_file(map_file(path))
         receipt = msgspec.json.decode(reader.schema.metadata[_METADATA_KEY.encode()], type=Receipt)
@@ -169,6 +184,8 @@ def read_receipt(path: Path) -> tuple[Receipt, list[pa.RecordBatch]]:
             batch.validate()
         if len(batches) != len(receipt.outputs):
             raise ValueError(f"{len(batches)} batches of shards for {len(receipt.outputs)} corpora")
+    except FileNotFoundError:
+        raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise BuildError(
             f"{path} is damaged: {error}", hint="delete that file and run the same command again: its task runs again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tokshard.build.failures import BadInputError, SegmentError
@@ -11,11 +11,11 @@ from tokshard.build.hashing import TextHashers
 from tokshard.build.readers import read_span, read_stream
 from tokshard.build.receipts import Receipt
 from tokshard.build.records import Chunk, JsonLinesParser, LineChunk
-from tokshard.build.sources import check_unchanged
-from tokshard.build.tasks import Key, StreamTask, Task
+from tokshard.build.sources import Input, check_unchanged, vanished
+from tokshard.build.tasks import Key, Span, StreamTask, Task
 from tokshard.build.workspace import WorkerContext, cannot_write
 from tokshard.build.writing import DocumentWriters
-from tokshard.errors import BadSourceError
+from tokshard.errors import BadSourceError, TokshardError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,37 @@ class TaskRunner:
         """
 
         def chunks() -> Iterator[tuple[int, Chunk]]:
-            for index, span in task.parts:
-                source = self._context.inputs[index]
-                with naming(index):
-                    check_unchanged(source)
-                    for chunk in read_span(source, span, self._context.spec):
+            for number, (index, span) in enumerate(task.parts):
+                try:
+                    for chunk in self._read(index, span):
                         yield index, chunk
-                    check_unchanged(source)
+                except BadInputError as damage:
+                    if self._context.is_leaving_out:
+                        raise BadInputError(index, damage.error, self._damage(task.parts[number + 1 :])) from damage
+                    raise
 
         sources = [index for index, _ in task.parts]
         return self._run(task.key, sources, chunks(), cap=cap, previous=None, is_last=lambda: True)
+
+    def _read(self, index: int, span: Span) -> Iterator[Chunk]:
+        source = self._context.inputs[index]
+        with naming(source):
+            check_unchanged(source)
+            yield from read_span(source, span, self._context.spec)
+            check_unchanged(source)
+
+    def _damage(self, parts: Sequence[tuple[int, Span]]) -> tuple[BadInputError, ...]:
+        """What else is damaged among the rest of a group: found one per run, each would cost the group once more."""
+        found = []
+        for index, span in parts:
+            try:
+                for _ in self._read(index, span):
+                    pass
+            except BadInputError as damage:
+                found.append(damage)
+            except TokshardError:
+                break  # of another kind: it comes again, in its turn
+        return tuple(found)
 
     def run_stream(
         self, task: StreamTask, cap: int | None, done: frozenset[int], on_receipt: Callable[[Receipt], None]
@@ -125,17 +146,19 @@ class TaskRunner:
                     if work.is_full:
                         break
                 return work.finish(previous=previous, is_last=is_last())
-        except OSError as error:  # sources raise SourceError, so this is the output
+        except OSError as error:  # what is read names its input, so this is the output
             raise cannot_write(self._context.workspace.out, error) from error
 
 
 @contextlib.contextmanager
-def naming(index: int) -> Iterator[None]:
-    """Say which input it is that turns out to be damaged."""
+def naming(source: Input) -> Iterator[None]:
+    """Say which input it is that turns out to be damaged, or cannot be read."""
     try:
         yield
     except BadSourceError as error:
-        raise BadInputError(index, error) from error
+        raise BadInputError(source.index, error) from error
+    except OSError as error:
+        raise BadInputError(source.index, vanished(source, error)) from error
 
 
 class Segment:
@@ -180,7 +203,7 @@ def open_segments(context: WorkerContext, task: StreamTask) -> Iterator[Segment]
     source = context.inputs[task.key[0]]
 
     def pairs() -> Iterator[tuple[int, Chunk]]:
-        with naming(source.index):
+        with naming(source):
             check_unchanged(source)
             yield from read_stream(source, context.spec, task_bytes=context.task_bytes)
             check_unchanged(source)

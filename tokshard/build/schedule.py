@@ -286,20 +286,22 @@ class Schedule:
         return (key, error) if isinstance(error, BadInputError) else None
 
     def _leave_out(self, damage: BadInputError) -> None:
-        """Forget an input and all that came of it."""
+        """Forget an input, those found with it, and all that came of them."""
         assert self._policy.on_bad_input is not None
-        self._policy.on_bad_input(damage)
-        self._bad_inputs.add(damage.source)
-        stale = {task.key for task in self._tasks if _reads(task, damage.source)}
+        for found in (damage, *damage.others):
+            self._policy.on_bad_input(found)
+        bad = {found.source for found in (damage, *damage.others)}
+        self._bad_inputs |= bad
+        stale = {task.key for task in self._tasks if any(_reads(task, index) for index in bad)}
         streams = {task.key[0] for task in self._tasks if isinstance(task, StreamTask)}
-        self._tasks = [_without(task, self._bad_inputs) for task in self._tasks]
+        self._tasks = [_without(task, bad) for task in self._tasks]
         self._failures = {
             key: error
             for key, error in self._failures.items()
-            if not self._is_gone(key) and not (isinstance(error, BadInputError) and error.source == damage.source)
+            if not self._is_gone(key) and not (isinstance(error, BadInputError) and error.source in bad)
         }
         for key, receipt in list(self._receipts.items()):
-            if key in stale or (key[0] == damage.source and key[0] in streams):
+            if key in stale or (key[0] in bad and key[0] in streams):
                 self._forget(receipt)
         self._next = 0
         self._reset_front()

@@ -179,8 +179,8 @@ def discover(arguments: Sequence[str], *, input_format: str | None) -> Discovery
                     raise _unknown_format(location)
                 passed_over[os.path.splitext(location)[1] or "no suffix"] += 1
                 continue
-            places.add(location if found.is_pinned else os.path.realpath(location))
             inputs.append(number, path, *_describe(location, kind, is_pinned=found.is_pinned))
+            places.add(location if found.is_pinned else _identity(location))
         if len(inputs) == before:
             raise UsageError(
                 f"{argument} holds no input" + (f"; it has {_counts(passed_over)}" if passed_over else ""),
@@ -307,7 +307,7 @@ class _Places:
     def __init__(self) -> None:
         self._hashes = array("q")
 
-    def add(self, place: str) -> None:
+    def add(self, place: str | tuple[int, int]) -> None:
         self._hashes.append(hash(place))
 
     def check(self, inputs: Inputs) -> None:
@@ -321,11 +321,19 @@ class _Places:
         again = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
         for second, first in sorted((int(order[place + 1]), int(order[place])) for place in again):
             names = inputs[first].location, inputs[second].location
-            if os.path.realpath(names[0]) == os.path.realpath(names[1]):
+            if _identity(names[0]) == _identity(names[1]):
                 raise UsageError(
                     f"{names[1]} is an input twice: {names[0]} is the same file",
-                    hint="name every input once, and leave out links to other inputs",
+                    hint="name every input once, and leave out symbolic and hard links to other inputs",
                 )
+
+
+def _identity(location: str) -> str | tuple[int, int]:
+    """What two names of one file have in common, whether links are symbolic or hard."""
+    if location == STDIN:
+        return STDIN
+    stat = os.stat(location)
+    return (stat.st_dev, stat.st_ino) if stat.st_ino else os.path.realpath(location)
 
 
 def _fixed_prefix(pattern: str) -> str:

@@ -76,9 +76,13 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
     holder = lock_holder(workspace)
     command = load_command(workspace)
     reads_stdin = STDIN in settings.sources.roots
-    encoding = list(read_receipts(workspace.receipts))
+    encoding = [receipt for receipt, _ in read_receipts(workspace.receipts)]
     stage = "hashing" if settings.config.dedup == "exact" and not encoding else "encoding"
-    receipts = encoding if stage == "encoding" else list(read_receipts(workspace.hashing.receipts))
+    receipts = encoding
+    if stage == "hashing":
+        receipts = [receipt for receipt, _ in read_receipts(workspace.hashing.receipts)]
+    if load_settings(workspace) is None:
+        return _finished(workspace)  # the build ended meanwhile, and what it had left is gone
     left_out: Counter[str] = Counter()
     for receipt in receipts:
         for source in receipt.outputs[0].sources:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
+import re
 import shutil
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,7 +22,7 @@ import numpy as np
 from tokshard.build.documents import DocumentRules
 from tokshard.build.records import RecordSpec
 from tokshard.build.sources import STDIN, Inputs
-from tokshard.errors import BuildError, ConfigurationChangedError
+from tokshard.errors import BuildError, ConfigurationChangedError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.format.storage import atomic_write
@@ -34,6 +36,9 @@ T = TypeVar("T")
 LOCK = "lock"
 """Name of the file that a running build holds."""
 
+_UNFINISHED_SETTINGS = re.compile(r"\.settings\.json\.[0-9]+\.partial")
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _LOCK_TRIES = 5
 _LOCK_SECONDS = 0.02
 
@@ -99,8 +104,18 @@ class Workspace:
 
     @property
     def settings(self) -> Path:
-        """What was asked for."""
+        """What was asked for. A folder without it is not ours, so it is the first file to come and the last to go."""
         return self.root / "settings.json"
+
+    @property
+    def assembled(self) -> Path:
+        """The files beside shards that the build wrote, or is about to write."""
+        return self.root / "assembled.json"
+
+    @property
+    def removing(self) -> Path:
+        """The files that starting over removes; while it is there, they may be gone in part."""
+        return self.root / "removing.json"
 
     def outputs(self, *, is_split: bool) -> tuple[Output, ...]:
         """The corpora that the build writes."""
@@ -125,7 +140,7 @@ class Workspace:
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.root / "partial", self.root / f"stale-{self.attempt}")  # it opens no file there from now on
         for path in self.root.glob("stale-*"):
-            shutil.rmtree(path)
+            _remove(path)
         self.create()
 
     def clear_partial(self) -> None:
@@ -135,23 +150,65 @@ class Workspace:
                 path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove every file but the lock. Receipts go first: what they say holds only together with the others."""
-        files = [path for path in self.root.rglob("*") if path.name != LOCK and not path.is_dir()]
+        """Remove every file but the lock, the settings, and the list of what starting over removes.
+
+        Receipts go first: what they say holds only together with the others.
+        """
+        kept = {self.root / LOCK, self.settings, self.removing}
+        files = [path for path in _files_below(self.root) if path not in kept]
         for path in sorted(files, key=lambda path: path.parent.name != self.receipts.name):
             path.unlink()
 
     def remove(self) -> None:
-        """Remove the folder, the lock last: no other build may begin in a folder that is being removed."""
-        shutil.rmtree(self.receipts, ignore_errors=True)  # first, as in `clear`
-        shutil.rmtree(self.hashing.receipts, ignore_errors=True)
+        """Remove the folder. The lock is last, so that no other build begins in it; before it the settings."""
+        _remove(self.receipts, is_tolerant=True)  # first, as in `clear`
+        _remove(self.hashing.receipts, is_tolerant=True)
         with contextlib.suppress(OSError):
             for path in self.root.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                elif path.name != LOCK:
-                    path.unlink()
+                if path not in (self.settings, self.root / LOCK):
+                    _remove(path, is_tolerant=True)
+            self.settings.unlink(missing_ok=True)
             (self.root / LOCK).unlink()
             self.root.rmdir()
+
+    def check_own(self) -> None:
+        """Refuse a work folder that no build made. Ours has settings, or nothing yet but its lock and empty folders.
+
+        Raises:
+            UsageError: it is a link or a file, or has files and no settings.
+            BuildError: its settings are damaged.
+        """
+        if not os.path.lexists(self.root):
+            return
+        hint = "move it away, or give another --out"
+        if self.root.is_symlink() or not self.root.is_dir():
+            what = "a link" if self.root.is_symlink() else "a file"
+            raise UsageError(f"{self.root} is {what}, and a build needs a folder of its own there", hint=hint)
+        if load_settings(self) is not None:
+            return
+        for path in _files_below(self.root):
+            if path != self.root / LOCK and _UNFINISHED_SETTINGS.fullmatch(path.name) is None:
+                raise UsageError(
+                    f"{self.root} was not made by a build: it holds {path.relative_to(self.root)} and no "
+                    f"{self.settings.name}",
+                    hint=hint,
+                )
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    """Everything below a directory that is not a directory itself. Links are not followed."""
+    for folder, directories, files in os.walk(directory):
+        links = [name for name in directories if os.path.islink(os.path.join(folder, name))]
+        yield from (Path(folder, name) for name in (*files, *links))
+
+
+def _remove(path: Path, *, is_tolerant: bool = False) -> None:
+    """Remove a file, a link or a folder with all that it holds."""
+    with contextlib.suppress(OSError) if is_tolerant else contextlib.nullcontext():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=is_tolerant)
+        else:
+            path.unlink()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +292,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that must stay the same for a build to be continued.
 
     Args:
-        revisions: the sources on the hub, with the commits that they stood for.
+        arguments: what each argument is called; those on the hub with the commits that they stood for.
     """
 
     config: BuildConfig
@@ -243,7 +300,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_bad_record: str
     on_bad_source: str
     sources: SourceStates
-    revisions: list[str] = []
+    arguments: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +311,7 @@ class WorkerContext:
         tokenizer: of the corpus; the file to load is in the workspace.
         inputs: of the build, in order.
         is_skipping: bad records are left out instead of failing the task.
+        is_leaving_out: damaged inputs are left out, wherever they are: no limit may fall before one.
         outputs: the corpora to write.
         rules: which documents are written, and into which of them.
         drops: which texts are duplicates; None if all are wanted, or nobody knows yet.
@@ -267,6 +325,7 @@ class WorkerContext:
     task_bytes: int
     shard_tokens: int
     is_skipping: bool
+    is_leaving_out: bool
     outputs: tuple[Output, ...]
     rules: DocumentRules
     drops: DropLists | None = None
@@ -296,8 +355,11 @@ def pack_states(roots: list[str], rows: Iterable[tuple[int, str, int, int]]) -> 
 
 
 @contextlib.contextmanager
-def lock(workspace: Workspace) -> Iterator[None]:
+def lock(workspace: Workspace) -> Iterator[bool]:
     """Hold the build directory alone. The lock dies with the process, so a killed build leaves none behind.
+
+    Yields:
+        False where the file system has no locks: two builds at once do work twice then, and the later one wins.
 
     Raises:
         BuildError: another build holds it, or the directory cannot be written.
@@ -307,7 +369,7 @@ def lock(workspace: Workspace) -> Iterator[None]:
     while True:
         try:
             workspace.root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             tries += 1
             if isinstance(error, FileNotFoundError) and tries < _LOCK_TRIES:
@@ -315,8 +377,7 @@ def lock(workspace: Workspace) -> Iterator[None]:
             raise cannot_write(workspace.out, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(path, descriptor):
-                break
+            is_locked = True
         except BlockingIOError:
             os.close(descriptor)
             tries += 1
@@ -327,11 +388,18 @@ def lock(workspace: Workspace) -> Iterator[None]:
                 f"another build is writing to {workspace.out}",
                 hint="wait for it, or give another --out",
             ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(descriptor)
+                raise cannot_write(workspace.out, error) from error
+            is_locked = False
+        if _is_at(path, descriptor):
+            break
         os.close(descriptor)
     try:
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-        yield
+        yield is_locked
     finally:
         os.close(descriptor)
 
@@ -354,6 +422,8 @@ def lock_holder(workspace: Workspace) -> str | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return os.read(descriptor, 256).decode("utf-8", "replace") or "a process"
+    except OSError:  # a file system without locks, on which nothing says whether a build runs
+        return None
     else:
         return None
     finally:
@@ -362,9 +432,10 @@ def lock_holder(workspace: Workspace) -> str | None:
 
 def cannot_write(path: Path, error: OSError) -> BuildError:
     """The error for a directory or disk that takes no more."""
+    way_out = "make room" if error.errno in _NO_ROOM else "check the disk and its permissions"
     return BuildError(
         f"cannot write to {path}: {error.strerror or error}",
-        hint="make room or give another --out; the same command goes on where this one stopped",
+        hint=f"{way_out}, or give another --out; the same command continues where this one stopped",
     )
 
 
@@ -379,7 +450,15 @@ def load_settings(workspace: Workspace) -> Settings | None:
     Raises:
         BuildError: the file is damaged.
     """
-    return _load(workspace.settings, Settings)
+    try:
+        return msgspec.json.decode(workspace.settings.read_bytes(), type=Settings)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except msgspec.MsgspecError as error:
+        raise BuildError(
+            f"{workspace.settings} is damaged, so nothing says which files the build wrote: {error}",
+            hint=f"remove {workspace.out}, or give another --out",
+        ) from error
 
 
 def save_bad_inputs(workspace: Workspace, problems: Mapping[int, str]) -> None:
@@ -434,22 +513,54 @@ def _load(path: Path, kind: type[T]) -> T | None:
         raise BuildError(f"{path} is damaged: {error}", hint="start over with --force") from error
 
 
+def save_paths(path: Path, paths: Iterable[Path], *, below: Path) -> None:
+    """Remember files of a build."""
+    atomic_write(path, msgspec.json.encode(sorted(str(found.relative_to(below)) for found in paths)))
+
+
+def load_paths(path: Path, *, below: Path) -> set[Path]:
+    """Files of a build that were remembered; none if there is no such list.
+
+    Raises:
+        BuildError: the list is damaged.
+    """
+    found = _load(path, list[str]) or []
+    return {below / name for name in found if _is_name_of_ours(Path(name))}
+
+
+def _is_name_of_ours(path: Path) -> bool:
+    """Whether a relative path can be a file of a build; whatever a list says, it leads nowhere else."""
+    folders = path.parts[:-1]
+    is_file = path.name in names.SIDE_FILES or names.is_shard_name(path.name)
+    return is_file and folders in ((), (names.TRAIN,), (names.VALIDATION,))
+
+
 def _differences(before: Settings, now: Settings) -> Iterator[str]:
     for part_before, part_now in ((before.config, now.config), (before.tokenizer, now.tokenizer)):
         old, new = msgspec.structs.asdict(part_before), msgspec.structs.asdict(part_now)
         for key in old:
             # the size of tasks follows from the sources; naming the sources says more
-            if old[key] != new[key] and not (key == "task_bytes" and before.sources != now.sources):
+            follows = (key == "task_bytes" and before.sources != now.sources) or (
+                key == "name" and isinstance(part_now, TokenizerInfo)  # of its folder: what it does is its hash
+            )
+            if old[key] != new[key] and not follows:
                 yield f"{key} was {_short(old[key])}, now {_short(new[key])}"
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before, policy) == "skip" and getattr(now, policy) == "fail":
             yield f"{policy} was skip, now fail"
-    if before.revisions != now.revisions:
-        yield f"the hub sources were {', '.join(before.revisions) or 'none'}, now {', '.join(now.revisions) or 'none'}"
     if STDIN in now.sources.roots:
         yield "standard input cannot be read again"
-    elif before.sources != now.sources:
-        yield from _source_differences(before.sources, now.sources)
+    elif _is_reordered(before.arguments, now.arguments) or _is_reordered(before.sources.roots, now.sources.roots):
+        yield "the order of the sources changed"
+    else:
+        if before.arguments != now.arguments:
+            yield f"the sources were {', '.join(before.arguments)}, now {', '.join(now.arguments)}"
+        if before.sources != now.sources:
+            yield from _source_differences(before.sources, now.sources)
+
+
+def _is_reordered(before: Sequence[str], now: Sequence[str]) -> bool:
+    return before != now and sorted(before) == sorted(now)
 
 
 def _source_differences(before: Iterable[SourceState], now: Iterable[SourceState]) -> Iterator[str]:
@@ -461,8 +572,6 @@ def _source_differences(before: Iterable[SourceState], now: Iterable[SourceState
         elif (change := _source_change(source, new_sources[place])) is not None:
             yield change
     yield from (f"source {source.location} is new" for place, source in new_sources.items() if place not in old_sources)
-    if list(old_sources) != list(new_sources) and set(old_sources) == set(new_sources):
-        yield "the order of the sources changed"
 
 
 def _source_change(before: SourceState, now: SourceState) -> str | None:

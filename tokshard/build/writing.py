@@ -127,6 +127,7 @@ class WritingTask:
             input_bytes=self._input_bytes,
             outputs=[tally.counted() for tally in self._tallies],
             num_rejects=self._rejects.count,
+            rejects_bytes=self._rejects.num_bytes,
             drops="" if self._context.drops is None else self._context.drops.digest,
         )
         workspace = self._context.workspace

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tokshard.errors import RESTORE, DamagedCorpusError, UnsupportedFormatError
+from tokshard.errors import DamagedCorpusError, UnsupportedFormatError
 from tokshard.format import names
 from tokshard.format.content import TokenHash
 from tokshard.format.schema import FORMAT_VERSION
@@ -159,6 +159,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: dict[str, FileFacts]
 
 
+_RESTORE = "restore the file from a copy, or remove the directory and build again"
+"""A build removes by itself only what a manifest names."""
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of ``manifest.json``: indented JSON whose last line holds the SHA-256 of all lines before it."""
     body = json.dumps(msgspec.to_builtins(manifest), indent=2, ensure_ascii=False)
@@ -179,7 +183,7 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
     expected = f'"{_HASH_KEY}": "{hashlib.sha256(head).hexdigest()}"}}\n'.encode()
     if last != expected:
         raise DamagedCorpusError(
-            f"{file} is damaged: its last line is {last[:100]!r}, its content demands {expected!r}", hint=RESTORE
+            f"{file} is damaged: its last line is {last[:100]!r}, its content demands {expected!r}", hint=_RESTORE
         )
     try:
         fields = json.loads(content)
@@ -194,7 +198,7 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
             )
         return msgspec.convert(fields, Manifest)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError, msgspec.ValidationError) as error:
-        raise DamagedCorpusError(f"{file} does not hold a manifest: {error!r}", hint=RESTORE) from error
+        raise DamagedCorpusError(f"{file} does not hold a manifest: {error!r}", hint=_RESTORE) from error
 
 
 def canonical_json(value: Any) -> bytes:

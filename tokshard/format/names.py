@@ -10,7 +10,7 @@ SOURCE_TABLE = "sources.arrow"
 TOKENIZER = "tokenizer.json"
 REPORT = "build-report.json"
 REJECTS = "rejects.jsonl"
-WORK = ".build"
+WORK = ".tokshard-build"
 """Folder of an unfinished build: configuration, lock, receipts, files being written."""
 
 TRAIN, VALIDATION = "train", "validation"
@@ -21,8 +21,8 @@ _SHARD = re.compile(r"shard-[0-9]{2,}-[0-9]{7,}-[0-9]{6,}-[0-9]{4,}\.arrow")
 REQUIRED_FILES = frozenset({SHARD_TABLE, SOURCE_TABLE, TOKENIZER})
 """Files that every manifest lists with their hash; it may list `REJECTS` too, and nothing else."""
 
-SIDE_FILES = frozenset({MANIFEST, SHARD_TABLE, SOURCE_TABLE, TOKENIZER, REPORT, REJECTS, WORK})
-"""Everything in a corpus directory that is not a shard."""
+SIDE_FILES = frozenset({MANIFEST, SHARD_TABLE, SOURCE_TABLE, TOKENIZER, REPORT, REJECTS})
+"""Every file of a corpus that is not a shard."""
 
 
 def shard_name(*, generation: int, first_input: int, segment: int, part: int) -> str:
