@@ -287,6 +287,10 @@ class Corpus:
         for batch in self._table.batches():
             yield from batch.column("name").to_pylist()
 
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """Bytes of each shard, int64 [shards], from the table alone."""
+        return self._table.numbers("num_bytes")
+
     def first_document(self, index: int) -> int:
         """The number of the first document of one shard."""
         return int(self._first_documents[index])
