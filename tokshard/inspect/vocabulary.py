@@ -54,12 +54,23 @@ def load_vocabulary(corpus: Corpus) -> Vocabulary:
         raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
 
 
+def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Token to id of the model and the added tokens in a parsed ``tokenizer.json``; at least one.
+
+    Raises:
+        ValueError, TypeError, AttributeError, LookupError: it has no vocabulary.
+    """
+    added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
+    ids = {token: int(index) for token, index in {**_model_ids(tokenizer), **added}.items()}
+    if not ids:
+        raise ValueError("it is empty")
+    return ids
+
+
 def parse_vocabulary(tokenizer: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary in a parsed ``tokenizer.json``; what is not understood of it is left out."""
     model = tokenizer.get("model", {})
-    entries = model.get("vocab", {})
-    if isinstance(entries, list):  # Unigram: [piece, score]
-        entries = {entry[0]: index for index, entry in enumerate(entries)}
+    entries = _model_ids(tokenizer)
     is_byte_level = _has_byte_level(tokenizer.get("decoder")) or _has_byte_level(tokenizer.get("pre_tokenizer"))
     spell = _byte_level_bytes if is_byte_level else _plain_bytes
     spellings = {token: spell(piece) for piece, token in entries.items()}
@@ -80,6 +91,13 @@ def parse_vocabulary(tokenizer: Mapping[str, Any]) -> Vocabulary:
         special_ids=frozenset(token["id"] for token in added if token.get("special")),
         normalizers=tuple(_normalizers(tokenizer.get("normalizer"))),
     )
+
+
+def _model_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    entries = tokenizer.get("model", {}).get("vocab", {})
+    if isinstance(entries, list):  # Unigram: [piece, score]
+        return {entry[0]: index for index, entry in enumerate(entries)}
+    return dict(entries)
 
 
 def _normalizers(part: Any) -> Iterator[str]:
