@@ -377,9 +377,9 @@ def test_inspect_shows_several_corpora_side_by_side(shell, corpus, tmp_path):
 
 
 def test_inspect_finds_documents(shell, corpus):
-    exit_code, out, err = shell("inspect", corpus, "--grep", "two two two <")
+    exit_code, out, err = shell("inspect", corpus, "--grep", "two two two$", "--regex")
     assert (exit_code, err) == (0, "")
-    assert out == "document 1: record 2 of source-0.jsonl\n    »two two two <«eos>\n"
+    assert out == "document 1: record 2 of source-0.jsonl\n    »two two two«\n"
     assert shell("inspect", corpus, "--grep", "no such text")[:2] == (0, "")
     _, out, _ = shell("inspect", corpus, corpus, "--grep", "t..", "--regex", "--limit", "4", "--json")
     assert [json.loads(line)["document"] for line in out.splitlines()] == [1, 2, 1, 2]

@@ -1,14 +1,19 @@
 """Documents found by their text, and differences between corpora and between plans."""
 
+import json
+import os
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
+from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.difference import compare_corpora, compare_mixes, difference_text
+from tokshard.inspect.difference import check_hashes, compare_corpora, compare_mixes, difference_text
 from tokshard.inspect.search import compile_pattern, match_text, search
 from tokshard.runtime.mix import load_mix
 
@@ -47,7 +52,7 @@ def test_a_regular_expression_is_one_only_if_it_is_said_to_be(corpus):
 
 def test_a_match_says_where_it_is_in_its_context(corpus):
     first, second, _ = search(corpus, compile_pattern("main", is_regex=False))
-    assert match_text(first) == "document 0: record 1 of source-0.jsonl\n    def \u00bbmain\u00ab(): pass<|endoftext|>"
+    assert match_text(first) == "document 0: record 1 of source-0.jsonl\n    def \u00bbmain\u00ab(): pass"
     assert match_text(second).startswith("document 2: record 4 of source-0.jsonl, 2 places\n    a \u00bbmain\u00ab and")
     assert (second.offset, second.count) == (2, 2)
     (escape,) = search(corpus, compile_pattern("here", is_regex=False))
@@ -65,6 +70,43 @@ def test_a_search_ends_when_nobody_asks_for_more_and_tells_how_far_it_is(corpus)
     assert seen[-1] == (corpus.num_tokens, corpus.num_tokens)
 
 
+def test_a_text_has_no_delimiters(tmp_path):
+    """Its end is where ``$`` matches, its start where ``^`` does, and only text that spells a delimiter holds it."""
+    texts = ["the end", "<|endoftext|> inside", "the end <|endoftext|>", ""]
+    documents = [[5, *encode_as_text(text), 0] for text in texts]
+    (bos,) = (token for token, index in json.loads(TOKENIZER.read_bytes())["model"]["vocab"].items() if index == 5)
+    with open_corpus(write_corpus(tmp_path / "corpus", documents, bos=bos)) as corpus:
+        assert found(corpus, "end$", is_regex=True) == [0]
+        assert found(corpus, "^the", is_regex=True) == [0, 2]
+        assert found(corpus, "<|endoftext|>") == [1, 2]
+        assert found(corpus, "^$", is_regex=True) == [3]
+
+
+def encode_as_text(text):
+    """Ids of a text in which a special token is spelt by ordinary ids, as a build has them."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    return [
+        token for part in re.split("(<|\\|)", text) for token in tokenizer.encode(part, add_special_tokens=False).ids
+    ]
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "note"),
+    [
+        (None, ""),
+        ({"type": "NFKC"}, "note: text was changed before it was encoded (NFKC): search for what it became\n"),
+        ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}]}, ""),
+    ],
+)
+def test_a_search_that_finds_nothing_says_so_and_what_may_have_hidden_it(tmp_path, capsys, normalizer, note):
+    tokenizer = json.dumps({**json.loads(TINY_TOKENIZER), "normalizer": normalizer}).encode()
+    corpus = write_corpus(tmp_path / "corpus", [[2, 0]], tokenizer=tokenizer)
+    assert run(["inspect", str(corpus), str(corpus), "--grep", "four\x1b"]) == 0
+    assert capsys.readouterr() == ("", f"no document holds four\\x1b\n{note}")
+    assert run(["inspect", str(corpus), "--grep", "two"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @given(pattern=st.text(st.sampled_from("main() a\u6570"), min_size=1, max_size=4))
 def test_what_is_found_is_what_python_finds_in_the_texts(corpus, pattern):
     assert found(corpus, pattern) == [index for index, text in enumerate(TEXTS) if pattern in text]
@@ -79,9 +121,44 @@ def corpora(tmp_path, first, second, **options):
 
 
 def test_copies_are_equal(tmp_path):
-    difference = compare_corpora(*corpora(tmp_path, documents_of([3, 4]), documents_of([3, 4])))
+    copies = corpora(tmp_path, documents_of([3, 4]), documents_of([3, 4]))
+    difference = compare_corpora(*copies)
     assert difference.is_equal
+    assert difference_text(difference, ("a", "b")) == (
+        "equal: the same tokens by their manifests, built in the same way; the bytes were not read, --full hashes them"
+    )
+    check_hashes(copies)
+    difference = compare_corpora(*copies, is_hashed=True)
     assert difference_text(difference, ("a", "b")) == "equal: the same tokens, byte for byte, built in the same way"
+
+
+def test_corpora_with_damage_are_not_called_equal(tmp_path, capsys):
+    """A shard that is cut is seen by its size, one with other bytes by its hash."""
+    corpora(tmp_path, documents_of([3, 4]), documents_of([3, 4]))
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    shard = next((tmp_path / "second").glob("shard-*"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert run(["inspect", "--diff", first, second]) == 0
+    assert "the bytes were not read" in capsys.readouterr().out
+    for pair in ([first, second], [second, first]):
+        assert run(["inspect", "--diff", *pair, "--full"]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"error: {shard} has SHA-256 ")
+        assert f"hint: 'tokshard verify {second}' lists everything that is damaged\n" in err
+    os.truncate(shard, 100)
+    for pair in ([first, second], [second, first]):
+        assert run(["inspect", "--diff", *pair]) == 1
+        assert f"error: {shard} has 100 bytes, expected {len(content)}" in capsys.readouterr().err
+
+
+def test_a_full_comparison_of_whole_corpora_says_that_bytes_were_read(tmp_path, capsys):
+    corpora(tmp_path, documents_of([3, 4]), documents_of([3, 4]))
+    assert run(["inspect", "--diff", str(tmp_path / "first"), str(tmp_path / "second"), "--full", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["equal"], found["hashed"]) == (True, True)
 
 
 def test_the_first_document_that_differs_is_named_with_the_shards_that_differ(tmp_path):
@@ -91,7 +168,7 @@ def test_the_first_document_that_differs_is_named_with_the_shards_that_differ(tm
     assert not difference.is_equal
     assert difference.notes[1] == "the first document that differs is 7"
     assert difference.notes[0] == (
-        "shards: 4 with the same name and bytes, 1 with other bytes (shard-00-0000000-000000-0003.arrow)"
+        "shards: 4 with the same name and hash, 1 with another hash (shard-00-0000000-000000-0003.arrow)"
     )
     assert "fingerprints.content" in difference.fields
 

@@ -1,6 +1,7 @@
 """Numbers that are read off offsets and tokens: lengths, token counts, vocabularies, pieces."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
 from tokshard.format.decode import load_decoder
+from tokshard.cli.main import run
 from tokshard.format.reader import open_corpus
 from tokshard.inspect.lengths import PERCENTILES, estimated_lengths, read_lengths
 from tokshard.inspect.pieces import bounded_text, token_pieces
@@ -49,6 +51,7 @@ def test_all_tokens_of_a_small_corpus_are_counted(tmp_path):
         "vocab_size": 4,
         "unknown_share": 0.5,  # "one" is this vocabulary's unknown token
         "byte_share": None,
+        "normalizers": [],
         "most_frequent": [
             {"id": 1, "text": "one", "count": 3, "share": 0.5},
             {"id": 0, "text": "<eos>", "count": 2, "share": 2 / 6},
@@ -66,9 +69,37 @@ def test_a_sample_of_tokens_comes_from_everywhere_and_full_counts_all(tmp_path, 
         sample = count_tokens(corpus, on_progress=lambda done, total: seen.append((done, total)))
         assert not sample.is_full
         assert sample.num_tokens == 100
-        assert all(30 <= count <= 35 for count in sample.counts[1:].tolist())
+        assert all(30 <= count <= 35 for token, count in sample.most_frequent(9) if token)
         assert seen[-1] == (100, 100)
         assert count_tokens(corpus, is_full=True).counts.tolist() == [3, 499, 499, 499]
+
+
+def test_an_id_far_beyond_the_others_is_counted_without_room_for_those_between(tmp_path):
+    far = (1 << 32) - 1
+    tokenizer = json.loads(TINY_TOKENIZER)
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": far, "content": "<far>"})
+    documents = [[1, far, 1, far, 0], [2, far - 1, 0], [far, 0]]
+    directory = write_corpus(
+        tmp_path / "corpus", documents, tokenizer=json.dumps(tokenizer).encode(), documents_per_call=1
+    )
+    with open_corpus(directory) as corpus:
+        tracemalloc.start()
+        counts = count_tokens(corpus)
+        summary = token_summary(counts, load_vocabulary(corpus), num_frequent=9)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 50 << 20
+    assert counts.most_frequent(9) == [(0, 3), (far, 3), (1, 2), (2, 1), (far - 1, 1)]
+    assert (summary["used"], summary["vocab_size"], summary["counted"]) == (5, 1 << 32, 10)
+    assert summary["unknown_share"] == 0.2
+
+
+def test_what_changes_text_before_it_is_encoded_is_named(tmp_path, capsys):
+    lower = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}
+    tokenizer = json.dumps({**json.loads(TINY_TOKENIZER), "normalizer": lower}).encode()
+    corpus = write_corpus(tmp_path / "corpus", [[2, 0]], tokenizer=tokenizer)
+    assert run(["inspect", str(corpus)]) == 0
+    assert "\nnormalizer  NFKC, Lowercase: text is changed before it is encoded\n" in capsys.readouterr().out
 
 
 def test_bytes_of_a_byte_level_vocabulary_are_the_entries_that_are_no_text():

@@ -1,8 +1,11 @@
 """What verification checks beyond hashes: a corpus that vouches for itself and still breaks the rules of the format."""
 
+import errno
+import json
 import os
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,7 +19,10 @@ from tests.corpora import (
     sign_shards,
     write_corpus,
 )
-from tokshard.errors import CorpusError, UsageError
+from tokshard.cli.main import run
+from tokshard.errors import CorpusError, TokshardError, UsageError
+from tokshard.format import names
+from tokshard.format.manifest import BuildConfig, TokenizerInfo, recipe_fingerprint
 from tokshard.format.reader import open_corpus
 from tokshard.inspect.verification import Problem, verify_corpus
 
@@ -162,6 +168,9 @@ def test_records_of_a_source_that_go_back_are_reported(corpus):
         ("tokens", 12, "sources.arrow says of source 0 (source-0.jsonl) that 3 documents and 12 tokens were written"),
         ("text_bytes", 1, "manifest.json says 88 bytes of text, its sources add up to 37"),
         ("left_out", [("empty", 1)], "manifest.json says {'empty': 4} left out, its sources add up to {'empty': 5}"),
+        ("argument", 1, "manifest.json gives the recipe fingerprint "),
+        ("path", "x.jsonl", "manifest.json gives the recipe fingerprint "),
+        ("num_bytes", 999, "manifest.json gives the recipe fingerprint "),
         ("argument", 2, "sources.arrow source 0 comes from argument 2, the manifest has 2"),
     ],
 )
@@ -189,6 +198,24 @@ def test_a_source_table_that_does_not_add_up_is_reported(corpus, column, value, 
         (["tokenizer", "sha256"], "0" * 64, "manifest.json gives the tokenizer SHA-256 000"),
         (["tokenizer", "canonical_sha256"], "0" * 64, "tokenizer.json has canonical SHA-256 "),
         (["num_tokens"], 23, "shards.arrow column num_tokens adds up to 22 "),
+        (["fingerprints", "recipe"], "0" * 64, "manifest.json gives the recipe fingerprint 000"),
+        (["build", "text_field"], "body", "manifest.json gives the recipe fingerprint "),
+        (["tokenizer", "vocab_size"], 5, "manifest.json gives the vocabulary 5 ids, tokenizer.json has 4"),
+        (["tokenizer", "eos"], "two", "manifest.json gives EOS 'two' the id 0, in tokenizer.json it has 2"),
+        (["tokenizer", "eos"], "four", "manifest.json gives EOS 'four' the id 0, in tokenizer.json it has None"),
+        (["tokenizer", "bos"], "two", "manifest.json gives BOS 'two' the id None, in tokenizer.json it has 2"),
+        (["tokenizer", "bos_id"], 2, "manifest.json gives BOS None the id 2, in tokenizer.json it has None"),
+        (
+            ["tokenizer", "special_ids"],
+            {"<eos>": 3},
+            "manifest.json gives special token '<eos>' the id 3, in tokenizer.json it has 0",
+        ),
+        (["tokenizer", "special_ids"], {}, "manifest.json has EOS '<eos>' not among its special tokens"),
+        (
+            ["records", "with_special_text"],
+            6,
+            "manifest.json says that 6 documents spell a special token, of 5",
+        ),
         (["format_version"], 2, "manifest.json has format version 2; this tokshard reads up to 1"),
     ],
 )
@@ -234,12 +261,155 @@ def test_a_damaged_shard_table_leaves_the_shards_unchecked_and_says_so(corpus):
     assert found[1] == "shards.arrow describes the 2 shards: they were not checked without it"
 
 
-def test_a_directory_without_a_manifest_is_reported(corpus):
+def test_a_corpus_that_lost_its_manifest_is_damaged(corpus):
     (corpus / "manifest.json").unlink()
     report = verify_corpus(corpus)
     assert report.problems == (
         Problem(file="manifest.json", message=f"{corpus} is not a corpus: it has no manifest.json"),
     )
+
+
+@pytest.mark.parametrize("place", [".", ".."])
+def test_an_unfinished_build_is_not_damaged_and_is_finished_by_its_command(corpus, place, capsys):
+    """Of a build with a validation split, the folder of work is next to those of the two corpora."""
+    corpus = corpus.rename(corpus.with_name("train"))
+    (corpus / "manifest.json").unlink()
+    (corpus / place / names.WORK).mkdir()
+    assert run(["verify", str(corpus)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        f"error: {corpus} holds an unfinished build: it has no manifest.json",
+        "hint: run the same 'tokshard build' command again; finished tasks are kept",
+    ]
+
+
+def test_a_directory_that_is_not_a_corpus_is_not_damaged_and_the_others_are_verified(corpus, tmp_path, capsys):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    assert run(["verify", str(tmp_path / "photos"), str(corpus)]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith(f"ok: {corpus}: ")
+    assert err.startswith(f"error: {tmp_path / 'photos'} is not a corpus: it has no manifest.json\n")
+    assert "damaged" not in out + err
+    assert "--force" not in out + err
+    assert run(["verify", str(tmp_path / "photos"), str(corpus), "--json"]) == 1
+    refused, verified = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (refused["exit_code"], verified["ok"]) == (1, True)
+
+
+def test_a_split_is_verified_one_by_one(tmp_path, capsys):
+    for name in ("train", "validation"):
+        write_corpus(tmp_path / name, documents_of([3]), tokenizer=TINY_TOKENIZER)
+    assert run(["verify", str(tmp_path)]) == 1
+    assert f"hint: give {tmp_path / 'train'} or {tmp_path / 'validation'}\n" in capsys.readouterr().err
+
+
+def write_split(directory):
+    """Two corpora as a build with a validation split writes them: 3 documents and 2, of the same 5 records."""
+    documents = documents_of([3, 4, 6, 2, 7])
+    for split, own, reason in (
+        ("train", documents[:3], "in the validation split"),
+        ("validation", documents[3:], "in the train split"),
+    ):
+        sources = [Source(documents=own, left_out={reason: 5 - len(own)})]
+        write_corpus(directory / split, sources=sources, tokenizer=TINY_TOKENIZER)
+
+        def change(fields, split=split):
+            fields["build"] |= {"validation_fraction": 0.4, "split": split}
+            fields["fingerprints"]["recipe"] = recipe_fingerprint(
+                msgspec.convert(fields["build"], BuildConfig),
+                msgspec.convert(fields["tokenizer"], TokenizerInfo),
+                [(0, "", 1_000)],
+            )
+
+        rewrite_manifest(directory / split, change)
+    return directory / "train", directory / "validation"
+
+
+def test_the_two_corpora_of_a_split_are_checked_against_each_other(tmp_path):
+    train, validation = write_split(tmp_path)
+    assert problems(train) == problems(validation) == []
+
+    def with_one_more_record(rows):
+        return {**rows, "records_read": [6], "left_out": [[*rows["left_out"][0], ("empty", 1)]]}
+
+    def count_it(fields):
+        fields["records"]["read"] = 6
+        fields["records"]["left_out"]["empty"] = 1
+
+    change_table(validation, "sources.arrow", with_one_more_record)
+    rewrite_manifest(validation, count_it)
+    assert problems(train) == [
+        "manifest.json says 5 records read and 2 in the validation split, validation has 6 and 2"
+    ]
+    (problem,) = problems(validation)
+    assert problem == "manifest.json says 6 records read and 3 in the train split, train has 5 and 3"
+
+
+def test_the_two_corpora_of_a_split_disagree_about_a_document(tmp_path):
+    train, validation = write_split(tmp_path)
+
+    def write_one_less(fields):
+        fields["records"]["left_out"]["in the train split"] = 2
+        fields["records"]["left_out"]["empty"] = 1
+
+    change_table(
+        validation, "sources.arrow", lambda rows: {**rows, "left_out": [[("in the train split", 2), ("empty", 1)]]}
+    )
+    rewrite_manifest(validation, write_one_less)
+    assert problems(train) == []
+    assert "manifest.json says 5 records read and 2 in the train split, train has 5 and 3" in problems(validation)
+
+
+def test_a_split_is_not_checked_against_the_other_corpus_of_another_build(tmp_path):
+    train, validation = write_split(tmp_path)
+    shutil.rmtree(validation)
+    assert problems(train) == []
+    write_corpus(validation, documents_of([3]), tokenizer=TINY_TOKENIZER)
+    assert problems(train) == []
+
+
+def test_a_corpus_of_many_kept_columns_is_whole(tmp_path):
+    """The description of its record batch is as long as there are columns."""
+    names_of_columns = [f"column-{number}" for number in range(3_000)]
+    source = Source(documents=documents_of([4, 5]), metadata={name: ["a", None] for name in names_of_columns})
+    corpus = write_corpus(
+        tmp_path / "corpus",
+        sources=[source],
+        columns=dict.fromkeys(names_of_columns, "string"),
+        tokenizer=TINY_TOKENIZER,
+    )
+    assert problems(corpus) == []
+    assert verify_corpus(corpus, is_quick=True).problems == ()
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError("stderr"), OSError("of the caller"), MemoryError()])
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_an_error_of_who_listens_is_not_damage(corpus, error, is_quick):
+    def fail(done, total):
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        verify_corpus(corpus, fail, is_quick=is_quick)
+    assert caught.value is error
+
+
+def test_a_lack_of_address_space_is_not_damage(corpus, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("tokshard.inspect.careful_files.mmap.mmap", refuse)
+    with pytest.raises(TokshardError, match="no address space for a file of"):
+        verify_corpus(corpus)
+
+
+def test_a_file_that_cannot_be_read_is_damaged(corpus, monkeypatch):
+    def fail(descriptor, *_args):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.preadv", fail)
+    assert "tokenizer.json cannot be read: Input/output error" in problems(corpus)
 
 
 def test_what_is_no_directory_cannot_be_verified(tmp_path):
@@ -304,6 +474,19 @@ def test_an_interrupt_ends_a_verification_at_once(corpus):
 
     with pytest.raises(KeyboardInterrupt):
         verify_corpus(corpus, interrupt)
+
+
+@pytest.mark.parametrize("chunk_bytes", [8, 16, 64])
+@pytest.mark.parametrize("bos", [None, "three", "<eos>"])
+def test_documents_that_end_and_start_where_a_chunk_does_are_whole(tmp_path, monkeypatch, chunk_bytes, bos):
+    """Chunks of 4 tokens and more; batches start at multiples of 64 bytes, so every length here ends some chunk."""
+    monkeypatch.setattr("tokshard.inspect.careful_files.CHUNK_BYTES", chunk_bytes)
+    start = {None: [], "three": [3], "<eos>": [0]}[bos]
+    documents = [[*start, *[1] * (length - 1 - len(start)), 0] for length in [2, *[4] * 9, 3, *range(2, 40), 8, 32, 64]]
+    corpus = write_corpus(
+        tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER, bos=bos, shard_tokens=300, documents_per_call=7
+    )
+    assert problems(corpus) == []
 
 
 @pytest.mark.parametrize("chunk_bytes", [8, 64, 1 << 20])

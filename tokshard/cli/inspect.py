@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 
 import click
 
@@ -17,12 +16,18 @@ from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import SIZE
 from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
-from tokshard.format.storage import atomic_write
 from tokshard.inspect.comparison import comparison_text
-from tokshard.inspect.difference import compare_corpora, compare_mixes, difference_json, difference_text
+from tokshard.inspect.difference import (
+    check_hashes,
+    compare_corpora,
+    compare_mixes,
+    difference_json,
+    difference_text,
+)
 from tokshard.inspect.documents import view_json, view_text
 from tokshard.inspect.html_corpus import corpora_page
 from tokshard.inspect.html_plan import plan_page
+from tokshard.inspect.outputs import is_stdout, output_file, refuse_inputs
 from tokshard.inspect.report import (
     CorpusReport,
     corpus_lengths,
@@ -32,6 +37,7 @@ from tokshard.inspect.report import (
     report_json,
     report_text,
 )
+from tokshard.inspect.run import open_run
 from tokshard.inspect.search import compile_pattern, match_json, match_text, search
 from tokshard.inspect.terminal import one_line
 from tokshard.inspect.token_counts import count_tokens
@@ -62,7 +68,17 @@ _SAMPLES = 3
 @click.option("--diff", is_flag=True, help="Say what differs between two corpora, or between two mixes.")
 @click.option("--html", metavar="FILE", help="Write one HTML file about the corpora, or about the plan of a mix.toml.")
 @click.option("--shards", is_flag=True, help="Show every shard in the table.")
-@click.option("--full", is_flag=True, help="Count all tokens, and read all lengths, however many there are.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Count all tokens, and read all lengths, however many there are. With --diff: hash every shard.",
+)
+@click.option(
+    "--tokens",
+    type=SIZE,
+    metavar="N",
+    help="With --html of a mix: tokens to train on, as for 'tokshard plan'.",
+)
 @json_option
 @debug_option
 def inspect(
@@ -78,6 +94,7 @@ def inspect(
     html: str | None,
     shards: bool,
     full: bool,
+    tokens: int | None,
     as_json: bool,
 ) -> None:
     """Show what each CORPUS holds: counts, tokenizer, settings, what was left out, document lengths, shards, tokens.
@@ -95,10 +112,19 @@ def inspect(
     modes = {"--document": document is not None, "--grep": pattern is not None, "--diff": diff, "--html": bool(html)}
     if sum(modes.values()) > 1:
         raise click.UsageError(f"{' and '.join(name for name, given in modes.items() if given)} exclude each other.")
+    if tokens is not None and not html:
+        raise click.UsageError("--tokens goes with --html.")
+    if tokens is not None and tokens < 1:
+        raise click.BadParameter("must be at least 1", param_hint="'--tokens'")
     if diff:
-        _diff(corpora, as_json=as_json)
+        _diff(corpora, is_full=full, as_json=as_json)
     elif html:
-        _write_page(corpora, html, num_samples=4 if sample is None else sample, is_full=full, as_json=as_json)
+        with output_file(html, option="--html", inputs=corpora) as file:
+            num_samples = 4 if sample is None else sample
+            page = _page(corpora, html, num_samples=num_samples, is_full=full, num_tokens=tokens)
+            size = file.write(page.encode())
+        text = json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {size:,} bytes"
+        click.echo(text, err=is_stdout(html))
     elif pattern is not None:
         _grep(corpora, pattern, is_regex=regex, limit=limit, as_json=as_json)
     elif document is not None:
@@ -146,18 +172,27 @@ def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> No
 
 def _grep(corpora: tuple[str, ...], pattern: str, *, is_regex: bool, limit: int | None, as_json: bool) -> None:
     wanted = compile_pattern(pattern, is_regex=is_regex)
-    left = limit
+    left, normalizers = limit, dict[str, None]()
+    is_found = False
     for location in corpora:
         with open_corpus(location) as corpus, byte_progress(f"grep {location}", unit="tokens") as on_progress:
+            normalizers |= dict.fromkeys(load_vocabulary(corpus).normalizers)
             for match in itertools.islice(search(corpus, wanted, on_progress=on_progress), left):
+                is_found = True
                 where = "" if len(corpora) == 1 else f"{one_line(location)}: "
                 click.echo(json.dumps(match_json(match, corpus)) if as_json else where + match_text(match))
                 left = None if left is None else left - 1
                 if left == 0:
                     return
+    if is_found or limit == 0:
+        return
+    click.echo(f"no document holds {one_line(pattern)}", err=True)
+    if normalizers:
+        names = one_line(", ".join(normalizers))
+        click.echo(f"note: text was changed before it was encoded ({names}): search for what it became", err=True)
 
 
-def _diff(locations: tuple[str, ...], *, as_json: bool) -> None:
+def _diff(locations: tuple[str, ...], *, is_full: bool, as_json: bool) -> None:
     if len(locations) != 2 or _is_mix(locations[0]) != _is_mix(locations[1]):
         raise UsageError("--diff compares two corpora, or two mixes", hint="tokshard inspect --diff A B")
     if _is_mix(locations[0]):
@@ -165,33 +200,32 @@ def _diff(locations: tuple[str, ...], *, as_json: bool) -> None:
         difference = compare_mixes(first_mix, second_mix)
     else:
         with open_corpus(locations[0]) as first, open_corpus(locations[1]) as second:
-            difference = compare_corpora(first, second)
+            if is_full:
+                with byte_progress("hash both") as on_progress:
+                    check_hashes([first, second], on_progress)
+            difference = compare_corpora(first, second, is_hashed=is_full)
     names = (locations[0], locations[1])
     click.echo(json.dumps(difference_json(difference)) if as_json else difference_text(difference, names))
 
 
-def _write_page(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: bool, as_json: bool) -> None:
+def _page(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: bool, num_tokens: int | None) -> str:
     mixes = [location for location in locations if _is_mix(location)]
     if mixes and len(locations) > 1:
         raise UsageError("a page shows corpora or one mix", hint="give one mix.toml, or corpus directories")
     if mixes:
-        name = os.path.basename(mixes[0])
-        page = plan_page(load_mix(mixes[0]), name=name, num_samples=num_samples)
-    else:
-        with ExitStack() as stack:
-            found = []
-            for location in locations:
-                corpus = stack.enter_context(open_corpus(location))
-                with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
-                    counts = count_tokens(corpus, is_full=is_full, on_progress=on_progress)
-                found.append((corpus, corpus_lengths(corpus, is_full=is_full), counts, load_vocabulary(corpus)))
-            page = corpora_page(found, num_samples=num_samples)
-    try:
-        atomic_write(Path(html), page.encode())
-    except OSError as error:
-        raise UsageError(f"{html} cannot be written: {error.strerror}", hint="give another --html FILE") from error
-    size = os.path.getsize(html)
-    click.echo(json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {size:,} bytes")
+        run = open_run(mixes[0], {})
+        refuse_inputs(html, "--html", run.directories)
+        return plan_page(run, name=os.path.basename(mixes[0]), num_samples=num_samples, num_tokens=num_tokens)
+    if num_tokens is not None:
+        raise UsageError("--tokens is for the page of a plan", hint="give a mix.toml, or leave --tokens out")
+    with ExitStack() as stack:
+        found = []
+        for location in locations:
+            corpus = stack.enter_context(open_corpus(location))
+            with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
+                counts = count_tokens(corpus, is_full=is_full, on_progress=on_progress)
+            found.append((corpus, corpus_lengths(corpus, is_full=is_full), counts, load_vocabulary(corpus)))
+        return corpora_page(found, num_samples=num_samples)
 
 
 def _is_mix(location: str) -> bool:

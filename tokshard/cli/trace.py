@@ -11,8 +11,10 @@ import click
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import Span
+from tokshard.inspect.outputs import is_stdout
 from tokshard.inspect.readings import find_documents, readings_json, readings_text
 from tokshard.inspect.run import Run, open_run
+from tokshard.inspect.terminal import one_line
 from tokshard.inspect.trace import RankView, TraceRow, trace_samples, trace_steps
 from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
 
@@ -103,7 +105,7 @@ def trace(
     ranks = RankView(world_size=dp_world_size, rank=dp_rank)
     width = shutil.get_terminal_size().columns
     for note in notes_of(run, steps):
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {one_line(note)}", err=True)
     if document is not None:
         _show_readings(run, document, epochs, ranks, as_json=as_json, width=width)
         return
@@ -113,16 +115,16 @@ def trace(
     else:
         assert samples is not None
         parts = trace_samples(run, samples, ranks=ranks, num_characters=length)
-    _show_rows(run, parts, parquet=parquet, as_json=as_json, width=width)
+    if parquet is None:
+        _show_rows(run, parts, as_json=as_json, width=width)
+        return
+    count = write_parquet(parquet, run, parts, inputs=[name for name in (plan, checkpoint) if name])
+    text = json.dumps({"file": parquet, "rows": count}) if as_json else f"{one_line(parquet)}: {count:,} rows"
+    click.echo(text, err=is_stdout(parquet))
 
 
-def _show_rows(
-    run: Run, parts: Iterator[Sequence[TraceRow]], *, parquet: str | None, as_json: bool, width: int
-) -> None:
-    if parquet is not None:
-        count = write_parquet(parquet, run, parts)
-        click.echo(json.dumps({"file": parquet, "rows": count}) if as_json else f"{parquet}: {count:,} rows")
-    elif as_json:
+def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool, width: int) -> None:
+    if as_json:
         for rows in parts:
             if rows:
                 click.echo("\n".join(json.dumps(trace_json(row)) for row in rows))

@@ -8,10 +8,10 @@ import time
 
 import click
 
-from tokshard.cli.failures import Failure, show
+from tokshard.cli.failures import Failure, describe, show
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
-from tokshard.errors import RESTORE
+from tokshard.errors import RESTORE, CorpusError
 from tokshard.inspect.terminal import bytes_text, one_line
 from tokshard.inspect.verification import VerifyReport, verify_corpus
 
@@ -26,13 +26,19 @@ from tokshard.inspect.verification import VerifyReport, verify_corpus
 def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, workers: int | None, as_json: bool) -> None:
     """Check every byte of each CORPUS: hashes, structure, and the rules that documents keep.
 
-    Exits with 1 if anything is damaged. --json prints one object per corpus, in a line.
+    Exits with 1 if anything is damaged or is not a finished corpus. --json prints one object per corpus, in a line.
     """
-    damaged = 0
+    damaged, exit_code = 0, 0
     for location in corpora:
         started = time.monotonic()
-        with byte_progress(f"verify {location}") as on_progress:
-            report = verify_corpus(location, on_progress, is_quick=quick, workers=workers)
+        try:
+            with byte_progress(f"verify {location}") as on_progress:
+                report = verify_corpus(location, on_progress, is_quick=quick, workers=workers)
+        except CorpusError as error:
+            failure = describe(error)
+            show(failure, as_json=as_json)
+            exit_code = max(exit_code, failure.exit_code)
+            continue
         seconds = time.monotonic() - started
         click.echo(
             json.dumps(_report_json(report, seconds)) if as_json else _report_text(report, seconds, is_quick=quick)
@@ -45,7 +51,8 @@ def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, worker
             1,
         )
         show(failure, as_json=False)  # the reports have said so
-        context.exit(failure.exit_code)
+        exit_code = max(exit_code, failure.exit_code)
+    context.exit(exit_code)
 
 
 def _report_text(report: VerifyReport, seconds: float, *, is_quick: bool) -> str:

@@ -335,6 +335,10 @@ class Corpus:
         for batch in self._table.batches():
             yield from batch.column("name").to_pylist()
 
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """Bytes of each shard, int64 [shards], from the table alone."""
+        return self._table.numbers("num_bytes")
+
     def first_document(self, index: int) -> int:
         """The number of the first document of one shard."""
         return int(self._first_documents[index])
@@ -662,12 +666,20 @@ def read_sources(directory: Path, manifest: Manifest, *, load: LoadFile = map_fi
     return sources
 
 
+def is_unfinished(directory: Path) -> bool:
+    """Whether a directory is one that a build still has work in: its own, or a split below it."""
+    if (directory / names.WORK).is_dir():
+        return True
+    path = Path(os.path.abspath(directory))
+    return path.name in {names.TRAIN, names.VALIDATION} and (path.parent / names.WORK).is_dir()
+
+
 def _no_manifest(directory: Path) -> CorpusError:
     if not directory.exists():
         return CorpusError(f"{directory} does not exist", hint="give the directory that 'tokshard build --out' wrote")
     if not directory.is_dir():
         return CorpusError(f"{directory} is a file", hint="give the directory that 'tokshard build --out' wrote")
-    if (directory / names.WORK).is_dir():
+    if is_unfinished(directory):
         return UnfinishedCorpusError(
             f"{directory} holds an unfinished build: it has no {names.MANIFEST}",
             hint="run the same 'tokshard build' command again; finished tasks are kept",

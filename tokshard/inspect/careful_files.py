@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tokshard.errors import TokshardError
+
 CHUNK_BYTES = 1 << 20
 """What is read, hashed and looked at in one go, while it is in the cache of the processor. A multiple of 8."""
 
@@ -28,7 +30,7 @@ OnChunk = Callable[[int, memoryview], None]
 
 
 class StoppedError(Exception):
-    """Somebody else failed or was interrupted: what is read now serves nobody."""
+    """Another thread failed or was interrupted, so nothing needs to be read any more."""
 
 
 class UnreadableError(Exception):
@@ -74,7 +76,7 @@ def opened(path: Path, num_bytes: int) -> Iterator[int]:
     """A descriptor of a regular file of this size.
 
     Raises:
-        UnreadableError: it is none, or no longer when the context ends.
+        UnreadableError: there is no such file, or not any more when the context ends.
     """
     try:
         # a pipe would block whoever opens it
@@ -84,18 +86,28 @@ def opened(path: Path, num_bytes: int) -> Iterator[int]:
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
     try:
-        found = os.fstat(descriptor)
+        with _errors_of_file():
+            found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UnreadableError("is no regular file")
         if found.st_size != num_bytes:
             raise UnreadableError(f"has {found.st_size} bytes, expected {num_bytes}")
         yield descriptor
-        if (size := os.fstat(descriptor).st_size) != num_bytes:
+        with _errors_of_file():
+            size = os.fstat(descriptor).st_size
+        if size != num_bytes:
             raise UnreadableError(f"changed while it was read: it had {num_bytes} bytes and has {size}")
-    except OSError as error:
-        raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _errors_of_file() -> Iterator[None]:
+    """For calls that read the file and nothing else: an error of anything else is not damage."""
+    try:
+        yield
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
 
 
 def hash_chunks(descriptor: int, num_bytes: int, counter: ByteCounter, on_chunk: OnChunk | None = None) -> str:
@@ -130,7 +142,10 @@ class Skeleton:
     It costs the pages that were loaded, and address space for the rest.
 
     Args:
-        on_read: is told how many bytes were read.
+        on_read: is called with the number of bytes that were read.
+
+    Raises:
+        TokshardError: the process may not have so much address space.
     """
 
     def __init__(self, descriptor: int, num_bytes: int, on_read: Callable[[int], None]) -> None:
@@ -138,7 +153,13 @@ class Skeleton:
         self._num_bytes = num_bytes
         self._on_read = on_read
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._memory = mmap.mmap(-1, num_bytes, flags=flags)
+        try:
+            self._memory = mmap.mmap(-1, num_bytes, flags=flags)
+        except OSError as error:
+            raise TokshardError(
+                f"no address space for a file of {num_bytes:,} bytes: {error.strerror}",
+                hint="give fewer --workers, or raise the limit (ulimit -v)",
+            ) from error
         self.buffer = pa.py_buffer(self._memory)
 
     def load(self, start: int, stop: int) -> None:
@@ -173,6 +194,7 @@ class Skeleton:
 def _fill(descriptor: int, view: memoryview, position: int) -> int:
     """Read until a view is full or the file ends; the bytes read."""
     filled = 0
-    while filled < len(view) and (count := os.preadv(descriptor, [view[filled:]], position + filled)):
-        filled += count
+    with _errors_of_file():
+        while filled < len(view) and (count := os.preadv(descriptor, [view[filled:]], position + filled)):
+            filled += count
     return filled

@@ -13,7 +13,7 @@ from tokshard.format.decode import Decode
 from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.pieces import TokenPiece, bounded_text, token_pieces
-from tokshard.inspect.summary import source_label
+from tokshard.inspect.summary import source_name
 from tokshard.inspect.terminal import one_line, printable
 
 _EXCERPT_TOKENS = 512
@@ -78,7 +78,6 @@ def view_document(
         )
     tokens = corpus.document(index)
     place = corpus.provenance(index)
-    source = source_label(corpus.manifest, sources[place.source]) if 0 <= place.source < len(sources) else "unknown"
     text, is_excerpt = decode(tokens[:_EXCERPT_TOKENS] if as_excerpt else tokens), False
     if as_excerpt:
         start = "".join(text[:_EXCERPT_CHARACTERS].splitlines(keepends=True)[:_EXCERPT_LINES])
@@ -93,7 +92,7 @@ def view_document(
     return DocumentView(
         document=index,
         num_tokens=len(tokens),
-        source=source,
+        source=source_name(corpus.manifest, sources, place.source),
         record_number=place.record,
         metadata=corpus.metadata(index),
         text=text,

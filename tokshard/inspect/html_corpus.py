@@ -14,7 +14,7 @@ from tokshard.inspect.documents import spread
 from tokshard.inspect.html import Section, render_page
 from tokshard.inspect.lengths import Lengths
 from tokshard.inspect.pieces import token_pieces
-from tokshard.inspect.summary import source_label, summary_lines
+from tokshard.inspect.summary import source_name, summary_lines
 from tokshard.inspect.terminal import bytes_text
 from tokshard.inspect.token_counts import TokenCounts, token_summary
 from tokshard.inspect.vocabulary import Vocabulary
@@ -54,7 +54,7 @@ def _side_by_side(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabula
     for corpus, lengths, counts, _ in corpora:
         name, manifest, percentiles = corpus.directory.name, corpus.manifest, lengths.percentiles()
         per_token = round(manifest.text_bytes / manifest.num_tokens, 2)
-        used = counts.num_used / len(counts.counts)
+        used = counts.num_used / counts.vocab_size
         left_out = sum(manifest.records.left_out.values())
         numbers = [manifest.num_documents, manifest.num_tokens, per_token, percentiles[50], percentiles[99], left_out]
         rows.append([name, *numbers, used])
@@ -189,7 +189,6 @@ def _half_powers(lengths: Lengths) -> tuple[list[int], NDArray[Any], NDArray[Any
 
 def _rank_chart(counts: TokenCounts) -> Section:
     ordered = -np.sort(-counts.counts)
-    ordered = ordered[ordered > 0]
     ranks = np.unique(np.geomspace(1, len(ordered), _RANKS).astype(np.int64))
     return {
         "kind": "chart",
@@ -231,7 +230,7 @@ def _samples(corpus: Corpus, vocabulary: Vocabulary, num_samples: int) -> Sectio
     for index in spread(num_samples, corpus.num_documents):
         tokens, place = corpus.document(index), corpus.provenance(index)
         pieces = [[piece.text, *piece.ids] for piece in token_pieces(tokens[:SAMPLE_TOKENS], decode)]
-        source = source_label(corpus.manifest, sources[place.source])
+        source = source_name(corpus.manifest, sources, place.source)
         shown = f", the first {SAMPLE_TOKENS} shown" if len(tokens) > SAMPLE_TOKENS else ""
         items.append(
             {

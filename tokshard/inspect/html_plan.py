@@ -12,8 +12,9 @@ from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.reader import open_corpus
 from tokshard.inspect.html import Section, render_page
 from tokshard.inspect.pieces import token_pieces
+from tokshard.inspect.plan_report import PlanReport, report_plan
+from tokshard.inspect.run import Run
 from tokshard.inspect.vocabulary import load_vocabulary
-from tokshard.runtime.mix import Mix
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.windows import CorpusStream
 
@@ -24,31 +25,36 @@ _SAMPLE_TOKENS = 400
 _MAX_PICTURES = 8
 
 
-def plan_page(mix: Mix, *, name: str, num_samples: int) -> str:
+def plan_page(run: Run, *, name: str, num_samples: int, num_tokens: int | None = None) -> str:
     """The page. The shuffle picture makes the tables of `_WINDOWS` windows of each corpus, half a second each.
 
+    Args:
+        num_samples: that are shown with their tokens.
+        num_tokens: to train on, as for `report_plan`.
+
     Raises:
-        UsageError: plotly is not installed, or the mix makes no plan.
+        UsageError: plotly is not installed, or the run makes no plan.
         CorpusError: a corpus cannot be read.
     """
-    plan = mix.plan()
-    horizon = _horizon(plan)
-    changes = [segment.start for segment in plan.cursor().segments if segment.start <= horizon]
-    marks = np.unique(np.concatenate([np.linspace(0, horizon, _STEPS + 1).astype(np.int64), changes]))
-    counts = np.array([plan.mixture(plan.cursor()).counts_before(mark) for mark in marks.tolist()], np.int64)
-    with open_corpus(next(iter(mix.corpora.values()))) as corpus:
+    plan, cursor = run.plan, run.cursor
+    report = report_plan(run, num_tokens=num_tokens, max_epochs_warn=math.inf)
+    stop = max(1, report.num_samples)
+    changes = [segment.start for segment in cursor.segments if segment.start <= stop]
+    marks = np.array(sorted({*(stop * index // _STEPS for index in range(_STEPS + 1)), *changes}), np.int64)
+    counts = np.array([plan.mixture(cursor).counts_before(mark) for mark in marks.tolist()], np.int64)
+    with open_corpus(run.directories[0]) as corpus:
         decode, vocabulary = load_decoder(corpus), load_vocabulary(corpus)
     sections: list[Section] = [
         {"kind": "heading", "title": "Plan"},
-        _cards(plan, mix),
-        {"kind": "facts", "title": "What it is", "rows": _facts(plan, mix)},
-        _mixture_chart(plan, mix, marks, counts),
-        _epochs_chart(plan, mix, marks, counts),
+        _cards(run, report),
+        {"kind": "facts", "title": "What it is", "rows": _facts(run, report)},
+        _mixture_chart(run, marks, counts),
+        _epochs_chart(run, marks, counts),
         {"kind": "heading", "title": "Shuffle"},
         *(
             _shuffle_chart(plan, number)
             for number in range(min(len(plan.names), _MAX_PICTURES))
-            if any(segment.weights[number] for segment in plan.cursor().segments)
+            if any(segment.weights[number] for segment in cursor.segments)
         ),
         {"kind": "heading", "title": "Samples"},
         _samples(plan, decode, sorted(vocabulary.special_ids), num_samples),
@@ -56,30 +62,14 @@ def plan_page(mix: Mix, *, name: str, num_samples: int) -> str:
     return render_page(title=name, subtitle=f"plan {plan.fingerprint[:16]}", sections=sections)
 
 
-def _horizon(plan: StreamPlan) -> int:
-    """So many samples that every corpus with weight was read once and the schedule is over, or that the plan allows."""
-    if plan.num_samples is not None:
-        return plan.num_samples
-    limits = plan.limits(plan.cursor())
-    if limits and plan.on_max_epochs == "stop":
-        return max(2, limits[0].sample)
-    mixture, cursor = plan.mixture(plan.cursor()), plan.cursor()
-    ends = [cursor.segments[-1].start * 5 // 4]
-    for number, stream in enumerate(plan.streams):
-        last = -(-stream.num_tokens // plan.seq_len) - 1
-        found = mixture.sample_of(number, last)
-        if found is not None:
-            ends.append(found + 1)
-    return max(2, *ends)
-
-
-def _cards(plan: StreamPlan, mix: Mix) -> Section:
-    step_tokens = mix.global_batch_size * mix.seq_len
+def _cards(run: Run, report: PlanReport) -> Section:
+    plan, size = run.plan, run.global_batch_size
     total = sum(stream.num_tokens for stream in plan.streams)
     items = [
         ("corpora", f"{len(plan.names)}", f"{total:,} tokens"),
-        ("sample", f"{mix.seq_len:,}", "tokens"),
-        ("step", f"{mix.global_batch_size:,}", f"samples, {step_tokens:,} tokens"),
+        ("steps shown", f"{report.num_steps:,}", f"{report.num_tokens:,} tokens; --tokens shows more or fewer"),
+        ("sample", f"{plan.seq_len:,}", "tokens"),
+        ("step", f"{size:,}", f"samples, {size * plan.seq_len:,} tokens"),
         ("block", f"{plan.shape.block_tokens:,}", "tokens stay together until they are cut at documents"),
         ("window", f"{plan.shape.window_blocks:,}", "blocks are shuffled together"),
         ("seed", f"{plan.seed}", ""),
@@ -87,26 +77,25 @@ def _cards(plan: StreamPlan, mix: Mix) -> Section:
     return {"kind": "cards", "items": [{"label": label, "value": value, "more": more} for label, value, more in items]}
 
 
-def _facts(plan: StreamPlan, mix: Mix) -> list[list[str]]:
-    places = plan.places_per_step(mix.global_batch_size)
-    windows = plan.steps_per_window(mix.global_batch_size)
-    total = sum(plan.cursor().segments[0].weights)
+def _facts(run: Run, report: PlanReport) -> list[list[str]]:
+    plan = run.plan
+    places = plan.places_per_step(run.global_batch_size)
     rows = [["fingerprint", plan.fingerprint]]
-    for number, (name, stream) in enumerate(zip(plan.names, plan.streams, strict=True)):
-        weight = plan.cursor().segments[0].weights[number]
-        steps = windows[name]
-        mixed = "all of it is shuffled together" if math.isinf(steps) else f"a window lasts {steps:,.0f} steps"
-        share = f"{weight / total:.2%} of the samples at first, {stream.num_tokens:,} tokens"
-        rows.append([name, f"{share}, {mixed}, a step draws from {places[name]:,.0f} places"])
-        rows.append(["", mix.corpora[name]])
+    for corpus in report.corpora:
+        steps = corpus.steps_per_window
+        mixed = "all of it is shuffled together" if steps is None else f"a window lasts {steps:,.0f} steps"
+        share = f"{corpus.weight_share:.2%} of the samples at first, {corpus.epoch_tokens:,} tokens"
+        rows.append([corpus.name, f"{share}, {mixed}, a step draws from {places[corpus.name]:,.0f} places"])
+        rows.append(["", corpus.directory])
     rows += [
         [f"{name} is used up", f"before sample {sample:,}, which would read more of it than max_epochs"]
-        for sample, name in plan.limits(plan.cursor())
+        for sample, name in plan.limits(run.cursor)
     ]
     return rows
 
 
-def _mixture_chart(plan: StreamPlan, mix: Mix, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
+def _mixture_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
+    plan = run.plan
     shares = np.diff(counts, axis=0) / np.diff(marks)[:, None]
     shares = np.concatenate([shares, shares[-1:]])
     return {
@@ -122,7 +111,7 @@ def _mixture_chart(plan: StreamPlan, mix: Mix, marks: NDArray[np.int64], counts:
                 "name": name,
                 "color": number,
                 "shape": "hv",
-                "x": (marks / mix.global_batch_size).tolist(),
+                "x": (marks / run.global_batch_size).tolist(),
                 "y": shares[:, number].tolist(),
                 "hovertemplate": "%{y:.2%}",
             }
@@ -133,7 +122,8 @@ def _mixture_chart(plan: StreamPlan, mix: Mix, marks: NDArray[np.int64], counts:
     }
 
 
-def _epochs_chart(plan: StreamPlan, mix: Mix, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
+def _epochs_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
+    plan = run.plan
     return {
         "kind": "chart",
         "title": "Epochs per corpus",
@@ -145,8 +135,8 @@ def _epochs_chart(plan: StreamPlan, mix: Mix, marks: NDArray[np.int64], counts: 
                 "mode": "lines",
                 "name": name,
                 "color": number,
-                "x": (marks / mix.global_batch_size).tolist(),
-                "y": (counts[:, number] * mix.seq_len / stream.num_tokens).tolist(),
+                "x": (marks / run.global_batch_size).tolist(),
+                "y": (counts[:, number] * (plan.seq_len / stream.num_tokens)).tolist(),
                 "hovertemplate": "%{y:.2f}",
             }
             for number, (name, stream) in enumerate(zip(plan.names, plan.streams, strict=True))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tokshard.errors import UsageError
-from tokshard.inspect.run import Run
+from tokshard.inspect.run import Run, check_sample
 from tokshard.inspect.simulation import Simulation
 from tokshard.runtime.plan import MIN_WINDOW_STEPS
 from tokshard.runtime.reader import CorpusSource
@@ -114,6 +114,7 @@ def report_plan(
     if limit is not None and samples > limit.sample:
         steps = limit.sample // size
         samples = steps * size
+    check_sample(samples)
     mixture = plan.mixture(run.cursor)
     if samples < mixture.segments[0].start:
         raise UsageError(

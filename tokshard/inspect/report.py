@@ -127,6 +127,9 @@ def distribution_text(report: CorpusReport, *, width: int, encoding: str) -> str
     lines = [("lengths", _lengths_text(report.lengths))]
     if report.tokens is not None:
         lines += [("vocabulary", _vocabulary_text(report.tokens)), ("frequent", _frequent_text(report.tokens))]
+        if report.tokens["normalizers"]:
+            names = ", ".join(report.tokens["normalizers"])
+            lines.append(("normalizer", f"{names}: text is changed before it is encoded"))
     histogram = length_histogram(report.manifest.document_lengths, width=width, encoding=encoding)
     return f"{aligned(lines, width=width)}\n\n{histogram}"
 

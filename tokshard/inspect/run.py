@@ -11,6 +11,7 @@ from tokshard.errors import UsageError
 from tokshard.runtime.cursor import Cursor, load_cursor
 from tokshard.runtime.mix import is_checkpoint, load_mix
 from tokshard.runtime.plan import Limit, StreamPlan
+from tokshard.runtime.reader import CorpusSource
 from tokshard.runtime.saved import read_state
 from tokshard.runtime.steps import is_last
 
@@ -48,6 +49,11 @@ class Run:
     cursor: Cursor
     step: int | None = 0
     checkpoint: str = ""
+
+    @property
+    def directories(self) -> list[str]:
+        """Those of the corpora on disk."""
+        return [str(source.corpus.directory) for source in self.plan.sources if isinstance(source, CorpusSource)]
 
     @property
     def num_received(self) -> int:

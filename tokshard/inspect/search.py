@@ -11,7 +11,7 @@ from tokshard.errors import UsageError
 from tokshard.format.decode import load_decoder
 from tokshard.format.reader import Corpus
 from tokshard.inspect.lengths import OnProgress
-from tokshard.inspect.summary import source_label
+from tokshard.inspect.summary import source_name
 from tokshard.inspect.terminal import one_line
 
 CONTEXT_CHARACTERS = 60
@@ -25,7 +25,7 @@ class Match:
         document: number in the corpus.
         source, record_number: where it comes from; records count from 1.
         count: places of the pattern in the document.
-        offset: characters of the decoded document before the first place.
+        offset: characters of the document's text before the first place.
         before, text, after: the place in its context.
     """
 
@@ -58,7 +58,7 @@ def compile_pattern(pattern: str, *, is_regex: bool) -> re.Pattern[str]:
 def search(
     corpus: Corpus, pattern: re.Pattern[str], *, on_progress: OnProgress = lambda _done, _total: None
 ) -> Iterator[Match]:
-    """The documents that hold a pattern, in order.
+    """The documents whose text holds a pattern, in order. Their delimiters are not text: ``$`` matches where it ends.
 
     Decodes every document, one at a time: memory is that of one, and about 20M tokens per second are searched.
 
@@ -66,20 +66,20 @@ def search(
         CorpusError: a document cannot be read.
     """
     decode, sources = load_decoder(corpus), corpus.sources()
+    first_token = int(corpus.bos_id is not None)
     done = 0
     for index in range(len(corpus.shards)):
         shard = corpus.shard(index)
         first = corpus.first_document(index)
         for row in range(shard.info.num_documents):
             tokens = shard.document(row)
-            text = decode(tokens)
+            text = decode(tokens[first_token:-1])
             found = pattern.search(text)
             if found is not None:
                 place = corpus.provenance(first + row)
-                known = 0 <= place.source < len(sources)
                 yield Match(
                     document=first + row,
-                    source=source_label(corpus.manifest, sources[place.source]) if known else "unknown",
+                    source=source_name(corpus.manifest, sources, place.source),
                     record_number=place.record,
                     count=sum(1 for _ in pattern.finditer(text)),
                     offset=found.start(),

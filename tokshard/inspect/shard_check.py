@@ -19,7 +19,9 @@ from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.inspect.careful_files import ByteCounter, Skeleton, UnreadableError, hash_chunks, opened
 
 _MESSAGE_BYTES = 65_536
-"""More than the description of a record batch takes, before its first buffer."""
+_COLUMN_BYTES = 128
+"""The description of a record batch lies before its first buffer and takes less: 64 bytes for each column of text, the
+most of any type, and some hundred of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +133,9 @@ class _Structure:
 
     def _read_batches(self, skeleton: Skeleton, places: list[BatchPlace], *, with_columns: bool) -> None:
         path = self._corpus.directory / self._info.name
+        message_bytes = _MESSAGE_BYTES + _COLUMN_BYTES * len(self._corpus.manifest.columns)
         skeleton.load_footer()
-        skeleton.load(0, _MESSAGE_BYTES)
+        skeleton.load(0, message_bytes)
         shard = Shard(path, self._info, places, self._corpus.shard_schema, load=lambda _: skeleton.buffer)
         starts = np.zeros(self._info.num_documents + 1, np.int64)
         row = token = end = 0
@@ -140,7 +143,7 @@ class _Structure:
             begin = end
             end = place.values_position + place.num_tokens * self._corpus.dtype.itemsize
             skeleton.load(
-                max(begin, place.offsets_position - _MESSAGE_BYTES),
+                max(begin, place.offsets_position - message_bytes),
                 place.offsets_position + 8 * (place.num_documents + 1),
             )
             if with_columns:
@@ -156,7 +159,7 @@ class _Structure:
             row, token = row + len(offsets) - 1, token + int(offsets[-1])
             self.starts = starts[: row + 1]
             if index + 1 < len(places):
-                skeleton.unload(begin, places[index + 1].offsets_position - _MESSAGE_BYTES)
+                skeleton.unload(begin, places[index + 1].offsets_position - message_bytes)
         self._found.lengths = np.diff(starts)
 
     def check_table(self) -> None:

@@ -21,6 +21,11 @@ def source_label(manifest: Manifest, source: SourceInfo) -> str:
     return f"{argument}/{source.path}" if source.path else argument
 
 
+def source_name(manifest: Manifest, sources: Sequence[SourceInfo], index: int) -> str:
+    """`source_label` of the source that a document comes from; the shard table may name one that does not exist."""
+    return source_label(manifest, sources[index]) if 0 <= index < len(sources) else "unknown"
+
+
 def summary_text(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, width: int = 80) -> str:
     """The summary in lines of ``label   value``. Arguments as in `summary_lines`."""
     return aligned(summary_lines(manifest, sources, width=width), width=width)

@@ -14,7 +14,7 @@ from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.run import Run, check_sample
-from tokshard.inspect.summary import source_label
+from tokshard.inspect.summary import source_name
 from tokshard.runtime.plan import Piece
 from tokshard.runtime.reader import CorpusSource
 
@@ -126,7 +126,7 @@ class DocumentReader:
             shard=shard,
             document=document,
             id=metadata.pop(ID, None),
-            source=source_label(corpus.manifest, sources[origin.source]) if origin.source < len(sources) else "unknown",
+            source=source_name(corpus.manifest, sources, origin.source),
             record_number=origin.record,
             num_tokens=len(corpus.document(document)),
             metadata=metadata,

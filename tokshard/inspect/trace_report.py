@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
-from tokshard.format.storage import atomic_file
+from tokshard.inspect.outputs import output_file
 from tokshard.inspect.run import Run
 from tokshard.inspect.terminal import aligned, one_line
 from tokshard.inspect.trace import ID, DocumentFacts, TraceRow
@@ -104,15 +103,22 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_parquet(path: str, run: Run, parts: Iterable[Sequence[TraceRow]]) -> int:
+def write_parquet(path: str, run: Run, parts: Iterable[Sequence[TraceRow]], *, inputs: Sequence[str] = ()) -> int:
     """Write all rows, metadata as a struct; a column that corpora have with different types is text.
+
+    Args:
+        inputs: what the run was read from; neither that nor a file of its corpora may be the output.
 
     Returns:
         How many.
+
+    Raises:
+        UsageError: the file cannot be written, or is an input.
     """
     schema = _schema(run)
     count = 0
-    with atomic_file(Path(path)) as file, pq.ParquetWriter(file, schema) as writer:
+    inputs = [*inputs, *run.directories]
+    with output_file(path, option="--parquet", inputs=inputs) as file, pq.ParquetWriter(file, schema) as writer:
         for rows in parts:
             writer.write_batch(_batch(rows, schema))
             count += len(rows)
@@ -127,7 +133,7 @@ def _cells(row: TraceRow) -> tuple[str, ...]:
         one_line(facts.corpus),
         f"{facts.document:,}",
         f"{row.start:,}-{row.stop:,} of {facts.num_tokens:,}",
-        facts.shard,
+        one_line(facts.shard),
         f"{facts.record_number:,} of {one_line(facts.source)}",
     )
 

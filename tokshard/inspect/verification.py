@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,15 +17,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, UnfinishedCorpusError
 from tokshard.format import names
 from tokshard.format.content import join_hashes
-from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest, canonical_json, content_fingerprint
-from tokshard.format.reader import Corpus, list_directory, read_manifest
+from tokshard.format.manifest import (
+    IN_OTHER_SPLIT,
+    Manifest,
+    TokenizerInfo,
+    canonical_json,
+    content_fingerprint,
+    recipe_fingerprint,
+)
+from tokshard.format.reader import Corpus, is_unfinished, list_directory, read_manifest
 from tokshard.format.storage import local_directory, read_file
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.careful_files import ByteCounter, OnProgress, UnreadableError, hash_chunks, opened
 from tokshard.inspect.shard_check import Problem, ShardFindings, SourceRuns, check_shard, hash_problem, problem_of
+from tokshard.inspect.vocabulary import token_ids
 
 MAX_WORKERS = 8
 """Threads, unless more are asked for: that many cores hash as fast as most disks read."""
@@ -75,7 +83,7 @@ def verify_corpus(
         workers: threads; default: the CPUs that this process may use, `MAX_WORKERS` at most.
 
     Raises:
-        CorpusError: the directory does not exist.
+        CorpusError: the directory does not exist, or holds no corpus or an unfinished one: that is not damage.
         UsageError: the location is a URI.
     """
     directory = local_directory(location)
@@ -83,7 +91,7 @@ def verify_corpus(
         _require_file(directory / names.MANIFEST)
         manifest = read_manifest(directory)
     except CorpusError as error:
-        if not directory.is_dir():
+        if not directory.is_dir() or (isinstance(error, UnfinishedCorpusError) and not _has_lost_manifest(directory)):
             raise
         problem = problem_of(directory, names.MANIFEST, error)
         return VerifyReport(
@@ -113,8 +121,13 @@ def _default_workers() -> int:
     return min(MAX_WORKERS, usable)
 
 
+def _has_lost_manifest(directory: Path) -> bool:
+    """Whether a directory without a manifest was a corpus: a build writes the shard table just before the manifest."""
+    return not is_unfinished(directory) and (directory / names.SHARD_TABLE).exists()
+
+
 def _require_file(path: Path) -> None:
-    """Refuse a pipe or a device, which would be read for ever; what is missing is somebody else's to say."""
+    """Refuse a pipe or a device, which would be read for ever. A missing file is reported elsewhere."""
     if path.exists() and not path.is_file():
         raise DamagedCorpusError(f"{path} is no regular file", hint=RESTORE)
 
@@ -134,6 +147,10 @@ def _problems(directory: Path, manifest: Manifest, run: _Run) -> Iterator[Proble
             yield problem_of(directory, names.SHARD_TABLE, error)
     if corpus is not None:
         yield from _check_content(corpus, names.SOURCE_TABLE not in damaged, run)
+    records = manifest.records
+    if records.with_special_text > records.written:
+        message = f"says that {records.with_special_text} documents spell a special token, of {records.written}"
+        yield Problem(file=names.MANIFEST, message=message)
     yield from _check_split(directory, manifest)
     yield from _check_directory(directory, manifest, corpus)
 
@@ -202,7 +219,8 @@ def _check_tokenizer(directory: Path, manifest: Manifest) -> Iterator[Problem]:
             message=f"gives the tokenizer SHA-256 {tokenizer.sha256}, and {names.TOKENIZER} {beside.sha256}",
         )
     try:
-        canonical = canonical_json(json.loads((directory / names.TOKENIZER).read_bytes()))
+        parsed = json.loads((directory / names.TOKENIZER).read_bytes())
+        canonical = canonical_json(parsed)
     except (OSError, ValueError, RecursionError) as error:
         yield Problem(file=names.TOKENIZER, message=f"is not JSON: {error}")
         return
@@ -211,6 +229,29 @@ def _check_tokenizer(directory: Path, manifest: Manifest) -> Iterator[Problem]:
         yield Problem(
             file=names.TOKENIZER, message=f"has canonical SHA-256 {found}, expected {tokenizer.canonical_sha256}"
         )
+    try:
+        ids = token_ids(parsed)
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        yield Problem(file=names.TOKENIZER, message=f"has no vocabulary: {error!r}")
+        return
+    for message in _vocabulary_faults(tokenizer, ids):
+        yield Problem(file=names.MANIFEST, message=message)
+
+
+def _vocabulary_faults(tokenizer: TokenizerInfo, ids: Mapping[str, int]) -> Iterator[str]:
+    """What a manifest says of the tokens of a tokenizer that has these."""
+    if tokenizer.vocab_size != 1 + max(ids.values()):
+        yield f"gives the vocabulary {tokenizer.vocab_size} ids, {names.TOKENIZER} has {1 + max(ids.values())}"
+    for what, token, token_id in (
+        ("EOS", tokenizer.eos, tokenizer.eos_id),
+        ("BOS", tokenizer.bos, tokenizer.bos_id),
+        *(("special token", token, token_id) for token, token_id in tokenizer.special_ids.items()),
+    ):
+        found = None if token is None else ids.get(token)
+        if found != token_id:
+            yield f"gives {what} {token!r} the id {token_id}, in {names.TOKENIZER} it has {found}"
+        elif token is not None and token not in tokenizer.special_ids:
+            yield f"has {what} {token!r} not among its special tokens"
 
 
 class _Tally:
@@ -323,6 +364,15 @@ def _check_sources(manifest: Manifest, sources: list[SourceInfo], tally: _Tally)
     for what, (stored, found_sum) in sums.items():
         if stored != found_sum:
             yield Problem(file=names.MANIFEST, message=f"says {stored} {what}, its sources add up to {found_sum}")
+    found_recipe = recipe_fingerprint(
+        manifest.build, manifest.tokenizer, ((source.argument, source.path, source.num_bytes) for source in sources)
+    )
+    if found_recipe != manifest.fingerprints.recipe:
+        yield Problem(
+            file=names.MANIFEST,
+            message=f"gives the recipe fingerprint {manifest.fingerprints.recipe}, "
+            f"its settings, tokenizer and sources have {found_recipe}",
+        )
 
 
 def _check_split(directory: Path, manifest: Manifest) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.reader import Corpus
 
+_WORD_START = "\u2581"
+"""What SentencePiece writes for a space."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -25,12 +27,14 @@ class Vocabulary:
         byte_ids: the byte fallbacks ``<0x00>`` to ``<0xFF>``; of a byte-level vocabulary the entries that are parts of
             characters.
         special_ids: of added tokens that are flagged special.
+        normalizers: what changes text before it is encoded, such as ``NFKC``; not what decoding undoes.
     """
 
     spellings: Mapping[int, bytes]
     unknown_id: int | None
     byte_ids: frozenset[int]
     special_ids: frozenset[int]
+    normalizers: tuple[str, ...] = ()
 
     def shown(self, token: int) -> str:
         """A spelling for a person: what is no UTF-8 as escapes."""
@@ -50,12 +54,23 @@ def load_vocabulary(corpus: Corpus) -> Vocabulary:
         raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
 
 
+def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Token to id of the model and the added tokens in a parsed ``tokenizer.json``; at least one.
+
+    Raises:
+        ValueError, TypeError, AttributeError, LookupError: it has no vocabulary.
+    """
+    added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
+    ids = {token: int(index) for token, index in {**_model_ids(tokenizer), **added}.items()}
+    if not ids:
+        raise ValueError("it is empty")
+    return ids
+
+
 def parse_vocabulary(tokenizer: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary in a parsed ``tokenizer.json``; what is not understood of it is left out."""
     model = tokenizer.get("model", {})
-    entries = model.get("vocab", {})
-    if isinstance(entries, list):  # Unigram: [piece, score]
-        entries = {entry[0]: index for index, entry in enumerate(entries)}
+    entries = _model_ids(tokenizer)
     is_byte_level = _has_byte_level(tokenizer.get("decoder")) or _has_byte_level(tokenizer.get("pre_tokenizer"))
     spell = _byte_level_bytes if is_byte_level else _plain_bytes
     spellings = {token: spell(piece) for piece, token in entries.items()}
@@ -74,7 +89,25 @@ def parse_vocabulary(tokenizer: Mapping[str, Any]) -> Vocabulary:
         unknown_id=unknown_id,
         byte_ids=frozenset(byte_ids),
         special_ids=frozenset(token["id"] for token in added if token.get("special")),
+        normalizers=tuple(_normalizers(tokenizer.get("normalizer"))),
     )
+
+
+def _model_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    entries = tokenizer.get("model", {}).get("vocab", {})
+    if isinstance(entries, list):  # Unigram: [piece, score]
+        return {entry[0]: index for index, entry in enumerate(entries)}
+    return dict(entries)
+
+
+def _normalizers(part: Any) -> Iterator[str]:
+    if not isinstance(part, Mapping):
+        return
+    if part.get("type") == "Sequence":
+        for inner in part.get("normalizers") or ():
+            yield from _normalizers(inner)
+    elif _WORD_START not in {part.get("prepend"), part.get("content")}:
+        yield str(part.get("type"))
 
 
 def _has_byte_level(part: Any) -> bool:
@@ -101,7 +134,7 @@ def _byte_level_bytes(piece: str) -> bytes:
 
 
 def _plain_bytes(piece: str) -> bytes:
-    return piece.replace("\u2581", " ").encode("utf-8", "surrogatepass")
+    return piece.replace(_WORD_START, " ").encode("utf-8", "surrogatepass")
 
 
 def _is_text(spelling: bytes) -> bool:

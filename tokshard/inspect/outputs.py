@@ -1,0 +1,156 @@
+"""Writing the files that a user names: whole or not at all, through links and into pipes, and never over an input."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+from tokshard.errors import UsageError
+from tokshard.format.storage import atomic_file
+
+_STDOUT = 1
+
+
+@contextlib.contextmanager
+def output_file(path: str, *, option: str, inputs: Iterable[str] = ()) -> Iterator[OutputFile]:
+    """A file to write to. It appears under `path` when the context ends, and not at all if that fails.
+
+    A link is followed: its target is replaced, and the link stays. What is not a regular file, such as a pipe, a device
+    or the standard output, is written to, never replaced.
+
+    Args:
+        option: that named the path, for messages.
+        inputs: files and directories that are read: neither they nor any file in them may be the output.
+
+    Raises:
+        UsageError: the path cannot be written, or is an input.
+    """
+    with ExitStack() as stack:
+        with _own_errors(path, option):
+            refuse_inputs(path, option, inputs)
+            file = stack.enter_context(_opened(path))
+        yield OutputFile(file, path, option)
+        with _own_errors(path, option):
+            stack.close()
+
+
+class OutputFile:
+    """What `output_file` gives; an error of its own says which file cannot be written, and no other error does."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes], path: str, option: str) -> None:
+        self._file = file
+        self._path = path
+        self._option = option
+
+    def write(self, content: Any) -> int:
+        """Write a buffer whole."""
+        with _own_errors(self._path, self._option):
+            return self._file.write(content)
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    def flush(self) -> None:
+        """Pass what is buffered to the operating system."""
+        with _own_errors(self._path, self._option):
+            self._file.flush()
+
+    def close(self) -> None:
+        """Nothing: the context closes the file."""
+
+
+def is_stdout(path: str) -> bool:
+    """Whether a path is the standard output of this process, so that nothing else should be printed there."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(_STDOUT))
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    found = _status(path)
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(0, "it is a directory")
+    if (found is None or stat.S_ISREG(found.st_mode)) and not is_stdout(path):
+        with atomic_file(Path(os.path.realpath(path))) as file:
+            if found is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
+            yield file
+        return
+    with tempfile.TemporaryFile() as whole:  # a reader at the other end gets all of it or nothing
+        yield whole
+        whole.seek(0)
+        # the descriptor also where it is a file that others append to, or a socket, which cannot be opened by a path
+        with open(os.dup(_STDOUT) if is_stdout(path) else path, "wb") as file:
+            shutil.copyfileobj(whole, file)
+
+
+def refuse_inputs(path: str, option: str, inputs: Iterable[str]) -> None:
+    """Refuse an output that is an input. Files are compared, not names: there are links, and many ways to write a path.
+
+    Args:
+        option: that named the path, for the message.
+        inputs: files and directories that are read: neither they nor any file in them may be the output.
+
+    Raises:
+        UsageError: it is one.
+    """
+    found = _status(path)
+    folders = [folder for parent in Path(os.path.realpath(path)).parents if (folder := _status(parent)) is not None]
+    for name in inputs:
+        status = _status(name)
+        if status is None:
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            is_input = found is not None and os.path.samestat(found, status)
+        else:
+            is_input = any(os.path.samestat(folder, status) for folder in folders) or (
+                found is not None and stat.S_ISREG(found.st_mode) and _holds(name, found)
+            )
+        if is_input:
+            where = "is" if not stat.S_ISDIR(status.st_mode) else "belongs to"
+            raise UsageError(
+                f"{option} {path} {where} {name}, which this command reads", hint=f"give another {option} FILE"
+            )
+
+
+def _holds(directory: str, file: os.stat_result) -> bool:
+    """Whether a file lies in a directory under any name. Files that are no links cost no look at the disk each."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if _holds(entry.path, file):
+                    return True
+            elif entry.is_symlink() or entry.inode() == file.st_ino:
+                status = _status(entry.path)
+                if status is not None and os.path.samestat(status, file):
+                    return True
+    return False
+
+
+def _status(path: str | Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+@contextlib.contextmanager
+def _own_errors(path: str, option: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror or error}", hint=f"give another {option} FILE"
+        ) from error
