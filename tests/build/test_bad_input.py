@@ -7,6 +7,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import random
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -612,6 +613,28 @@ def test_a_source_that_changes_while_it_is_read_is_named(tokshard_build, monkeyp
         f"a.jsonl changed during the build: bytes {2 * len(GOOD)}, at the start {len(GOOD)}",
         "hint: put the file back, or start over with --force",
     )
+
+
+@pytest.mark.parametrize("encode", [inputs.arrow_bytes, inputs.arrow_stream_bytes], ids=["Arrow file", "Arrow stream"])
+def test_an_arrow_input_that_is_cut_while_it_is_read_is_a_damaged_source(encode, tokshard_build, monkeypatch):
+    content = encode(inputs.table([{"text": "a" * 50_000}] * 3), 1)
+    original = runner.read_span
+
+    def read_span(source: Any, *arguments: Any) -> Any:
+        for chunk in original(source, *arguments):
+            yield chunk
+            if source.location == "b.arrow":
+                os.truncate("b.arrow", len(content) // 2)  # a map of the file would end the process here
+
+    monkeypatch.setattr(runner, "read_span", read_span)
+    write("b.arrow", content)
+    seen = tokshard_build(write("a.jsonl", GOOD), "b.arrow")
+    problem, hint = seen.err
+    assert problem.startswith("error: b.arrow is damaged: ")
+    assert (seen.exit_code, hint) == (1, FETCH)
+    write("b.arrow", content)
+    seen = tokshard_build("a.jsonl", "b.arrow", "--on-bad-source", "skip", "--force")
+    assert (seen.exit_code, seen.texts, seen.left_out) == (0, ["good"], [{}, {"damaged input": 1}])
 
 
 def test_a_source_that_changed_since_the_last_run_is_refused(tokshard_build, monkeypatch):

@@ -9,7 +9,6 @@ import contextlib
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -23,7 +22,6 @@ from tokshard.build.streams import CHUNK_BYTES, ByteSource, PlainBytes, damaged,
 from tokshard.build.tar import tar_chunks
 from tokshard.build.tasks import ByteRange, Grouped, Groups, Lines, Span, Split, Stream, Unit
 from tokshard.errors import SourceError, UsageError
-from tokshard.format.storage import map_file
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -139,19 +137,16 @@ def _group_sizes(source: Input) -> Iterator[int]:
                 group = metadata.row_group(index)
                 yield sum(group.column(column).total_compressed_size for column in range(group.num_columns))
     else:
-        count = _open_arrow_file(source).num_record_batches
+        with _open_arrow(source) as file, _naming(source):
+            count = ipc.open_file(file).num_record_batches
         yield from [source.num_bytes // max(1, count)] * count
 
 
 def _open_parquet(source: Input) -> pq.ParquetFile:
     import pyarrow.parquet as pq
 
-    try:
+    with _naming(source):
         return pq.ParquetFile(source.location)
-    except FileNotFoundError as error:
-        raise vanished(source, error) from error
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(source, str(error)) from error
 
 
 def _parquet_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
@@ -171,53 +166,66 @@ def _parquet_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chu
             raise damaged(source, str(error)) from error
 
 
-def _open_arrow_file(source: Input) -> ipc.RecordBatchFileReader:
+@contextlib.contextmanager
+def _naming(source: Input, place: str = "") -> Iterator[None]:
+    """Errors of Arrow, said of the input.
+
+    Raises:
+        BadSourceError: the file is gone or damaged.
+    """
     try:
-        return ipc.open_file(map_file(Path(source.location)))
+        yield
     except FileNotFoundError as error:
         raise vanished(source, error) from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(source, str(error)) from error
+        raise damaged(source, f"{place}{error}") from error
+
+
+def _open_arrow(source: Input) -> pa.NativeFile:
+    """An Arrow input. It is never mapped: a mapped file that is cut ends the process with SIGBUS."""
+    with _naming(source):
+        return pa.OSFile(source.location)
 
 
 def _arrow_file_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
-    reader = _open_arrow_file(source)
-    fields = _Fields(source, reader.schema, spec)
-    batches = range(reader.num_record_batches)
-    for index in batches[span.start : span.stop] if isinstance(span, Groups) else batches:
-        try:
-            batch = reader.get_batch(index)
-            batch.validate()
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise damaged(source, f"batch {index}: {error}") from error
-        yield from fields.chunks(batch, source.num_bytes // len(batches))
+    with _open_arrow(source) as file:
+        with _naming(source):
+            schema = ipc.open_file(file).schema
+        fields = _Fields(source, schema, spec)
+        with _naming(source):
+            reader = ipc.open_file(file, options=fields.read_options)
+        batches = range(reader.num_record_batches)
+        for index in batches[span.start : span.stop] if isinstance(span, Groups) else batches:
+            with _naming(source, f"batch {index}: "):
+                batch = reader.get_batch(index)
+                batch.validate()
+            yield from fields.chunks(batch, source.num_bytes // len(batches))
 
 
 def _arrow_stream_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
-    try:
-        mapped = map_file(Path(source.location))
-        file = pa.BufferReader(mapped)
-        reader = ipc.open_stream(file)
-    except FileNotFoundError as error:
-        raise vanished(source, error) from error
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(source, str(error)) from error
-    fields = _Fields(source, reader.schema, spec)
-    reported = 0
-    while True:
-        try:
-            batch = reader.read_next_batch()
-            batch.validate()
-        except StopIteration:
-            break
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise damaged(source, str(error)) from error
-        here = file.tell()
-        yield from fields.chunks(batch, here - reported)
-        reported = here
-    # Arrow takes a missing end for the end, so a stream cut between two batches has to be noticed here
-    if bytes(mapped[-8:]) != _END_OF_STREAM:
-        raise damaged(source, "the stream has no end-of-stream marker: it was cut off between two batches")
+    with _open_arrow(source) as file:
+        with _naming(source):
+            schema = ipc.open_stream(file).schema
+        fields = _Fields(source, schema, spec)
+        with _naming(source):
+            file.seek(0)
+            reader = ipc.open_stream(file, options=fields.read_options)
+        reported = 0
+        while True:
+            with _naming(source):
+                batch = next(reader, None)
+                if batch is None:
+                    break
+                batch.validate()
+                here = file.tell()
+            yield from fields.chunks(batch, here - reported)
+            reported = here
+        # Arrow takes a missing end for the end, so a stream cut between two batches has to be noticed here
+        with _naming(source):
+            file.seek(max(0, file.size() - len(_END_OF_STREAM)))
+            end = file.read()
+        if end != _END_OF_STREAM:
+            raise damaged(source, "the stream has no end-of-stream marker: it was cut off between two batches")
 
 
 class _Fields:
@@ -233,9 +241,11 @@ class _Fields:
             names = schema.names
         except UnicodeDecodeError as error:
             raise damaged(source, f"a field has a name that is not UTF-8: {error}") from error
+        self._indices = {name: index for index, name in enumerate(names)}
         wanted = {name: path for name, (path, _) in spec.columns.items()}
         self.paths = list(dict.fromkeys([spec.text_field, *wanted.values()]))
         self._parts: dict[str, tuple[str, list[str]]] = {}
+        """Of each path the column, and the fields of structs below it."""
         for path in self.paths:
             kind, self._parts[path] = _resolve(source, schema, path)
             if path == spec.text_field and not _is_text(kind):
@@ -243,6 +253,11 @@ class _Fields:
                     f"{source.location}: field {path!r} has type {kind}, expected a string",
                     hint=f"give the field that holds the text with --text-field; fields: {', '.join(names)}",
                 )
+
+    @property
+    def read_options(self) -> ipc.IpcReadOptions:
+        """For Arrow: the other columns of a batch are neither read nor held."""
+        return ipc.IpcReadOptions(included_fields=sorted({self._indices[root] for root, _ in self._parts.values()}))
 
     def chunks(self, batch: pa.RecordBatch, input_bytes: int) -> Iterator[Records]:
         """The batch in chunks of at most `_ROWS_PER_BATCH` records.
