@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # `pyarrow.parquet` and `pyarrow.compute` take a process 60 ms to import, so they are where they are needed
 
 _ROWS_PER_BATCH = 1_024
+_BYTES_PER_RECORD = 128
+"""What a record counts for at least, be it empty or bad: a worker may hold a whole segment. Decides shards."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -70,8 +72,8 @@ def read_span(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
 def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator[tuple[int, Chunk]]:
     """All chunks of an input that is read from its start, each with its segment.
 
-    A segment is `task_bytes` of decompressed lines, or of text for csv and Arrow streams. Segments ascend; one in
-    which no record starts is left out.
+    A segment is `task_bytes` of decompressed lines, or of what is held for csv and Arrow streams. Segments ascend; one
+    in which no record starts is left out.
 
     Raises:
         SourceError, UsageError: as `read_span`.
@@ -83,7 +85,7 @@ def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
     if source.format == sources.TAR:
         return tar_chunks(source, spec, task_bytes)
     reader = _arrow_stream_chunks if source.format == sources.ARROW_STREAM else _csv_chunks
-    return _by_text_bytes(reader(source, spec), task_bytes)
+    return _by_held_bytes(reader(source, spec), task_bytes)
 
 
 # JSON lines and plain text
@@ -271,14 +273,22 @@ class _Fields:
             raise damaged(self._source, str(error)) from error
         for start in range(0, batch.num_rows, _ROWS_PER_BATCH):
             rows = min(_ROWS_PER_BATCH, batch.num_rows - start)
-            values = {path: self._values(path, array.slice(start, rows)) for path, array in arrays.items()}
-            texts = values[self._spec.text_field]
-            columns = {name: values[path] for name, (path, _) in self._spec.columns.items()}
-            yield admit_rows(self._spec, texts, columns, input_bytes=input_bytes * rows // batch.num_rows)
+            slices = {path: array.slice(start, rows) for path, array in arrays.items()}
+            values = {path: self._values(path, part) for path, part in slices.items()}
+            is_small = all(map(_holds_little, slices.values()))
+            for first, stop in [(0, rows)] if is_small else _runs(list(values.values()), rows):
+                texts = values[self._spec.text_field][first:stop]
+                columns = {name: values[path][first:stop] for name, (path, _) in self._spec.columns.items()}
+                share = input_bytes * (start + stop) // batch.num_rows - input_bytes * (start + first) // batch.num_rows
+                yield admit_rows(self._spec, texts, columns, input_bytes=share)
 
     def _values(self, path: str, array: pa.Array) -> Sequence[Any]:
         if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+            # one object for each value, however many rows have it: decoded, 4 KB of rows could fill any memory
+            indices = array.indices
+            used = indices.unique().drop_null()
+            known = dict(zip(used.to_pylist(), self._values(path, array.dictionary.take(used)), strict=True))
+            return [known.get(index) for index in indices.to_pylist()]
         if pa.types.is_temporal(array.type):
             array = array.cast(pa.string())  # Python has no nanoseconds, and no years above 9999
         try:
@@ -299,6 +309,23 @@ class _Fields:
                 # a null struct has null children, which field() alone would not show
                 array = pc.struct_field(array, name)
         return array
+
+
+def _holds_little(array: pa.Array) -> bool:
+    """Whether the values of a column are surely no more than a chunk should hold."""
+    return not pa.types.is_dictionary(array.type) and array.nbytes < CHUNK_BYTES
+
+
+def _runs(columns: Sequence[Sequence[Any]], num_rows: int) -> Iterator[tuple[int, int]]:
+    """Rows as half-open ranges of `CHUNK_BYTES` of values, or of one row: encoding costs a multiple of its texts."""
+    start = size = 0
+    for row in range(num_rows):
+        size += sum(_value_bytes(values[row]) for values in columns)
+        if size >= CHUNK_BYTES:
+            yield start, row + 1
+            start, size = row + 1, 0
+    if start < num_rows:
+        yield start, num_rows
 
 
 def _resolve(source: Input, schema: pa.Schema, path: str) -> tuple[pa.DataType, tuple[str, list[str]]]:
@@ -484,10 +511,11 @@ def _csv_records(
         if problem:
             broken[len(texts)] = problem
         texts.append(None if problem else _escaped(row[places[spec.text_field]]))
+        size += _value_bytes(texts[-1])
         for name, (path, kind) in spec.columns.items():
             value = None if problem else row[places[path]]
             columns[name].append(None if kind != "string" and not value else value)
-        size += len(texts[-1] or "")
+            size += _value_bytes(value)
         if size >= CHUNK_BYTES or len(texts) >= _ROWS_PER_BATCH:
             yield flush()
     if texts:
@@ -514,9 +542,20 @@ class _Raw(io.RawIOBase):
         return len(data)
 
 
-def _by_text_bytes(chunks: Iterator[Records], task_bytes: int) -> Iterator[tuple[int, Chunk]]:
-    """Number the segments of an input without lines: a chunk belongs to the segment in which its text starts."""
+def _by_held_bytes(chunks: Iterator[Records], task_bytes: int) -> Iterator[tuple[int, Chunk]]:
+    """Number the segments of an input without lines: a chunk belongs to the one in which what it holds starts."""
     seen = 0
     for chunk in chunks:
         yield seen // task_bytes, chunk
-        seen += sum(map(len, chunk.texts))
+        seen += _held_bytes(chunk)
+
+
+def _held_bytes(chunk: Records) -> int:
+    """About what a chunk holds in memory: texts, kept values, and what is wrong with its bad records."""
+    kept = sum(_value_bytes(value) for values in chunk.columns.values() for value in values)
+    problems = sum(len(bad.detail) for bad in chunk.bad)
+    return sum(map(len, chunk.texts)) + kept + problems + _BYTES_PER_RECORD * chunk.count
+
+
+def _value_bytes(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes) else 0
