@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import bz2
 import gzip
+import importlib.metadata
 import json
 import lzma
+import os
 import random
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -374,9 +376,9 @@ def test_a_build_that_left_everything_out_fails_with_the_reasons(tokshard_build)
 # special tokens in text
 
 
-def word_tokenizer(directory: Path) -> str:
+def word_tokenizer(directory: Path, *, unknown: str = "[UNK]") -> str:
     """A vocabulary of words that spells its special tokens as ordinary entries."""
-    vocabulary = {"[UNK]": 0, "<s>": 1, "</s>": 2, "good": 3, "text": 4}
+    vocabulary = {"[UNK]": 0, "<s>": 1, "</s>": 2, "good": 3, "text": 4, "a": 5, "b": 6}
     content = {
         "version": "1.0",
         "added_tokens": [special_token(1, "<s>"), special_token(2, "</s>")],
@@ -384,7 +386,7 @@ def word_tokenizer(directory: Path) -> str:
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": unknown},
     }
     directory.mkdir()
     (directory / "tokenizer.json").write_text(json.dumps(content))
@@ -424,6 +426,20 @@ def test_special_and_other_bad_records_are_listed_in_the_order_of_lines(tokshard
     assert seen.left_out == [{"empty": 1, "malformed": 1, "special token in text": 2}]
     with open_corpus(seen.directory) as corpus:
         assert [corpus.provenance(index).record for index in (0, 1)] == [0, 5]
+
+
+def test_a_text_on_which_the_tokenizer_fails_is_a_bad_record(tokshard_build, tmp_path):
+    tokenizer = word_tokenizer(tmp_path / ".words", unknown="a token that it lacks")
+    write("a.jsonl", jsonl([{"text": text} for text in ("good text", "unheard of", "good")]))
+    fails = f"tokenizers {importlib.metadata.version('tokenizers')} fails on the text: WordLevel error: Missing [UNK]"
+    seen = tokshard_build("a.jsonl", "--eos", "</s>", tokenizer=tokenizer)
+    problem, hint = seen.err
+    assert problem.startswith(f"error: a.jsonl, line 2: tokenizer fails on the text: {fails}")
+    assert (seen.exit_code, hint) == (1, REPAIR)
+    seen = tokshard_build("a.jsonl", "--eos", "</s>", "--on-bad-record", "skip", tokenizer=tokenizer)
+    assert seen.left_out == [{"tokenizer fails on the text": 1}]
+    assert [(reject["record"], reject["reason"]) for reject in seen.rejects] == [(2, "tokenizer fails on the text")]
+    assert [document.tolist() for document in open_corpus(seen.directory).documents()] == [[3, 4, 2], [3, 2]]
 
 
 # damaged inputs
@@ -612,6 +628,28 @@ def test_a_source_that_changes_while_it_is_read_is_named(tokshard_build, monkeyp
         f"a.jsonl changed during the build: bytes {2 * len(GOOD)}, at the start {len(GOOD)}",
         "hint: put the file back, or start over with --force",
     )
+
+
+@pytest.mark.parametrize("encode", [inputs.arrow_bytes, inputs.arrow_stream_bytes], ids=["Arrow file", "Arrow stream"])
+def test_an_arrow_input_that_is_cut_while_it_is_read_is_a_damaged_source(encode, tokshard_build, monkeypatch):
+    content = encode(inputs.table([{"text": "a" * 50_000}] * 3), 1)
+    original = runner.read_span
+
+    def read_span(source: Any, *arguments: Any) -> Any:
+        for chunk in original(source, *arguments):
+            yield chunk
+            if source.location == "b.arrow":
+                os.truncate("b.arrow", len(content) // 2)  # a map of the file would end the process here
+
+    monkeypatch.setattr(runner, "read_span", read_span)
+    write("b.arrow", content)
+    seen = tokshard_build(write("a.jsonl", GOOD), "b.arrow")
+    problem, hint = seen.err
+    assert problem.startswith("error: b.arrow is damaged: ")
+    assert (seen.exit_code, hint) == (1, FETCH)
+    write("b.arrow", content)
+    seen = tokshard_build("a.jsonl", "b.arrow", "--on-bad-source", "skip", "--force")
+    assert (seen.exit_code, seen.texts, seen.left_out) == (0, ["good"], [{}, {"damaged input": 1}])
 
 
 def test_a_source_that_changed_since_the_last_run_is_refused(tokshard_build, monkeypatch):

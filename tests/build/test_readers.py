@@ -22,7 +22,7 @@ from tokshard.build import tasks
 from tokshard.build.readers import read_span, read_stream, split_of
 from tokshard.build.records import Chunk, JsonLinesParser, LineChunk, Records, RecordSpec, parse_columns
 from tokshard.build.sources import discover
-from tokshard.build.tasks import Task, Unit, plan_tasks
+from tokshard.build.tasks import Task, Unit, Whole, plan_tasks
 from tokshard.errors import SourceError, UsageError
 
 TEXTS = [
@@ -246,6 +246,68 @@ def test_an_arrow_table_with_a_dictionary_per_batch_is_read(kind, tmp_path):
     chunks = [pa.array(part).dictionary_encode() for part in (["a", "b", "a"], ["c", "a"])]
     path = write_table(pa.table({"text": pa.chunked_array(chunks).unify_dictionaries()}), kind, tmp_path, 2)
     assert texts_of(build(path, tmp_path / "out")) == ["a", "b", "a", "c", "a"]
+
+
+@pytest.mark.parametrize("kind", ["arrow", "stream"])  # the parquet reader itself refuses such a dictionary
+def test_a_value_of_a_dictionary_that_is_not_utf_8_spoils_only_its_records(kind, tmp_path):
+    values = pa.array([b"good", b"\xff\xfe", b"fine"]).view(pa.string())
+    array = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 1, None, 0]), values)
+    path = write_table(pa.table({"text": array}), kind, tmp_path)
+    corpus = build(path, tmp_path / "out", on_bad_record="skip")
+    assert texts_of(corpus) == ["good", "fine", "good"]
+    assert corpus.sources()[0].left_out == {"invalid UTF-8": 2, "missing text": 1}
+
+
+@every_table
+def test_a_long_text_that_many_rows_share_is_held_once_and_comes_in_small_chunks(kind, tmp_path):
+    long = pa.array(["a" * 200_000, None, "b"])
+    array = pa.DictionaryArray.from_arrays(pa.array([0] * 300 + [1, 2]), long)
+    path = write_table(pa.table({"text": array}), kind, tmp_path)
+    (source,) = discover([str(path)], input_format=None).inputs
+    tracemalloc.start()
+    sizes = []
+    for part in read_span(source, Whole(), spec_of()):
+        assert isinstance(part, Records)
+        sizes.append((part.count, sum(map(len, part.texts)), part.input_bytes))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(count for count, _, _ in sizes) == 302
+    assert max(size for _, size, _ in sizes) <= inputs.readers.CHUNK_BYTES + 200_000
+    assert 0 <= source.num_bytes - sum(num_bytes for _, _, num_bytes in sizes) < source.num_bytes // 2
+    if kind != "parquet":  # which decodes its dictionaries itself
+        assert peak < 5 << 20
+
+
+SEGMENTED = {
+    "kept values": (["n"], [["a", "x" * 2_000]] * 500),
+    "bad records": ([], [["a"]] * 8_000),
+    "empty records": ([], [["", ""]] * 8_000),
+}
+
+
+@pytest.mark.parametrize("what", SEGMENTED)
+def test_a_segment_of_csv_ends_by_all_that_a_worker_would_hold(what, tmp_path, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 1 << 14)
+    keep, rows = SEGMENTED[what]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["text,n", *(",".join(row) or '""' for row in rows)]) + "\n")
+    found = read([path], spec_of("text", *keep), 1 << 13)
+    assert sum(part.count for _, part in found) == len(rows)
+    assert len({key for key, _ in found}) > 5
+
+
+@pytest.mark.parametrize("column", ["kept", "text"])
+def test_a_segment_of_an_arrow_stream_ends_by_all_that_a_worker_would_hold(column, tmp_path):
+    rows = [{"text": "a" if column == "kept" else None, "n": "x" * 2_000}] * 500
+    path = tmp_path / "a.arrow"
+    found = table_of(rows)
+    path.write_bytes(inputs.arrow_stream_bytes(found, 20))
+    keys = {key for key, _ in read([path], spec_of("text", *(["n"] if column == "kept" else [])), 1 << 13)}
+    assert len(keys) > 5
+
+
+def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), pa.schema([("text", pa.string()), ("n", pa.string())]))
 
 
 @every_table

@@ -6,6 +6,7 @@ import io
 import os
 import random
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,45 @@ def test_a_pax_size_that_is_no_number_is_damage(tmp_path):
     content = archive_of(member("a.txt", size=3, pax_headers={"size": "many"}))
     with pytest.raises(SourceError, match="has the size -1"):
         build(write(content, tmp_path), tmp_path / "out")
+
+
+def test_pax_headers_are_not_kept_but_for_what_is_used(tmp_path):
+    headers = b""
+    for number in range(8):
+        data = b"".join(
+            b"21 key%06d=value%02d\n" % (key, number) for key in range(number * 10_000, (number + 1) * 10_000)
+        )
+        header = member("pax", tarfile.XGLTYPE if number % 2 else tarfile.XHDTYPE, size=len(data)).tobuf()
+        headers += header + data + bytes(-len(data) % 512)
+    path = write(headers + archive_of(member("a.txt", size=3)), tmp_path)
+    tracemalloc.start()
+    assert read(path) == ["xxx", TEXT.decode()]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 << 20
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [b"9 path=a", b"11 path=a\n", b"8 path=a\n", b"x path=a\n", b" path=a\n", b"9path=ab\n", b"6 path\n", b"0 a=b\n"],
+)
+def test_a_pax_header_that_is_no_list_of_records_is_damage(broken, tmp_path):
+    header = member("pax", tarfile.XHDTYPE, size=len(broken)).tobuf()
+    content = header + broken + bytes(-len(broken) % 512) + archive_of()
+    with pytest.raises(SourceError, match="the pax header before byte 1,024 is broken"):
+        build(write(content, tmp_path), tmp_path / "out")
+
+
+def test_links_without_end_do_not_pile_up_behind_a_sample(tmp_path):
+    links = member("a.lnk", tarfile.SYMTYPE).tobuf() * 3_000
+    content = member("0.txt", size=3).tobuf() + b"xxx".ljust(512, b"\0") + links + archive_of()
+    path = write(content, tmp_path)
+    (source,) = discover([str(path)], input_format=None).inputs
+    spec = RecordSpec(text_field="txt", columns={}, max_document_bytes=10_000)
+    parts: list[Any] = list(read_span(source, Whole(), spec))
+    assert [text for part in parts for text in part.texts] == ["xxx", TEXT.decode()]
+    assert sum(part.count for part in parts) == 3_002
+    assert parts[0].input_bytes < 1_100 * 512
 
 
 def read(path: Path) -> list[str]:

@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.build.inputs import EOS, TOKENIZER, build, jsonl, special_token, write_byte_tokenizer
-from tokshard.build.encoding import DocumentEncoder
-from tokshard.build.tokenizer import BOS_FROM_TOKENIZER, Encoder, TokenizerFile, inline_groups, read_tokenizer
+from tokshard.build import tokenizer
+from tokshard.build.encoding import DocumentEncoder, EncodingError
+from tokshard.build.tokenizer import (
+    BOS_FROM_TOKENIZER,
+    MAX_VOCABULARY,
+    Encoder,
+    TokenizerFile,
+    inline_groups,
+    read_tokenizer,
+)
 from tokshard.errors import TokenizerError
 from tokshard.format.manifest import TokenizerInfo
 
@@ -381,6 +389,76 @@ def test_exactly_the_texts_with_a_special_id_are_held_back(documents, special, e
     assert encoded.tokens.dtype == np.uint32
 
 
+class Faulty:
+    """A tokenizer that fails on texts with an `x`, and gives ids of some type."""
+
+    def __init__(self, dtype: type[np.generic] = np.uint32) -> None:
+        self._dtype = dtype
+
+    def __call__(self, texts: Sequence[str]) -> list[Any]:
+        if any("x" in text for text in texts):
+            raise EncodingError("no x")
+        return [np.array(json.loads(text), self._dtype) for text in texts]
+
+
+INFO = info_of({"eos": 0, "s": 1}, vocab_size=9, eos_id=0, bos_id=None)
+
+
+def test_exactly_the_texts_on_which_the_library_fails_are_held_back():
+    encoded = DocumentEncoder(Faulty(), INFO)(["[5]", "x", "[1]", "[6, 7]", "[x]"])
+    assert dict(encoded.failed) == {1: "no x", 4: "no x"}
+    assert encoded.with_special == (2,)
+    assert (encoded.tokens.tolist(), encoded.ends.tolist()) == ([5, 0, 6, 7, 0], [2, 5])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.uint8, np.float64])
+def test_ids_of_another_width_are_refused_rather_than_read_as_other_ids(dtype):
+    with pytest.raises(TokenizerError, match=rf"library gives arrays of {np.dtype(dtype)}; expected ids of the voc"):
+        DocumentEncoder(Faulty(dtype), INFO)(["[5, 6]"])
+
+
+@pytest.mark.parametrize("text", ["[9]", "[65541]"])
+def test_an_id_outside_of_the_vocabulary_is_refused_rather_than_narrowed(text):
+    with pytest.raises(TokenizerError, match=r"gives the id [0-9]+, and the vocabulary ends before 9; expected"):
+        DocumentEncoder(Faulty(), INFO)(["[5]", text])
+
+
+def test_a_library_with_ids_of_another_type_is_refused_before_it_encodes(tmp_path, monkeypatch):
+    for version in ("_encoder_02x", "_encoder_1x"):
+        monkeypatch.setattr(tokenizer, version, lambda _: lambda texts: [np.zeros(1, np.int64) for _ in texts])
+    with pytest.raises(TokenizerError, match="gives ids as int64, expected uint32"):
+        Encoder(write(tmp_path, words("a", "</s>")) / "tokenizer.json")
+
+
+class PanicException(BaseException):
+    """As Rust code in Python raises it."""
+
+
+def test_after_a_panic_of_the_library_the_tokenizer_is_loaded_again(tmp_path, monkeypatch):
+    loaded = 0
+
+    def load(_: Any) -> Callable[[Sequence[str]], list[Any]]:
+        nonlocal loaded
+        loaded += 1
+        broken = False
+
+        def encode(texts: Sequence[str]) -> list[Any]:
+            nonlocal broken
+            broken = broken or "!" in "".join(texts)
+            if broken:
+                raise PanicException("called `Option::unwrap()` on a `None` value")
+            return [np.zeros(1, np.uint32) for _ in texts]
+
+        return encode
+
+    for version in ("_encoder_02x", "_encoder_1x"):
+        monkeypatch.setattr(tokenizer, version, load)
+    encode = Encoder(write(tmp_path, words("a", "</s>")) / "tokenizer.json")
+    with pytest.raises(EncodingError, match="fails on the text: called `Option::unwrap"):
+        encode(["!"])
+    assert (encode(["a"])[0].tolist(), loaded) == ([0], 2)
+
+
 # truncation and padding
 
 
@@ -423,6 +501,33 @@ def test_a_vocabulary_with_a_lone_surrogate_is_left_to_the_library_to_judge(trun
     clean.write_bytes(read(tmp_path).clean)
     with pytest.raises(TokenizerError, match="cannot load the tokenizer"):
         Encoder(clean)
+
+
+# what changes text
+
+
+NFKC, LOWERCASE, SEQUENCE = {"type": "NFKC"}, {"type": "Lowercase"}, {"type": "Sequence"}
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "name"),
+    [
+        (None, None),
+        ({**SEQUENCE, "normalizers": []}, None),
+        (NFKC, "NFKC"),
+        ({**SEQUENCE, "normalizers": [NFKC, {**SEQUENCE, "normalizers": [LOWERCASE, NFKC]}]}, "NFKC, Lowercase"),
+        ({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, "Replace"),
+    ],
+)
+def test_a_normalizer_that_changes_text_is_named_by_its_steps(normalizer, name, tmp_path):
+    assert read(write(tmp_path, words("a", "</s>", normalizer=normalizer))).normalizer == name
+
+
+def test_spelling_spaces_and_bytes_as_the_vocabulary_does_is_no_change_of_text(tmp_path):
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    steps = [{"type": "Prepend", "prepend": "▁"}, space, {"type": "ByteLevel"}]
+    normalizer = {"type": "Sequence", "normalizers": steps}
+    assert read(write(tmp_path, words("a", "</s>", normalizer=normalizer))).normalizer is None
 
 
 # EOS and BOS
@@ -508,6 +613,14 @@ def test_the_vocabulary_reaches_to_the_largest_id_of_model_and_added_tokens(tmp_
 )
 def test_the_size_of_every_kind_of_vocabulary_is_known(kind, vocab_size, tokenizers):
     assert tokenizers(kind).info.vocab_size == vocab_size
+
+
+def test_a_vocabulary_with_an_id_far_away_is_refused(tmp_path):
+    content = words("a", "</s>", added=[special_token(MAX_VOCABULARY - 1, "near")])
+    assert read(write(tmp_path, content)).info.vocab_size == MAX_VOCABULARY
+    content["added_tokens"].append(special_token(2**32 - 1, "far"))
+    with pytest.raises(TokenizerError, match=r"gives 'far' the id 4,294,967,295; ids up to 16,777,215 are supported"):
+        read(write(tmp_path, content))
 
 
 def test_a_file_or_its_directory_name_the_same_tokenizer(tmp_path):

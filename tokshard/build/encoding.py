@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.errors import TokenizerError
 from tokshard.format.manifest import TokenizerInfo
 
 _MAX_COMPARED_RANGES = 4
@@ -16,11 +17,19 @@ _ID_DTYPE = np.dtype(np.uint32)
 """What tokenizers give."""
 
 
+class EncodingError(Exception):
+    """The tokenizer library fails on a text; the message is its own."""
+
+
 class EncodeTexts(Protocol):
     """What turns texts into ids: `tokshard.build.tokenizer.Encoder`."""
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Token ids of each text, without delimiters: contiguous uint32 [tokens]."""
+        """Token ids of each text, without delimiters: contiguous uint32 [tokens].
+
+        Raises:
+            EncodingError: the library fails on one of the texts.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +40,13 @@ class EncodedTexts:
         tokens: uint32, delimiters included. The writer narrows them, on its way of copying them.
         ends: int64 [documents], where each ends in `tokens`.
         with_special: indices of the texts that encoded to a special id; they are not among the documents.
+        failed: index to message of the texts on which the tokenizer library failed; they are not among them either.
     """
 
     tokens: NDArray[Any]
     ends: NDArray[np.int64]
     with_special: tuple[int, ...]
+    failed: Mapping[int, str] = field(default_factory=dict)
 
 
 class DocumentEncoder:
@@ -47,12 +58,20 @@ class DocumentEncoder:
         self._between = np.array(delimiters, _ID_DTYPE).tobytes()
         self._num_delimiters = len(delimiters)
         self._special_ranges = list(_ranges(info.special_ids.values()))
+        self._vocab_size = info.vocab_size
         self._is_special = np.zeros(info.vocab_size, np.bool_)
         self._is_special[list(info.special_ids.values())] = True
 
     def __call__(self, texts: Sequence[str]) -> EncodedTexts:
-        """Encode texts; costs 1 ns per token and 0.1 us per document beside the tokenizer."""
-        ids = self._encode(texts)
+        """Encode texts; costs 1 ns per token and 0.1 us per document beside the tokenizer.
+
+        Raises:
+            TokenizerError: the library gives ids that are not uint32, or not in the vocabulary.
+        """
+        try:
+            ids = self._encode(texts)
+        except EncodingError:
+            return self._one_by_one(texts)
         encoded = self._join(ids)
         # each document brings exactly its delimiters: any other count means that text became control
         if self._count_special(encoded.tokens) == len(ids) * self._num_delimiters:
@@ -61,6 +80,25 @@ class DocumentEncoder:
         rejected = set(bad)
         kept = self._join([document for index, document in enumerate(ids) if index not in rejected])
         return EncodedTexts(kept.tokens, kept.ends, bad)
+
+    def _one_by_one(self, texts: Sequence[str]) -> EncodedTexts:
+        """Encode texts of which the library fails on some."""
+        ids: list[NDArray[Any]] = []
+        with_special: list[int] = []
+        failed: dict[int, str] = {}
+        for index, text in enumerate(texts):
+            try:
+                (found,) = self._encode([text])
+            except EncodingError as error:
+                failed[index] = str(error)
+                continue
+            self._join([found])  # which checks the ids
+            if self._is_special[found].any():
+                with_special.append(index)
+            else:
+                ids.append(found)
+        kept = self._join(ids)
+        return EncodedTexts(kept.tokens, kept.ends, tuple(with_special), failed)
 
     def _count_special(self, tokens: NDArray[Any]) -> int:
         if len(self._special_ranges) > _MAX_COMPARED_RANGES:
@@ -79,8 +117,22 @@ class DocumentEncoder:
         # joining bytes takes a fifth of the time of `np.concatenate` on short documents; the delimiters are what joins,
         # so the EOS before the first document and the BOS behind the last are none
         parts: list[Any] = [b"", *ids, b""]
-        joined = np.frombuffer(self._between.join(parts), _ID_DTYPE)
-        return EncodedTexts(joined[1 : 1 + int(ends[-1])], ends, ())
+        joined = self._between.join(parts)
+        num_tokens = int(ends[-1]) + self._num_delimiters
+        # ids of another width would be read as other ids
+        if len(joined) != num_tokens * _ID_DTYPE.itemsize:
+            raise _wrong_ids(f"arrays of {', '.join(sorted({str(found.dtype) for found in ids}))}")
+        tokens = np.frombuffer(joined, _ID_DTYPE)
+        if (largest := int(tokens.max())) >= self._vocab_size:
+            raise _wrong_ids(f"the id {largest}, and the vocabulary ends before {self._vocab_size}")
+        return EncodedTexts(tokens[1 : 1 + int(ends[-1])], ends, ())
+
+
+def _wrong_ids(found: str) -> TokenizerError:
+    return TokenizerError(
+        f"the tokenizer library gives {found}; expected ids of the vocabulary as {_ID_DTYPE}",
+        hint="install another version of tokenizers, and report this with its version",
+    )
 
 
 def _ranges(ids: Iterable[int]) -> Iterator[tuple[int, int]]:

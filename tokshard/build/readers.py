@@ -9,7 +9,6 @@ import contextlib
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -23,7 +22,6 @@ from tokshard.build.streams import CHUNK_BYTES, ByteSource, PlainBytes, damaged,
 from tokshard.build.tar import tar_chunks
 from tokshard.build.tasks import ByteRange, Grouped, Groups, Lines, Span, Split, Stream, Unit
 from tokshard.errors import SourceError, UsageError
-from tokshard.format.storage import map_file
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
 # `pyarrow.parquet` and `pyarrow.compute` take a process 60 ms to import, so they are where they are needed
 
 _ROWS_PER_BATCH = 1_024
+_BYTES_PER_RECORD = 128
+"""What a record counts for at least, be it empty or bad: a worker may hold a whole segment. Decides shards."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -72,8 +72,8 @@ def read_span(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
 def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator[tuple[int, Chunk]]:
     """All chunks of an input that is read from its start, each with its segment.
 
-    A segment is `task_bytes` of decompressed lines, or of text for csv and Arrow streams. Segments ascend; one in
-    which no record starts is left out.
+    A segment is `task_bytes` of decompressed lines, or of what is held for csv and Arrow streams. Segments ascend; one
+    in which no record starts is left out.
 
     Raises:
         SourceError, UsageError: as `read_span`.
@@ -85,7 +85,7 @@ def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
     if source.format == sources.TAR:
         return tar_chunks(source, spec, task_bytes)
     reader = _arrow_stream_chunks if source.format == sources.ARROW_STREAM else _csv_chunks
-    return _by_text_bytes(reader(source, spec), task_bytes)
+    return _by_held_bytes(reader(source, spec), task_bytes)
 
 
 # JSON lines and plain text
@@ -139,19 +139,16 @@ def _group_sizes(source: Input) -> Iterator[int]:
                 group = metadata.row_group(index)
                 yield sum(group.column(column).total_compressed_size for column in range(group.num_columns))
     else:
-        count = _open_arrow_file(source).num_record_batches
+        with _open_arrow(source) as file, _naming(source):
+            count = ipc.open_file(file).num_record_batches
         yield from [source.num_bytes // max(1, count)] * count
 
 
 def _open_parquet(source: Input) -> pq.ParquetFile:
     import pyarrow.parquet as pq
 
-    try:
+    with _naming(source):
         return pq.ParquetFile(source.location)
-    except FileNotFoundError as error:
-        raise vanished(source, error) from error
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(source, str(error)) from error
 
 
 def _parquet_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
@@ -171,53 +168,66 @@ def _parquet_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chu
             raise damaged(source, str(error)) from error
 
 
-def _open_arrow_file(source: Input) -> ipc.RecordBatchFileReader:
+@contextlib.contextmanager
+def _naming(source: Input, place: str = "") -> Iterator[None]:
+    """Errors of Arrow, said of the input.
+
+    Raises:
+        BadSourceError: the file is gone or damaged.
+    """
     try:
-        return ipc.open_file(map_file(Path(source.location)))
+        yield
     except FileNotFoundError as error:
         raise vanished(source, error) from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(source, str(error)) from error
+        raise damaged(source, f"{place}{error}") from error
+
+
+def _open_arrow(source: Input) -> pa.NativeFile:
+    """An Arrow input. It is never mapped: a mapped file that is cut ends the process with SIGBUS."""
+    with _naming(source):
+        return pa.OSFile(source.location)
 
 
 def _arrow_file_chunks(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
-    reader = _open_arrow_file(source)
-    fields = _Fields(source, reader.schema, spec)
-    batches = range(reader.num_record_batches)
-    for index in batches[span.start : span.stop] if isinstance(span, Groups) else batches:
-        try:
-            batch = reader.get_batch(index)
-            batch.validate()
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise damaged(source, f"batch {index}: {error}") from error
-        yield from fields.chunks(batch, source.num_bytes // len(batches))
+    with _open_arrow(source) as file:
+        with _naming(source):
+            schema = ipc.open_file(file).schema
+        fields = _Fields(source, schema, spec)
+        with _naming(source):
+            reader = ipc.open_file(file, options=fields.read_options)
+        batches = range(reader.num_record_batches)
+        for index in batches[span.start : span.stop] if isinstance(span, Groups) else batches:
+            with _naming(source, f"batch {index}: "):
+                batch = reader.get_batch(index)
+                batch.validate()
+            yield from fields.chunks(batch, source.num_bytes // len(batches))
 
 
 def _arrow_stream_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
-    try:
-        mapped = map_file(Path(source.location))
-        file = pa.BufferReader(mapped)
-        reader = ipc.open_stream(file)
-    except FileNotFoundError as error:
-        raise vanished(source, error) from error
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(source, str(error)) from error
-    fields = _Fields(source, reader.schema, spec)
-    reported = 0
-    while True:
-        try:
-            batch = reader.read_next_batch()
-            batch.validate()
-        except StopIteration:
-            break
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise damaged(source, str(error)) from error
-        here = file.tell()
-        yield from fields.chunks(batch, here - reported)
-        reported = here
-    # Arrow takes a missing end for the end, so a stream cut between two batches has to be noticed here
-    if bytes(mapped[-8:]) != _END_OF_STREAM:
-        raise damaged(source, "the stream has no end-of-stream marker: it was cut off between two batches")
+    with _open_arrow(source) as file:
+        with _naming(source):
+            schema = ipc.open_stream(file).schema
+        fields = _Fields(source, schema, spec)
+        with _naming(source):
+            file.seek(0)
+            reader = ipc.open_stream(file, options=fields.read_options)
+        reported = 0
+        while True:
+            with _naming(source):
+                batch = next(reader, None)
+                if batch is None:
+                    break
+                batch.validate()
+                here = file.tell()
+            yield from fields.chunks(batch, here - reported)
+            reported = here
+        # Arrow takes a missing end for the end, so a stream cut between two batches has to be noticed here
+        with _naming(source):
+            file.seek(max(0, file.size() - len(_END_OF_STREAM)))
+            end = file.read()
+        if end != _END_OF_STREAM:
+            raise damaged(source, "the stream has no end-of-stream marker: it was cut off between two batches")
 
 
 class _Fields:
@@ -233,9 +243,11 @@ class _Fields:
             names = schema.names
         except UnicodeDecodeError as error:
             raise damaged(source, f"a field has a name that is not UTF-8: {error}") from error
+        self._indices = {name: index for index, name in enumerate(names)}
         wanted = {name: path for name, (path, _) in spec.columns.items()}
         self.paths = list(dict.fromkeys([spec.text_field, *wanted.values()]))
         self._parts: dict[str, tuple[str, list[str]]] = {}
+        """Of each path the column, and the fields of structs below it."""
         for path in self.paths:
             kind, self._parts[path] = _resolve(source, schema, path)
             if path == spec.text_field and not _is_text(kind):
@@ -243,6 +255,11 @@ class _Fields:
                     f"{source.location}: field {path!r} has type {kind}, expected a string",
                     hint=f"give the field that holds the text with --text-field; fields: {', '.join(names)}",
                 )
+
+    @property
+    def read_options(self) -> ipc.IpcReadOptions:
+        """For Arrow: the other columns of a batch are neither read nor held."""
+        return ipc.IpcReadOptions(included_fields=sorted({self._indices[root] for root, _ in self._parts.values()}))
 
     def chunks(self, batch: pa.RecordBatch, input_bytes: int) -> Iterator[Records]:
         """The batch in chunks of at most `_ROWS_PER_BATCH` records.
@@ -256,14 +273,22 @@ class _Fields:
             raise damaged(self._source, str(error)) from error
         for start in range(0, batch.num_rows, _ROWS_PER_BATCH):
             rows = min(_ROWS_PER_BATCH, batch.num_rows - start)
-            values = {path: self._values(path, array.slice(start, rows)) for path, array in arrays.items()}
-            texts = values[self._spec.text_field]
-            columns = {name: values[path] for name, (path, _) in self._spec.columns.items()}
-            yield admit_rows(self._spec, texts, columns, input_bytes=input_bytes * rows // batch.num_rows)
+            slices = {path: array.slice(start, rows) for path, array in arrays.items()}
+            values = {path: self._values(path, part) for path, part in slices.items()}
+            is_small = all(map(_holds_little, slices.values()))
+            for first, stop in [(0, rows)] if is_small else _runs(list(values.values()), rows):
+                texts = values[self._spec.text_field][first:stop]
+                columns = {name: values[path][first:stop] for name, (path, _) in self._spec.columns.items()}
+                share = input_bytes * (start + stop) // batch.num_rows - input_bytes * (start + first) // batch.num_rows
+                yield admit_rows(self._spec, texts, columns, input_bytes=share)
 
     def _values(self, path: str, array: pa.Array) -> Sequence[Any]:
         if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+            # one object for each value, however many rows have it: decoded, 4 KB of rows could fill any memory
+            indices = array.indices
+            used = indices.unique().drop_null()
+            known = dict(zip(used.to_pylist(), self._values(path, array.dictionary.take(used)), strict=True))
+            return [known.get(index) for index in indices.to_pylist()]
         if pa.types.is_temporal(array.type):
             array = array.cast(pa.string())  # Python has no nanoseconds, and no years above 9999
         try:
@@ -284,6 +309,23 @@ class _Fields:
                 # a null struct has null children, which field() alone would not show
                 array = pc.struct_field(array, name)
         return array
+
+
+def _holds_little(array: pa.Array) -> bool:
+    """Whether the values of a column are surely no more than a chunk should hold."""
+    return not pa.types.is_dictionary(array.type) and array.nbytes < CHUNK_BYTES
+
+
+def _runs(columns: Sequence[Sequence[Any]], num_rows: int) -> Iterator[tuple[int, int]]:
+    """Rows as half-open ranges of `CHUNK_BYTES` of values, or of one row: encoding costs a multiple of its texts."""
+    start = size = 0
+    for row in range(num_rows):
+        size += sum(_value_bytes(values[row]) for values in columns)
+        if size >= CHUNK_BYTES:
+            yield start, row + 1
+            start, size = row + 1, 0
+    if start < num_rows:
+        yield start, num_rows
 
 
 def _resolve(source: Input, schema: pa.Schema, path: str) -> tuple[pa.DataType, tuple[str, list[str]]]:
@@ -469,10 +511,11 @@ def _csv_records(
         if problem:
             broken[len(texts)] = problem
         texts.append(None if problem else _escaped(row[places[spec.text_field]]))
+        size += _value_bytes(texts[-1])
         for name, (path, kind) in spec.columns.items():
             value = None if problem else row[places[path]]
             columns[name].append(None if kind != "string" and not value else value)
-        size += len(texts[-1] or "")
+            size += _value_bytes(value)
         if size >= CHUNK_BYTES or len(texts) >= _ROWS_PER_BATCH:
             yield flush()
     if texts:
@@ -499,9 +542,20 @@ class _Raw(io.RawIOBase):
         return len(data)
 
 
-def _by_text_bytes(chunks: Iterator[Records], task_bytes: int) -> Iterator[tuple[int, Chunk]]:
-    """Number the segments of an input without lines: a chunk belongs to the segment in which its text starts."""
+def _by_held_bytes(chunks: Iterator[Records], task_bytes: int) -> Iterator[tuple[int, Chunk]]:
+    """Number the segments of an input without lines: a chunk belongs to the one in which what it holds starts."""
     seen = 0
     for chunk in chunks:
         yield seen // task_bytes, chunk
-        seen += sum(map(len, chunk.texts))
+        seen += _held_bytes(chunk)
+
+
+def _held_bytes(chunk: Records) -> int:
+    """About what a chunk holds in memory: texts, kept values, and what is wrong with its bad records."""
+    kept = sum(_value_bytes(value) for values in chunk.columns.values() for value in values)
+    problems = sum(len(bad.detail) for bad in chunk.bad)
+    return sum(map(len, chunk.texts)) + kept + problems + _BYTES_PER_RECORD * chunk.count
+
+
+def _value_bytes(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes) else 0

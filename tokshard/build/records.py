@@ -23,6 +23,7 @@ INVALID_UTF8 = "invalid UTF-8"
 TOO_LONG = "over max-document-bytes"
 WRONG_TYPE = "kept field of another type"
 SPECIAL_TOKEN = "special token in text"
+NOT_ENCODED = "tokenizer fails on the text"
 EMPTY = "empty"
 
 FILE, LINE, PARAGRAPH = TEXT_MODES = ("file", "line", "paragraph")

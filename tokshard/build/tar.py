@@ -175,14 +175,15 @@ def _sample_parts(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Re
     def finish() -> Iterator[tuple[int, Records]]:
         if key is not None:
             yield start, broken or _sample(key, fields, parse)
-        yield from ((start, part) for part in left_out)
+        yield from ((archive.position, part) for part in left_out)
         left_out.clear()
 
     for member in archive:
         if member.reason:
-            if key is None:
-                start = archive.position
             left_out.append(_passed_over(member.reason))
+            if len(left_out) >= _RECORDS_PER_CHUNK:  # they are held until the sample ends, so here it ends
+                yield from finish()
+                key, fields, broken = None, {}, None
             continue
         directory, name = os.path.split(member.name)
         stem, _, extension = name.partition(".")
@@ -259,7 +260,7 @@ class _Archive:
                 continue
             fields = everywhere | extra
             extra = {}
-            is_sparse = kind == tarfile.GNUTYPE_SPARSE or any(field.startswith("GNU.sparse.") for field in fields)
+            is_sparse = kind == tarfile.GNUTYPE_SPARSE or _SPARSE in fields
             if kind == tarfile.GNUTYPE_SPARSE:
                 self._skip_sparse_map(block)
             if kind in (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, *_DEVICES):
@@ -323,17 +324,20 @@ class _Archive:
         return data
 
     def _pax(self, data: bytes) -> dict[str, str]:
-        r"""``LENGTH KEY=VALUE\n``, again and again."""
+        r"""``LENGTH KEY=VALUE\n``, again and again; only what `_wanted` names is kept, as headers add up."""
         fields = {}
-        while data.strip(b"\0"):
-            length, _, rest = data.partition(b" ")
-            number = int(length) if length.isdigit() and len(length) < 8 else 0
-            record = rest[: max(0, number - len(length) - 1)]
-            key, equals, value = record.partition(b"=")
-            if not equals or not record.endswith(b"\n"):
+        place, stop = 0, len(data.rstrip(b"\0"))
+        while place < stop:
+            space = data.find(b" ", place, place + _MAX_PAX_DIGITS)
+            length = data[place : max(place, space)]
+            end = place + int(length) if length.isdigit() else place
+            equals = data.find(b"=", space, end)
+            if equals < 0 or end > len(data) or data[end - 1 : end] != b"\n":
                 raise damaged(self._source, f"the pax header before byte {self.position:,} is broken")
-            fields[key.decode("utf-8", "backslashreplace")] = value[:-1].decode("utf-8", "backslashreplace")
-            data = data[number:]
+            name = _wanted(data[space + 1 : equals])
+            if name:
+                fields[name] = data[equals + 1 : end - 1].decode("utf-8", "backslashreplace")
+            place = end
         return fields
 
     def _skip_sparse_map(self, header: bytes) -> None:
@@ -345,6 +349,16 @@ class _Archive:
         self.take(-size % _BLOCK)
 
 
+def _wanted(key: bytes) -> str | None:
+    """What a key of a pax header is kept as."""
+    if key.startswith(b"GNU.sparse."):
+        return _SPARSE
+    return {b"path": "path", b"size": "size"}.get(key)
+
+
+_SPARSE = "sparse"
+_MAX_PAX_DIGITS = 9
+"""Of the length of a record and the space after it: a header has 1 MiB at most."""
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTRA = frozenset({tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XGLTYPE, *_PAX})
 _DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)

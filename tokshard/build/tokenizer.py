@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tokshard.build.conversion import Conversion, convert, is_foreign, probes
+from tokshard.build.encoding import EncodingError
 from tokshard.build.hub import SCHEME, fetch_tokenizer, is_model_id
 from tokshard.errors import TokenizerError
 from tokshard.format.manifest import TokenizerInfo, canonical_json
@@ -28,6 +29,10 @@ _FILES = ("tokenizer.json", "tokenizer.model")
 """What a directory is searched for."""
 BOS_FROM_TOKENIZER = "auto"
 """Value of ``--bos`` that takes the token which the tokenizer's own configuration names."""
+MAX_VOCABULARY = 1 << 24
+"""Ids that a tokenizer may have: tens of times the largest vocabulary. Readers of a corpus allocate by its size."""
+_SPACE = "\u2581"
+"""How a vocabulary of SentencePiece spells a space."""
 _INLINE_BYTES = 8_192
 """Measured with tokenizers 1.0.0rc3; a wrong value costs speed, nothing else."""
 
@@ -41,12 +46,14 @@ class TokenizerFile:
         clean: the same JSON without its truncation and padding blocks, which silently cut and pad documents.
         info: what the manifest says of it.
         notes: what the user should know, a line each.
+        normalizer: names what changes text before it is encoded, such as ``NFKC, Lowercase``; None: nothing does.
     """
 
     content: bytes
     clean: bytes
     info: TokenizerInfo
     notes: tuple[str, ...]
+    normalizer: str | None = None
 
 
 def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> TokenizerFile:
@@ -60,7 +67,7 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
         bos: None for no BOS, a token, or `BOS_FROM_TOKENIZER`.
 
     Raises:
-        TokenizerError: the file cannot be read, names no EOS, or lacks a token.
+        TokenizerError: the file cannot be read, names no EOS, lacks a token, or has ids from `MAX_VOCABULARY` on.
     """
     path, name = _find(location)
     converted = convert(path) if is_foreign(path) else None
@@ -97,12 +104,18 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
                 f"token {token!r} ({option}) is not in the vocabulary of {path}",
                 hint="give one of its tokens" + (f", such as {_listed(flagged)}" if flagged else ""),
             )
+    last = max(ids, key=ids.__getitem__)
+    if ids[last] >= MAX_VOCABULARY:
+        raise TokenizerError(
+            f"{path} gives {last!r} the id {ids[last]:,}; ids up to {MAX_VOCABULARY - 1:,} are supported",
+            hint="number its tokens without such a gap: a model has a row of its embedding for every id",
+        )
     specials = {**flagged, eos: ids[eos], **({bos: ids[bos]} if bos else {})}
     info = TokenizerInfo(
         name=name,
         sha256=hashlib.sha256(content).hexdigest(),
         canonical_sha256=hashlib.sha256(canonical_json(parsed)).hexdigest(),
-        vocab_size=1 + max(ids.values()),
+        vocab_size=1 + ids[last],
         library="tokenizers",
         library_version=importlib.metadata.version("tokenizers"),
         special_ids=dict(sorted(specials.items(), key=lambda item: item[1])),
@@ -111,7 +124,13 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
         bos=bos,
         bos_id=ids[bos] if bos else None,
     )
-    return TokenizerFile(content=content, clean=_without_cutting(parsed, content), info=info, notes=notes)
+    return TokenizerFile(
+        content=content,
+        clean=_without_cutting(parsed, content),
+        info=info,
+        notes=notes,
+        normalizer=normalizer_name(parsed.get("normalizer")),
+    )
 
 
 def _find(location: str) -> tuple[Path, str]:
@@ -161,20 +180,59 @@ class Encoder:
 
     def __init__(self, clean_path: Path) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # 0.2x: workers are the parallelism
-        try:
-            tokenizer: Any = Tokenizer.from_file(str(clean_path))
-            is_old = hasattr(tokenizer, "encode_batch_fast")
-            self._encode = _encoder_02x(tokenizer) if is_old else _encoder_1x(tokenizer)
-            self._encode(["a b"])  # some parts are only missed when they are used
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(
-                f"tokenizers {importlib.metadata.version('tokenizers')} cannot load the tokenizer: {error}",
-                hint="check that it is a tokenizer.json, and try another version of tokenizers",
-            ) from error
+        self._path = str(clean_path)
+        self._encode = self._load()
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Token ids of each text, without delimiters: contiguous uint32 [tokens]."""
-        return self._encode(texts)
+        """Token ids of each text, without delimiters: contiguous uint32 [tokens].
+
+        Raises:
+            EncodingError: the library fails on one of the texts; which one, it does not say.
+        """
+        try:
+            return self._encode(texts)
+        except MemoryError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                if not _is_panic(error):
+                    raise
+                self._encode = self._load()  # a lock that the panic left closed would fail on sound texts
+            raise EncodingError(f"tokenizers {_version()} fails on the text: {_first_line(error)}") from error
+
+    def _load(self) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
+        try:
+            tokenizer: Any = Tokenizer.from_file(self._path)
+            encode = (_encoder_02x if hasattr(tokenizer, "encode_batch_fast") else _encoder_1x)(tokenizer)
+            (found,) = encode(["a b"])  # some parts are only missed when they are used
+        except MemoryError:
+            raise
+        except BaseException as error:  # the library raises bare Exception
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
+            raise TokenizerError(
+                f"tokenizers {_version()} cannot load the tokenizer: {_first_line(error)}",
+                hint="check that it is a tokenizer.json, and try another version of tokenizers",
+            ) from error
+        if found.dtype != np.uint32:
+            raise TokenizerError(
+                f"tokenizers {_version()} gives ids as {found.dtype}, expected uint32",
+                hint="install another version of tokenizers",
+            )
+        return encode
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether Rust code of the library panicked, which is no `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
+def _version() -> str:
+    return importlib.metadata.version("tokenizers")
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _encoder_1x(tokenizer: Any) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
@@ -270,6 +328,33 @@ def _unknown(parsed: Mapping[str, Any]) -> str | None:
     if unknown is None and isinstance(model.get("unk_id"), int) and isinstance(model["vocab"], list):
         unknown = next((entry[0] for entry in model["vocab"][model["unk_id"] :]), None)  # Unigram
     return unknown if isinstance(unknown, str) else None
+
+
+def normalizer_name(normalizer: Any) -> str | None:
+    """The steps of a normalizer, in order, that decoding does not undo; None if there are none.
+
+    Args:
+        normalizer: the ``normalizer`` of a ``tokenizer.json``.
+    """
+    names: list[str] = []
+    pending = [normalizer]
+    while pending:
+        step = pending.pop()
+        if not isinstance(step, dict):
+            continue
+        steps = step.get("normalizers")
+        if isinstance(steps, list):
+            pending += reversed(steps)
+        elif not _is_undone(step):
+            names.append(str(step.get("type")))
+    return ", ".join(dict.fromkeys(names)) or None
+
+
+def _is_undone(step: Mapping[str, Any]) -> bool:
+    """Whether a step only spells text as the vocabulary does: bytes as characters, spaces as U+2581."""
+    if step.get("type") == "Replace":
+        return step.get("pattern") == {"String": " "} and step.get("content") == _SPACE
+    return step.get("type") == "ByteLevel" or (step.get("type") == "Prepend" and step.get("prepend") == _SPACE)
 
 
 def _without_cutting(parsed: dict[str, Any], content: bytes) -> bytes:

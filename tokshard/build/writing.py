@@ -14,7 +14,7 @@ from tokshard.build.documents import Documents, split_documents, within_limits
 from tokshard.build.duplicates import DUPLICATE
 from tokshard.build.encoding import DocumentEncoder
 from tokshard.build.receipts import OutputCounts, Receipt, SourceCounts, write_receipt
-from tokshard.build.records import EMPTY, SPECIAL_TOKEN, BadRecord, Records, positions_array, utf8_sizes
+from tokshard.build.records import EMPTY, NOT_ENCODED, SPECIAL_TOKEN, BadRecord, Records, positions_array, utf8_sizes
 from tokshard.build.rejects import RejectsFile
 from tokshard.build.special import SpecialText
 from tokshard.build.tasks import Key
@@ -149,10 +149,13 @@ class WritingTask:
                 left_out[DUPLICATE] = positions[~is_kept]
                 texts, positions, columns = _chosen(np.flatnonzero(is_kept).tolist(), texts, positions, columns)
         encoded = self._writers.encode(texts)
-        if encoded.with_special:
-            special = [_special(int(positions[index])) for index in encoded.with_special]
-            bad = sorted([*bad, *special], key=lambda record: record.position)
-            kept = sorted(set(range(len(texts))) - set(encoded.with_special))
+        if encoded.with_special or encoded.failed:
+            rejected = [_special(int(positions[index])) for index in encoded.with_special]
+            rejected += [
+                BadRecord(int(positions[index]), NOT_ENCODED, detail) for index, detail in encoded.failed.items()
+            ]
+            bad = sorted([*bad, *rejected], key=lambda record: record.position)
+            kept = sorted(set(range(len(texts))) - {*encoded.with_special, *encoded.failed})
             texts, positions, columns = _chosen(kept, texts, positions, columns)
         return Documents(texts, positions, columns, encoded.tokens, encoded.ends), bad, left_out
 
