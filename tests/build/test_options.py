@@ -293,6 +293,7 @@ def test_a_limit_that_is_none_is_refused(text):
 
 def test_a_limit_is_a_number_or_a_share():
     assert parse_bad_record_limit("12") == BadRecordLimit(count=12)
+    assert parse_bad_record_limit("1.5k") == BadRecordLimit(count=1_500)
     assert str(parse_bad_record_limit("0.5 %")) == "0.5%"
     assert parse_bad_record_limit(None) is None
 

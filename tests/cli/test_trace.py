@@ -296,8 +296,8 @@ def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, r
         (["mix.toml"], "give one of --step, --sample, --document", "trace --help"),
         (["mix.toml", "--step", "1", "--sample", "1"], "give one of --step, --sample, --document", "trace --help"),
         (["mix.toml", "--step", "0"], "there is no step 0: steps count from 1", "--step 1 is the first"),
-        (["mix.toml", "--step", "5:5"], "'5:5' is no number such as 1000, nor a range", "trace --help"),
-        (["mix.toml", "--step", "x"], "'x' is no number such as 1000", "trace --help"),
+        (["mix.toml", "--step", "5:5"], "'5:5' is an empty range", "trace --help"),
+        (["mix.toml", "--step", "x"], "'x' is no number such as 1000", "k, M, B (or G) and T"),
         (["mix.toml", "--step", "1", "--dp-rank", "2", "--dp-world-size", "2"], "rank 2 is not below", "--help"),
         (["mix.toml", "--document", "rust:1"], "'rust:1' names no document", "corpora are code, prose"),
         (

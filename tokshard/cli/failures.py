@@ -11,6 +11,7 @@ from difflib import get_close_matches
 
 import click
 
+from tokshard.cli.sizes import WrongNumber
 from tokshard.errors import TokshardError
 from tokshard.inspect.terminal import one_line
 
@@ -48,7 +49,8 @@ def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
             known = [] if error.ctx is None else _options(error.ctx)
             return Failure(f"no option {error.option_name}", did_you_mean(error.option_name, known) or help_page, 2)
         case click.UsageError():
-            return Failure(_as_problem(error.format_message()), help_page, error.exit_code)
+            hint = error.hint if isinstance(error, WrongNumber) else help_page
+            return Failure(_as_problem(error.format_message()), hint, error.exit_code)
         case click.ClickException():
             return Failure(_as_problem(error.format_message()), "", error.exit_code)
         case KeyboardInterrupt() | click.Abort():

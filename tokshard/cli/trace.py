@@ -10,7 +10,7 @@ import click
 
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
-from tokshard.cli.sizes import Span
+from tokshard.cli.sizes import POSITIVE_COUNT, Span
 from tokshard.inspect.readings import find_documents, readings_json, readings_text
 from tokshard.inspect.run import Run, open_run
 from tokshard.inspect.trace import RankView, TraceRow, trace_samples, trace_steps
@@ -39,7 +39,7 @@ from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_
 @click.option(
     "--text",
     "num_characters",
-    type=click.IntRange(min=1),
+    type=POSITIVE_COUNT,
     default=200,
     show_default=True,
     metavar="N",
