@@ -285,7 +285,7 @@ def test_a_share_of_bad_records_is_judged_at_the_end_and_before_once_there_are_e
     assert not limit.is_exceeded(100, 10_000, is_end=True)
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "101%", "%", "1e3"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "101%", "%", "1e-3"])
 def test_a_limit_that_is_none_is_refused(text):
     with pytest.raises(UsageError, match="max_bad_records is "):
         parse_bad_record_limit(text)

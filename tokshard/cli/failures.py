@@ -16,6 +16,11 @@ from tokshard.errors import TokshardError
 from tokshard.inspect.terminal import one_line
 
 INTERRUPTED = 130
+TERMINATED = 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +59,21 @@ def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
         case click.ClickException():
             return Failure(_as_problem(error.format_message()), "", error.exit_code)
         case KeyboardInterrupt() | click.Abort():
-            return Failure("interrupted", "", INTERRUPTED, label="")
+            is_terminated = isinstance(error, Terminated)
+            exit_code = TERMINATED if is_terminated else INTERRUPTED
+            return Failure("terminated" if is_terminated else "interrupted", "", exit_code, label="")
     name = type(error).__name__
     return Failure(
         f"internal: {name}: {error}" if str(error) else f"internal: {name}",
         "this is a bug in tokshard; --debug shows the traceback to report it with",
         1,
+    )
+
+
+def unwritten(error: OSError) -> Failure:
+    """What a command failed with that is done, but could not print its result."""
+    return Failure(
+        f"standard output cannot be written: {error.strerror}", "make room, or send the output to another place", 1
     )
 
 

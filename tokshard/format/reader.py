@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, UnfinishedCorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, decode_manifest
 from tokshard.format.schema import (
@@ -607,9 +607,11 @@ def read_sources(directory: Path, manifest: Manifest, *, load: LoadFile = map_fi
 
 def _no_manifest(directory: Path) -> CorpusError:
     if not directory.exists():
-        return CorpusError(f"{directory} does not exist", hint="give the directory that 'tokshard build --out' wrote")
+        return MissingCorpusError(
+            f"{directory} does not exist", hint="give the directory that 'tokshard build --out' wrote"
+        )
     if not directory.is_dir():
-        return CorpusError(f"{directory} is a file", hint="give the directory that 'tokshard build --out' wrote")
+        return MissingCorpusError(f"{directory} is a file", hint="give the directory that 'tokshard build --out' wrote")
     if (directory / names.WORK).is_dir():
         return UnfinishedCorpusError(
             f"{directory} holds an unfinished build: it has no {names.MANIFEST}",

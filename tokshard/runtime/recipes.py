@@ -91,7 +91,7 @@ def _with_numbers(fields: Mapping[str, Any], kind: type, *, where: str, prefix: 
     """The fields, with the numbers that texts such as ``"1.5B"`` stand for."""
     found = dict(fields)
     types = get_type_hints(kind)
-    for item in dataclasses.fields(kind):  # type: ignore[arg-type] # check_keys takes dataclasses only
+    for item in dataclasses.fields(kind):
         value, read = found.get(item.name), item.metadata.get("read")
         if isinstance(value, Mapping) and dataclasses.is_dataclass(types[item.name]):
             found[item.name] = _with_numbers(value, types[item.name], where=where, prefix=f"{prefix}{item.name}.")
@@ -105,5 +105,5 @@ def _with_numbers(fields: Mapping[str, Any], kind: type, *, where: str, prefix: 
 
 def example_of(kind: type, name: str) -> str:
     """How a key is written; empty if its field does not say."""
-    found = [item for item in dataclasses.fields(kind) if item.name == name]  # type: ignore[arg-type] # as above
+    found = [item for item in dataclasses.fields(kind) if item.name == name]
     return str(found[0].metadata.get("example", "")) if found else ""
