@@ -14,6 +14,7 @@ from torch.distributed import checkpoint as dcp
 from tests.contract.builds import WORDS
 from tokshard import open_corpus
 from tokshard.cli.main import run
+from tokshard.errors import PlanError
 from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.mix import load_mix
 
@@ -107,11 +108,27 @@ def test_ranks_that_do_not_divide_the_batch_have_the_rows_that_uneven_pad_gives_
         loader = StreamingLoader(plan, global_batch_size=6, **options)
         expected = [sample for sample in next(iter(loader))["sample_index"].tolist() if sample >= 0]
         loader.close()
-        found = rows("mix.toml", "--step", "1", "--dp-world-size", "4", "--dp-rank", rank, "--no-text")
+        found = rows(
+            "mix.toml", "--step", "1", "--dp-world-size", "4", "--uneven", "pad", "--dp-rank", rank, "--no-text"
+        )
         assert sorted({one["sample"] for one in found}) == expected
-    exit_code, out, _ = shell("mix.toml", "--step", "1", "--dp-world-size", "4", "--dp-rank", "3")
+    exit_code, out, _ = shell("mix.toml", "--step", "1", "--dp-world-size", "4", "--uneven", "pad", "--dp-rank", "3")
     assert exit_code == 0
     assert out.splitlines()[-1].startswith("step  rank")
+    Path("padded.toml").write_text(MIX + 'uneven = "pad"\n')
+    assert rows("padded.toml", "--step", "1", "--dp-world-size", "4", "--dp-rank", "3", "--no-text") == []
+
+
+@pytest.mark.parametrize("asked", [("--step", "1"), ("--sample", "3"), ("--document", "prose:3")])
+def test_ranks_that_do_not_divide_the_batch_are_refused_as_the_loader_refuses_them(shell, asked):
+    with pytest.raises(PlanError) as refused:
+        StreamingLoader(load_mix("mix.toml").plan(), global_batch_size=6, dp_rank=0, dp_world_size=4)
+    exit_code, out, err = shell("mix.toml", *asked, "--dp-world-size", "4")
+    assert (exit_code, out) == (2, "")
+    assert err.splitlines() == [
+        f"error: {refused.value.problem}",
+        "hint: give another --dp-world-size, or --uneven pad for a job that pads",
+    ]
 
 
 def test_a_row_says_where_its_document_comes_from_and_what_it_says(rows):

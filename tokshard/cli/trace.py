@@ -11,10 +11,12 @@ import click
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT, Span
+from tokshard.errors import PlanError
 from tokshard.inspect.readings import find_documents, readings_json, readings_text
 from tokshard.inspect.run import Run, open_run
 from tokshard.inspect.trace import RankView, TraceRow, trace_samples, trace_steps
 from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
+from tokshard.runtime.steps import Ranks
 
 
 @click.command()
@@ -34,6 +36,12 @@ from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_
     show_default=True,
     metavar="W",
     help="Data-parallel ranks that the rows of a step are dealt out to.",
+)
+@click.option(
+    "--uneven",
+    type=click.Choice(["refuse", "pad"]),
+    help="A world size that does not divide the batch: refuse it, or pad, as the loader does.  "
+    "[default: refuse, or what the file says]",
 )
 @plan_options({})
 @click.option(
@@ -59,6 +67,7 @@ def trace(
     checkpoint: str | None,
     dp_rank: int | None,
     dp_world_size: int,
+    uneven: str | None,
     seq_len: int | None,
     seed: int | None,
     global_batch_size: int | None,
@@ -98,8 +107,9 @@ def trace(
         raise click.UsageError("--parquet goes with --step or --sample.")
     if epochs is not None and document is None:
         raise click.UsageError("--epochs goes with --document.")
-    options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
+    options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size, "uneven": uneven}
     run = open_run(plan, options, checkpoint=checkpoint)
+    _check_ranks(run, dp_world_size)
     ranks = RankView(world_size=dp_world_size, rank=dp_rank)
     width = shutil.get_terminal_size().columns
     for note in notes_of(run, steps):
@@ -114,6 +124,20 @@ def trace(
         assert samples is not None
         parts = trace_samples(run, samples, ranks=ranks, num_characters=length)
     _show_rows(run, parts, parquet=parquet, as_json=as_json, width=width)
+
+
+def _check_ranks(run: Run, dp_world_size: int) -> None:
+    """Refuse rows that no loader deals out.
+
+    Raises:
+        PlanError: the ranks do not divide the batch, and do not pad.
+    """
+    try:
+        Ranks(run.global_batch_size, 0, dp_world_size, run.uneven)
+    except PlanError as error:
+        raise PlanError(
+            error.problem, hint="give another --dp-world-size, or --uneven pad for a job that pads"
+        ) from error
 
 
 def _show_rows(
