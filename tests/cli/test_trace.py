@@ -359,3 +359,27 @@ def test_a_step_far_away_costs_as_much_as_the_first(rows):
     (one, *_) = rows("mix.toml", "--step", "1G")
     assert one["step"] == 10**9
     assert one["sample"] == 6 * (10**9 - 1)
+
+
+def test_the_last_sample_of_a_finite_plan_can_be_asked_for_alone(shell, rows):
+    Path("one.toml").write_text(
+        'corpora = { prose = "shards/prose" }\nseq_len = 32\nglobal_batch_size = 6\nepochs = 1\n'
+    )
+    count = load_mix("one.toml").plan().num_samples
+    assert {one["sample"] for one in rows("one.toml", "--sample", f"{count - 1}:{count}", "--no-text")} == {count - 1}
+    assert shell("one.toml", "--sample", f"{count - 1}:{count + 1}")[0] == 2
+
+
+def test_text_that_is_cut_ends_in_dots_also_if_its_characters_are_fewer_than_its_tokens(shell, capsys):
+    text = "\u0f00\u0f01\u0f02\u0f03"  # of three tokens each
+    Path("rare.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    assert run(["build", "rare.jsonl", "--tokenizer", str(TOKENIZER), "--out", "shards/rare", "--quiet"]) == 0
+    capsys.readouterr()
+    sizes = ("--seq-len", "32", "--global-batch-size", "1", "--sample", "0", "--json")
+    shown = {
+        length: json.loads(shell("shards/rare", *sizes, "--text", length)[1].splitlines()[0]) for length in (6, 40)
+    }
+    assert shown[6]["num_tokens"] > 6
+    assert shown[6]["text"] == text[:2] + "..."
+    assert shown[40]["text"].startswith(text)
+    assert not shown[40]["text"].endswith("...")
