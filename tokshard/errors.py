@@ -15,6 +15,7 @@ The tree::
     |- TrainerError                    training cannot go on: loss, checkpoint
     |- LoaderError                     no batch comes: a worker died, a read hangs; a damaged checkpoint
     `- CorpusError                     a corpus cannot be opened or read
+       |- MissingCorpusError           exit 2: there is no such directory
        |- UnfinishedCorpusError        the directory has no manifest
        |- UnsupportedFormatError       written by a newer tokshard
        `- DamagedCorpusError           a file is not what the manifest says
@@ -98,6 +99,12 @@ class TrainerError(TokshardError):
 
 class CorpusError(TokshardError):
     """A corpus that cannot be opened or read."""
+
+
+class MissingCorpusError(CorpusError):
+    """A path that is no directory: wrong use, not damage."""
+
+    exit_code = 2
 
 
 class UnfinishedCorpusError(CorpusError):

@@ -286,7 +286,7 @@ def test_a_share_of_bad_records_is_judged_at_the_end_and_before_once_there_are_e
     assert not limit.is_exceeded(100, 10_000, is_end=True)
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "101%", "%", "1e3"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "101%", "%", "1e-3"])
 def test_a_limit_that_is_none_is_refused(text):
     with pytest.raises(UsageError, match="max_bad_records is "):
         parse_bad_record_limit(text)
@@ -294,6 +294,7 @@ def test_a_limit_that_is_none_is_refused(text):
 
 def test_a_limit_is_a_number_or_a_share():
     assert parse_bad_record_limit("12") == BadRecordLimit(count=12)
+    assert parse_bad_record_limit("1.5k") == BadRecordLimit(count=1_500)
     assert str(parse_bad_record_limit("0.5 %")) == "0.5%"
     assert parse_bad_record_limit(None) is None
 

@@ -55,7 +55,7 @@ def test_every_way_to_read_stands_beside_the_limits_with_the_gpus_that_it_feeds(
 
 
 def test_json_holds_the_same_numbers(shell, mix):
-    exit_code, out, err = shell(mix, *SHORT, "--seed", "3", "--seq-len", "1k", "--gpu-tokens", "10k", "--json")
+    exit_code, out, err = shell(mix, *SHORT, "--seed", "3", "--seq-len", "1000", "--gpu-tokens", "10k", "--json")
     report = json.loads(out)
     assert (exit_code, err) == (0, "")
     assert (report["seq_len"], report["global_batch_size"], report["seed"]) == (1000, 8, 3)

@@ -15,7 +15,6 @@ import pytest
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tokshard import __version__
 from tokshard.cli.main import COMMANDS, cli, run
-from tokshard.cli.sizes import SIZE, parse_size
 from tokshard.errors import BuildError
 
 ROOT = Path(__file__).parents[2]
@@ -108,8 +107,8 @@ def test_no_command_is_wrong_usage_and_shows_the_help(shell):
         (["inspect", "c", "--document"], "option '--document' requires an argument", "see 'tokshard inspect --help'"),
         (
             ["inspect", "c", "--sample", "few"],
-            "invalid value for '--sample': 'few' is not a valid integer range",
-            "see 'tokshard inspect --help'",
+            "invalid value for '--sample': 'few' is not a whole number such as 4096, 256M, 1.5B or 1e6",
+            "k, M, B (or G) and T stand for 10^3, 10^6, 10^9 and 10^12; digits may be grouped as in 1_000",
         ),
         (
             ["verify", "s3://c"],
@@ -180,8 +179,10 @@ def test_an_interrupt_is_one_line_and_exit_code_130(shell, failing):
     assert shell("verify") == (130, "", "interrupted\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_a_command_as_an_interrupt(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "exit_code", "said"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "terminated\n")]
+)
+def test_signals_end_a_command_cleanly_with_the_exit_code_of_the_signal(tmp_path, number, exit_code, said):
     os.mkfifo(tmp_path / "manifest.json")  # reading it waits for a writer
     process = subprocess.Popen(
         [*COMMAND, "inspect", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -189,7 +190,101 @@ def test_signals_end_a_command_as_an_interrupt(tmp_path, number):
     with (tmp_path / "manifest.json").open("wb"):  # both ends open: it waits for bytes now
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert (process.returncode, out, err) == (exit_code, "", said)
+
+
+SIZES = ["--seq-len", "8", "--global-batch-size", "1"]
+"""Makes a plan of a corpus."""
+
+COMMANDS_ON = {
+    "build": ["build", "{}", "--tokenizer", "none", "--out", "out"],
+    "build a recipe": ["build", "{}.toml"],
+    "inspect": ["inspect", "{}"],
+    "inspect a mix": ["inspect", "{}.toml", "--html", "page.html"],
+    "inspect --diff": ["inspect", "--diff", "{}", "{}"],
+    "inspect --grep": ["inspect", "{}", "--grep", "text"],
+    "status": ["status", "{}"],
+    "verify": ["verify", "{}"],
+    "plan": ["plan", "{}", *SIZES],
+    "plan --checkpoint": ["plan", "corpus", *SIZES, "--checkpoint", "{}"],
+    "plan a mix": ["plan", "{}.toml"],
+    "trace": ["trace", "{}", *SIZES, "--step", "1"],
+    "bench": ["bench", "{}", *SIZES],
+    "bench a mix": ["bench", "{}.toml"],
+}
+"""Each command on a path."""
+
+
+def test_every_command_is_tried_on_paths():
+    assert {arguments[0] for arguments in COMMANDS_ON.values()} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS_ON)
+def test_a_path_that_does_not_exist_is_wrong_usage_for_every_command(shell, corpus, monkeypatch, command):
+    monkeypatch.chdir(corpus.parent)
+    exit_code, out, err = shell(*(word.format("nowhere") for word in COMMANDS_ON[command]))
+    assert (exit_code, out) == (2, "")
+    assert "nowhere" in err.splitlines()[0]
+    assert err.splitlines()[1].startswith("hint: ")
+
+
+@pytest.mark.parametrize("command", ["inspect --grep", "verify"])
+def test_a_file_in_place_of_a_corpus_is_wrong_usage(shell, tmp_path, command):
+    (tmp_path / "file").touch()
+    exit_code, _, err = shell(*(word.format(tmp_path / "file") for word in COMMANDS_ON[command]))
+    assert (exit_code, err.splitlines()[0]) == (2, f"error: {tmp_path / 'file'} is a file")
+
+
+@pytest.mark.parametrize("command", ["plan", "trace", "bench"])
+def test_a_mix_of_a_corpus_that_does_not_exist_is_wrong_usage(shell, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mix.toml").write_text('corpora = { code = "nowhere" }\n')
+    exit_code, _, err = shell(*(word.format("mix.toml") for word in COMMANDS_ON[command]))
+    assert (exit_code, err.splitlines()[0]) == (2, f"error: {tmp_path}/nowhere does not exist")
+
+
+@pytest.mark.parametrize("command", ["inspect", "inspect --diff", "inspect --grep", "verify", "plan", "trace", "bench"])
+def test_a_corpus_that_is_damaged_ends_every_command_with_1(shell, corpus, monkeypatch, command):
+    monkeypatch.chdir(corpus.parent)
+    (corpus / "shards.arrow").write_bytes(b"")
+    assert shell(*(word.format("corpus") for word in COMMANDS_ON[command]))[0] == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "2> /dev/full"])
+def test_a_build_with_closed_streams_does_its_work_and_ends_with_0(tmp_path, closed):
+    command = f"{sys.executable} -m tokshard build {tmp_path}/a.jsonl --tokenizer {ROOT}/recipes/tokenizer"
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    done = subprocess.run(
+        f"{command} --out {tmp_path}/out -v --workers 2 {closed}",
+        cwd=ROOT,
+        shell=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert b"internal" not in done.stderr + done.stdout
+    assert run(["verify", str(tmp_path / "out")]) == 0
+
+
+def test_a_result_that_cannot_be_written_is_an_error_after_the_work_is_done(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    recipe = f'[corpora.a]\nsources = "{tmp_path}/a.jsonl"\ntokenizer = "recipes/tokenizer"\nout = "{tmp_path}/out"\n'
+    (tmp_path / "r.toml").write_text(recipe)
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "build", str(tmp_path / "r.toml"), "--quiet"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.stderr.splitlines() == [
+        "error: standard output cannot be written: No space left on device",
+        "hint: make room, or send the output to another place",
+    ]
+    assert done.returncode == 1
+    assert run(["verify", str(tmp_path / "out")]) == 0
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(corpus):
@@ -302,43 +397,6 @@ def test_inspect_prints_one_json_object_per_corpus(shell, corpus):
     assert [sample["document"] for sample in first["samples"]] == [0, 2]
     _, out, _ = shell("inspect", corpus, "--json", "--document", "0")
     assert json.loads(out)["num_tokens"] == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("4096", 4096),
-        ("1_000", 1000),
-        ("256M", 256_000_000),
-        ("2T", 2 * 10**12),
-        ("1.5k", 1500),
-        ("16MiB", 16 << 20),
-        ("1GiB", 1 << 30),
-        ("0.5KiB", 512),
-        ("2Ti", 2 << 40),
-        ("10 MB", 10_000_000),
-        ("7B", 7),
-        ("0", 0),
-        ("", None),
-        ("M", None),
-        ("-1", None),
-        ("1e9", None),
-        ("0.3", None),
-        ("1.0001k", None),
-        ("12Q", None),
-        ("1,000", None),
-        ("٣", None),
-        ("9" * 30, None),
-    ],
-)
-def test_numbers_may_be_written_with_decimal_and_binary_prefixes(text, number):
-    assert parse_size(text) == number
-
-
-def test_a_size_that_is_none_is_refused_with_examples():
-    with pytest.raises(click.BadParameter, match="'12Q' is not a whole number such as 4096, 256M, 2T or 1GiB"):
-        SIZE.convert("12Q", None, None)
-    assert SIZE.convert(12, None, None) == 12
 
 
 def test_inspect_shows_documents_token_by_token_if_they_are_asked_for(shell, corpus):

@@ -155,7 +155,7 @@ def test_a_terminal_without_lines_gets_ascii(shell):
     ("arguments", "exit_code", "error", "hint"),
     [
         (["mix.toml", "--tokens", "0"], 2, "invalid value for '--tokens': must be at least 1", "plan --help"),
-        (["mix.toml", "--tokens", "many"], 2, "'many' is not a whole number", "plan --help"),
+        (["mix.toml", "--tokens", "many"], 2, "'many' is not a whole number", "k, M, B (or G) and T"),
         (["nowhere.toml"], 2, "nowhere.toml: No such file", "give a mix"),
         (["code"], 2, "code: no seq_len", "--seq-len"),
         (["mix.toml", "--token", "3"], 2, "no option --token", "did you mean --tokens?"),

@@ -14,6 +14,7 @@ from torch.distributed import checkpoint as dcp
 from tests.contract.builds import WORDS
 from tokshard import open_corpus
 from tokshard.cli.main import run
+from tokshard.errors import PlanError
 from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.mix import load_mix
 
@@ -107,11 +108,27 @@ def test_ranks_that_do_not_divide_the_batch_have_the_rows_that_uneven_pad_gives_
         loader = StreamingLoader(plan, global_batch_size=6, **options)
         expected = [sample for sample in next(iter(loader))["sample_index"].tolist() if sample >= 0]
         loader.close()
-        found = rows("mix.toml", "--step", "1", "--dp-world-size", "4", "--dp-rank", rank, "--no-text")
+        found = rows(
+            "mix.toml", "--step", "1", "--dp-world-size", "4", "--uneven", "pad", "--dp-rank", rank, "--no-text"
+        )
         assert sorted({one["sample"] for one in found}) == expected
-    exit_code, out, _ = shell("mix.toml", "--step", "1", "--dp-world-size", "4", "--dp-rank", "3")
+    exit_code, out, _ = shell("mix.toml", "--step", "1", "--dp-world-size", "4", "--uneven", "pad", "--dp-rank", "3")
     assert exit_code == 0
     assert out.splitlines()[-1].startswith("step  rank")
+    Path("padded.toml").write_text(MIX + 'uneven = "pad"\n')
+    assert rows("padded.toml", "--step", "1", "--dp-world-size", "4", "--dp-rank", "3", "--no-text") == []
+
+
+@pytest.mark.parametrize("asked", [("--step", "1"), ("--sample", "3"), ("--document", "prose:3")])
+def test_ranks_that_do_not_divide_the_batch_are_refused_as_the_loader_refuses_them(shell, asked):
+    with pytest.raises(PlanError) as refused:
+        StreamingLoader(load_mix("mix.toml").plan(), global_batch_size=6, dp_rank=0, dp_world_size=4)
+    exit_code, out, err = shell("mix.toml", *asked, "--dp-world-size", "4")
+    assert (exit_code, out) == (2, "")
+    assert err.splitlines() == [
+        f"error: {refused.value.problem}",
+        "hint: give another --dp-world-size, or --uneven pad for a job that pads",
+    ]
 
 
 def test_a_row_says_where_its_document_comes_from_and_what_it_says(rows):
@@ -296,8 +313,8 @@ def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, r
         (["mix.toml"], "give one of --step, --sample, --document", "trace --help"),
         (["mix.toml", "--step", "1", "--sample", "1"], "give one of --step, --sample, --document", "trace --help"),
         (["mix.toml", "--step", "0"], "there is no step 0: steps count from 1", "--step 1 is the first"),
-        (["mix.toml", "--step", "5:5"], "'5:5' is no number such as 1000, nor a range", "trace --help"),
-        (["mix.toml", "--step", "x"], "'x' is no number such as 1000", "trace --help"),
+        (["mix.toml", "--step", "5:5"], "'5:5' is an empty range", "trace --help"),
+        (["mix.toml", "--step", "x"], "'x' is no number such as 1000", "k, M, B (or G) and T"),
         (["mix.toml", "--step", "1", "--dp-rank", "2", "--dp-world-size", "2"], "rank 2 is not below", "--help"),
         (["mix.toml", "--document", "rust:1"], "'rust:1' names no document", "corpora are code, prose"),
         (
@@ -342,3 +359,27 @@ def test_a_step_far_away_costs_as_much_as_the_first(rows):
     (one, *_) = rows("mix.toml", "--step", "1G")
     assert one["step"] == 10**9
     assert one["sample"] == 6 * (10**9 - 1)
+
+
+def test_the_last_sample_of_a_finite_plan_can_be_asked_for_alone(shell, rows):
+    Path("one.toml").write_text(
+        'corpora = { prose = "shards/prose" }\nseq_len = 32\nglobal_batch_size = 6\nepochs = 1\n'
+    )
+    count = load_mix("one.toml").plan().num_samples
+    assert {one["sample"] for one in rows("one.toml", "--sample", f"{count - 1}:{count}", "--no-text")} == {count - 1}
+    assert shell("one.toml", "--sample", f"{count - 1}:{count + 1}")[0] == 2
+
+
+def test_text_that_is_cut_ends_in_dots_also_if_its_characters_are_fewer_than_its_tokens(shell, capsys):
+    text = "\u0f00\u0f01\u0f02\u0f03"  # of three tokens each
+    Path("rare.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    assert run(["build", "rare.jsonl", "--tokenizer", str(TOKENIZER), "--out", "shards/rare", "--quiet"]) == 0
+    capsys.readouterr()
+    sizes = ("--seq-len", "32", "--global-batch-size", "1", "--sample", "0", "--json")
+    shown = {
+        length: json.loads(shell("shards/rare", *sizes, "--text", length)[1].splitlines()[0]) for length in (6, 40)
+    }
+    assert shown[6]["num_tokens"] > 6
+    assert shown[6]["text"] == text[:2] + "..."
+    assert shown[40]["text"].startswith(text)
+    assert not shown[40]["text"].endswith("...")

@@ -11,7 +11,8 @@ from tokshard.format.manifest import DocumentLengths
 from tokshard.format.reader import open_corpus
 from tokshard.inspect.histogram import length_histogram
 from tokshard.inspect.summary import source_label, summary_json, summary_text
-from tokshard.inspect.terminal import bytes_text, one_line, printable, shorten
+from tokshard.inspect.terminal import one_line, printable, shorten
+from tokshard.numbers import bytes_text
 
 
 @pytest.fixture

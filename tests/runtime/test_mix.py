@@ -98,23 +98,56 @@ def test_options_override_the_file_and_defaults_do_not(corpora: dict[str, str]) 
     assert (mix.seed, mix.seq_len, mix.window_blocks) == (5, 8, 7)
 
 
+def test_counts_may_be_written_as_on_the_command_line(corpora: dict[str, str]) -> None:
+    mix = load_mix(written(SMALL.replace("= 4", '= "1.5k"').replace("= 8", '= "4_096"')))
+    assert (mix.global_batch_size, mix.seq_len) == (1_500, 4_096)
+
+
+def test_paths_are_relative_to_the_file_and_those_of_a_recipe_to_the_working_directory(
+    corpora: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = tmp_path / "elsewhere"
+    away.mkdir()
+    monkeypatch.chdir(away)
+    mix_file, recipe = tmp_path / "mix.toml", tmp_path / "recipe.toml"
+    mix_file.write_text(SMALL.replace('"shards/prose"', f'"{tmp_path}/shards/prose"'), encoding="utf-8")
+    recipe.write_text(f"[data]\n{SMALL}", encoding="utf-8")
+    assert load_mix("../mix.toml").corpora == {"code": "../shards/code", "prose": f"{tmp_path}/shards/prose"}
+    assert load_mix("../mix.toml").plan().names == ("code", "prose")
+    assert load_mix("../recipe.toml").corpora == corpora
+
+
 @pytest.mark.parametrize(
     ("text", "problem", "hint"),
     [
         (SMALL + "sed = 3", "mix.toml: no key sed", "did you mean seed?"),
         (SMALL + "xyzzy = 3", "mix.toml: no key xyzzy", "known here: corpora, seq_len"),
-        (SMALL + 'seed = "3"', "mix.toml: Expected `int`, got `str` - at `seed`", "mix.py"),
-        (SMALL + "seed = true", "mix.toml: Expected `int`, got `bool` - at `seed`", "mix.py"),
-        (SMALL + "weights = [1, 2]", "mix.toml: Expected `object`, got `array` - at `weights`", "mix.py"),
-        (SMALL + 'take = "all"', "got `str` - at `take`", "mix.py"),
-        (SMALL + "schedule = [[1]]", "Expected `array` of length 2, got 1 - at `schedule[0]`", "mix.py"),
+        (SMALL + 'seed = "3"', "mix.toml: Expected `int`, got `str` - at `seed`", "for example: seed = 17"),
+        (SMALL + "seed = true", "mix.toml: Expected `int`, got `bool` - at `seed`", "for example: seed = 17"),
+        (
+            SMALL + "weights = [1, 2]",
+            "mix.toml: Expected `object`, got `array` - at `weights`",
+            "weights = { code = 0.7",
+        ),
+        (SMALL + 'take = "all"', "got `str` - at `take`", "take = { code = 0.1 }"),
+        (
+            SMALL + "schedule = [[1]]",
+            "Expected `array` of length 2, got 1 - at `schedule[0]`",
+            "schedule = [[1_000_000",
+        ),
+        (SMALL + 'block_tokens = "64k"', "mix.toml: block_tokens: '64k' may be 64000 or 65536", "give 64000 or 65536"),
+        (f'[data]\n{SMALL}window_blocks = "1k"', "mix.toml: data.window_blocks: '1k' may be 1000", "1000 or 1024"),
         ("seq_len = 8", "mix.toml: no corpora", 'give corpora = { code = "shards/code" } in a mix.toml'),
         ("corpora = {}\nglobal_batch_size = 2", "mix.toml: no seq_len", "or --seq-len on the command line"),
         ("corpora = {}\nseq_len = 2", "mix.toml: no global_batch_size", "or --global-batch-size on"),
         ("corpora = {}\nseq_len = 0\nglobal_batch_size = 2", "mix.toml: seq_len is 0, expected at least 1", "change"),
         ("[data]\nseq_lem = 8", "mix.toml: no data.corpora", "give corpora"),
         (f"[data]\n{SMALL}seq_lem = 8", "mix.toml: no key data.seq_lem", "did you mean data.seq_len?"),
-        (f'[data]\n{SMALL}seed = "3"', "mix.toml: Expected `int`, got `str` - at `data.seed`", "mix.py"),
+        (
+            f'[data]\n{SMALL}seed = "3"',
+            "mix.toml: Expected `int`, got `str` - at `data.seed`",
+            "for example: seed = 17",
+        ),
         ("[corpora", "mix.toml is no TOML", "https://toml.io"),
     ],
 )

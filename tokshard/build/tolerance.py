@@ -11,11 +11,12 @@ from tokshard.build.failures import TooManyBadRecordsError
 from tokshard.build.receipts import Receipt
 from tokshard.build.tasks import Key
 from tokshard.errors import UsageError
+from tokshard.numbers import read_count
 
 MIN_RECORDS = 10_000
 """Records that must have been read before a share of bad ones stops a build that is under way."""
 
-_LIMIT = re.compile(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?)[ ]?%", re.ASCII)
+_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)[ ]?%", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,11 @@ def parse_bad_record_limit(text: str | int | None) -> BadRecordLimit | None:
     """
     if text is None:
         return None
-    match = _LIMIT.fullmatch(str(text).strip())
-    if match is not None and match[1]:
-        return BadRecordLimit(count=int(match[1]))
-    if match is not None and (share := Fraction(match[2]) / 100) <= 1:
+    hint = "give a number such as 100, or a share such as 0.1%"
+    match = _SHARE.fullmatch(str(text).strip())
+    if match is not None and (share := Fraction(match[1]) / 100) <= 1:
         return BadRecordLimit(share=share)
-    raise UsageError(f"max_bad_records is {text!r}", hint="give a number such as 100, or a share such as 0.1%")
+    try:
+        return BadRecordLimit(count=read_count(str(text)))
+    except UsageError as error:
+        raise UsageError(f"max_bad_records is {text!r}", hint=hint) from error

@@ -10,7 +10,7 @@ import click
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.progress import stage_progress
-from tokshard.cli.sizes import SIZE, WholeNumbers
+from tokshard.cli.sizes import POSITIVE_COUNT, WholeNumbers
 from tokshard.inspect.speed import measure_speed
 from tokshard.inspect.speed_report import speed_json, speed_text
 from tokshard.runtime.mix import load_mix
@@ -43,7 +43,7 @@ GPU_REASON = "IBM's figure for training 7B parameters on an A100; --gpu-tokens g
 )
 @click.option(
     "--gpu-tokens",
-    type=SIZE,
+    type=POSITIVE_COUNT,
     metavar="N",
     help=f"Tokens per second that one GPU consumes.  [default: {GPU_TOKENS:,}, 7B parameters on an A100]",
 )
@@ -72,8 +72,6 @@ def bench(
     tokshard bench shards/code
     tokshard bench mix.toml --workers 0,4 --gpu-tokens 12k
     """  # noqa: D301 - click reads the escape
-    if gpu_tokens is not None and gpu_tokens < 1:
-        raise click.BadParameter("must be at least 1", param_hint="'--gpu-tokens'")
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     mix = load_mix(corpus, options, defaults=DEFAULTS)
     with stage_progress("bench") as on_stage:

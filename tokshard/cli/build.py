@@ -14,7 +14,7 @@ from tokshard.build.pipeline import build_corpus
 from tokshard.build.report import build_json, speed_text
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import CorpusRequest, is_recipe_path, one_corpus, read_recipe
-from tokshard.cli.sizes import SIZE
+from tokshard.cli.sizes import BYTES, COUNT
 from tokshard.format.reader import read_sources
 from tokshard.inspect.summary import summary_text
 
@@ -54,13 +54,13 @@ from tokshard.inspect.summary import summary_text
     help="What a document is in plain text.",
 )
 @click.option(
-    "--shard-tokens", type=SIZE, default="256M", show_default=True, help="A shard closes before it has more tokens."
+    "--shard-tokens", type=COUNT, default="256M", show_default=True, help="A shard closes before it has more tokens."
 )
 @click.option(
-    "--task-bytes", type=SIZE, help="Input bytes per unit of work.  [default: 16MiB to 128MiB, by input size]"
+    "--task-bytes", type=BYTES, help="Input bytes per unit of work.  [default: 16MiB to 128MiB, by input size]"
 )
 @click.option(
-    "--max-document-bytes", type=SIZE, default="16MiB", show_default=True, help="A longer text is a bad record."
+    "--max-document-bytes", type=BYTES, default="16MiB", show_default=True, help="A longer text is a bad record."
 )
 @click.option(
     "--on-bad-record",
@@ -81,8 +81,8 @@ from tokshard.inspect.summary import summary_text
     metavar="N|X%",
     help="Stop when more records would be skipped: a number, or a share of the records read.  [default: any number]",
 )
-@click.option("--min-tokens", type=SIZE, metavar="N", help="Leave out shorter documents; delimiters count.")
-@click.option("--max-tokens", type=SIZE, metavar="N", help="Leave out longer documents; delimiters count.")
+@click.option("--min-tokens", type=COUNT, metavar="N", help="Leave out shorter documents; delimiters count.")
+@click.option("--max-tokens", type=COUNT, metavar="N", help="Leave out longer documents; delimiters count.")
 @click.option(
     "--dedup",
     type=click.Choice(["none", "exact"]),
@@ -96,7 +96,7 @@ from tokshard.inspect.summary import summary_text
     metavar="X",
     help="Write DIR/train and DIR/validation; a hash of the text puts a share X of the documents into the second.",
 )
-@click.option("--limit", type=SIZE, metavar="N", help="Stop after so many documents.")
+@click.option("--limit", type=COUNT, metavar="N", help="Stop after so many documents.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: the CPUs of this machine]")
 @click.option("--force", is_flag=True, help="Start over: remove the corpus or unfinished build in DIR first.")
 @click.option("--dry-run", is_flag=True, help="Write nothing; estimate tokens, time and disk space from a sample.")

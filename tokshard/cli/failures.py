@@ -11,10 +11,16 @@ from difflib import get_close_matches
 
 import click
 
+from tokshard.cli.sizes import WrongNumber
 from tokshard.errors import TokshardError
 from tokshard.inspect.terminal import one_line
 
 INTERRUPTED = 130
+TERMINATED = 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +54,26 @@ def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
             known = [] if error.ctx is None else _options(error.ctx)
             return Failure(f"no option {error.option_name}", did_you_mean(error.option_name, known) or help_page, 2)
         case click.UsageError():
-            return Failure(_as_problem(error.format_message()), help_page, error.exit_code)
+            hint = error.hint if isinstance(error, WrongNumber) else help_page
+            return Failure(_as_problem(error.format_message()), hint, error.exit_code)
         case click.ClickException():
             return Failure(_as_problem(error.format_message()), "", error.exit_code)
         case KeyboardInterrupt() | click.Abort():
-            return Failure("interrupted", "", INTERRUPTED, label="")
+            is_terminated = isinstance(error, Terminated)
+            exit_code = TERMINATED if is_terminated else INTERRUPTED
+            return Failure("terminated" if is_terminated else "interrupted", "", exit_code, label="")
     name = type(error).__name__
     return Failure(
         f"internal: {name}: {error}" if str(error) else f"internal: {name}",
         "this is a bug in tokshard; --debug shows the traceback to report it with",
         1,
+    )
+
+
+def unwritten(error: OSError) -> Failure:
+    """What a command failed with that is done, but could not print its result."""
+    return Failure(
+        f"standard output cannot be written: {error.strerror}", "make room, or send the output to another place", 1
     )
 
 

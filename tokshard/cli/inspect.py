@@ -13,7 +13,7 @@ import click
 
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
-from tokshard.cli.sizes import SIZE
+from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
 from tokshard.inspect.comparison import comparison_text
@@ -51,20 +51,20 @@ _SAMPLES = 3
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
 @click.option(
     "--document",
-    type=click.IntRange(min=0),
+    type=COUNT,
     metavar="N",
     help="Show document N, counted from 0, whole, token by token.",
 )
 @click.option(
     "--sample",
-    type=click.IntRange(min=0),
+    type=COUNT,
     metavar="K",
     help=f"Show the start of K documents, the same distance apart, token by token.  [default: {_SAMPLES}, plain]",
 )
 @click.option("--plain", is_flag=True, help="Show documents without the bars between their tokens.")
 @click.option("--grep", "pattern", metavar="TEXT", help="Find the documents that hold a text.")
 @click.option("--regex", is_flag=True, help="The text to find is a regular expression.")
-@click.option("--limit", type=SIZE, metavar="N", help="Stop after N documents found.  [default: find all]")
+@click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N documents found.  [default: find all]")
 @click.option("--diff", is_flag=True, help="Say what differs between two corpora, or between two mixes.")
 @click.option("--html", metavar="FILE", help="Write one HTML file about the corpora, or about the plan of a mix.toml.")
 @click.option("--shards", is_flag=True, help="Show every shard in the table.")

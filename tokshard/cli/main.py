@@ -16,8 +16,9 @@ from typing import NoReturn, TextIO
 import click
 
 from tokshard import __version__
-from tokshard.cli.failures import describe, did_you_mean, show
+from tokshard.cli.failures import Terminated, describe, did_you_mean, show, unwritten
 from tokshard.cli.options import debug_option
+from tokshard.cli.streams import open_streams
 from tokshard.errors import UsageError
 
 
@@ -95,7 +96,10 @@ def cli(context: click.Context) -> None:
     """Raw text into tokenized Arrow shards.
 
     Results go to stdout; progress and errors go to stderr. Exit codes: 0 done, 1 the data or the run failed, 2 wrong
-    usage, 130 interrupted.
+    usage (a path that does not exist, too), 130 interrupted, 143 terminated.
+
+    Numbers of tokens, samples, documents and steps: 4096, 1_000, 1e6, 256k, 256M, 1.5B (or G, 10^9), 2T. Sizes in
+    bytes: 4096, 256MB, 16MiB.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
@@ -104,13 +108,16 @@ def cli(context: click.Context) -> None:
 
 def main() -> NoReturn:
     """Run the command line of this process, and exit."""
-    signal.signal(signal.SIGTERM, _interrupt)  # schedulers stop jobs with it: the same clean end as Ctrl-C
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows what it can
+    signal.signal(signal.SIGTERM, _terminate)  # schedulers stop jobs with it: the same clean end as Ctrl-C
+    stdout = open_streams()
     if "_TOKSHARD_COMPLETE" in os.environ:  # click's shell completion
         cli(prog_name="tokshard")
-    sys.exit(run(sys.argv[1:]))
+    exit_code = run(sys.argv[1:])
+    if stdout.error is not None and exit_code == 0:
+        failure = unwritten(stdout.error)
+        show(failure, as_json=False)
+        exit_code = failure.exit_code
+    sys.exit(exit_code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -149,8 +156,8 @@ def _invoke(arguments: Sequence[str]) -> int:
     return exit_code
 
 
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated
 
 
 def _is_closed(stream: TextIO) -> bool:

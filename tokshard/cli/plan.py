@@ -10,7 +10,7 @@ import click
 
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
-from tokshard.cli.sizes import SIZE
+from tokshard.cli.sizes import POSITIVE_COUNT
 from tokshard.inspect.plan_report import plan_json, report_plan
 from tokshard.inspect.plan_text import plan_text
 from tokshard.inspect.run import open_run
@@ -21,7 +21,7 @@ from tokshard.inspect.simulation import simulate
 @click.argument("plan", metavar="PLAN")
 @click.option(
     "--tokens",
-    type=SIZE,
+    type=POSITIVE_COUNT,
     metavar="N",
     help="Tokens to train on, in whole steps.  [default: as many as the corpora hold, or a finite pass]",
 )
@@ -33,7 +33,7 @@ from tokshard.inspect.simulation import simulate
     metavar="N",
     help="Warn of a corpus that is read more often.",
 )
-@click.option("--simulate", "num_simulated", type=SIZE, metavar="N", help="Measure the next N samples, too.")
+@click.option("--simulate", "num_simulated", type=POSITIVE_COUNT, metavar="N", help="Measure the next N samples, too.")
 @click.option("--checkpoint", metavar="PATH", help="Go by the weights of a run; --simulate goes on from it.")
 @plan_options({})
 @json_option
@@ -63,9 +63,6 @@ def plan(
     tokshard plan mix.toml --tokens 2T
     tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512 --simulate 100k
     """  # noqa: D301 - click reads the escape
-    for option, value in (("--tokens", tokens), ("--simulate", num_simulated)):
-        if value is not None and value < 1:
-            raise click.BadParameter("must be at least 1", param_hint=f"'{option}'")
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     run = open_run(plan, options, checkpoint=checkpoint)
     simulation = None if num_simulated is None else simulate(run, num_simulated)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tokshard.cli.sizes import SIZE
+from tokshard.cli.sizes import COUNT, LENGTH
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -25,7 +25,7 @@ def plan_options(defaults: Mapping[str, int]) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         for option in reversed(
             [
-                click.option("--seq-len", type=SIZE, metavar="N", help=f"Tokens of a sample.{told('seq_len')}"),
+                click.option("--seq-len", type=LENGTH, metavar="N", help=f"Tokens of a sample.{told('seq_len')}"),
                 click.option(
                     "--seed",
                     type=click.IntRange(min=0),
@@ -34,7 +34,7 @@ def plan_options(defaults: Mapping[str, int]) -> Callable[[Command], Command]:
                 ),
                 click.option(
                     "--global-batch-size",
-                    type=SIZE,
+                    type=COUNT,
                     metavar="N",
                     help=f"Samples of a step, over all ranks.{told('global_batch_size')}",
                 ),

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 import click
 from tqdm import tqdm
 
-from tokshard.inspect.terminal import bytes_text, one_line
+from tokshard.inspect.terminal import one_line
+from tokshard.numbers import bytes_text
 
 _LINE_SECONDS = 10.0
 

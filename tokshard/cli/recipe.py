@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from tokshard.build.sources import STDIN
 from tokshard.cli.failures import did_you_mean
+from tokshard.cli.sizes import WrongNumber
 from tokshard.errors import UsageError
 
 _SECTIONS = ("defaults", "corpora")
@@ -131,9 +132,8 @@ def _convert(option: click.Option, value: Any, where: str, context: click.Contex
     try:
         converted = tuple(option.type.convert(item if option.is_flag else str(item), option, context) for item in items)
     except click.BadParameter as error:
-        raise UsageError(
-            f"{where}: {option.name}: {error.message.removesuffix('.')}", hint="write it as on the command line"
-        ) from error
+        hint = error.hint if isinstance(error, WrongNumber) else "write it as on the command line"
+        raise UsageError(f"{where}: {option.name}: {error.message.removesuffix('.')}", hint=hint) from error
     return converted if option.multiple else converted[0]
 
 

@@ -1,47 +1,60 @@
-"""Numbers as people write them: ``4096``, ``256M``, ``2T``, ``16MiB``."""
+"""Numbers on the command line: counts, lengths, sizes in bytes, lists and ranges; `tokshard.numbers` reads them."""
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-_SIZE = re.compile(r"([0-9][0-9_]{0,17}(?:\.[0-9]{1,9})?)[ ]?(?:([KMGT])(I?))?(B?)", re.ASCII | re.IGNORECASE)
-_PREFIXES = " KMGT"
+from tokshard.errors import UsageError
+from tokshard.numbers import read_bytes, read_count, read_length
+
+_END = 1 << 63
 
 
-class Size(click.ParamType):  # type: ignore[type-arg] # not yet generic in click 8.1
-    """A whole number with an optional decimal (K, M, G, T) or binary (KiB, MiB, GiB, TiB) prefix."""
+class WrongNumber(click.BadParameter):
+    """A number that is refused, with what to write instead."""
 
-    name = "size"
+    def __init__(self, error: UsageError, param: click.Parameter | None, context: click.Context | None) -> None:
+        super().__init__(error.problem, ctx=context, param=param)
+        self.hint = error.hint
+
+
+class Number(click.ParamType):  # type: ignore[type-arg] # not yet generic in click 8.1
+    """A whole number.
+
+    Args:
+        name: of the kind, for the help.
+        read: a text to the number; raises UsageError.
+        least: smaller ones are refused.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], int], least: int = 0) -> None:
+        self.name = name
+        self._read = read
+        self._least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number; anything else is a usage error that shows how one is written."""
-        if isinstance(value, int):
-            return value
-        number = parse_size(value)
-        if number is None:
-            self.fail(f"{value!r} is not a whole number such as 4096, 256M, 2T or 1GiB.", param, ctx)
+        """The number; anything else is a usage error that says how one is written."""
+        if not isinstance(value, str):
+            return int(value)
+        try:
+            number = self._read(value)
+        except UsageError as error:
+            raise WrongNumber(error, param, ctx) from error
+        if number < self._least:
+            self.fail(f"must be at least {self._least}", param, ctx)
+        if number >= _END:
+            self.fail(f"{value!r} is 2^63 or more", param, ctx)
         return number
 
 
-def parse_size(text: str) -> int | None:
-    """The number that a text stands for; None if it is none, or not a whole one.
-
-    ``K`` is 1,000 and ``Ki`` 1,024; a ``B`` may follow, and upper and lower case are the same.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        return None
-    digits, prefix, binary, _ = match.groups()
-    base = 1024 if binary else 1000
-    number = Fraction(digits.replace("_", "")) * base ** _PREFIXES.index((prefix or " ").upper())
-    return int(number) if number.denominator == 1 else None
-
-
-SIZE = Size()
+COUNT = Number("count", read_count)
+POSITIVE_COUNT = Number("count", read_count, 1)
+LENGTH = Number("number", read_length)
+BYTES = Number("bytes", read_bytes)
 
 
 class WholeNumbers(click.ParamType):  # type: ignore[type-arg] # as above
@@ -69,8 +82,12 @@ class Span(click.ParamType):  # type: ignore[type-arg] # as above
         if isinstance(value, range):
             return value
         first, colon, last = value.partition(":")
-        start = parse_size(first)
-        stop = parse_size(last) if colon else start + 1 if start is not None else None
-        if start is None or stop is None or stop <= start:
-            self.fail(f"{value!r} is no number such as 1000, nor a range such as 1000:1010 (1000 to 1009).", param, ctx)
+        try:
+            start = read_count(first)
+            stop = read_count(last) if colon else start + 1
+        except UsageError as error:
+            problem = f"{value!r} is no number such as 1000, nor a range such as 1000:1010 (1000 to 1009)"
+            raise WrongNumber(UsageError(problem, hint=error.hint), param, ctx) from error
+        if stop <= start:
+            self.fail(f"{value!r} is an empty range; 1000:1010 is 1000 to 1009", param, ctx)
         return range(start, stop)

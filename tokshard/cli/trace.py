@@ -10,13 +10,15 @@ import click
 
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
-from tokshard.cli.sizes import Span
+from tokshard.cli.sizes import POSITIVE_COUNT, Span
 from tokshard.inspect.outputs import is_stdout
+from tokshard.errors import PlanError
 from tokshard.inspect.readings import find_documents, readings_json, readings_text
 from tokshard.inspect.run import Run, open_run
 from tokshard.inspect.terminal import one_line
 from tokshard.inspect.trace import RankView, TraceRow, trace_samples, trace_steps
 from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
+from tokshard.runtime.steps import Ranks
 
 
 @click.command()
@@ -37,11 +39,17 @@ from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_
     metavar="W",
     help="Data-parallel ranks that the rows of a step are dealt out to.",
 )
+@click.option(
+    "--uneven",
+    type=click.Choice(["refuse", "pad"]),
+    help="A world size that does not divide the batch: refuse it, or pad, as the loader does.  "
+    "[default: refuse, or what the file says]",
+)
 @plan_options({})
 @click.option(
     "--text",
     "num_characters",
-    type=click.IntRange(min=1),
+    type=POSITIVE_COUNT,
     default=200,
     show_default=True,
     metavar="N",
@@ -61,6 +69,7 @@ def trace(
     checkpoint: str | None,
     dp_rank: int | None,
     dp_world_size: int,
+    uneven: str | None,
     seq_len: int | None,
     seed: int | None,
     global_batch_size: int | None,
@@ -100,8 +109,9 @@ def trace(
         raise click.UsageError("--parquet goes with --step or --sample.")
     if epochs is not None and document is None:
         raise click.UsageError("--epochs goes with --document.")
-    options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
+    options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size, "uneven": uneven}
     run = open_run(plan, options, checkpoint=checkpoint)
+    _check_ranks(run, dp_world_size)
     ranks = RankView(world_size=dp_world_size, rank=dp_rank)
     width = shutil.get_terminal_size().columns
     for note in notes_of(run, steps):
@@ -121,6 +131,20 @@ def trace(
     count = write_parquet(parquet, run, parts, inputs=[name for name in (plan, checkpoint) if name])
     text = json.dumps({"file": parquet, "rows": count}) if as_json else f"{one_line(parquet)}: {count:,} rows"
     click.echo(text, err=is_stdout(parquet))
+
+
+def _check_ranks(run: Run, dp_world_size: int) -> None:
+    """Refuse rows that no loader deals out.
+
+    Raises:
+        PlanError: the ranks do not divide the batch, and do not pad.
+    """
+    try:
+        Ranks(run.global_batch_size, 0, dp_world_size, run.uneven)
+    except PlanError as error:
+        raise PlanError(
+            error.problem, hint="give another --dp-world-size, or --uneven pad for a job that pads"
+        ) from error
 
 
 def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool, width: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, UnfinishedCorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
 from tokshard.format import names
 from tokshard.format.arrow_file import ArrowFile
 from tokshard.format.content import TokenHash
@@ -676,9 +676,11 @@ def is_unfinished(directory: Path) -> bool:
 
 def _no_manifest(directory: Path) -> CorpusError:
     if not directory.exists():
-        return CorpusError(f"{directory} does not exist", hint="give the directory that 'tokshard build --out' wrote")
+        return MissingCorpusError(
+            f"{directory} does not exist", hint="give the directory that 'tokshard build --out' wrote"
+        )
     if not directory.is_dir():
-        return CorpusError(f"{directory} is a file", hint="give the directory that 'tokshard build --out' wrote")
+        return MissingCorpusError(f"{directory} is a file", hint="give the directory that 'tokshard build --out' wrote")
     if is_unfinished(directory):
         return UnfinishedCorpusError(
             f"{directory} holds an unfinished build: it has no {names.MANIFEST}",

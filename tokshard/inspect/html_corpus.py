@@ -15,9 +15,9 @@ from tokshard.inspect.html import Section, render_page
 from tokshard.inspect.lengths import Lengths
 from tokshard.inspect.pieces import token_pieces
 from tokshard.inspect.summary import source_name, summary_lines
-from tokshard.inspect.terminal import bytes_text
 from tokshard.inspect.token_counts import TokenCounts, token_summary
 from tokshard.inspect.vocabulary import Vocabulary
+from tokshard.numbers import bytes_text
 
 MAX_SHARDS = 20_000
 """Rows of the table of shards; a page with more is slow to open."""

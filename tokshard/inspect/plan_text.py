@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from tokshard.inspect.plan_report import CorpusPlan, PlanReport
 from tokshard.inspect.simulation import UNIFORM_DISTANCE, Simulation
-from tokshard.inspect.terminal import aligned, bytes_text, can_encode, counted, one_line, table
+from tokshard.inspect.terminal import aligned, can_encode, one_line, table
+from tokshard.numbers import bytes_text, count_text, counted
 
 _BRANCH, _LAST = "├─ ", "└─ "
 
@@ -22,7 +23,7 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
     step_tokens = report.global_batch_size * sizes["seq_len"]
     size = bytes_text(report.num_tokens * report.bytes_per_token)
     head = [
-        ("reads", f"{_tokens(report.num_tokens)} tokens in {report.num_steps:,} steps of {step_tokens:,}"),
+        ("reads", f"{count_text(report.num_tokens)} tokens in {report.num_steps:,} steps of {step_tokens:,}"),
         ("", f"{size} of token ids, {report.bytes_per_token} bytes each"),
     ]
     for change in report.changes:
@@ -57,7 +58,7 @@ def plan_tree(report: PlanReport, *, encoding: str) -> str:
         blocks = f"{counted(corpus.num_blocks, 'block')} in {counted(corpus.num_windows, 'window')}"
         lines.append(
             f"{last if number == len(names) else branch}{name:<{longest}} {corpus.weight_share:7.2%}  "
-            f"{corpus.fingerprint[:12]}  {_tokens(corpus.epoch_tokens)} tokens, {blocks}{''.join(more)}: "
+            f"{corpus.fingerprint[:12]}  {count_text(corpus.epoch_tokens)} tokens, {blocks}{''.join(more)}: "
             f"{one_line(corpus.directory)}"
         )
     return "\n".join(lines)
@@ -71,7 +72,7 @@ def _rows(corpora: Sequence[CorpusPlan]) -> Iterator[list[str]]:
         yield [
             one_line(corpus.name),
             f"{corpus.share:.2%}",
-            _tokens(corpus.tokens),
+            count_text(corpus.tokens),
             f"{corpus.epochs:,.2f}",
             f"{'' if is_all else '~'}{corpus.documents:,} of {corpus.num_documents:,}",
             bytes_text(corpus.bytes),
@@ -102,11 +103,3 @@ def _simulation_text(simulation: Simulation, *, width: int) -> str:
             ]
         )
     return aligned(head, width=width) + "\n\n" + table(rows)
-
-
-def _tokens(number: int) -> str:
-    """A number of tokens, large ones in four digits."""
-    for power, prefix in ((12, "T"), (9, "B"), (6, "M")):
-        if number >= 10**power:
-            return f"{number / 10**power:.4g}{prefix}"
-    return f"{number:,}"

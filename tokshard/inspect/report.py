@@ -15,9 +15,10 @@ from tokshard.inspect.documents import DocumentView, spread, view_document, view
 from tokshard.inspect.histogram import length_histogram
 from tokshard.inspect.lengths import ALWAYS_READ, Lengths, OnProgress, estimated_lengths, read_lengths
 from tokshard.inspect.summary import summary_json, summary_text
-from tokshard.inspect.terminal import aligned, bytes_text, one_line
+from tokshard.inspect.terminal import aligned, one_line
 from tokshard.inspect.token_counts import count_tokens, token_summary
 from tokshard.inspect.vocabulary import load_vocabulary
+from tokshard.numbers import bytes_text
 
 _FREQUENT = 12
 _FEW_SHARDS = 8

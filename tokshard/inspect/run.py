@@ -42,6 +42,7 @@ class Run:
         step: steps done at the cursor; None: the checkpoint does not say, and the batch size does not divide what was
             read.
         checkpoint: where the cursor is from; empty for the start of the plan.
+        uneven: what happens to a world size that does not divide the batch, as for `StreamingLoader`.
     """
 
     plan: StreamPlan
@@ -49,6 +50,7 @@ class Run:
     cursor: Cursor
     step: int | None = 0
     checkpoint: str = ""
+    uneven: str = "refuse"
 
     @property
     def directories(self) -> list[str]:
@@ -175,7 +177,7 @@ def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: st
     if checkpoint is None and is_checkpoint(location):
         checkpoint = location
     if checkpoint is None:
-        return Run(plan=plan, global_batch_size=mix.global_batch_size, cursor=plan.cursor())
+        return Run(plan=plan, global_batch_size=mix.global_batch_size, cursor=plan.cursor(), uneven=mix.uneven)
     state = read_state(checkpoint)
     run = Run(
         plan=plan,
@@ -183,6 +185,7 @@ def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: st
         cursor=load_cursor(state.cursor, plan.identity),
         step=state.step,
         checkpoint=os.path.normpath(checkpoint),
+        uneven=mix.uneven,
     )
     if run.step is not None:
         return run

@@ -10,7 +10,8 @@ import msgspec
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, Manifest, TokenizerInfo
 from tokshard.format.tables import SourceInfo
-from tokshard.inspect.terminal import aligned, bytes_text, counted, printable, shorten
+from tokshard.inspect.terminal import aligned, printable, shorten
+from tokshard.numbers import bytes_text, counted
 
 _WORST_SOURCES = 10
 

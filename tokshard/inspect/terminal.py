@@ -52,11 +52,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 shard``, ``2 shards``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def can_encode(text: str, encoding: str) -> bool:
     """Whether an output of this encoding can show a text."""
     try:
@@ -64,15 +59,6 @@ def can_encode(text: str, encoding: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def bytes_text(number: float) -> str:
-    """A number of bytes in three digits, such as ``20.1 MB``; decimal prefixes."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if number < 999.5:
-            return f"{number:.3g} {prefix}B" if prefix else f"{number:.0f} B"
-        number /= 1000
-    return f"{number:.3g} PB"
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -10,47 +10,47 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tokshard.errors import UsageError
+from tokshard.numbers import read_count, read_length
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.recipes import convert, read_toml
+from tokshard.runtime.recipes import convert, example_of, key, read_toml
 
 STATE_FILE = "state.json"
 """The file of a trainer's checkpoint that holds its recipe and the loader's state."""
 
-_HINT = "a mix has the keys of StreamPlan, and global_batch_size; see tokshard/runtime/mix.py"
-_EXAMPLES = {
-    "corpora": 'corpora = { code = "shards/code" }',
-    "seq_len": "seq_len = 4096",
-    "global_batch_size": "global_batch_size = 512",
-}
+_HINT = "the keys of a mix.toml are in README.md, under 'Look at a loss spike'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Corpora and how they are read; all but `global_batch_size` as for `StreamPlan`.
+    """Corpora and how they are read; all but `global_batch_size` and `uneven` as for `StreamPlan`.
 
     Args:
-        corpora: name to corpus directory, relative to the working directory.
+        corpora: name to corpus directory; in a mix.toml relative to the file, else to the working directory.
         global_batch_size: samples of an optimizer step, over all ranks.
         weights: name to weight; empty: the corpora's token counts.
         epochs: of a finite pass over one corpus; 0: endless.
         take, max_epochs: one number for all corpora, or name to number.
         schedule: (global sample, weights).
+        uneven: as for `StreamingLoader`.
     """
 
-    corpora: dict[str, str]
-    seq_len: int
-    global_batch_size: int
-    weights: dict[str, float] = field(default_factory=dict)
-    seed: int = 0
-    epochs: int = 0
-    block_tokens: int | None = None
-    window_blocks: int | None = None
-    take: float | dict[str, float] | None = None
-    max_epochs: float | dict[str, float] | None = None
-    start_epoch: dict[str, int] = field(default_factory=dict)
-    schedule: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    loss_across_documents: bool = False
-    allow_small_blocks: bool = False
+    corpora: dict[str, str] = field(metadata=key('corpora = { code = "shards/code" }'))
+    seq_len: int = field(metadata=key("seq_len = 4096", read=read_length))
+    global_batch_size: int = field(metadata=key("global_batch_size = 512", read=read_count))
+    weights: dict[str, float] = field(default_factory=dict, metadata=key("weights = { code = 0.7, prose = 0.3 }"))
+    seed: int = field(default=0, metadata=key("seed = 17"))
+    epochs: int = field(default=0, metadata=key("epochs = 1"))
+    block_tokens: int | None = field(default=None, metadata=key("block_tokens = 65536", read=read_length))
+    window_blocks: int | None = field(default=None, metadata=key("window_blocks = 1024", read=read_length))
+    take: float | dict[str, float] | None = field(default=None, metadata=key("take = { code = 0.1 }"))
+    max_epochs: float | dict[str, float] | None = field(default=None, metadata=key("max_epochs = { code = 4 }"))
+    start_epoch: dict[str, int] = field(default_factory=dict, metadata=key("start_epoch = { code = 1 }"))
+    schedule: list[tuple[int, dict[str, float]]] = field(
+        default_factory=list, metadata=key("schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]")
+    )
+    uneven: Literal["refuse", "pad"] = field(default="refuse", metadata=key('uneven = "pad"'))
+    loss_across_documents: bool = field(default=False, metadata=key("loss_across_documents = true"))
+    allow_small_blocks: bool = field(default=False, metadata=key("allow_small_blocks = true"))
 
     def plan(self) -> StreamPlan:
         """Open the corpora, and make the plan.
@@ -84,10 +84,9 @@ class TrainerData(Mix):
     """The ``[data]`` table of a trainer's recipe: a mix, and how the trainer loads it.
 
     Args:
-        uneven, num_workers: as for `StreamingLoader`.
+        num_workers: as for `StreamingLoader`.
     """
 
-    uneven: Literal["refuse", "pad"] = "refuse"
     num_workers: int = 0
 
 
@@ -96,37 +95,48 @@ def load_mix(
 ) -> Mix:
     """A mix from a TOML file, a trainer's recipe (its ``[data]`` table) or checkpoint, or from one corpus directory.
 
+    A mix.toml lies beside its corpora: their paths are relative to the file. Those of the trainer's are relative to the
+    working directory, as they are for the trainer itself.
+
     Args:
         location: a file, a checkpoint directory or a corpus directory.
-        options: key to value; None leaves what the file says.
-        defaults: key to value, for keys that neither names.
+        options: name to value; None leaves what the file says.
+        defaults: name to value, for keys that neither names.
 
     Raises:
         UsageError: no such file, no TOML, an unknown or missing key, a wrong type.
     """
     prefix, fields = "", {}
     kind: type[Mix] = Mix
+    is_mix_file = False
     if location.endswith(".toml") or os.path.isfile(location):
         fields = read_toml(location, hint="give a mix such as mix.toml, or a corpus directory")
-        if isinstance(fields.get("data"), Mapping):
+        is_mix_file = not isinstance(fields.get("data"), Mapping)
+        if not is_mix_file:
             kind, fields, prefix = TrainerData, dict(fields["data"]), "data."
     elif is_checkpoint(location):
         kind, fields, prefix = TrainerData, _recipe_of(location), "data."
     else:
         fields = {"corpora": {os.path.basename(os.path.normpath(location)): location}}
-    given = {key: value for key, value in (options or {}).items() if value is not None}
+    given = {name: value for name, value in (options or {}).items() if value is not None}
     fields = {**(defaults or {}), **fields, **given}
-    for key in ("corpora", "seq_len", "global_batch_size"):
-        if key not in fields and not os.path.exists(location):
+    for name in ("corpora", "seq_len", "global_batch_size"):
+        if name not in fields and not os.path.exists(location):
             raise UsageError(f"{location} does not exist", hint="give a mix.toml, a corpus directory or a checkpoint")
-        if key not in fields:
-            option = "" if key == "corpora" else f", or --{key.replace('_', '-')} on the command line"
-            raise UsageError(f"{location}: no {prefix}{key}", hint=f"give {_EXAMPLES[key]} in a mix.toml{option}")
+        if name not in fields:
+            option = "" if name == "corpora" else f", or --{name.replace('_', '-')} on the command line"
+            hint = f"give {example_of(Mix, name)} in a mix.toml{option}"
+            raise UsageError(f"{location}: no {prefix}{name}", hint=hint)
     found = convert(fields, kind, where=location, hint=_HINT, prefix=prefix)
-    for key in ("seq_len", "global_batch_size"):
-        if (value := getattr(found, key)) < 1:
-            raise UsageError(f"{location}: {prefix}{key} is {value}, expected at least 1", hint="change it")
-    return Mix(**{item.name: getattr(found, item.name) for item in dataclasses.fields(Mix)})
+    for name in ("seq_len", "global_batch_size"):
+        if (value := getattr(found, name)) < 1:
+            raise UsageError(f"{location}: {prefix}{name} is {value}, expected at least 1", hint="change it")
+    mix = Mix(**{item.name: getattr(found, item.name) for item in dataclasses.fields(Mix)})
+    if not is_mix_file:
+        return mix
+    directory = os.path.dirname(location)
+    corpora = {name: path if "://" in path else os.path.join(directory, path) for name, path in mix.corpora.items()}
+    return dataclasses.replace(mix, corpora=corpora)
 
 
 def is_checkpoint(location: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_type_hints
 
@@ -13,6 +14,18 @@ import msgspec
 from tokshard.errors import UsageError
 
 Settings = TypeVar("Settings")
+
+_KEY = re.compile(r"at `\$\.(\w+)")
+
+
+def key(example: str, *, read: Callable[[str], int] | None = None) -> dict[str, Any]:
+    """The `metadata` of a field of settings.
+
+    Args:
+        example: a line of TOML, for the hint of an error.
+        read: what a text in place of a number stands for, such as `read_count`; default: no text is taken.
+    """
+    return {"example": example, "read": read}
 
 
 def read_toml(path: str, *, hint: str) -> dict[str, Any]:
@@ -46,12 +59,14 @@ def convert(fields: Mapping[str, Any], kind: type[Settings], *, where: str, hint
     """
     check_keys(kind, fields, where=where, prefix=prefix)
     try:
-        return msgspec.convert(fields, kind)
+        return msgspec.convert(_with_numbers(fields, kind, where=where, prefix=prefix), kind)
     except msgspec.ValidationError as error:
         text = str(error).replace("`$.", f"`{prefix}")
         if prefix and " - at " not in text:
             text += f" - at `{prefix.rstrip('.')}`"
-        raise UsageError(f"{where}: {text}", hint=hint) from error
+        found = _KEY.search(str(error))
+        example = example_of(kind, found[1]) if found else ""
+        raise UsageError(f"{where}: {text}", hint=f"for example: {example}" if example else hint) from error
 
 
 def check_keys(kind: type, fields: Any, *, where: str, prefix: str = "") -> None:
@@ -70,3 +85,25 @@ def check_keys(kind: type, fields: Any, *, where: str, prefix: str = "") -> None
             raise UsageError(f"{where}: no key {prefix}{key}", hint=hint)
         if dataclasses.is_dataclass(types[key]) and isinstance(types[key], type):
             check_keys(types[key], value, where=where, prefix=f"{prefix}{key}.")
+
+
+def _with_numbers(fields: Mapping[str, Any], kind: type, *, where: str, prefix: str) -> dict[str, Any]:
+    """The fields, with the numbers that texts such as ``"1.5B"`` stand for."""
+    found = dict(fields)
+    types = get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        value, read = found.get(item.name), item.metadata.get("read")
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(types[item.name]):
+            found[item.name] = _with_numbers(value, types[item.name], where=where, prefix=f"{prefix}{item.name}.")
+        elif isinstance(value, str) and read is not None:
+            try:
+                found[item.name] = read(value)
+            except UsageError as error:
+                raise UsageError(f"{where}: {prefix}{item.name}: {error.problem}", hint=error.hint) from error
+    return found
+
+
+def example_of(kind: type, name: str) -> str:
+    """How a key is written; empty if its field does not say."""
+    found = [item for item in dataclasses.fields(kind) if item.name == name]
+    return str(found[0].metadata.get("example", "")) if found else ""

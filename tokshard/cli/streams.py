@@ -1,0 +1,65 @@
+"""The standard streams of a command: one that is closed or full takes nothing more, and the work continues."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+
+class Sink(io.FileIO):
+    """A file descriptor to write to, which remembers its first error and drops all that comes after it.
+
+    Args:
+        raises_broken_pipe: whether a reader that is gone is an error of the caller: it ends a long listing early.
+    """
+
+    def __init__(self, descriptor: int, *, raises_broken_pipe: bool) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self.error: OSError | None = None
+        self._raises_broken_pipe = raises_broken_pipe
+
+    def write(self, data: Any, /) -> int:
+        """Write, unless that failed before."""
+        if self.error is None:
+            try:
+                return super().write(data)
+            except BrokenPipeError as error:
+                if self._raises_broken_pipe:
+                    raise
+                self.error = error
+            except OSError as error:
+                self.error = error
+        return memoryview(data).nbytes
+
+
+def open_streams() -> Sink:
+    """Replace stdout and stderr by streams that a command can write to whatever they are.
+
+    Descriptors 0 to 2 that are closed become /dev/null, before another file takes their numbers. What the encoding of a
+    stream lacks is written as escapes.
+
+    Returns:
+        What stdout is written to; its error is to be looked at when the command is done.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
+    stdout = Sink(1, raises_broken_pipe=True)
+    sys.stdout = _text(stdout, sys.stdout)
+    sys.stderr = _text(Sink(2, raises_broken_pipe=False), sys.stderr)
+    return stdout
+
+
+def _text(sink: Sink, before: TextIO | None) -> TextIO:
+    """A text stream with the settings of the one that Python made, which is missing if its descriptor was closed."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(sink),
+        encoding="utf-8" if before is None else before.encoding,
+        errors="backslashreplace",  # a terminal without UTF-8 shows what it can
+        line_buffering=before is None or bool(before.line_buffering),
+        write_through=isinstance(before, io.TextIOWrapper) and before.write_through,
+    )
