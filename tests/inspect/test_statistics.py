@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
-from tokshard.format.decode import load_decoder
 from tokshard.cli.main import run
+from tokshard.format.decode import load_decoder
 from tokshard.format.reader import open_corpus
 from tokshard.inspect.lengths import PERCENTILES, estimated_lengths, read_lengths
 from tokshard.inspect.pieces import bounded_text, token_pieces

@@ -11,8 +11,8 @@ import click
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT, Span
-from tokshard.inspect.outputs import is_stdout
 from tokshard.errors import PlanError
+from tokshard.inspect.outputs import is_stdout
 from tokshard.inspect.readings import find_documents, readings_json, readings_text
 from tokshard.inspect.run import Run, open_run
 from tokshard.inspect.terminal import one_line

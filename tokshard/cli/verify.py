@@ -11,7 +11,7 @@ import click
 from tokshard.cli.failures import Failure, describe, show
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
-from tokshard.errors import CorpusError, RESTORE
+from tokshard.errors import RESTORE, CorpusError
 from tokshard.inspect.terminal import one_line
 from tokshard.inspect.verification import VerifyReport, verify_corpus
 from tokshard.numbers import bytes_text
