@@ -75,7 +75,7 @@ _SAMPLES = 3
 )
 @click.option(
     "--tokens",
-    type=SIZE,
+    type=POSITIVE_COUNT,
     metavar="N",
     help="With --html of a mix: tokens to train on, as for 'tokshard plan'.",
 )

@@ -64,7 +64,8 @@ class SampleRandom:
         """The next 64-bit words: uint64 [count]. They can seed any other generator."""
         index = np.arange(self._drawn, self._drawn + count, dtype=np.uint64)
         self._drawn += count
-        return keyed_hashes(index, self._key)[0]
+        words: NDArray[np.uint64] = keyed_hashes(index, self._key)[0]
+        return words
 
     def uniform(self, count: int) -> NDArray[np.float64]:
         """Numbers in ``[0, 1)``, multiples of 2**-53: float64 [count]."""
