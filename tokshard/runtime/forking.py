@@ -1,4 +1,4 @@
-"""What a forked child needs anew: a thread of the parent may hold it at that moment, and does not exist in the child.
+"""A lock that is free in a forked child: a thread of the parent may hold it at that moment, and is not in the child.
 
 DataLoader forks its workers by default on Linux up to Python 3.13, while the prefetch thread of a loader may run.
 """
@@ -7,31 +7,15 @@ from __future__ import annotations
 
 import os
 from threading import RLock
-from typing import Protocol
 from weakref import WeakSet
 
 
-class Forked(Protocol):
-    """Has a state that a thread may be about to change."""
-
-    def renew_after_fork(self) -> None:
-        """Called in the child, which has one thread: forget what a thread of the parent may have left half done."""
-
-
-_forked: WeakSet[Forked] = WeakSet()
-
-
-def renew_after_fork(holder: Forked) -> None:
-    """Have `holder` renew itself in every forked child, as long as it lives."""
-    _forked.add(holder)
-
-
 class ForkLock:
-    """A re-entrant lock that is free in a forked child."""
+    """A re-entrant lock. What it guards has to be usable whenever another thread may fork, also half done."""
 
     def __init__(self) -> None:
         self._lock = RLock()
-        renew_after_fork(self)
+        _locks.add(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -39,14 +23,17 @@ class ForkLock:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def renew_after_fork(self) -> None:
-        """Nobody holds it."""
+    def renew(self) -> None:
+        """No thread holds it."""
         self._lock = RLock()
 
 
-def _renew() -> None:
-    for holder in list(_forked):
-        holder.renew_after_fork()
+_locks: WeakSet[ForkLock] = WeakSet()
 
 
-os.register_at_fork(after_in_child=_renew)
+def _renew_all() -> None:
+    for lock in list(_locks):
+        lock.renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)
