@@ -23,7 +23,7 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "format/decode.py": "import tokenizers",
     **{
         f"runtime/{name}.py": ""
-        for name in ("copying", "cursor", "finding", "infilling", "layout", "mixture", "packing")
+        for name in ("copying", "cursor", "finding", "forking", "infilling", "layout", "mixture", "packing")
     },
     **{f"runtime/{name}.py": "" for name in ("permutation", "seeds", "steps", "transforms", "windows")},
     "runtime/__init__.py": "",

@@ -22,7 +22,7 @@ from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.runtime import layout as layouts
 from tokshard.runtime import reader
-from tokshard.runtime.copying import Gather, Memory, Slices, address_of
+from tokshard.runtime.copying import Gather, Memory, Reads, Slices, address_of
 from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.packing import PADDING_INDEX
 from tokshard.runtime.plan import StreamPlan
@@ -161,7 +161,7 @@ def test_mapped_and_read_corpora_of_many_shards_and_batches_give_the_same_batche
         small_units(batch_tokens=batch_tokens, stride=16),
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(reader, "_MAX_MAPPED", open_shards)
+        patch.setattr(reader, "_MAX_SHARDS", open_shards)
         corpora = [
             write(Path(folder) / str(number), memory, shard_tokens=shard_tokens, wide=wide)
             for number, memory in enumerate(memories)
@@ -170,7 +170,7 @@ def test_mapped_and_read_corpora_of_many_shards_and_batches_give_the_same_batche
         for access in ("mmap", "pread"):
             plan = plan_of([CorpusSource(corpus, access=access) for corpus in corpora], **options)
             copier = plan.lay_out(plan.mixture(plan.cursor()), np.arange(4)).copier
-            assert type(copier) is (Gather if access == "mmap" else Slices)
+            assert type(copier) is (Gather if access == "mmap" else Reads)
             loader = StreamingLoader(plan, global_batch_size=3)
             rows.append(rows_of(take(loader, 8)))
             loader.close()
@@ -184,7 +184,7 @@ def test_mapped_and_read_corpora_of_many_shards_and_batches_give_the_same_batche
 def test_threads_that_push_each_others_shards_out_read_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "_MAX_MAPPED", 1)
+    monkeypatch.setattr(reader, "_MAX_SHARDS", 1)
     memory = ListSource([6] * 120)
     with small_units(batch_tokens=30, stride=16):
         source = CorpusSource(write(tmp_path / "corpus", memory, shard_tokens=60))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
+import itertools
+import os
 import random
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -225,3 +229,85 @@ def test_damage_that_is_met_while_preparing_is_raised_and_the_job_goes_on_when_i
     loader.close()
     fresh = StreamPlan({"a": ListSource(source.lengths)}, seq_len=8, block_tokens=32, window_blocks=8, seed=2)
     assert rows == expected_rows(fresh, range(position, position + 120))
+
+
+def count_tables(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one for each table that is made from now on."""
+    made: list[int] = []
+    make = CorpusStream._table_steps
+
+    def counted(stream: CorpusStream, window: Any) -> Any:
+        made.append(window.index)
+        return make(stream, window)
+
+    monkeypatch.setattr(CorpusStream, "_table_steps", counted)
+    return made
+
+
+def test_samples_that_are_asked_for_beside_a_loader_do_not_make_its_tables_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, made = plan_of(PeriodicSource(20 * FULL, 9)), count_tables(monkeypatch)
+    loader, other = (StreamingLoader(plan, global_batch_size=BATCH) for _ in range(2))
+    other.skip(1_000 * BATCH)
+    for _ in range(60):
+        take(loader, 1)
+        take(other, 1)
+        plan.sample(3_000)
+    for one in (loader, other):
+        one.close()
+    assert {0, 11, 15} <= set(made)  # each reads elsewhere
+    assert len(made) == len(set(made))
+
+
+def test_changed_weights_do_not_make_the_tables_of_a_loader_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, made = plan_of(PeriodicSource(20 * FULL, 9), PeriodicSource(20 * FULL, 11)), count_tables(monkeypatch)
+    loader = StreamingLoader(plan, global_batch_size=BATCH)
+    for step in range(20):
+        take(loader, 1)
+        loader.set_weights({"corpus 0": 1.0, "corpus 1": 1.0 + step})
+    loader.close()
+    assert len(made) <= 2 * 3
+
+
+@pytest.mark.parametrize("num_calls", [5, 40], ids=["the first table", "the next table"])
+def test_a_forked_child_reads_while_a_thread_of_its_parent_makes_a_table(
+    monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
+    source, reached, go_on = PeriodicSource(3 * FULL, 9), threading.Event(), threading.Event()
+    plan, ends, calls = plan_of(source), source.ends, itertools.count(1)
+    samples = np.array([7, 300])
+    expected = read(plan.reader(), samples)
+
+    def slow(start: int, stop: int) -> Any:
+        if threading.current_thread() is thread and next(calls) == num_calls:
+            reached.set()
+            assert go_on.wait(30)
+        return ends(start, stop)
+
+    def make() -> None:
+        for first in range(0, 240, 40):
+            plan.streams[0].pieces_of(np.arange(first, first + 40), is_sequential=True)
+
+    thread = threading.Thread(target=make)
+    monkeypatch.setattr(source, "ends", slow)
+    thread.start()
+    assert reached.wait(30)
+    receiving, sending = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork while there are threads
+        child = os.fork()
+    if not child:
+        faulthandler.dump_traceback_later(20, exit=True)
+        os.write(sending, str(read(plan, samples)).encode())
+        os._exit(0)
+    go_on.set()
+    thread.join()
+    os.close(sending)
+    with os.fdopen(receiving) as pipe:
+        assert pipe.read() == str(expected)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def read(plan: StreamPlan, samples: NDArray[np.int64]) -> list[list[int]]:
+    return [plan.sample(sample)["input_ids"].tolist() for sample in samples.tolist()]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import resource
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, change_table, write_corpus
@@ -24,8 +26,10 @@ from tokshard.format import reader as format_reader
 from tokshard.format import writer as format_writer
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.runtime import reader
+from tokshard.runtime.packing import widen
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.reader import CorpusSource
+from tokshard.runtime.steps import Ranks, packed_steps
 
 LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
 ACCESS = ["mmap", "pread"]
@@ -121,19 +125,23 @@ def test_documents_longer_than_strides_batches_and_blocks_are_found(
     assert_same_stream(source, memory, spans)
 
 
-@pytest.mark.parametrize("access", ACCESS)
-@settings(max_examples=20)
+@pytest.mark.parametrize("access", [["mmap"], ["pread"], ["mmap", "pread"], ["pread", "mmap"]])
+@settings(max_examples=15)
+@example(parts=[[1, 1], [1, 1]], shape=(1, 1, 1))  # equal content
 @given(parts=st.lists(lengths, min_size=1, max_size=2), shape=st.tuples(*[st.integers(1, n) for n in (20, 64, 5)]))
 def test_samples_of_corpora_on_disk_equal_the_naive_model(
-    access: str, parts: list[list[int]], shape: tuple[int, int, int]
+    access: list[str], parts: list[list[int]], shape: tuple[int, int, int]
 ) -> None:
     seq_len, block, window_blocks = shape
     memories = [ListSource(part, first_token=1 + 5000 * number) for number, part in enumerate(parts)]
     with tempfile.TemporaryDirectory() as folder, small_units(batch_tokens=90, stride=16):
         sources = {
-            f"corpus {number}": CorpusSource(write(Path(folder) / str(number), memory, shard_tokens=200), access=access)
+            f"corpus {number}": CorpusSource(
+                write(Path(folder) / str(number), memory, shard_tokens=200), access=access[number % len(access)]
+            )
             for number, memory in enumerate(memories)
         }
+        fingerprints = [source.fingerprint for source in sources.values()]
         plan = StreamPlan(
             sources,
             weights=dict.fromkeys(sources, 1.0),
@@ -149,19 +157,21 @@ def test_samples_of_corpora_on_disk_equal_the_naive_model(
                 memory.documents(),
                 seed=6,
                 fingerprint=source.fingerprint,
-                ordinal=0,
+                ordinal=fingerprints[:number].count(source.fingerprint),
                 block=block,
                 window_blocks=window_blocks,
                 seq_len=seq_len,
                 count=15,
             )
-            for memory, source in zip(memories, sources.values(), strict=True)
+            for number, (memory, source) in enumerate(zip(memories, sources.values(), strict=True))
         ]
+        layout = plan.lay_out(plan.mixture(plan.cursor()), np.arange(15))
+        together = widen(layout.pack(0, 15))
         for sample, corpus in enumerate(order):
             row = expected[corpus][order[:sample].count(corpus)]
             found = plan.sample(sample)
             for key in ("input_ids", "labels", "position_ids"):
-                assert found[key].tolist() == row[key], key
+                assert found[key].tolist() == together[key][sample].tolist() == row[key], key
             trace = plan.trace(sample)
             assert [(piece.document, piece.start, piece.stop) for piece in trace] == row["pieces"]
             opened = plan.sources[corpus].corpus
@@ -231,6 +241,89 @@ def test_pread_keeps_few_descriptors_and_gives_them_back(tmp_path: Path, monkeyp
     assert 1 <= open_descriptors() - before <= 4
     del source
     assert open_descriptors() == before
+
+
+def opened_shards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The shards that are opened from now on."""
+    found: list[str] = []
+    opened = os.open
+
+    def watched(path: Any, *arguments: Any) -> int:
+        found.append(os.fspath(path))
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(os, "open", watched)
+    return found
+
+
+def test_pread_opens_a_shard_once_and_then_those_that_were_used_last_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = CorpusSource(write(tmp_path / "corpus", ListSource([10] * 40), shard_tokens=10), access="pread")
+    opened = opened_shards(monkeypatch)
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        source.views(rng.permutation(40) * 10, np.full(40, 10))
+    assert len(opened) == 40
+    monkeypatch.setattr(reader, "_MAX_DESCRIPTORS", 4)
+    source = CorpusSource(source.location, access="pread")
+    for shard in (0, 1, 2, 3, 0, 1, 4):  # 4 takes the place of 2
+        source.views(np.array([10 * shard]), np.array([10]))
+    del opened[:]
+    for shard in (0, 1, 3, 4):
+        source.views(np.array([10 * shard]), np.array([10]))
+    assert opened == []
+    source.views(rng.permutation(np.repeat(np.arange(40), 3)) * 10, np.full(120, 10))
+    assert len(opened) <= 40
+
+
+def test_the_corpora_of_a_process_share_its_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_MAX_DESCRIPTORS", 12)
+    corpus = write(tmp_path / "corpus", ListSource([10] * 40), shard_tokens=10)
+    sources = [CorpusSource(corpus, access="pread") for _ in range(3)]
+    before = open_descriptors()
+    for source in sources * 2:
+        source.views(np.arange(0, 400, 10), np.full(40, 10))
+    assert open_descriptors() - before <= 12
+
+
+def test_pread_gives_descriptors_back_when_the_process_has_no_more(tmp_path: Path) -> None:
+    source = CorpusSource(write(tmp_path / "corpus", ListSource([10] * 40), shard_tokens=10), access="pread")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 20, hard))
+        source.views(np.arange(0, 100, 10), np.full(10, 10))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        views = source.views(np.arange(0, 400, 10), np.full(40, 10))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+    assert len(views) == 40
+
+
+def test_pread_reads_a_step_when_it_is_made_and_not_all_steps_that_are_laid_out_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = ListSource([10] * 400)
+    plan = StreamPlan(
+        CorpusSource(write(tmp_path / "corpus", memory, shard_tokens=100), access="pread"), seq_len=10, block_tokens=100
+    )
+    asked: list[int] = []
+    views = CorpusSource.views
+
+    def watched(source: CorpusSource, starts: Any, lengths: Any) -> Any:
+        asked.append(int(lengths.sum()))
+        return views(source, starts, lengths)
+
+    monkeypatch.setattr(CorpusSource, "views", watched)
+    steps = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(2, 0, 1, "refuse"), 0)
+    for _, packed in zip(range(100), steps, strict=False):
+        assert sum(asked) <= packed.tokens.size
+        del asked[:]
 
 
 def open_descriptors() -> int:

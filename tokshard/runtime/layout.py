@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.copying import GATHER_BELOW, Copier, Gather, Memory, Slices, address_of
+from tokshard.runtime.copying import GATHER_BELOW, Copier, Gather, Memory, Reads, ReadViews, Slices, address_of
 from tokshard.runtime.packing import Packed
 from tokshard.runtime.windows import Pieces, TokenSource
 
@@ -220,21 +220,40 @@ def _copier(
     """
     fillers = tokens[len(tokens) - num_fillers :]
     zeros = np.zeros(int(fillers.max(initial=0)), dtype)
+    spans = [part.source.spans(part.starts, part.tokens) for part in parts]
+    found = [one for one in spans if one is not None]
+    if len(found) < len(parts):
+        return _reads(parts, tokens, num_fillers, order, zeros)
     if tokens.sum() < GATHER_BELOW * len(tokens):
-        spans = [part.source.spans(part.starts, part.tokens) for part in parts]
-        found = [one for one in spans if one is not None]
-        if len(found) == len(parts):
-            addresses = _joined([one.addresses for one in found])
-            memories = [one.memory for one in found]
-            if num_fillers:
-                memories.append(Memory([zeros]))
-                addresses = np.concatenate([addresses, np.full(num_fillers, address_of(zeros), np.int64)])
-            if order is not None:
-                addresses, tokens = addresses[order], tokens[order]
-            return Gather(addresses=addresses, lengths=tokens, memories=memories, dtype=dtype)
+        addresses = _joined([one.addresses for one in found])
+        memories = [one.memory for one in found]
+        if num_fillers:
+            memories.append(Memory([zeros]))
+            addresses = np.concatenate([addresses, np.full(num_fillers, address_of(zeros), np.int64)])
+        if order is not None:
+            addresses, tokens = addresses[order], tokens[order]
+        return Gather(addresses=addresses, lengths=tokens, memories=memories, dtype=dtype)
     views = [view for part in parts for view in part.source.views(part.starts, part.tokens)]
     views += [zeros[:count] for count in fillers.tolist()]
     return Slices(views if order is None else [views[index] for index in order.tolist()])
+
+
+def _reads(
+    parts: Sequence[CorpusRows],
+    tokens: NDArray[np.int64],
+    num_fillers: int,
+    order: NDArray[np.int64] | None,
+    zeros: NDArray[Any],
+) -> Reads:
+    """`_copier` for corpora that do not all lie in memory."""
+    reads: list[ReadViews] = [part.source.views for part in parts]
+    reads.append(lambda _, lengths: [zeros[:count] for count in lengths.tolist()])
+    counts = [*(len(part.starts) for part in parts), num_fillers]
+    corpora = np.repeat(np.arange(len(reads)), counts)
+    starts = _joined([*(part.starts for part in parts), np.zeros(num_fillers, np.int64)])
+    if order is not None:
+        corpora, starts, tokens = corpora[order], starts[order], tokens[order]
+    return Reads(reads=reads, corpora=corpora, starts=starts, lengths=tokens)
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

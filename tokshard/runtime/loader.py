@@ -283,7 +283,7 @@ class StreamDataset(IterableDataset[Batch]):
         """The steps of this DataLoader worker, from its cursor on; after a finished pass, from the start."""
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        plan, size, since = self.plan, self._ranks.global_batch_size, self._cursor.sample
+        plan, size, since = self.plan.reader(), self._ranks.global_batch_size, self._cursor.sample
         if self._is_under_way:  # steps of other workers may be missing since the last one of this worker
             since = max(since - (num_workers - 1) * size, self._cursor.segments[0].start)
         else:

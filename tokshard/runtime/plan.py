@@ -193,6 +193,13 @@ class StreamPlan:
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (dict(zip(self.names, self.sources, strict=True)), self._arguments))
 
+    def reader(self) -> StreamPlan:
+        """The same plan with tables of its own: readers at different places do not throw out each other's."""
+        reader = object.__new__(StreamPlan)
+        reader.__dict__.update(self.__dict__)
+        reader.streams = tuple(stream.reader() for stream in self.streams)
+        return reader
+
     def __repr__(self) -> str:
         return f"<StreamPlan of {', '.join(self.names)}: {self.fingerprint[:12]}>"
 

@@ -204,7 +204,7 @@ def _run(
     workers: list[_Worker],
     finish: Callable[[Packed], Any],
 ) -> None:
-    last = -1
+    last, plan = -1, plan.reader()
     while (job := inbox.next_job(last)) is not None:
         last = job.number
         try:

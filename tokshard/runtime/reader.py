@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import os
+import resource
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property, partial
-from threading import RLock
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
 from tokshard.format.reader import Corpus, open_corpus
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.format.storage import local_directory
 from tokshard.runtime.copying import Memory, Spans
+from tokshard.runtime.forking import ForkLock
 from tokshard.runtime.windows import DocumentPlace
 
-_MAX_MAPPED = 8_192
-_MAX_DESCRIPTORS = 64
-"""Shards kept open; a map costs about a kilobyte and no descriptor, and a job has few of those to spare."""
+_MAX_SHARDS = 8_192
+"""Shards and record batches kept in use: a map costs about a kilobyte and no descriptor."""
+
+_MAX_DESCRIPTORS = 1_024
+"""Shards that ``pread`` keeps open in a process, if half of its limit of open files (``ulimit -n``) allows that."""
 
 
 class CorpusSource:
@@ -53,9 +58,8 @@ class CorpusSource:
         self._first_tokens = self.corpus.first_tokens
         self._starts: list[int] = self._first_tokens.tolist()
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
-        self._open_shard = _MappedShard if access == "mmap" else _PreadShard
-        self._max_open = _MAX_MAPPED if access == "mmap" else _MAX_DESCRIPTORS
-        self._lock = RLock()
+        self._files = _OpenFiles() if access == "pread" else None
+        self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (partial(CorpusSource, access=self.access), (self.location,))
@@ -107,12 +111,16 @@ class CorpusSource:
             DamagedCorpusError: a shard is missing or not what the manifest says.
         """
         if self.access == "pread":
+            found: list[NDArray[Any]] = [np.empty(0, self.dtype)] * len(starts)
+            order = np.argsort(starts)  # shard after shard, so that each is opened once
+            starts = starts[order]
             shards = np.searchsorted(self._first_tokens, starts, "right") - 1
             within = starts - self._first_tokens[shards]
-            return [
-                self._shard(shard).tokens(start, length)
-                for shard, start, length in zip(shards.tolist(), within.tolist(), lengths.tolist(), strict=True)
-            ]
+            for number, shard, start, length in zip(
+                order.tolist(), shards.tolist(), within.tolist(), lengths[order].tolist(), strict=True
+            ):
+                found[number] = self._shard(shard).tokens(start, length)
+            return found
         opened, batches, within = self._mapped(starts, lengths)
         values = opened.values
         return [
@@ -200,7 +208,7 @@ class CorpusSource:
         first_tokens, first_batches = self._record_batches
         opened = self._opened
         missing = batches[opened.addresses[batches] == 0]
-        if len(opened.values) + len(missing) > self._max_open:
+        if len(opened.values) + len(missing) > _MAX_SHARDS:
             # who still reads from the old ones keeps them
             opened, missing = _OpenBatches(len(first_tokens) - 1), batches
         for batch in missing.tolist():
@@ -222,13 +230,15 @@ class CorpusSource:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)]), first.tolist()
 
     def _shard(self, index: int) -> _Shard:
+        # every step is atomic: threads that race for a shard may make it twice, which is harmless
         shard = self._shards.get(index)
         if shard is None:
             self._touch(str(self.corpus.directory / self.corpus.shards[index].name))
-            shard = self._open_shard(self.corpus, index)
-            with self._lock:
-                self._shards[index] = shard
-                if len(self._shards) > self._max_open:
+            files = self._files
+            shard = _MappedShard(self.corpus, index) if files is None else _PreadShard(self.corpus, index, files)
+            self._shards[index] = shard
+            if len(self._shards) > _MAX_SHARDS:
+                with contextlib.suppress(KeyError):
                     self._shards.popitem(last=False)
         if shard.path is not self.reading:
             self._touch(shard.path)
@@ -356,24 +366,61 @@ class _MappedShard:
         )
 
 
+class _OpenFile:
+    """A file descriptor, closed when nobody uses it any more: also by a thread that still reads while others open."""
+
+    def __init__(self, path: str) -> None:
+        self.number = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.number)
+        self.num_bytes = os.fstat(self.number).st_size
+
+
+class _OpenFiles:
+    """The files of a corpus that were used last. All corpora of a process share the descriptors that it may have."""
+
+    _all: ClassVar[weakref.WeakSet[_OpenFiles]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._all.add(self)
+
+    def open(self, path: str) -> _OpenFile:
+        # every step is atomic: threads that race for a file may open it twice, which is harmless
+        file = self._files.get(path)
+        if file is not None:
+            with contextlib.suppress(KeyError):
+                self._files.move_to_end(path)
+            return file
+        try:
+            file = _OpenFile(path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                raise
+            self._files.clear()  # others of the process have more open than was expected
+            file = _OpenFile(path)
+        self._files[path] = file
+        most = self._most()
+        while len(self._files) > most:
+            with contextlib.suppress(KeyError):
+                self._files.popitem(last=False)
+        return file
+
+    def _most(self) -> int:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, limit // 2)
+        return max(1, most // len(self._all))
+
+
 class _PreadShard:
-    def __init__(self, corpus: Corpus, index: int) -> None:
+    def __init__(self, corpus: Corpus, index: int, files: _OpenFiles) -> None:
         info = corpus.shards[index]
         self.path = str(corpus.directory / info.name)
+        self._num_bytes, self._files = info.num_bytes, files
         self._dtype = corpus.dtype
         self._places = corpus.batch_places(index)
         self._strides = corpus.stride_documents(index)
         self._starts = _starts([place.num_tokens for place in self._places])
         self._first_documents = _starts([place.num_documents for place in self._places])
-        try:
-            self._descriptor = os.open(self.path, os.O_RDONLY)
-            size = os.fstat(self._descriptor).st_size
-        except OSError as error:
-            raise DamagedCorpusError(f"{self.path} cannot be opened: {error.strerror}", hint=RESTORE) from error
-        # closed when nobody uses the shard any more, also by a thread that still reads while it leaves the cache
-        weakref.finalize(self, os.close, self._descriptor)
-        if size != info.num_bytes:
-            raise DamagedCorpusError(f"{self.path} has {size} bytes, expected {info.num_bytes}", hint=RESTORE)
 
     def tokens(self, start: int, length: int) -> NDArray[Any]:
         batch = bisect_right(self._starts, start) - 1
@@ -442,11 +489,31 @@ class _PreadShard:
             )
         return offsets
 
-    def _read(self, position: int, length: int) -> bytes:
+    def _open(self) -> _OpenFile:
         try:
-            data = os.pread(self._descriptor, length, position)
+            file = self._files.open(self.path)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise CorpusError(
+                    f"{self.path} cannot be opened: {error.strerror}", hint="raise the limit of open files: 'ulimit -n'"
+                ) from error
+            raise DamagedCorpusError(f"{self.path} cannot be opened: {error.strerror}", hint=RESTORE) from error
+        if file.num_bytes != self._num_bytes:
+            raise DamagedCorpusError(
+                f"{self.path} has {file.num_bytes} bytes, expected {self._num_bytes}", hint=RESTORE
+            )
+        return file
+
+    def _read(self, position: int, length: int) -> bytes:
+        if not 0 <= position <= position + length <= self._num_bytes:  # before memory is allocated for it
+            raise DamagedCorpusError(
+                f"{self.path} has {self._num_bytes} bytes, the shard table names {length} at {position}", hint=RESTORE
+            )
+        file = self._open()
+        try:
+            data = os.pread(file.number, length, position)
             while 0 < len(data) < length:
-                more = os.pread(self._descriptor, length - len(data), position + len(data))
+                more = os.pread(file.number, length - len(data), position + len(data))
                 if not more:
                     break
                 data += more

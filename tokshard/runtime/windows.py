@@ -13,13 +13,13 @@ from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
-from threading import RLock
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.copying import Spans
+from tokshard.runtime.forking import ForkLock
 from tokshard.runtime.permutation import KEY_WORDS, MAX_SORTED, Permutation, small_permutations
 from tokshard.runtime.seeds import Purpose, derive_key
 
@@ -87,7 +87,18 @@ class TokenSource(Protocol):
         """The tokens of pieces, each within one document: read-only arrays, uint16 or uint32."""
 
     def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans | None:
-        """Where the same tokens lie in memory; None if they do not."""
+        """Where the same tokens lie in memory; None if they do not: then `views` is asked for batch by batch.
+
+        The tokens are read from these addresses without a check, so a wrong one is a crash or a wrong token, not an
+        exception. A source guarantees for each piece, and checks it before it answers:
+
+        - ``[address, address + length * itemsize)`` lies within one array of ``memory``, of this source's dtype, and
+          holds the tokens that `views` gives;
+        - the address is a multiple of the size of a token;
+        - the array stays where it is, mapped and unchanged in size, as long as ``memory`` is referenced.
+
+        Raises an error for a piece that reaches beyond the corpus or the memory that holds it.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +246,7 @@ class CorpusStream:
 
     Which window a sample starts in is arithmetic. The table of a window costs its piece table to keep and a scan of its
     document boundaries to make; those of two windows are kept, the current and the next. Safe to use from several
-    threads.
+    threads, and in a forked child; who reads at another place than others takes a `reader` of its own.
 
     Args:
         seed: of the plan.
@@ -260,7 +271,18 @@ class CorpusStream:
         self._tables: OrderedDict[tuple[int, int], PieceTable] = OrderedDict()
         self._permutations: OrderedDict[tuple[Purpose, int, int, int], Permutation] = OrderedDict()
         self._ahead: list[_Preparation] = []
-        self._lock = RLock()
+        self._lock = ForkLock()
+
+    def reader(self) -> CorpusStream:
+        """The same stream with tables of its own."""
+        return CorpusStream(
+            self.source,
+            self.shape,
+            seed=self._seed,
+            ordinal=self.ordinal,
+            start_epoch=self.start_epoch,
+            take=self.take,
+        )
 
     @cached_property
     def num_full_blocks(self) -> int:
@@ -495,7 +517,7 @@ class CorpusStream:
             self._ahead = ahead
 
     def _preparation(self, window: Window, *, begun_at: float = 0.0) -> _Preparation:
-        """The one that is under way, which is forgotten, or a new one."""
+        """The one that is under way, which is forgotten, or a new one. So a fork never finds one that is running."""
         for index, ahead in enumerate(self._ahead):
             if ahead.window == window:
                 return self._ahead.pop(index)  # an error ends its generator: it is not used again

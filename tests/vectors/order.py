@@ -1,0 +1,176 @@
+"""Golden values of the order: what any implementation of it has to give. `python -m tests.vectors.order` writes them.
+
+They are read by a test and may be by other implementations, so the file explains itself. They change only when
+`ORDER_VERSION` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.runtime.sources import ListSource, PeriodicSource
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.seeds import ORDER_VERSION
+
+FILE = Path(__file__).with_name("order.json")
+
+ABOUT = {
+    "corpora": "content is the content fingerprint, by which a corpus is known (here only a name that was hashed). "
+    "Token p of a corpus has the id first_token + p, but the last of each document is 0. Documents have the lengths "
+    "document_lengths, or all of them document_tokens up to num_tokens",
+    "plans": "corpora in the order of the plan, each with its weight, and what else differs from the defaults; "
+    "changes are [global sample, weights]",
+    "located": "[global sample, index of its corpus in the plan, which sample of that corpus it is]",
+    "pieces": "of a global sample, in order: [document, first token of it, the token after the last]",
+    "rows": "of a global sample: what a batch has; -100 is no label",
+}
+
+CORPORA: dict[str, dict[str, Any]] = {
+    "a": {"document_lengths": [5, 9, 1, 30, 12, 3, 80, 7, 2, 19, 4, 41, 6, 1, 25, 10], "first_token": 1},
+    "b": {"document_lengths": [(7 * k) % 23 + 1 for k in range(60)], "first_token": 1001},
+    "c": {"document_lengths": [11] * 20, "first_token": 3001},
+    "small": {"document_lengths": [3, 1, 2], "first_token": 5001},
+    "large": {"num_tokens": 10**12 + 7, "document_tokens": 9},
+}
+
+_SMALL = {"seq_len": 16, "block_tokens": 32, "window_blocks": 3, "allow_small_blocks": True}
+_FIRST = list(range(24))
+
+PLANS: dict[str, dict[str, Any]] = {
+    "one corpus": {
+        "corpora": {"a": {"corpus": "a"}},
+        "arguments": {**_SMALL, "seed": 29},
+        "pieces": [*_FIRST, 1_000, 10**9, 2**55],
+        "rows": [0, 1, 15, 16, 10**9],
+    },
+    "two epochs with loss across documents": {
+        "corpora": {"b": {"corpus": "b"}},
+        "arguments": {**_SMALL, "seed": 2**64 - 1, "epochs": 2, "loss_across_documents": True},
+        "pieces": [0, 40, 41, 42, -1],
+        "rows": [0, -1],
+    },
+    "five corpora": {
+        "corpora": {
+            "a": {"corpus": "a", "weight": 0.5},
+            "b": {"corpus": "b", "weight": 0.25, "take": 0.4},
+            "c": {"corpus": "c", "weight": 1e-3},
+            "a again": {"corpus": "a", "weight": 2.0, "start_epoch": 7},
+            "small": {"corpus": "small", "weight": 0.3},
+        },
+        "arguments": {**_SMALL, "seed": 5},
+        "changes": [[1_000, [0.5, 0.25, 1.0, 0.0, 0.3]], [1_500, [0.1, 0.2, 0.3, 0.4, 0.5]]],
+        "located": [*range(60), *range(990, 1_010), *range(1_495, 1_505), 10**6, 2**40, 2**50 + 1],
+        "pieces": [*_FIRST, *range(998, 1_006), *range(1_498, 1_503), 10**6],
+        "rows": [0, 1, 1_003, 1_502],
+    },
+    "more than 65,536 blocks, pieces and samples": {
+        "corpora": {"large": {"corpus": "large"}},
+        "arguments": {"seq_len": 8, "block_tokens": 16_384, "window_blocks": 64, "seed": 3},
+        "pieces": [0, 1, 2, 131_071, 131_072, 10**11],
+        "rows": [],
+    },
+}
+
+
+class _Documents(ListSource):
+    def __init__(self, content: str, document_lengths: Sequence[int], first_token: int) -> None:
+        super().__init__(document_lengths, first_token=first_token)
+        self.content = content
+
+    @property
+    def fingerprint(self) -> str:
+        return self.content
+
+
+class _Periodic(PeriodicSource):
+    dtype = np.dtype(np.uint32)
+
+    def __init__(self, content: str, num_tokens: int, document_tokens: int) -> None:
+        super().__init__(num_tokens, document_tokens)
+        self.fingerprint = content
+
+
+def _content(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _plan(spec: dict[str, Any]) -> StreamPlan:
+    entries = spec["corpora"]
+    sources: dict[str, Any] = {}
+    for name, entry in entries.items():
+        facts = CORPORA[entry["corpus"]]
+        kind: Any = _Documents if "document_lengths" in facts else _Periodic
+        sources[name] = kind(_content(entry["corpus"]), **facts)
+    names = list(entries)
+    return StreamPlan(
+        sources,
+        weights={name: entry.get("weight", 1.0) for name, entry in entries.items()},
+        take={name: entry.get("take", 1.0) for name, entry in entries.items()},
+        start_epoch={name: entry.get("start_epoch", 0) for name, entry in entries.items()},
+        schedule=[(start, dict(zip(names, weights, strict=True))) for start, weights in spec.get("changes", [])],
+        **spec["arguments"],
+    )
+
+
+def _values(spec: dict[str, Any]) -> dict[str, Any]:
+    plan = _plan(spec)
+    mixture, located = plan.mixture(plan.cursor()), spec.get("located", [])
+    corpora, samples = mixture.locate(np.array(located, np.int64))
+
+    def index(sample: int) -> int:
+        return sample if sample >= 0 else (plan.num_samples or 0) + sample
+
+    rows = {}
+    for sample in map(index, spec["rows"]):
+        row = plan.sample(sample)
+        rows[str(sample)] = {key: row[key].tolist() for key in ("input_ids", "labels", "position_ids")}
+    return {
+        "num_samples": plan.num_samples,
+        "located": [list(entry) for entry in zip(located, corpora.tolist(), samples.tolist(), strict=True)],
+        "pieces": {
+            str(sample): [[piece.document, piece.start, piece.stop] for piece in plan.trace(sample)]
+            for sample in map(index, spec["pieces"])
+        },
+        "rows": rows,
+    }
+
+
+def made() -> dict[str, Any]:
+    """The file as the code of now makes it."""
+    return {
+        "about": ABOUT,
+        "order_version": ORDER_VERSION,
+        "corpora": {name: {"content": _content(name), **facts} for name, facts in CORPORA.items()},
+        "plans": {
+            name: {
+                **{key: spec[key] for key in ("corpora", "arguments", "changes") if key in spec},
+                **_values(spec),
+            }
+            for name, spec in PLANS.items()
+        },
+    }
+
+
+def text(value: Any, depth: int = 0) -> str:
+    """JSON in which lists of numbers, and what is short or deep, are one line."""
+    plain = json.dumps(value)
+    is_row = isinstance(value, list) and not any(isinstance(entry, list) for entry in value)
+    if depth == 4 or is_row or not isinstance(value, dict | list) or len(plain) < 100:
+        return plain
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {text(part, depth + 1)}" for key, part in value.items()]
+    else:
+        parts = [text(part, depth + 1) for part in value]
+    lines = ",\n".join(" " * (depth + 1) + part for part in parts)
+    opened, closed = "{}" if isinstance(value, dict) else "[]"
+    return f"{opened}\n{lines}\n{' ' * depth}{closed}"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(made()) + "\n")

@@ -1,0 +1,39 @@
+"""A lock that is free in a forked child: a thread of the parent may hold it at that moment, and is not in the child.
+
+DataLoader forks its workers by default on Linux up to Python 3.13, while the prefetch thread of a loader may run.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import RLock
+from weakref import WeakSet
+
+
+class ForkLock:
+    """A re-entrant lock. What it guards has to be usable whenever another thread may fork, also half done."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        """No thread holds it."""
+        self._lock = RLock()
+
+
+_locks: WeakSet[ForkLock] = WeakSet()
+
+
+def _renew_all() -> None:
+    for lock in list(_locks):
+        lock.renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)
