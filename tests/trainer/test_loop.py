@@ -112,9 +112,9 @@ def test_a_run_whose_only_checkpoint_is_damaged_does_not_start_anew(tmp_path: Pa
 def test_a_full_disk_under_the_metrics_ends_the_run_after_a_save_and_the_next_one_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: MetricsFile, record: dict[str, Any]) -> None:
+    def full(log: MetricsFile, record: dict[str, Any]) -> None:
         if record["step"] >= 2:
-            raise TrainerError("metrics.jsonl cannot be written: No space left on device", hint="make room")
+            log.failure = TrainerError("metrics.jsonl cannot be written: No space left on device", hint="make room")
 
     fields = small(tmp_path, train__steps=5)
     with monkeypatch.context() as patch:
@@ -143,6 +143,12 @@ def test_a_second_job_with_the_same_out_is_refused_while_the_first_one_runs(tmp_
             train(resolve(fields))
         assert os.listdir(tmp_path / "out") == ["run.lock"]
     assert train(resolve(fields)) == 0
+
+
+def test_metrics_that_cannot_be_written_are_an_error_with_their_name(tmp_path: Path) -> None:
+    (tmp_path / "out" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(TrainerError, match=r"metrics\.jsonl cannot be written: .*Is a directory"):
+        train(resolve(small(tmp_path)))
 
 
 def test_an_out_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -41,12 +41,6 @@ def test_a_file_that_is_shorter_than_the_run_is_continued(tmp_path: Path) -> Non
     assert resumed(tmp_path / "metrics.jsonl", lines(1), last_step=3) == lines(1)
 
 
-def test_a_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(TrainerError, match=r"metrics\.jsonl cannot be written: Is a directory"):
-        MetricsFile(str(tmp_path / "metrics.jsonl"), last_step=0)
-
-
 def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path: Path) -> None:
     log = MetricsFile(str(tmp_path / "metrics.jsonl"), last_step=0)
     log.write({"step": 1})
@@ -54,10 +48,10 @@ def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
     try:
         for step in (2, 3):
-            with pytest.raises(TrainerError, match="cannot be written: File too large"):
-                log.write({"step": step})
+            log.write({"step": step})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / "metrics.jsonl").stat().st_size == 20
+    assert "metrics.jsonl cannot be written: File too large" in str(log.failure)
     log.write({"step": 4})
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(f'{{"step": {step}}}\n' for step in (1, 2, 3, 4))

@@ -10,12 +10,10 @@ was killed while it saved or deleted; the next start removes it.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -26,7 +24,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from tokshard.errors import LoaderError, TrainerError
+from tokshard.errors import TrainerError
 from tokshard.runtime.checkpoints import METADATA_FILE, load_checkpoint, read_metadata
 from tokshard.trainer.directory import sync
 from tokshard.trainer.parallel import together
@@ -34,8 +32,15 @@ from tokshard.trainer.parallel import together
 COMPLETE = "COMPLETE"
 STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(r"step-\d{8,}(\.old)?\.partial")
-_RESTORE = "restore it from a copy, or rename or remove it to continue from the checkpoint before it, or anew"
+_PARTIAL = re.compile(r"step-(\d{8,})\.partial")
+
+
+class State(msgspec.Struct):
+    """What a checkpoint holds besides tensors, in state.json: steps done, the loader's state, the recipe."""
+
+    step: int
+    loader: dict[str, Any]
+    config: dict[str, dict[str, Any]]
 
 
 class File(msgspec.Struct, frozen=True):
@@ -45,76 +50,71 @@ class File(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def save(directory: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> str:
+def save(directory: str, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> str:
     """Commit a checkpoint; every rank calls it, and returns when it is complete.
 
     Args:
-        state: step, cursor and configuration: JSON, the same on every rank.
+        state: the same on every rank.
 
     Raises:
         TrainerError: the disk is full, or another error of the file system; on all ranks the same.
     """
-    final = os.path.join(directory, f"step-{step:08d}")
-    partial = final + ".partial"
-    rank = distributed.get_rank()
-    rng = {f"rng.{name}.{rank}": value for name, value in _rng().items()}
-    with together(), _saving(partial):
+    final = os.path.join(directory, f"step-{state.step:08d}")
+    partial, rank, files = final + ".partial", distributed.get_rank(), dict[str, File]()
+    problem, hint = f"{partial} could not be saved", "make room or repair the directory, then run the same command"
+    with together(problem, hint=hint):
         if rank == 0:
             _remove(partial)
             os.makedirs(partial)
-    with _saving(partial):
-        writer = FileSystemWriter(partial, sync_files=False)  # `_synced` does, and also what DCP leaves in a buffer
-        save_tensors({**_tensors(model, optimizer), **rng}, storage_writer=writer)  # agrees on failures by itself
-    files: dict[str, File] = {}
-    with together(), _saving(partial):
-        starts = f"__{rank}_" if rank else ("__0_", METADATA_FILE)
-        names = [name for name in os.listdir(partial) if name.startswith(starts)]
-        files = {name: _synced(os.path.join(partial, name)) for name in names}
+    rng = {f"rng.{name}.{rank}": value for name, value in _rng().items()}
+    try:
+        writer = FileSystemWriter(partial, sync_files=False)  # `_synced` does
+        save_tensors({**_tensors(model, optimizer), **rng}, storage_writer=writer)
+    except CheckpointException as error:  # is not an Exception; it is the same on all ranks
+        causes = dict.fromkeys(str(cause) for cause, _ in error.failures.values())
+        raise TrainerError(f"{problem}: {'; '.join(causes)}", hint=hint) from error
+    with together(problem, hint=hint):
+        own = f"__{rank}_" if rank else ("__0_", METADATA_FILE)
+        files = {name: _synced(os.path.join(partial, name)) for name in os.listdir(partial) if name.startswith(own)}
     of_ranks: list[dict[str, File]] = [{}] * distributed.get_world_size()
     distributed.all_gather_object(of_ranks, files)
-    with together(), _saving(partial):
+    with together(problem, hint=hint):
         if rank == 0:
             _commit(partial, final, state, {name: file for each in of_ranks for name, file in each.items()})
     return final
 
 
-def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Load a checkpoint of any world size in place; returns its `state`. Every rank calls it.
 
-    Nothing is read before its hash is checked; each rank hashes its part of the files. A rank that the saving job did
-    not have keeps its random state.
+    Nothing is read before all hashes are checked: each rank checks its part of the files. A rank that the saving job
+    did not have keeps its random state.
 
     Raises:
-        TrainerError: the checkpoint is damaged or not complete, or of another model; on all ranks the same.
+        TokshardError: the checkpoint is damaged or not complete, or of another model; on all ranks the same.
     """
-    with together():
+    tensors, rng, rank = _tensors(model, optimizer), _rng(), distributed.get_rank()
+    with together(f"{path} cannot be read", hint="repair the disk, or use another checkpoint"):
         files = contents(path)
-        for name in sorted(files)[distributed.get_rank() :: distributed.get_world_size()]:
-            _check_hash(path, name, files[name])
-    wanted: dict[str, Tensor] = {}
-    with together():
-        saved = _metadata(path)
-        state = _state(path)
-        if missing := _named_by(saved) - files.keys():
+        for name in sorted(files)[rank :: distributed.get_world_size()]:
+            if (found := _hashed(os.path.join(path, name))) != files[name]:
+                raise _damaged(path, f"{name} has SHA-256 {found.sha256}, expected {files[name].sha256}")
+    with together(f"{path} cannot be read", hint="repair the disk, or use another checkpoint"):
+        index, state = read_metadata(path), _state(path)
+        if missing := _named_by(index) - files.keys():
             raise _damaged(path, f"{COMPLETE} does not list {min(missing)!r}, which {METADATA_FILE} names")
-        tensors, rng = _tensors(model, optimizer), _rng()
-        keys = {name: f"rng.{name}.{distributed.get_rank()}" for name in rng}
-        wanted = {**tensors, **{key: rng[name] for name, key in keys.items() if key in saved.state_dict_metadata}}
-        for name, tensor in wanted.items():
-            # a saved value that is not a tensor has no size
-            size = getattr(saved.state_dict_metadata.get(name), "size", None)
+        saved = index.state_dict_metadata
+        tensors |= {key: rng[name] for name in rng if (key := f"rng.{name}.{rank}") in saved}
+        for name, tensor in tensors.items():
+            size = getattr(saved.get(name), "size", None)  # a saved value that is not a tensor has none
             if size != tensor.size():
                 raise TrainerError(
                     f"{path} is of another model: {name} is {size and tuple(size)} there, {tuple(tensor.size())} here",
                     hint="give the [model] of its state.json, or start a new run in another train.out",
                 )
-    try:
-        load_checkpoint(wanted, path)  # agrees on failures by itself
-    except (OSError, LoaderError) as error:
-        raise _damaged(path, str(error)) from error
-    if keys["cpu"] in wanted:
-        torch.set_rng_state(rng["cpu"])
-    if "cuda" in rng and keys["cuda"] in wanted:
+    load_checkpoint(tensors, path)
+    torch.set_rng_state(rng["cpu"])
+    if "cuda" in rng:
         torch.cuda.set_rng_state(rng["cuda"])
     return state
 
@@ -129,9 +129,10 @@ def find_latest(directory: str) -> str | None:
             holds would be trained again, or all of them.
     """
     found: list[str | None] = [None]
-    with together():
+    with together(f"{directory} cannot be looked through", hint="repair it, or give another train.out"):
         if distributed.get_rank() == 0:
-            remove_leftovers(directory)
+            for path in _entries(directory, _PARTIAL):
+                _remove(path)
             found = [_newest(directory)]
     distributed.broadcast_object_list(found)
     return found[0]
@@ -149,161 +150,93 @@ def contents(path: str) -> dict[str, File]:
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         raise _damaged(path, f"{COMPLETE}: {cause}") from error
-    for name in (METADATA_FILE, STATE):
-        if name not in files:
-            raise _damaged(path, f"{COMPLETE} does not list {name}")
+    if missing := {METADATA_FILE, STATE} - files.keys():
+        raise _damaged(path, f"{COMPLETE} does not list {min(missing)}")
     for name, expected in files.items():
         if os.path.basename(name) != name or not os.path.isfile(os.path.join(path, name)):
             raise _damaged(path, f"{name!r} is missing")
-        size = os.path.getsize(os.path.join(path, name))
-        if size != expected.bytes:
+        if (size := os.path.getsize(os.path.join(path, name))) != expected.bytes:
             raise _damaged(path, f"{name} has {size:,} bytes, expected {expected.bytes:,}")
     return files
 
 
-def delete_old(directory: str, keep: int) -> list[str]:
+def delete_old(directory: str, keep: int) -> Iterator[str]:
     """Delete all but the newest `keep` complete checkpoints; 0: none. Damaged ones are neither counted nor deleted.
 
-    Returns:
-        What could not be deleted, and why. That is no failure of the run.
+    Yields:
+        What could not be deleted, and why: it is not a failure of the run.
     """
-    problems = []
-    for path in [path for path in find_all(directory) if _is_complete(path)][:-keep] if keep else []:
+    complete = [path for path in _entries(directory, _NAME) if _problem_of(path) is None] if keep else []
+    for path in complete[:-keep]:
         try:
             os.rename(path, path + ".partial")  # never seen half deleted
             _remove(path + ".partial")
         except OSError as error:
-            problems.append(f"{path} could not be deleted: {error}")
-    return problems
-
-
-def find_all(directory: str) -> list[str]:
-    """Everything that has the name of a checkpoint, oldest first, complete or not."""
-    try:
-        names = os.listdir(directory)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and not os.path.islink(directory):
-            return []
-        raise TrainerError(
-            f"the checkpoints in {directory} cannot be listed: {error}",
-            hint="make it readable, or give another train.out",
-        ) from error
-    named = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
-    return [os.path.join(directory, name) for _, name in sorted(named)]
-
-
-def remove_leftovers(directory: str) -> None:
-    """Remove what a save or a deletion left that was killed.
-
-    Raises:
-        TrainerError: one cannot be removed.
-    """
-    try:
-        for name in os.listdir(directory) if os.path.isdir(directory) else []:
-            if _LEFTOVER.fullmatch(name):
-                _remove(os.path.join(directory, name))
-    except OSError as error:
-        raise TrainerError(
-            f"what an unfinished save left in {directory} cannot be removed: {error}", hint="remove it by hand"
-        ) from error
+            yield f"{path} could not be deleted: {error}"
 
 
 def _newest(directory: str) -> str | None:
-    passed_over = []
-    for path in reversed(find_all(directory)):
-        try:
-            contents(path)
-        except TrainerError as error:
-            passed_over.append(error.problem)
-            continue
-        break
-    else:
-        path = ""
-    if passed_over:
-        then = f"continue from {path}" if path else "start a new run"
-        raise TrainerError(
-            "; ".join(passed_over), hint=f"restore from a copy, or rename or remove what is damaged to {then}"
-        )
-    return path or None
+    newest, doubts = None, []
+    for path in reversed(_entries(directory, _NAME)):
+        if (problem := _problem_of(path)) is None:
+            newest = path
+            break
+        doubts.append(problem)
+    if doubts:
+        then = f"continue from {newest}" if newest else "start a new run"
+        raise TrainerError("; ".join(doubts), hint=f"restore what is damaged from a copy, or rename it to {then}")
+    return newest
 
 
-def _is_complete(path: str) -> bool:
+def _entries(directory: str, pattern: re.Pattern[str]) -> list[str]:
+    """The paths of a pattern, in the order of their steps."""
+    names = os.listdir(directory) if os.path.lexists(directory) else []
+    found = sorted((int(match[1]), name) for name in names if (match := pattern.fullmatch(name)))
+    return [os.path.join(directory, name) for _, name in found]
+
+
+def _problem_of(path: str) -> str | None:
     try:
         contents(path)
-    except TrainerError:
-        return False
-    return True
+    except TrainerError as error:
+        return error.problem
+    return None
 
 
-def _check_hash(path: str, name: str, expected: File) -> None:
-    try:
-        found = _hashed(os.path.join(path, name))
-    except OSError as error:
-        raise _damaged(path, f"{name}: {error}") from error
-    if found != expected:
-        raise _damaged(path, f"{name} has SHA-256 {found.sha256}, expected {expected.sha256}")
-
-
-def _metadata(path: str) -> Metadata:
-    try:
-        return read_metadata(path)
-    except (OSError, LoaderError) as error:
-        raise _damaged(path, str(error)) from error
-
-
-def _named_by(metadata: Metadata) -> set[str]:
+def _named_by(index: Metadata) -> set[str]:
     """The files that hold the tensors."""
-    return {place.relative_path for place in (metadata.storage_data or {}).values()}
+    return {place.relative_path for place in (index.storage_data or {}).values()}
 
 
-def _state(path: str) -> dict[str, Any]:
+def _state(path: str) -> State:
     try:
-        with open(os.path.join(path, STATE), encoding="utf-8") as file:
-            state = json.load(file)
-    except (OSError, ValueError, RecursionError) as error:
+        with open(os.path.join(path, STATE), "rb") as file:
+            return msgspec.json.decode(file.read(), type=State)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise _damaged(path, f"{STATE}: {error}") from error
-    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
-        raise _damaged(path, f"{STATE} does not say which step it is of")
-    return state
 
 
 def _damaged(path: str, what: str) -> TrainerError:
-    return TrainerError(f"{path} is damaged or not a complete checkpoint: {what}", hint=_RESTORE)
+    return TrainerError(
+        f"{path} is damaged or not a complete checkpoint: {what}",
+        hint="restore it from a copy, or rename it to continue from the checkpoint before it, or anew",
+    )
 
 
-@contextmanager
-def _saving(partial: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, CheckpointException) as error:  # the latter is no Exception
-        raise TrainerError(
-            f"{partial} could not be saved: {_causes(error)}",
-            hint="make room or repair the directory; the same command continues from the checkpoint before",
-        ) from error
-
-
-def _causes(error: BaseException) -> str:
-    causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
-    return "; ".join(dict.fromkeys(map(str, causes)))
-
-
-def _commit(partial: str, final: str, state: dict[str, Any], files: dict[str, File]) -> None:
+def _commit(partial: str, final: str, state: State, files: dict[str, File]) -> None:
     """Make what all ranks have written, and `state`, durable; then visible at once."""
-    for name in sorted(_named_by(_metadata(partial)) | files.keys()):
+    for name in sorted(_named_by(read_metadata(partial)) | files.keys()):
         path = os.path.join(partial, name)
         if name not in files or not os.path.isfile(path) or os.path.getsize(path) != files[name].bytes:
             raise TrainerError(
                 f"{partial}: rank 0 does not see {name} as another rank has written it",
                 hint="give a train.out on a file system that all ranks share",
             )
-    written = {**files, STATE: _write(os.path.join(partial, STATE), json.dumps(state, indent=1).encode())}
-    _write(os.path.join(partial, COMPLETE), msgspec.json.format(msgspec.json.encode(written), indent=1))
+    written = {**files, STATE: _write(os.path.join(partial, STATE), state)}
+    _write(os.path.join(partial, COMPLETE), written)
     sync(partial)
-    if os.path.lexists(final):  # an earlier attempt at this step
-        os.rename(final, final + ".old.partial")
-    os.rename(partial, final)  # readers see the whole checkpoint or none
+    os.rename(partial, final)  # readers see the whole checkpoint or none; it fails if there is one already
     sync(os.path.dirname(final))
-    _remove(final + ".old.partial")
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -320,9 +253,9 @@ def _rng() -> dict[str, Tensor]:
     return {**rng, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else rng
 
 
-def _write(path: str, data: bytes) -> File:
+def _write(path: str, value: State | dict[str, File]) -> File:
     with open(path, "wb") as file:
-        file.write(data)
+        file.write(msgspec.json.format(msgspec.json.encode(value), indent=1))
     return _synced(path)
 
 

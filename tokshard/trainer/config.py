@@ -6,11 +6,11 @@ directory.
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from datetime import date, time
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -162,25 +162,14 @@ def _apply(fields: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    if isinstance(value, date | time):
+        value = text  # a path such as 2026-11-22; nothing in a recipe is a date
     *sections, name = key.split(".")
-    if _type_of(key) is str and not isinstance(value, str):
-        value = text  # a path such as 2026-11-22, which TOML reads as a date
     for section in sections:
         fields = fields.setdefault(section, {})
         if not isinstance(fields, dict):
             raise UsageError(f"{override!r}: {section} is no section", hint="write section.key=value")
     fields[name] = value
-
-
-def _type_of(key: str) -> Any:
-    """The type of a key of the recipe; None: there is no such key."""
-    kind: Any = Config
-    for name in key.split("."):
-        if get_origin(kind) is dict:
-            kind = get_args(kind)[1]
-        else:
-            kind = get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
-    return kind
 
 
 def _check_ranges(config: Config, where: str) -> None:

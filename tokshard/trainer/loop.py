@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,7 +92,6 @@ class _Run:
         self.is_first = distributed.get_rank() == 0
         self.waited = 0.0
         self.log: metrics.MetricsFile | None = None
-        self.failure: TokshardError | None = None  # of this rank's metrics; the run then ends after a save
 
     def run(self) -> int:
         step = saved = self._resume()
@@ -101,9 +100,9 @@ class _Run:
         if step >= last or is_read:
             self._say(f"step {step}: nothing is left to do")
             return 0
-        with together():
+        path = os.path.join(self.settings.train.out, "metrics.jsonl")
+        with together(f"{path} cannot be written", hint="make room or repair the directory"):
             if self.is_first:
-                path = os.path.join(self.settings.train.out, "metrics.jsonl")
                 self.log = metrics.MetricsFile(path, last_step=step)
         started, signal_number, every = time.perf_counter(), 0, self.settings.checkpoint.every
         for batch, targets in self._batches():
@@ -112,7 +111,8 @@ class _Run:
             now = time.perf_counter()
             record |= self._timing(record["tokens"], now - started)
             started = now
-            self._write(record)
+            if self.log is not None:
+                self.log.write(record)
             if step % self.settings.train.log_every == 0 or step == last:
                 self._say(metrics.progress_line(record, self.settings.train.steps))
             if step == last or signal_number or has_failed:
@@ -122,7 +122,7 @@ class _Run:
                 saved, started = step, time.perf_counter()
         if saved != step:
             self._save(step)
-        raise_together(self.failure)
+        raise_together(self.log.failure if self.log is not None else None)
         if signal_number:
             self._say(f"stopped by {signal.Signals(signal_number).name} after step {step}; the same command continues")
         return signal_number
@@ -150,7 +150,7 @@ class _Run:
             yield batch, counts[:-1]
 
     def _step(self, batch: Batch, targets: Tensor, step: int) -> tuple[dict[str, Any], int, bool]:
-        """One optimizer step. Returns its metrics, the signal that any rank has received, and whether any failed."""
+        """One optimizer step. Returns its metrics, the signal of any rank, and whether metrics cannot be written."""
         rate = learning_rate(self.settings.optimizer, step, self.settings.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -164,8 +164,8 @@ class _Run:
             (row_losses.sum() / num_targets).backward()  # type: ignore[no-untyped-call]
             losses += _by_corpus(row_losses.detach(), part, len(targets))
         norm = clip_gradients(self.model, self.settings.optimizer.clip_norm)
-        flags = [self.failure is not None, *(number in self.received for number in STOP_SIGNALS)]
-        stops = torch.tensor(flags, dtype=torch.float64)
+        is_lost = self.log is not None and self.log.failure is not None
+        stops = torch.tensor([is_lost, *(number in self.received for number in STOP_SIGNALS)], dtype=torch.float64)
         reduced = sum_over_ranks(torch.cat((losses.cpu(), stops)))
         sums, stops = reduced[: len(losses)], reduced[len(losses) :]
         loss = sums.sum().item() / num_targets
@@ -208,48 +208,27 @@ class _Run:
             self._say(f"a new run on {distributed.get_world_size()} ranks: {num_parameters(self.model):,} parameters")
             return 0
         state = checkpoint.load(path, self.model, self.optimizer)
-        if latest and start and started_from(state) != start:
+        if latest and start and state.config.get("checkpoint", {}).get("load") != start:
             raise UsageError(
                 f"checkpoint.load is {start}, but {latest} is of a run that did not start from it",
                 hint="leave checkpoint.load out to continue that run, or give another train.out",
             )
-        if "loader" not in state:
-            raise TrainerError(f"{path} holds no state of a loader", hint="give a checkpoint of this trainer")
-        self.loader.load_state_dict(state["loader"])
-        self._say(f"{path}: continuing after step {state['step']} on {distributed.get_world_size()} ranks")
-        return int(state["step"])
+        self.loader.load_state_dict(state.loader)
+        self._say(f"{path}: continuing after step {state.step} on {distributed.get_world_size()} ranks")
+        return state.step
 
     def _save(self, step: int) -> None:
-        self._write(None)
-        state = {"step": step, "loader": self.loader.state_dict(), "config": dataclasses.asdict(self.settings)}
-        path = checkpoint.save(self.checkpoints, step, self.model, self.optimizer, state)
+        state = checkpoint.State(step=step, loader=self.loader.state_dict(), config=dataclasses.asdict(self.settings))
+        path = checkpoint.save(self.checkpoints, self.model, self.optimizer, state)
         self._say(f"saved {path}")
         if self.is_first:
             for problem in checkpoint.delete_old(self.checkpoints, self.settings.checkpoint.keep):
                 sys.stderr.write(f"warning: {problem}\n")
 
-    def _write(self, record: dict[str, Any] | None) -> None:
-        """Write a step to the metrics; None makes those before it durable. A failure ends the run after a save."""
-        try:
-            if self.log is not None and record is not None:
-                self.log.write(record)
-            elif self.log is not None:
-                self.log.sync()
-        except TokshardError as error:
-            self.failure = error
-
     def _say(self, line: str) -> None:
         if self.is_first:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
-
-
-def started_from(state: Mapping[str, Any]) -> str | None:
-    """The checkpoint that the run of a checkpoint started from, as its recipe named it."""
-    try:
-        return str(state["config"]["checkpoint"]["load"])
-    except (KeyError, TypeError):
-        return None
 
 
 def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:

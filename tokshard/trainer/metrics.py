@@ -6,8 +6,7 @@ import hashlib
 import json
 import resource
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import msgspec
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 from tokshard.errors import TrainerError
-from tokshard.trainer.directory import sync
 from tokshard.trainer.parallel import gather_rows
 
 
@@ -29,50 +27,35 @@ class _Line(msgspec.Struct):
 class MetricsFile:
     """``metrics.jsonl``: each step once, also after a resume.
 
-    A write that fails loses nothing: what the disk did not take is written first the next time.
+    What the disk does not take is kept, and written first the next time; `failure` then says why.
 
     Args:
         path: the file.
         last_step: what lies beyond this step is cut off: a job that died had not saved it.
 
     Raises:
-        TrainerError: a line before that cannot be read, or the file cannot be written.
+        OSError: the file cannot be written.
+        TrainerError: a line up to `last_step` cannot be read.
     """
 
     def __init__(self, path: str, *, last_step: int) -> None:
+        self.failure: TrainerError | None = None
         self._path, self._unwritten = path, b""
-        with self._writing(), open(path, "a+b") as file:
+        with open(path, "a+b") as file:
             file.truncate(_end_of(file, path, last_step))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one step.
-
-        Raises:
-            TrainerError: the disk is full, or another error of the file system.
-        """
+        """Append one step."""
         self._unwritten += json.dumps(record).encode() + b"\n"
-        with self._writing(), open(self._path, "ab", buffering=0) as file:
-            while self._unwritten:
-                self._unwritten = self._unwritten[file.write(self._unwritten) :]
-
-    def sync(self) -> None:
-        """Make what was written durable, before a checkpoint says that its steps are done.
-
-        Raises:
-            TrainerError: as for `write`.
-        """
-        with self._writing():
-            sync(self._path)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
         try:
-            yield
+            with open(self._path, "ab", buffering=0) as file:
+                while self._unwritten:
+                    self._unwritten = self._unwritten[file.write(self._unwritten) :]
         except OSError as error:
-            raise TrainerError(
+            self.failure = TrainerError(
                 f"{self._path} cannot be written: {error.strerror}",
                 hint="make room or repair the directory, then run the same command to continue",
-            ) from error
+            )
 
 
 def _end_of(file: BinaryIO, path: str, last_step: int) -> int:

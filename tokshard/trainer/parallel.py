@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from tokshard.errors import TokshardError, UsageError
+from tokshard.errors import TokshardError, TrainerError, UsageError
 from tokshard.trainer import config
 from tokshard.trainer.model import Shape, Transformer, initialise
 
@@ -51,13 +51,19 @@ def process_group(choice: str) -> Iterator[torch.device]:
 
 
 @contextmanager
-def together() -> Iterator[None]:
-    """What each rank does on its own, without collectives: if it fails on one rank, all raise that error."""
-    error = None
+def together(problem: str = "", *, hint: str = "") -> Iterator[None]:
+    """What each rank does on its own, without collectives: if it fails on one rank, all raise that error.
+
+    Args:
+        problem, hint: of the TrainerError that an OSError becomes.
+    """
+    error: TokshardError | None = None
     try:
         yield
     except TokshardError as caught:
         error = caught
+    except OSError as caught:
+        error = TrainerError(f"{problem}: {caught}", hint=hint)
     raise_together(error)
 
 

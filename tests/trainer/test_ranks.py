@@ -1,0 +1,172 @@
+"""What fails on one rank ends the run on all, with one error. Two gloo ranks, forked by a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.trainer.runs import ROOT, configuration, corpora
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What each rank raised, by case."""
+    directory = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "tests.trainer.test_ranks", str(directory)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((directory / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("rank 0 cannot commit", "TrainerError: rank 0: .*step-00000001.partial could not be saved: .*No space left"),
+        ("rank 1 cannot write", "TrainerError: rank 1: .*step-00000001.partial could not be saved: .*No space left"),
+        ("a flipped bit in a file of rank 1's part", "TrainerError: rank 1: .*step-00000001 is damaged"),
+        ("the disks differ at the start", "TrainerError: rank 1: .*run.lock on .* is not what rank 0 has written"),
+        (
+            "the disks differ in a save",
+            "TrainerError: rank 0: .*: rank 0 does not see __1_0.distcp",
+        ),
+        ("the loader of rank 1 fails", "LoaderError: rank 1: a read hangs"),
+        ("the corpora of rank 1 are elsewhere", r"\w+Error: rank 1: .*nowhere"),
+    ],
+)
+def test_what_fails_on_one_rank_is_the_same_error_on_all(errors: list[dict[str, str]], case: str, error: str) -> None:
+    first, second = (of_rank[case] for of_rank in errors)
+    assert first == second
+    assert re.match(error, first), first
+
+
+def test_a_group_of_several_ranks_is_not_destroyed_after_a_failure(errors: list[dict[str, str]]) -> None:
+    assert [of_rank["group"] for of_rank in errors] == ["is left"] * 2
+
+
+def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    from tests.trainer.test_checkpoint import trained
+    from tokshard.errors import LoaderError
+    from tokshard.runtime.loader import StreamingLoader
+    from tokshard.trainer import checkpoint
+    from tokshard.trainer.config import resolve
+    from tokshard.trainer.directory import held
+    from tokshard.trainer.loop import train
+
+    state = checkpoint.State(step=1, loader={}, config={})
+
+    def save(name: str) -> None:
+        checkpoint.save(str(directory / name), *trained(seed=1), state)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    @contextmanager
+    def on_rank(of: int, target: Any, name: str, replacement: object) -> Iterator[None]:
+        with patch.object(target, name, replacement if rank == of else getattr(target, name)):
+            yield
+
+    def fail(_: StreamingLoader) -> Iterator[object]:
+        yield from ()
+        raise LoaderError("a read hangs", hint="look at the disk")
+
+    with on_rank(0, checkpoint, "_commit", full):
+        yield "rank 0 cannot commit", lambda: save("commit")
+    with on_rank(1, checkpoint, "_synced", full):
+        yield "rank 1 cannot write", lambda: save("write")
+
+    save("flipped")
+    path = directory / "flipped" / "step-00000001"
+    (_, damaged, *_) = sorted(json.loads((path / "COMPLETE").read_text()))
+    if rank == 1:
+        content = bytearray((path / damaged).read_bytes())
+        content[len(content) // 2] ^= 1
+        (path / damaged).write_bytes(content)
+    yield "a flipped bit in a file of rank 1's part", lambda: checkpoint.load(str(path), *trained(seed=1))
+
+    def hold() -> None:
+        with held(str(directory / f"disk-{rank}")):
+            pass
+
+    with patch("tokshard.trainer.directory.SEEN_SECONDS", 0):
+        yield "the disks differ at the start", hold
+    yield "the disks differ in a save", lambda: save(f"disk-{rank}")
+
+    fields = configuration({}, directory / "out", train__steps=5)
+    fields["data"]["corpora"] = {name: str(directory / "corpora" / name) for name in ("code", "prose")}
+    with on_rank(1, StreamingLoader, "__iter__", fail):
+        yield "the loader of rank 1 fails", lambda: train(resolve(fields))
+    if rank == 1:
+        fields["data"]["corpora"]["code"] = str(directory / "nowhere")
+    yield "the corpora of rank 1 are elsewhere", lambda: train(resolve(fields))
+
+
+def run_rank(rank: int, directory: Path, port: int) -> None:
+    from torch import distributed
+
+    from tokshard.errors import TokshardError
+    from tokshard.trainer.parallel import process_group
+
+    place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    raised = {}
+    try:
+        with process_group("cpu"):
+            for name, act in cases(rank, directory):
+                try:
+                    act()
+                except TokshardError as error:
+                    raised[name] = f"{type(error).__name__}: {error}"
+            raise KeyError
+    except KeyError:
+        raised["group"] = "is left" if distributed.is_initialized() else "is destroyed"
+    (directory / f"rank-{rank}.json").write_text(json.dumps(raised))
+
+
+def main() -> None:
+    # once for both ranks
+    import torch._dynamo  # noqa: F401
+
+    import tokshard.trainer.loop  # noqa: F401
+
+    warnings.simplefilter("ignore")
+    directory = Path(sys.argv[1])
+    corpora(directory / "corpora")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids = []
+    for rank in (0, 1):
+        if not (pid := os.fork()):
+            status = 1
+            signal.alarm(100)  # a rank whose other one is gone may wait for it
+            try:
+                run_rank(rank, directory, port)
+                status = 0
+            except BaseException:  # noqa: BLE001 - a process edge
+                sys.excepthook(*sys.exc_info())
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        pids.append(pid)
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
+
+
+if __name__ == "__main__":
+    main()
