@@ -8,70 +8,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.build.inputs import jsonl, texts_of, write_byte_tokenizer
-from tokshard import build_corpus, open_corpus
+from tests.build.inputs import jsonl, texts_of
+from tests.build.places import SPLIT, TEXTS, StoppedError, build, files, write
+from tokshard import open_corpus
 from tokshard.build import pipeline, runner
 from tokshard.errors import BuildError, ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.format import names
-
-TEXTS = [f"text {number}" for number in range(40)]
-SPLIT = {"validation_fraction": 0.25}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    write_byte_tokenizer(tmp_path / "tok")
-    write(tmp_path / "a.jsonl", TEXTS)
-    return tmp_path
-
-
-def write(path: Path, texts: Sequence[str]) -> Path:
-    path.write_bytes(jsonl([{"text": text} for text in texts]))
-    return path
-
-
-def build(place: Path, *sources: Path, **options: Any) -> Path:
-    settings = {"tokenizer": place / "tok", "out": place / "out", "workers": 1, "quiet": True}
-    return build_corpus(sources or [place / "a.jsonl"], **{**settings, **options}).directory
-
-
-class StoppedError(Exception):
-    """Ends a build where a kill would."""
-
-
-Stop = Callable[..., None]
-
-
-@pytest.fixture
-def stop(place: Path, monkeypatch: pytest.MonkeyPatch) -> Stop:
-    """Run a build that is stopped when its tasks are done, before it is put together."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise StoppedError
-
-    def stopped(*sources: Path, **options: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(pipeline, "assemble", refuse)
-            with pytest.raises(StoppedError):
-                build(place, *sources, **options)
-
-    return stopped
-
-
-def files(directory: Path) -> dict[str, str]:
-    """Every file below a directory, links not followed, but for build reports, which are not pure."""
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != names.REPORT
-    }
-
 
 # what is not ours
 

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import ipc
 
 from tests.build.inputs import texts_of
-from tests.build.test_directory import TEXTS, build, place, stop  # noqa: F401 - fixtures
+from tests.build.places import TEXTS, build
 from tokshard import open_corpus
 from tokshard.build import duplicates, pipeline, receipts, workspace
 from tokshard.build.receipts import read_receipt, read_receipts
@@ -34,7 +34,7 @@ def without_locks(code: int) -> Any:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_locks_builds_with_a_note(place, monkeypatch, capsys, code):  # noqa: F811
+def test_a_file_system_without_locks_builds_with_a_note(place, monkeypatch, capsys, code):
     monkeypatch.setattr(fcntl, "flock", without_locks(code))
     out = build(place, quiet=False)
     assert texts_of(open_corpus(out)) == TEXTS
@@ -42,13 +42,13 @@ def test_a_file_system_without_locks_builds_with_a_note(place, monkeypatch, caps
     assert not (out / names.WORK).exists()
 
 
-def test_the_status_of_a_build_on_a_file_system_without_locks(place, stop, monkeypatch):  # noqa: F811
+def test_the_status_of_a_build_on_a_file_system_without_locks(place, stop, monkeypatch):
     stop()
     monkeypatch.setattr(fcntl, "flock", without_locks(errno.ENOSYS))
     assert read_status(place / "out").state == "unfinished"
 
 
-def test_a_lock_that_fails_in_another_way_is_an_error_and_leaves_no_descriptor(place, monkeypatch):  # noqa: F811
+def test_a_lock_that_fails_in_another_way_is_an_error_and_leaves_no_descriptor(place, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", without_locks(errno.EIO))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(BuildError, match="cannot write to"):
@@ -57,19 +57,19 @@ def test_a_lock_that_fails_in_another_way_is_an_error_and_leaves_no_descriptor(p
 
 
 def test_a_lock_is_taken_on_the_file_that_is_there_and_not_on_one_that_was_removed(tmp_path, monkeypatch):
-    place = Workspace(tmp_path)
+    held = Workspace(tmp_path)
     flock, removed = fcntl.flock, []
 
     def late(descriptor: int, operation: int) -> None:
         if not removed:
             removed.append(True)
-            (place.root / LOCK).unlink()  # by the build before, which just ends
+            (held.root / LOCK).unlink()  # by the build before, which just ends
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with lock(place):
+    with lock(held):
         assert removed
-        assert lock_holder(place) == (place.root / LOCK).read_text()
+        assert lock_holder(held) == (held.root / LOCK).read_text()
 
 
 # errors of the disk
@@ -84,7 +84,7 @@ def test_only_a_full_disk_asks_for_room(code, way_out):
     assert hint.startswith(way_out)
 
 
-def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(place, monkeypatch):  # noqa: F811
+def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(place, monkeypatch):
     def fail(*_: object) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
         yield
@@ -97,12 +97,12 @@ def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(pla
 # receipts
 
 
-def some_receipt(place: Path) -> Path:  # noqa: F811
+def some_receipt(place: Path) -> Path:
     (path,) = (place / "out" / names.WORK / "receipts").glob("*.arrow")
     return path
 
 
-def test_a_receipt_with_too_few_batches_is_damaged(place, stop):  # noqa: F811
+def test_a_receipt_with_too_few_batches_is_damaged(place, stop):
     stop()
     path = some_receipt(place)
     schema = ipc.open_file(pa.py_buffer(path.read_bytes())).schema
@@ -113,7 +113,7 @@ def test_a_receipt_with_too_few_batches_is_damaged(place, stop):  # noqa: F811
     assert run(["status", str(place / "out")]) == 1
 
 
-def test_a_receipt_that_goes_while_the_status_is_read_is_passed_over(place, stop, monkeypatch):  # noqa: F811
+def test_a_receipt_that_goes_while_the_status_is_read_is_passed_over(place, stop, monkeypatch):
     stop()
     path = some_receipt(place)
     map_file = receipts.map_file
@@ -130,7 +130,7 @@ def test_a_receipt_that_goes_while_the_status_is_read_is_passed_over(place, stop
         read_receipt(path)
 
 
-def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monkeypatch):  # noqa: F811
+def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monkeypatch):
     stop()
 
     def late(directory: Path) -> Any:
@@ -142,7 +142,7 @@ def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monk
 
 
 @pytest.mark.parametrize("change", [-4, 4])
-def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, monkeypatch, change):  # noqa: F811
+def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, monkeypatch, change):
     find = duplicates.find_duplicates
 
     def change_first(found: Workspace, *arguments: Any) -> Any:
@@ -158,7 +158,7 @@ def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, 
     assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
 
 
-def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkeypatch):  # noqa: F811
+def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkeypatch):
     find = duplicates.find_duplicates
 
     def lose(*arguments: Any) -> Any:
@@ -175,7 +175,7 @@ def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkey
     assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
 
 
-def test_a_build_that_writes_nothing_leaves_no_table(place):  # noqa: F811
+def test_a_build_that_writes_nothing_leaves_no_table(place):
     (place / "a.jsonl").write_bytes(b'{"text": ""}\n')
     with pytest.raises(BuildError, match="wrote no document"):
         build(place)
