@@ -17,6 +17,8 @@ from tests.build.inputs import jsonl, texts_of
 from tests.build.places import SPLIT, TEXTS, StoppedError, build, files, write
 from tokshard import open_corpus
 from tokshard.build import pipeline, runner
+from tokshard.build.hub import HubFiles
+from tokshard.build.status import read_status
 from tokshard.errors import BuildError, ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.format import names
 
@@ -390,6 +392,17 @@ def test_a_tokenizer_whose_folder_was_renamed_is_the_same(place, stop, is_finish
     build(place) if is_finished else stop()
     (place / "tok").rename(place / "renamed")
     assert texts_of(open_corpus(build(place, tokenizer=place / "renamed"))) == TEXTS
+
+
+def test_the_command_that_continues_a_build_names_the_commits_of_the_hub(place, stop, monkeypatch):
+    dataset = HubFiles(str(place), "hf://someone/notes@c0ffee:train", ["a.jsonl"])
+    model = HubFiles(str(place / "tok"), "someone/bytes@facade", ["tokenizer.json"])
+    monkeypatch.setattr("tokshard.build.hub.fetch_dataset", lambda _: dataset)
+    monkeypatch.setattr("tokshard.build.tokenizer.fetch_tokenizer", lambda _: model)
+    stop("hf://someone/notes", tokenizer="someone/bytes")
+    command = read_status(place / "out").command
+    assert "hf://someone/notes@c0ffee:train" in command
+    assert command[command.index("--tokenizer") + 1] == "hf://someone/bytes@facade"
 
 
 def test_several_damaged_files_of_a_group_are_found_in_one_go(place, monkeypatch):
