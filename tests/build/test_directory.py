@@ -8,70 +8,19 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.build.inputs import jsonl, texts_of, write_byte_tokenizer
-from tokshard import build_corpus, open_corpus
+from tests.build.inputs import jsonl, texts_of
+from tests.build.places import SPLIT, TEXTS, StoppedError, build, files, write
+from tokshard import open_corpus
 from tokshard.build import pipeline, runner
+from tokshard.build.hub import HubFiles
+from tokshard.build.status import read_status
 from tokshard.errors import BuildError, ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.format import names
-
-TEXTS = [f"text {number}" for number in range(40)]
-SPLIT = {"validation_fraction": 0.25}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    write_byte_tokenizer(tmp_path / "tok")
-    write(tmp_path / "a.jsonl", TEXTS)
-    return tmp_path
-
-
-def write(path: Path, texts: Sequence[str]) -> Path:
-    path.write_bytes(jsonl([{"text": text} for text in texts]))
-    return path
-
-
-def build(place: Path, *sources: Path, **options: Any) -> Path:
-    settings = {"tokenizer": place / "tok", "out": place / "out", "workers": 1, "quiet": True}
-    return build_corpus(sources or [place / "a.jsonl"], **{**settings, **options}).directory
-
-
-class StoppedError(Exception):
-    """Ends a build where a kill would."""
-
-
-Stop = Callable[..., None]
-
-
-@pytest.fixture
-def stop(place: Path, monkeypatch: pytest.MonkeyPatch) -> Stop:
-    """Run a build that is stopped when its tasks are done, before it is put together."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise StoppedError
-
-    def stopped(*sources: Path, **options: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(pipeline, "assemble", refuse)
-            with pytest.raises(StoppedError):
-                build(place, *sources, **options)
-
-    return stopped
-
-
-def files(directory: Path) -> dict[str, str]:
-    """Every file below a directory, links not followed, but for build reports, which are not pure."""
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != names.REPORT
-    }
-
 
 # what is not ours
 
@@ -443,6 +392,17 @@ def test_a_tokenizer_whose_folder_was_renamed_is_the_same(place, stop, is_finish
     build(place) if is_finished else stop()
     (place / "tok").rename(place / "renamed")
     assert texts_of(open_corpus(build(place, tokenizer=place / "renamed"))) == TEXTS
+
+
+def test_the_command_that_continues_a_build_names_the_commits_of_the_hub(place, stop, monkeypatch):
+    dataset = HubFiles(str(place), "hf://someone/notes@c0ffee:train", ["a.jsonl"])
+    model = HubFiles(str(place / "tok"), "someone/bytes@facade", ["tokenizer.json"])
+    monkeypatch.setattr("tokshard.build.hub.fetch_dataset", lambda _: dataset)
+    monkeypatch.setattr("tokshard.build.tokenizer.fetch_tokenizer", lambda _: model)
+    stop("hf://someone/notes", tokenizer="someone/bytes")
+    command = read_status(place / "out").command
+    assert "hf://someone/notes@c0ffee:train" in command
+    assert command[command.index("--tokenizer") + 1] == "hf://someone/bytes@facade"
 
 
 def test_several_damaged_files_of_a_group_are_found_in_one_go(place, monkeypatch):

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from tokshard.build.failures import BadInputError
 from tokshard.build.receipts import OutputCounts, Receipt, SourceCounts
 from tokshard.build.schedule import Cut, Policy, Schedule
-from tokshard.build.tasks import Key, StreamTask, Task, Whole
+from tokshard.build.tasks import SMALL, Key, StreamTask, Task, Whole, plan_tasks
+from tokshard.build.tolerance import BadRecordLimit
 from tokshard.errors import BadSourceError
 
 DOCUMENT, LEFT_OUT, FAILURE, DAMAGE = "d", "-", "!", "~"
@@ -279,9 +281,11 @@ worse_works = st.text(alphabet=[DOCUMENT, DOCUMENT, DOCUMENT, LEFT_OUT, DAMAGE, 
 
 @st.composite
 def damaged_cases(draw: st.DrawFn) -> tuple[Work, int | None]:
-    work, limit = draw(works_with_limits())
+    work = draw(works())
     some_records = draw(st.sampled_from([damaged_works, worse_works]))
-    return Work(work.tasks, {key: draw(some_records) for key in work.records}), limit
+    found = {key: draw(some_records) for key in work.records}
+    documents = sum(records.count(DOCUMENT) for records in found.values())
+    return Work(work.tasks, found), draw(st.none() | st.integers(1, documents + 1) | st.integers(1, documents + 1))
 
 
 @settings(max_examples=500)
@@ -393,3 +397,33 @@ def test_a_build_without_tasks_is_over_at_once(limit):
     schedule = Schedule([], [], limit)
     assert schedule.is_over
     assert (schedule.take(), schedule.error, schedule.boundary(), schedule.in_order()) == (None, None, None, [])
+
+
+def test_bad_records_behind_the_document_that_reaches_the_limit_do_not_count():
+    work = Work([task(0), task(1)], {(0, 0): "d", (1, 0): "d--"})
+    policy = Policy(max_bad_records=BadRecordLimit(count=1))
+    schedule = Schedule(work.tasks, [work.run((0, 0), 2)], 2, policy)
+    schedule.finished(msgspec.structs.replace(work.run((1, 0), 2), num_rejects=2))
+    assert schedule.is_limit_reached
+    assert schedule.error is None
+    assert schedule.boundary() == Cut((1, 0), 1)
+
+
+def test_damaged_inputs_that_are_found_together_are_left_out_together():
+    group = Task(key=(0, 0), parts=tuple((index, Whole()) for index in range(4)))
+    bad: list[int] = []
+    schedule = Schedule([group], [], None, Policy(on_bad_input=lambda damage: bad.append(damage.source)))
+    schedule.take()
+    damage = [BadInputError(index, BadSourceError("damaged", hint="leave it out")) for index in (1, 3)]
+    schedule.failed((0, 0), BadInputError(1, damage[0].error, (damage[1],)))
+    schedule.released(group)
+    assert schedule.goes_on()
+    assert bad == [1, 3]
+    assert schedule.take() == Task(key=(0, 0), parts=((0, Whole()), (2, Whole())))
+
+
+def test_a_group_holds_at_most_16_384_inputs():
+    sizes = [1] * 40_000
+    groups = [planned for planned in plan_tasks(sizes, [SMALL] * len(sizes), 1 << 30) if isinstance(planned, Task)]
+    assert [len(group.parts) for group in groups] == [16_384, 16_384, 7_232]
+    assert [group.key for group in groups] == [(0, 0), (16_384, 0), (32_768, 0)]

@@ -192,12 +192,15 @@ def test_no_source_at_all_is_refused(tmp_path):
         ["d/*.jsonl", "d"],
         ["d", "link-to-d"],
         ["link.jsonl", "d/a.jsonl"],
+        ["hard.jsonl", "d/a.jsonl"],
+        ["*.jsonl", "d"],
     ],
 )
 def test_an_input_named_twice_is_refused_with_both_its_names(arguments):
     write("d/a.jsonl")
     os.symlink("d", "link-to-d")
     os.symlink("d/a.jsonl", "link.jsonl")
+    os.link("d/a.jsonl", "hard.jsonl")
     with pytest.raises(UsageError, match=r"is an input twice: .*\.jsonl is the same file"):
         discover(arguments, input_format=None)
 
@@ -275,6 +278,54 @@ def test_an_out_inside_of_a_source_is_refused(out):
         build("d", Path(out))
     assert caught.value.hint == "give an --out outside of the sources"
     assert not Path("d/out").exists()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "out"),
+    [
+        ("d/**/*", "d/out"),
+        ("d/**", "d/sub/out"),
+        ("**/*.jsonl", "d/out"),
+        ("d/*/*", "d/out"),
+        ("link/*/*.json*", "d/out"),
+        ("d/*/*", "link/out"),
+        ("d/*/validation/*", "d/out"),
+        ("*/out/s*.arrow", "d/out"),
+        ("d/[o]ut/*", "d/out"),
+    ],
+)
+def test_an_out_that_a_glob_reaches_is_refused_before_the_first_build(pattern, out):
+    write("d/a.jsonl", "d/sub/b.jsonl")
+    os.symlink("d", "link")
+    with pytest.raises(UsageError, match=r"--out .* lies inside the source"):
+        build(pattern, Path(out))
+    assert not Path("d/out").exists()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "out"),
+    [
+        ("d/*.jsonl", "d/out"),
+        ("d/**/*.jsonl", "out"),
+        ("d/**/*.jsonl", "d/.out"),
+        ("d/*/*.jsonl", "d/sub/out"),
+        ("d/**/*.txt", "d/out"),
+    ],
+)
+def test_an_out_that_a_glob_does_not_reach_is_fine_the_second_time_too(pattern, out, tmp_path):
+    write("d/a.jsonl", "d/sub/b.jsonl", "d/c.txt")
+    first = texts_of(build(pattern, Path(out)))
+    assert texts_of(build(pattern, Path(out))) == first
+
+
+@pytest.mark.parametrize("argument", ["d", "d/out/shards.arrow", "d/link/rejects.jsonl"])
+def test_a_source_in_out_is_refused_whatever_link_leads_there(argument):
+    write("d/a.jsonl")
+    build("d", Path("out"))
+    write("out/rejects.jsonl")
+    os.symlink("../out", "d/link" if "link" in argument else "d/out")
+    with pytest.raises(UsageError, match=r"the source d/.* lies in --out out, where the build writes"):
+        build(argument, Path("out"), force=True)
 
 
 def test_a_source_beside_out_or_below_it_is_fine(tmp_path):

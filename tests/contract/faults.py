@@ -229,7 +229,8 @@ class _Steps:
             place = os.fspath(path)
             if options.get("dir_fd") is not None:
                 place = os.path.join(_path_of(options["dir_fd"]), place)
-            with self.step(kind, place):
+            to = f" -> {os.fspath(arguments[0])}" if kind in ("replace", "rename") else ""
+            with self.step(kind, place + to):
                 return original(path, *arguments, **options)
 
         return stepping

@@ -254,6 +254,40 @@ def check_ending(outcome: Outcome, act: str) -> None:
         assert "error: cannot write to " in outcome.errors
 
 
+# what reaches the disk, and in which order
+
+
+@pytest.mark.parametrize("options", [OPTIONS["none"], OPTIONS["all"]], ids=["none", "all"])
+def test_every_file_is_durable_before_it_is_renamed_and_its_name_before_the_next_step(
+    shop: Workshop, options: tuple[str, ...]
+) -> None:
+    steps = [step.partition(" ")[::2] for step in shop.build(*options).steps]
+    replaced = [(at, *paths.split(" -> ")) for at, (kind, paths) in enumerate(steps) if kind == "replace"]
+    assert len(replaced) > 40
+    for at, partial, final in replaced:
+        opened = max(before for before, step in enumerate(steps[:at]) if step == ("open", partial))
+        assert ("fsync", partial) in steps[opened:at], final
+        assert steps[at + 1] == ("fsync", str(Path(final).parent)), final
+    finals = [final for *_, final in replaced]
+    assert Path(finals[-1]).name == names.MANIFEST
+
+
+def test_a_receipt_comes_after_all_that_it_promises(shop: Workshop) -> None:
+    steps = shop.build(*OPTIONS["all"]).steps
+    finals = [Path(step.partition(" -> ")[2]) for step in steps if step.startswith("replace ")]
+    promised = 0
+    for receipt in (path for path in finals if path.parent.name == "receipts"):
+        stage, key = receipt.parents[1], receipt.stem
+        files = {stage / "rejects" / f"{key}.jsonl", stage / "hashes" / f"{key}.bin"}
+        if stage.name == names.WORK:
+            files |= {path for path in finals if names.is_shard_name(path.name) and f"-{key}-" in path.name}
+        times = [at for at, path in enumerate(finals) if path in files]
+        receipts = [at for at, path in enumerate(finals) if path == receipt]
+        promised += len(times)
+        assert max(times, default=-1) < max(receipts), receipt
+    assert promised > 20
+
+
 # starting over
 
 
@@ -265,12 +299,15 @@ def test_starting_over_killed_when_a_shard_is_gone_may_go_on_without_force(shop:
     shop.check(())
 
 
-def test_receipts_of_settings_that_are_gone_are_not_used(shop: Workshop) -> None:
-    options = OPTIONS["lengths"]
-    shop.reference(options)
+def test_a_work_folder_whose_settings_are_gone_belongs_to_no_build(shop: Workshop) -> None:
     shop.build(fault=Fault(at=shop.num_steps(()) - 60))
     (shop.out / names.WORK / "settings.json").unlink()
-    shop.check(options)
+    before = shop.state()
+    for force in ([], ["--force"]):
+        refused = shop.build(*force)
+        assert refused.exit_code == 2
+        assert "was not made by a build" in refused.errors
+    assert shop.state() == before
 
 
 @pytest.mark.soak

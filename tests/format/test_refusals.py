@@ -28,6 +28,7 @@ from tokshard.errors import (
 )
 from tokshard.format import names
 from tokshard.format.reader import open_corpus
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, Table
 
 FIRST_SHARD = "shard-00-0000000-000000-0000.arrow"
 
@@ -110,6 +111,33 @@ def test_a_shard_table_that_contradicts_itself_is_refused(corpus, column, value,
     change_table(corpus, "shards.arrow", change)
     with pytest.raises(DamagedCorpusError, match=message):
         read_everything(corpus)
+
+
+def overwrite(path, column, buffer, position, content):
+    """Replace bytes of one buffer of a column of a table, in place."""
+    data = bytearray(path.read_bytes())
+    mapped = pa.py_buffer(data)
+    found = ipc.open_file(mapped).get_batch(0).column(column).buffers()[buffer]
+    start = found.address - mapped.address + position
+    path.write_bytes(bytes(data[:start]) + content + bytes(data[start + len(content) :]))
+
+
+@pytest.mark.parametrize("offset", [-1, -(2**62), 2**62])
+def test_offsets_of_a_list_that_lead_outside_of_its_values_are_refused(corpus, offset):
+    path = corpus / "shards.arrow"
+    overwrite(path, "batch_tokens", 1, 8, offset.to_bytes(8, "little", signed=True))
+    for row in (0, 1):
+        with pytest.raises(DamagedCorpusError, match=f"offsets of column batch_tokens, row {row}, are"):
+            Table(path, SHARD_TABLE_SCHEMA).list_at("batch_tokens", row)
+    with pytest.raises(DamagedCorpusError, match="offsets of column batch_tokens must ascend"):
+        Table(path, SHARD_TABLE_SCHEMA).lists("batch_tokens")
+
+
+def test_a_column_of_a_table_that_is_not_valid_arrow_is_refused(corpus):
+    path = corpus / "shards.arrow"
+    overwrite(path, "name", 2, 0, b"\xff")
+    with pytest.raises(DamagedCorpusError, match=r"shards\.arrow, batch 0: "):
+        Table(path, SHARD_TABLE_SCHEMA).batch(0)
 
 
 def test_a_source_of_an_unknown_argument_is_refused(corpus):

@@ -40,7 +40,7 @@ from tokshard.format.manifest import (
     recipe_fingerprint,
 )
 from tokshard.format.schema import FORMAT_VERSION, token_dtype
-from tokshard.format.storage import atomic_file, atomic_write, file_sha256, sync_directory
+from tokshard.format.storage import atomic_file, atomic_write, file_sha256
 from tokshard.format.tables import (
     SHARD_TABLE_SCHEMA,
     SHARDS_PER_BATCH,
@@ -122,8 +122,7 @@ def publish(output: Output, manifest: Manifest, report: Mapping[str, Any]) -> No
         if names.is_shard_name(path.name) and path.name not in wanted:
             path.unlink()  # of a task past the limit, or of an attempt that left no receipt
     content = json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n"
-    atomic_write(out / names.REPORT, content, partial_directory=partial)
-    sync_directory(out)
+    atomic_write(out / names.REPORT, content, partial_directory=partial)  # the names before it are durable then, too
     atomic_write(out / names.MANIFEST, encode_manifest(manifest), partial_directory=partial)
 
 

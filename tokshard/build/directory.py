@@ -100,10 +100,10 @@ def remove_build(workspace: Workspace) -> None:
     """
     found = sorted(_own_files(workspace))
     save_paths(workspace.removing, found, below=workspace.out)
-    for path in sorted(found, key=lambda path: path.name != names.MANIFEST):
+    for path in found:
         if path.name == names.MANIFEST:
             path.unlink(missing_ok=True)
-    sync_directory(workspace.out)
+            sync_directory(path.parent)
     workspace.clear()
     for path in found:
         path.unlink(missing_ok=True)

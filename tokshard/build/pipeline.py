@@ -734,7 +734,7 @@ def _matches_output(pattern: str, out: Path) -> bool:
 def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
     """Whether a glob matches a path, part by part; ``**`` stands for any folders that are not hidden."""
     if not pattern or not path:
-        return not pattern and not path
+        return not path and all(part == "**" for part in pattern)
     if pattern[0] == "**":
         return _matches(pattern[1:], path) or (not path[0].startswith(".") and _matches(pattern, path[1:]))
     is_match = path[0] == pattern[0] or (

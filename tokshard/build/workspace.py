@@ -150,19 +150,13 @@ class Workspace:
                 path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove every file but the lock, the settings, and the list of what starting over removes.
-
-        Receipts go first: what they say holds only together with the others.
-        """
-        kept = {self.root / LOCK, self.settings, self.removing}
-        files = [path for path in _files_below(self.root) if path not in kept]
-        for path in sorted(files, key=lambda path: path.parent.name != self.receipts.name):
-            path.unlink()
+        """Remove every file but the lock, the settings, and the list of what starting over removes."""
+        for path in _files_below(self.root):
+            if path not in (self.root / LOCK, self.settings, self.removing):
+                path.unlink()
 
     def remove(self) -> None:
         """Remove the folder. The lock is last, so that no other build begins in it; before it the settings."""
-        _remove(self.receipts, is_tolerant=True)  # first, as in `clear`
-        _remove(self.hashing.receipts, is_tolerant=True)
         with contextlib.suppress(OSError):
             for path in self.root.iterdir():
                 if path not in (self.settings, self.root / LOCK):
