@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import threading
@@ -15,6 +14,8 @@ from tests.inspect.pages import write_mix
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.inspect.outputs import is_stdout, output_file
+from tokshard.runtime.cursor import save_cursor
+from tokshard.runtime.mix import load_mix
 
 
 @pytest.fixture(autouse=True)
@@ -119,13 +120,15 @@ def test_a_file_that_a_corpus_links_to_is_an_input(tmp_path):
 
 
 def test_a_checkpoint_that_a_trace_reads_is_not_overwritten(mix, tmp_path, capsys):
+    plan = load_mix(str(mix)).plan()
+    state = save_cursor(plan.cursor().advanced(8), plan.identity, plan.names)
     checkpoint = tmp_path / "state.json"
-    checkpoint.write_text("{}")
-    assert run(["trace", str(mix), "--step", "1", "--parquet", str(tmp_path / "x")]) == 0
-    state = {"loader": {}}
-    checkpoint.write_text(json.dumps(state))
-    run(["trace", str(mix), "--step", "1", "--checkpoint", str(checkpoint), "--parquet", str(checkpoint)])
-    assert json.loads(checkpoint.read_text()) == state
+    checkpoint.write_text(state)
+    trace = ["trace", str(mix), "--step", "3", "--checkpoint", str(checkpoint), "--parquet"]
+    assert run([*trace, str(tmp_path / "rows")]) == 0
+    assert run([*trace, str(checkpoint)]) == 2
+    assert f"--parquet {checkpoint} is {checkpoint}, which this command reads" in capsys.readouterr().err
+    assert checkpoint.read_text() == state
 
 
 @pytest.mark.parametrize("output", ["", "no/page", "mix.toml/page", "loop", "a"])

@@ -147,13 +147,28 @@ def test_a_shard_table_that_is_wrong_about_a_shard_is_reported(corpus, column, v
     assert any(problem.startswith(message) for problem in problems(corpus)), problems(corpus)
 
 
-def test_records_of_a_source_that_go_back_are_reported(corpus):
+@pytest.mark.parametrize("record", [4, 5])
+def test_records_of_a_source_that_go_back_are_reported(corpus, record):
     def change(rows):
-        rows["run_record"][1][0] = 5
+        rows["run_record"][1][0] = record
         return rows
 
     change_table(corpus, "shards.arrow", change)
-    assert any("go back to record 5 of source 1, expected 7 or later" in problem for problem in problems(corpus))
+    message = f"go back to record 5 of source 1, expected {record + 2} or later"
+    assert any(message in problem for problem in problems(corpus)), problems(corpus)
+
+
+@pytest.mark.parametrize("documents", [[0, 0], [0, 2, 1], [0, 3], [0, -1]])
+def test_runs_that_hold_no_document_are_reported(corpus, documents):
+    def change(rows):
+        rows["run_document"][0] = documents
+        rows["run_source"][0] = [0] * len(documents)
+        rows["run_record"][0] = list(range(len(documents)))
+        return rows
+
+    change_table(corpus, "shards.arrow", change)
+    expected = f"shards.arrow has runs of {FIRST_SHARD} that do not ascend from document 0 to 3"
+    assert expected in problems(corpus)
 
 
 @pytest.mark.parametrize(

@@ -109,16 +109,16 @@ def inspect(
     tokshard inspect --diff shards/code other/code
     tokshard inspect mix.toml --html plan.html
     """  # noqa: D301 - click's mark for lines that are kept
-    modes = {"--document": document is not None, "--grep": pattern is not None, "--diff": diff, "--html": bool(html)}
+    modes = {"--document": document is not None, "--grep": pattern is not None, "--diff": diff, "--html": html is not None}
     if sum(modes.values()) > 1:
         raise click.UsageError(f"{' and '.join(name for name, given in modes.items() if given)} exclude each other.")
-    if tokens is not None and not html:
+    if tokens is not None and html is None:
         raise click.UsageError("--tokens goes with --html.")
     if tokens is not None and tokens < 1:
         raise click.BadParameter("must be at least 1", param_hint="'--tokens'")
     if diff:
         _diff(corpora, is_full=full, as_json=as_json)
-    elif html:
+    elif html is not None:
         with output_file(html, option="--html", inputs=corpora) as file:
             num_samples = 4 if sample is None else sample
             page = _page(corpora, html, num_samples=num_samples, is_full=full, num_tokens=tokens)
