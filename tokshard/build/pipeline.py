@@ -35,6 +35,7 @@ from tokshard.build.directory import BuiltCorpus, check_directory, finished_corp
 from tokshard.build.documents import DocumentRules
 from tokshard.build.duplicates import DropLists, find_duplicates
 from tokshard.build.failures import BadInputError, RejectedRecordError, SegmentError, TaskError, TooManyBadRecordsError
+from tokshard.build.fields import check_kept_fields
 from tokshard.build.hub import revisions
 from tokshard.build.options import (
     DEFAULT_MAX_DOCUMENT_BYTES,
@@ -46,7 +47,7 @@ from tokshard.build.options import (
 from tokshard.build.progress import PartitionDisplay, ProgressDisplay, tell
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Receipt, read_receipts, receipt_name
-from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, parse_columns
+from tokshard.build.records import FILE, MISSING_TEXT, TOO_LONG, RecordSpec, check_field_name, parse_columns
 from tokshard.build.runner import Progress, TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule
 from tokshard.build.sources import STDIN, Discovery, Input, discover
@@ -287,6 +288,7 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
     if num_workers > 1 and total_bytes > MIN_TASK_BYTES:
         executors.prepare_workers()
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
+    check_field_name(options.text_field)
     try:
         columns = parse_columns(options.id_field, options.keep)
     except ValueError as error:
@@ -347,6 +349,15 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
     )
 
 
+_REPAIRS = {MISSING_TEXT: "check --text-field", TOO_LONG: "allow longer texts with --max-document-bytes"}
+
+
+def _notes_on_marks(count: int) -> list[str]:
+    if not count:
+        return []
+    return [f"{count:,} byte order mark{'s' if count > 1 else ''} dropped: no part of a text"]
+
+
 class _Build:
     """One build whose directory is ours."""
 
@@ -369,6 +380,9 @@ class _Build:
         if self._options.limit is not None and STDIN in self._request.arguments:
             num_workers = 1  # several read beyond the limit and then again up to it, which standard input cannot
         schedule = self._encode(tasks, num_workers)
+        receipts = list(schedule.receipts_in_order())
+        check_kept_fields(receipts, self._context.spec, self._found.inputs)
+        num_marks = sum(receipt.num_marks for receipt in receipts)
         corpora = tuple(
             BuiltCorpus(directory=output.directory, manifest=self._assemble(number, output, schedule.in_order()))
             for number, output in enumerate(self._context.outputs)
@@ -385,7 +399,7 @@ class _Build:
             num_workers=num_workers,
             peak_worker_bytes=usage.peak_worker_bytes,
             ignored=self._found.ignored,
-            notes=self._read.notes,
+            notes=(*self._read.notes, *_notes_on_marks(num_marks)),
         )
         # the corpus for training is last: where it is complete, that for validation is too
         for output, corpus in reversed(list(zip(self._context.outputs, corpora, strict=True))):
@@ -547,7 +561,7 @@ class _Build:
         """An error of a task as the user should see it."""
         if isinstance(error, RejectedRecordError):
             source = self._found.inputs[error.source]
-            repair = "check --text-field" if error.reason == MISSING_TEXT else "repair the record"
+            repair = _REPAIRS.get(error.reason, "repair the record")
             return BadRecordError(
                 f"{self._place(schedule, key, source, error.record)}: {error.reason}: {error.detail}",
                 hint=f"{repair}, or leave out such records with --on-bad-record skip",
