@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.build.inputs import build
 from tokshard.build.records import (
     EMPTY,
     INVALID_UTF8,
@@ -24,7 +27,9 @@ from tokshard.build.records import (
     RecordSpec,
     admit_rows,
     parse_columns,
+    typed_value,
 )
+from tokshard.errors import UsageError
 
 MAX_BYTES = 60
 
@@ -176,6 +181,11 @@ def only_bad(data: bytes, *arguments: str) -> tuple[str, str]:
     return bad.reason, bad.detail
 
 
+def first_bad(data: bytes, *arguments: str) -> tuple[str, str]:
+    bad = parse(data, *arguments).bad[0]
+    return bad.reason, bad.detail
+
+
 @pytest.mark.parametrize(
     ("line", "reason", "detail"),
     [
@@ -184,9 +194,16 @@ def only_bad(data: bytes, *arguments: str) -> tuple[str, str]:
         (b'{"text": "a",}', MALFORMED, "JSON is malformed"),
         (b"['a']", MALFORMED, "Expected `object`, got `array`"),
         (b'"just a string"', MALFORMED, "Expected `object`, got `str`"),
-        (b'{"text": NaN}', MALFORMED, "JSON is malformed: invalid character"),
-        (b'{"score": NaN, "text": "a"}', MALFORMED, "JSON is malformed: invalid character"),
-        (b'\xef\xbb\xbf{"text": "a"}', MALFORMED, "byte order mark"),
+        (b'{"text": NaN}', MALFORMED, "JSON does not allow NaN, which Python's json module writes"),
+        (b'{"score": NaN, "text": "a"}', MALFORMED, "JSON does not allow NaN, which Python's json module writes"),
+        (b'{"score": -Infinity, "text": "a"}', MALFORMED, "JSON does not allow -Infinity"),
+        (b'{"score": NaN, "text": "a",}', MALFORMED, "JSON is malformed: invalid character"),
+        (b'[{"text": "a"}]', MALFORMED, "JSON lines are expected, an object in each line: jq -c '.[]' makes them of"),
+        (b'{\n  "text": "a" }', MALFORMED, "JSON lines are expected, an object in each line: jq -c . makes them of"),
+        (gzip.compress(b"a", mtime=0)[:9], MALFORMED, "this looks like gzip; give the file a name that ends in .gz"),
+        (b"\x28\xb5\x2f\xfd\x04", MALFORMED, "this looks like zstd; give the file a name that ends in .zst"),
+        ('{"text": "a"}'.encode("utf-16"), MALFORMED, "this looks like UTF-16; save the file as UTF-8"),
+        ('{"text": "a"}'.encode("utf-16-le"), MALFORMED, "this looks like UTF-16; save the file as UTF-8"),
         (b'{"text": "a\x01b"}', MALFORMED, "invalid character"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "a"}', MALFORMED, "nested too deeply"),
         (b'{"text": "a\xffb"}', INVALID_UTF8, "can't decode byte 0xff in position 1"),
@@ -196,7 +213,10 @@ def only_bad(data: bytes, *arguments: str) -> tuple[str, str]:
         (b'{"title": "\\ud83d", "text": "a"}', INVALID_UTF8, "the JSON escapes a lone surrogate"),
         (b'{"body": "a"}', MISSING_TEXT, "no field 'text'"),
         (b"{}", MISSING_TEXT, "no field 'text'"),
-        (b'{"text": null}', MISSING_TEXT, "no field 'text'"),
+        (b'{"text": null}', MISSING_TEXT, "field 'text' is null"),
+        (b'{"url": 1, "bo\\u001bdy": 2}', MISSING_TEXT, r"no field 'text'; it has: url, 'bo\x1bdy'"),
+        (b"{%s}" % b", ".join(b'"%d": 1' % n for n in range(40)), MISSING_TEXT, ", 9, 10, 11, ..."),
+        (b'{"messages": []}', MISSING_TEXT, "it has messages, and chat data is not supported"),
         (b'{"text": 17}', NOT_A_STRING, "field 'text' is 17"),
         (b'{"text": {"body": "a"}}', NOT_A_STRING, """field 'text' is {"body": "a"}"""),
         (b'{"text": ["a"]}', NOT_A_STRING, """field 'text' is ["a"]"""),
@@ -206,10 +226,56 @@ def only_bad(data: bytes, *arguments: str) -> tuple[str, str]:
 )  # fmt: skip
 def test_a_bad_line_is_explained(line, reason, detail):
     for keep in ((), ("other",)):
-        found, explanation = only_bad(line + b"\n", "text", *keep)
+        found, explanation = first_bad(line + b"\n", "text", *keep)
         assert found == reason
         assert detail in explanation
         assert len(explanation) < 300
+
+
+@pytest.mark.parametrize("keep", [(), ("n",)])
+def test_byte_order_marks_of_joined_files_are_dropped_and_counted(keep):
+    records = parse(
+        b'\xef\xbb\xbf{"text": "a"}\n{"text": "\xef\xbb\xbfb"}\n\xef\xbb\xbf\n\xef\xbb\xbf{\n', "text", *keep
+    )
+    assert (records.texts, records.num_empty, records.num_marks) == (["a", "\ufeffb"], 1, 3)
+    assert [bad.position for bad in records.bad] == [3]
+
+
+def test_a_field_with_a_dot_in_its_name_goes_before_a_nested_one():
+    lines = b'{"a.b": "whole"}\n{"a": {"b": "nested"}}\n{"a": {"b": "nested"}, "a.b": "whole"}\n'
+    assert parse(lines, "a.b").texts == ["whole", "nested", "whole"]
+    kept = parse(lines.replace(b"}\n", b', "t": "x"}\n'), "t", "a.b")
+    assert kept.columns == {"a.b": ["whole", "nested", "whole"]}
+
+
+def test_the_kept_fields_that_some_record_has_are_known():
+    lines = b'{"text": "a", "n": null, "b": {"x": 1}}\n{"text": "b", "m": 1}\n'
+    assert parse(lines, "text", "n", "m", "b.x", "b.y", "k").fields == {"n", "m", "b.x"}
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a\x00", "a\udcff"])
+def test_a_name_of_a_field_that_json_would_escape_is_refused(name, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}')
+    for arguments in ({"text_field": name}, {"keep": [name]}, {"id_field": name}):
+        with pytest.raises(UsageError, match=r"the field name .* (has a quote, backslash or control|is not UTF-8)"):
+            build(tmp_path / "a.jsonl", tmp_path / "out", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("bool", "True", True),
+        ("bool", "FALSE", False),
+        ("int64", "007", 7),
+        ("int64", "+5", 5),
+        ("float64", "nan", "nan"),
+        ("float64", "-inf", -math.inf),
+        ("float64", ".5", 0.5),
+    ],
+)
+def test_a_kept_value_of_csv_is_read_as_other_programs_write_it(kind, text, value):
+    found = typed_value(text, kind)
+    assert (str(found) if text == "nan" else found) == value
 
 
 def test_a_pair_of_escaped_surrogates_is_one_character():
@@ -313,7 +379,7 @@ def test_a_kept_value_of_a_table_or_csv_has_the_type_that_was_asked_for(kind, va
     [
         ("int64", "x"), ("int64", ""), ("int64", "1.5"), ("int64", 1.5), ("int64", True), ("int64", 1 << 63),
         ("int64", [1]),
-        ("float64", "x"), ("float64", "nan"), ("float64", "1e999"), ("float64", True), ("bool", 1), ("bool", "yes"),
+        ("float64", "x"), ("float64", "1e999"), ("float64", True), ("bool", 1), ("bool", "yes"),
     ],
 )  # fmt: skip
 def test_a_kept_value_of_another_type_is_a_bad_record(kind, value):

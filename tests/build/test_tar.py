@@ -328,7 +328,7 @@ def test_samples_that_are_wrong_are_bad_records(tmp_path):
         ("3.txt", b"one"),
         ("3.txt", b"two"),
         ("4.txt", b"x" * 51),
-        ("5.json", b"{}"),
+        ("5.json", b'{"x": 1}'),
         ("6.txt", b"text"),
         ("6.json", b'1, "txt": "smuggled"'),
         ("7.txt", b"good too"),

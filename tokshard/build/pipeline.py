@@ -38,6 +38,7 @@ from tokshard.build.duplicates import DropLists, find_duplicates
 from tokshard.build.failures import BadInputError, RejectedRecordError, SegmentError, TaskError, TooManyBadRecordsError
 from tokshard.build.hashing import hashes_bytes, hashes_path
 from tokshard.build.hub import SCHEME
+from tokshard.build.fields import check_kept_fields
 from tokshard.build.options import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_SHARD_TOKENS,
@@ -48,7 +49,7 @@ from tokshard.build.options import (
 from tokshard.build.progress import PartitionDisplay, ProgressDisplay, tell
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Receipt, read_receipts, receipt_name
-from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, parse_columns
+from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, TOO_LONG, check_field_name, parse_columns
 from tokshard.build.rejects import read_rejects, rejects_path
 from tokshard.build.runner import Progress, TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule
@@ -302,6 +303,7 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
     num_workers = options.workers or _cpu_count()
     total_bytes = found.inputs.num_bytes
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
+    check_field_name(options.text_field)
     try:
         columns = parse_columns(options.id_field, options.keep)
     except ValueError as error:
@@ -363,6 +365,15 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
     )
 
 
+_REPAIRS = {MISSING_TEXT: "check --text-field", TOO_LONG: "allow longer texts with --max-document-bytes"}
+
+
+def _notes_on_marks(count: int) -> list[str]:
+    if not count:
+        return []
+    return [f"{count:,} byte order mark{'s' if count > 1 else ''} dropped: no part of a text"]
+
+
 class _Build:
     """One build whose directory is ours."""
 
@@ -387,6 +398,9 @@ class _Build:
         if self._options.limit is not None and STDIN in self._request.arguments:
             num_workers = 1  # several read beyond the limit and then again up to it, which standard input cannot
         schedule = self._encode(tasks, num_workers)
+        receipts = list(schedule.receipts_in_order())
+        check_kept_fields(receipts, self._context.spec, self._found.inputs)
+        num_marks = sum(receipt.num_marks for receipt in receipts)
         corpora = tuple(
             BuiltCorpus(directory=output.directory, manifest=self._assemble(number, output, schedule.in_order()))
             for number, output in enumerate(self._context.outputs)
@@ -403,7 +417,7 @@ class _Build:
             num_workers=num_workers,
             peak_worker_bytes=usage.peak_worker_bytes,
             ignored=self._found.ignored,
-            notes=self._read.notes,
+            notes=(*self._read.notes, *_notes_on_marks(num_marks)),
         )
         # the corpus for training is last: where it is complete, that for validation is too
         for output in self._context.outputs:
@@ -581,7 +595,7 @@ class _Build:
         """An error of a task as the user should see it."""
         if isinstance(error, RejectedRecordError):
             source = self._found.inputs[error.source]
-            repair = "check --text-field" if error.reason == MISSING_TEXT else "repair the record"
+            repair = _REPAIRS.get(error.reason, "repair the record")
             return BadRecordError(
                 f"{self._place(schedule, key, source, error.record)}: {error.reason}: {error.detail}",
                 hint=f"{repair}, or leave out such records with --on-bad-record skip",

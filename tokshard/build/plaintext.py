@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Iterator
 
@@ -14,16 +15,23 @@ _ROWS_PER_BATCH = 1_024
 
 def whole_text(read: Callable[[int], bytes], spec: RecordSpec, *, input_bytes: int) -> Records:
     """All that `read` gives as one document, which is never held if it is too long."""
-    data = read(spec.max_document_bytes + 1)
+    data, num_marks = without_mark(read(len(codecs.BOM_UTF8) + spec.max_document_bytes + 1))
     if len(data) > spec.max_document_bytes:
         detail = f"the file holds more than {spec.max_document_bytes:,} bytes of text"
-        return _records(spec, [None], {0: (TOO_LONG, detail)}, input_bytes)
-    return _records(spec, [data], {}, input_bytes)
+        return _records(spec, [None], {0: (TOO_LONG, detail)}, input_bytes, num_marks)
+    return _records(spec, [data], {}, input_bytes, num_marks)
 
 
-def line_documents(chunk: LineChunk, spec: RecordSpec) -> Records:
-    r"""Every line is a document, without its end, which is ``\n`` or ``\r\n``."""
-    lines: list[bytes | None] = list(chunk.data.split(b"\n"))
+def without_mark(data: bytes) -> tuple[bytes, int]:
+    """The start of a text without its byte order mark, and how many marks that are: 0 or 1."""
+    text = data.removeprefix(codecs.BOM_UTF8)
+    return text, int(len(text) < len(data))
+
+
+def line_documents(index: int, chunk: LineChunk, spec: RecordSpec) -> Records:
+    r"""Every line is a document, without its end, which is ``\n`` or ``\r\n``; chunk 0 may have a byte order mark."""
+    data, num_marks = without_mark(chunk.data) if index == 0 else (chunk.data, 0)
+    lines: list[bytes | None] = list(data.split(b"\n"))
     if not lines[-1]:
         lines.pop()  # the newline ends the last line and starts no other
     if b"\r" in chunk.data:
@@ -32,7 +40,7 @@ def line_documents(chunk: LineChunk, spec: RecordSpec) -> Records:
     if chunk.oversized_bytes:
         broken[len(lines)] = _too_long(spec, "line", chunk.oversized_bytes)
         lines.append(None)
-    return _records(spec, lines, broken, chunk.input_bytes)
+    return _records(spec, lines, broken, chunk.input_bytes, num_marks)
 
 
 def max_text_line_bytes(spec: RecordSpec) -> int:
@@ -52,7 +60,9 @@ def paragraphs(
     chunks = line_chunks(read, start=0, stop=None, max_line_bytes=max_text_line_bytes(spec), position=position)
     for index, chunk in chunks:
         batch.input_bytes += chunk.input_bytes
-        data, done = chunk.data, 0
+        data, num_marks = without_mark(chunk.data) if index == 0 else (chunk.data, 0)
+        batch.num_marks += num_marks
+        done = 0
         if data and not data.endswith(b"\n"):
             data += b"\n"  # of the last line, so that it can be seen to be blank
         for blank in _BLANK_LINES.finditer(data):
@@ -82,6 +92,7 @@ class _Paragraphs:
         self._num_bytes = 0
         self._start = 0
         self.input_bytes = 0
+        self.num_marks = 0
 
     @property
     def is_filled(self) -> bool:
@@ -120,16 +131,22 @@ class _Paragraphs:
 
     def flush(self) -> tuple[int, Records]:
         """Hand out the paragraphs that are complete."""
-        records = _records(self._spec, self._texts, self._broken, self.input_bytes)
-        self._texts, self._broken, self._size, self.input_bytes = [], {}, 0, 0
+        records = _records(self._spec, self._texts, self._broken, self.input_bytes, self.num_marks)
+        self._texts, self._broken, self._size, self.input_bytes, self.num_marks = [], {}, 0, 0, 0
         return self._index, records
 
 
 def _records(
-    spec: RecordSpec, texts: list[bytes | None], broken: dict[int, tuple[str, str]], input_bytes: int
+    spec: RecordSpec,
+    texts: list[bytes | None],
+    broken: dict[int, tuple[str, str]],
+    input_bytes: int,
+    num_marks: int,
 ) -> Records:
     columns = dict.fromkeys(spec.columns, [None] * len(texts))
-    return admit_rows(spec, texts, columns, input_bytes=input_bytes, broken=broken)
+    records = admit_rows(spec, texts, columns, input_bytes=input_bytes, broken=broken)
+    records.fields, records.num_marks = set(), num_marks
+    return records
 
 
 def _too_long(spec: RecordSpec, what: str, num_bytes: int) -> tuple[str, str]:

@@ -62,10 +62,10 @@ def read_span(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
         return _arrow_file_chunks(source, span, spec)
     if source.compression is None and source.location != STDIN:
         if source.format == sources.JSONL:
-            return _line_range_chunks(source, span, spec.max_line_bytes)
+            return (chunk for _, chunk in _line_range_chunks(source, span, spec.max_line_bytes))
         if source.format == sources.TXT and spec.text_mode == LINE:
             lines = _line_range_chunks(source, span, max_text_line_bytes(spec))
-            return (line_documents(chunk, spec) for chunk in lines)
+            return (line_documents(index, chunk, spec) for index, chunk in lines)
     return (chunk for _, chunk in read_stream(source, spec, task_bytes=CHUNK_BYTES))
 
 
@@ -79,7 +79,8 @@ def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
         SourceError, UsageError: as `read_span`.
     """
     if source.format == sources.JSONL:
-        return _line_stream_chunks(source, spec.max_line_bytes, task_bytes)
+        lines = _line_stream_chunks(source, spec.max_line_bytes)
+        return ((index * CHUNK_BYTES // task_bytes, chunk) for index, chunk in lines)
     if source.format == sources.TXT:
         return _text_stream_chunks(source, spec, task_bytes)
     if source.format == sources.TAR:
@@ -91,7 +92,7 @@ def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
 # JSON lines and plain text
 
 
-def _line_range_chunks(source: Input, span: Span, max_line_bytes: int) -> Iterator[LineChunk]:
+def _line_range_chunks(source: Input, span: Span, max_line_bytes: int) -> Iterator[tuple[int, LineChunk]]:
     start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
     with open_file(source) as file:
         file.seek(max(0, start - 1))
@@ -102,23 +103,20 @@ def _line_range_chunks(source: Input, span: Span, max_line_bytes: int) -> Iterat
             here = stream.file_position()
             return here if stop is None else min(here, stop)
 
-        chunks = line_chunks(stream.read, start=start, stop=stop, max_line_bytes=max_line_bytes, position=position)
-        yield from (chunk for _, chunk in chunks)
+        yield from line_chunks(stream.read, start=start, stop=stop, max_line_bytes=max_line_bytes, position=position)
 
 
-def _line_stream_chunks(source: Input, max_line_bytes: int, task_bytes: int) -> Iterator[tuple[int, LineChunk]]:
+def _line_stream_chunks(source: Input, max_line_bytes: int) -> Iterator[tuple[int, LineChunk]]:
     with open_bytes(source) as stream:
-        chunks = line_chunks(
+        yield from line_chunks(
             stream.read, start=0, stop=None, max_line_bytes=max_line_bytes, position=stream.file_position
         )
-        for index, chunk in chunks:
-            yield index * CHUNK_BYTES // task_bytes, chunk
 
 
 def _text_stream_chunks(source: Input, spec: RecordSpec, task_bytes: int) -> Iterator[tuple[int, Records]]:
     if spec.text_mode == LINE:
-        for segment, chunk in _line_stream_chunks(source, max_text_line_bytes(spec), task_bytes):
-            yield segment, line_documents(chunk, spec)
+        for index, chunk in _line_stream_chunks(source, max_text_line_bytes(spec)):
+            yield index * CHUNK_BYTES // task_bytes, line_documents(index, chunk, spec)
         return
     with open_bytes(source) as stream:
         if spec.text_mode == FILE:
@@ -249,7 +247,7 @@ class _Fields:
         self._parts: dict[str, tuple[str, list[str]]] = {}
         """Of each path the column, and the fields of structs below it."""
         for path in self.paths:
-            kind, self._parts[path] = _resolve(source, schema, path)
+            kind, self._parts[path] = _resolve(source, schema, path, spec)
             if path == spec.text_field and not _is_text(kind):
                 raise UsageError(
                     f"{source.location}: field {path!r} has type {kind}, expected a string",
@@ -328,7 +326,19 @@ def _runs(columns: Sequence[Sequence[Any]], num_rows: int) -> Iterator[tuple[int
         yield start, num_rows
 
 
-def _resolve(source: Input, schema: pa.Schema, path: str) -> tuple[pa.DataType, tuple[str, list[str]]]:
+def _field_hint(path: str, spec: RecordSpec, what: str = "field") -> str:
+    """Which option asks for a field that is not there."""
+    if path == spec.text_field:
+        return f"give the {what} that holds the text with --text-field"
+    is_id = path == spec.columns.get("id", ("",))[0]
+    return (
+        f"give the name of a {what} that is there with {'--id-field' if is_id else '--keep'}, or leave the option out"
+    )
+
+
+def _resolve(
+    source: Input, schema: pa.Schema, path: str, spec: RecordSpec
+) -> tuple[pa.DataType, tuple[str, list[str]]]:
     root, *rest = path.split(".")
     for name in (path, root):
         if schema.names.count(name) > 1:
@@ -348,7 +358,7 @@ def _resolve(source: Input, schema: pa.Schema, path: str) -> tuple[pa.DataType, 
             return kind, (root, rest)
     raise UsageError(
         f"{source.location} has no field {path!r}; it has {', '.join(schema.names)}",
-        hint="give the field that holds the text with --text-field",
+        hint=_field_hint(path, spec),
     )
 
 
@@ -398,7 +408,7 @@ def _csv_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
     csv.field_size_limit(spec.max_line_bytes)
     with open_bytes(source) as stream:
         text = io.TextIOWrapper(
-            io.BufferedReader(_Raw(stream), CHUNK_BYTES), encoding="utf-8-sig", errors="surrogateescape", newline=""
+            io.BufferedReader(_Raw(stream), CHUNK_BYTES), encoding="utf-8", errors="surrogateescape", newline=""
         )
         lines = _CsvLines(text, spec.max_line_bytes)
         rows = csv.reader(lines, strict=True, delimiter="\t" if source.format == sources.TSV else ",")
@@ -409,7 +419,10 @@ def _csv_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
         except csv.Error as error:
             raise damaged(source, f"line {lines.count}: {error}") from error
         places = _csv_places(source, header, spec)
-        yield from _csv_records(_csv_rows(rows, lines, len(header), spec.max_line_bytes), places, spec, stream)
+        records = _csv_records(_csv_rows(rows, lines, len(header), spec.max_line_bytes), places, spec, stream)
+        for chunk in records:
+            chunk.num_marks, lines.num_marks = lines.num_marks, 0
+            yield chunk
 
 
 class _CsvLines:
@@ -423,7 +436,9 @@ class _CsvLines:
         self._text, self._max_chars = text, max_chars
         self.count = 0
         self.num_quotes = 0
-        """Since somebody set it to 0."""
+        """Since it was last set to 0."""
+        self.num_marks = 0
+        """Byte order marks that were dropped: 1 at most."""
 
     def __iter__(self) -> Self:
         return self
@@ -439,6 +454,8 @@ class _CsvLines:
             self.num_quotes += part.count('"')
         if part is not line:
             raise csv.Error(_FIELD_TOO_LARGE)
+        if self.count == 1 and line.startswith("\ufeff"):
+            self.num_marks, line = 1, line[1:]
         return line
 
     def skip_record(self) -> None:
@@ -457,10 +474,14 @@ def _csv_places(source: Input, header: Sequence[str], spec: RecordSpec) -> Mappi
     wanted = [spec.text_field, *(path for path, _ in spec.columns.values())]
     for path in wanted:
         if header.count(path) != 1:
-            raise UsageError(
-                f"{source.location} has {header.count(path)} columns {path!r}; its header is {', '.join(header)}",
-                hint="give the column that holds the text with --text-field",
-            )
+            problem = f"{source.location} has {header.count(path)} columns {path!r}; its header is {', '.join(header)}"
+            if len(header) == 1 and (found := [mark for mark in ";\t|," if mark in header[0]]):
+                known = "tabs" if source.format == sources.TSV else "commas"
+                raise UsageError(
+                    f"{problem}: its fields seem to be divided by {found[0]!r}, not by {known}",
+                    hint="write it again with commas as .csv, or with tabs as .tsv",
+                )
+            raise UsageError(problem, hint=_field_hint(path, spec, "column"))
     return {path: header.index(path) for path in wanted}
 
 

@@ -74,6 +74,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         input_bytes: bytes of input it read, for the progress bar.
         outputs: one entry per corpus of the build: two with a validation split. Records read are the same in each.
         num_rejects, rejects_bytes: lines and bytes that it wrote to its rejects file.
+        fields: the kept columns that some record of it has a field for.
+        num_marks: byte order marks that were dropped.
         drops: digest of the `DropLists` by which it left out duplicates; empty if it had none.
         runs: of a hashing task: how many distinct hashes and how many repeats each run of its file holds.
         hashes: of a hashing task: digest of its file.
@@ -87,6 +89,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[OutputCounts]
     num_rejects: int
     rejects_bytes: int = 0
+    fields: list[str] = msgspec.field(default_factory=list)
+    num_marks: int = 0
     drops: str = ""
     runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
     hashes: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.errors import UsageError
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES, TOKENS
 
 MALFORMED = "malformed"
@@ -38,7 +40,7 @@ class RecordSpec:
     """Which parts of a record matter.
 
     Args:
-        text_field: dotted path of the text.
+        text_field: dotted path of the text. A field of that very name goes before a nested one, as for all paths.
         columns: column name to (dotted path, type name), for the kept metadata.
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
         text_mode: what a document is in plain text: one of `TEXT_MODES`.
@@ -83,6 +85,8 @@ class Records:
         num_empty: records whose text is empty.
         passed_over: (index in the chunk, reason) of records that are not meant to be read, by ascending index.
         input_bytes: bytes of the input that the chunk stands for.
+        fields: the kept columns that some record has a field for.
+        num_marks: byte order marks that were dropped.
     """
 
     count: int = 0
@@ -93,6 +97,8 @@ class Records:
     num_empty: int = 0
     passed_over: list[tuple[int, str]] = field(default_factory=list)
     input_bytes: int = 0
+    fields: set[str] = field(default_factory=set)
+    num_marks: int = 0
 
     def admit_all(self, spec: RecordSpec, texts: list[str]) -> None:
         """Take the texts of all records of the chunk, in order; none has values to keep."""
@@ -155,10 +161,12 @@ class JsonLinesParser:
 
     def __init__(self, spec: RecordSpec) -> None:
         self._spec = spec
-        self._fast = not spec.columns
+        self._fast = not spec.columns and "." not in spec.text_field
         self._diagnose = _roots_decoder(spec)
+        kind = self._diagnose.type
+        self._attributes = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
         self._decoder = _text_decoder(spec.text_field) if self._fast else self._diagnose
-        self._text = attrgetter(".".join(["f0"] * (spec.text_field.count(".") + 1)))
+        self._text = attrgetter("f0")
 
     def __call__(self, chunk: LineChunk) -> Records:
         """Every line is a record; a line of white space is an empty one."""
@@ -194,7 +202,7 @@ class JsonLinesParser:
                     self._admit_slowly(records, position, fields)
         except _JSON_ERRORS:
             return None
-        return records
+        return None if records.bad else records  # the lines themselves say more of what is wrong
 
     def _take_each(self, data: bytes) -> Records:
         """Line by line: bad ones say what is wrong with them."""
@@ -210,22 +218,25 @@ class JsonLinesParser:
                 if fast:
                     admit(spec, position, text(found), {})
                 else:
-                    self._admit_slowly(records, position, found)
+                    self._admit_slowly(records, position, found, line)
             except _JSON_ERRORS:
                 if not line.strip():
                     records.num_empty += 1
                 else:
-                    self._admit_or_explain(records, position, line)
+                    self._admit_or_explain(records, position, line, lines[position + 1 : position + 2])
         return records
 
     def _no_records(self) -> Records:
         return Records(columns={name: [] for name in self._spec.columns})
 
-    def _admit_slowly(self, records: Records, position: int, found: Any) -> None:
+    def _admit_slowly(self, records: Records, position: int, found: Any, line: bytes = b"") -> None:
         spec = self._spec
-        raw = _lookup(found, spec.text_field)
-        if raw is None or raw == b"null":
-            records.bad.append(BadRecord(position, MISSING_TEXT, f"no field {spec.text_field!r}"))
+        raw = self._lookup(found, spec.text_field)
+        if raw is None:
+            records.bad.append(BadRecord(position, MISSING_TEXT, f"no field {spec.text_field!r}{_what_there_is(line)}"))
+            return
+        if raw == b"null":
+            records.bad.append(BadRecord(position, MISSING_TEXT, f"field {spec.text_field!r} is null"))
             return
         if raw[:1] != b'"':
             detail = f"field {spec.text_field!r} is {_shown(raw)}"
@@ -234,20 +245,41 @@ class JsonLinesParser:
         text = _STRING.decode(raw)
         values = {}
         for name, (path, kind) in spec.columns.items():
+            kept = self._lookup(found, path)
+            if kept is not None:
+                records.fields.add(name)
             try:
-                values[name] = _json_value(_lookup(found, path), kind)
+                values[name] = _json_value(kept, kind)
             except WrongTypeError:
-                detail = f"field {path!r} is {_shown(_lookup(found, path) or b'')}, not {kind}"
+                detail = f"field {path!r} is {_shown(kept or b'')}, not {kind}"
                 records.bad.append(BadRecord(position, WRONG_TYPE, detail))
                 return
         records.admit(spec, position, text, values)
 
-    def _admit_or_explain(self, records: Records, position: int, line: bytes) -> None:
+    def _lookup(self, found: Any, path: str) -> bytes | None:
+        """The raw JSON of the field of that name, else at the dotted path, or None."""
+        raw = getattr(found, self._attributes[path])
+        if raw is None and "." in path:
+            root, *rest = path.split(".")
+            raw = getattr(found, self._attributes[root])
+            for key in rest:
+                if raw is None or not bytes(raw).lstrip().startswith(b"{"):
+                    return None
+                raw = _RAW_FIELDS.decode(raw).get(key)
+        return None if raw is None else bytes(raw).strip()
+
+    def _admit_or_explain(self, records: Records, position: int, line: bytes, following: Sequence[bytes]) -> None:
+        if line.startswith(codecs.BOM_UTF8):  # of the file, or of one of those that it was joined from
+            records.num_marks += 1
+            line = line.removeprefix(codecs.BOM_UTF8)
+            if not line.strip():
+                records.num_empty += 1
+                return
         try:
             # a field that comes twice counts as its last, which may be a string where the first is none
-            self._admit_slowly(records, position, self._diagnose.decode(line))
+            self._admit_slowly(records, position, self._diagnose.decode(line), line)
         except _JSON_ERRORS as error:
-            records.bad.append(BadRecord(position, *_explain(line, error)))
+            records.bad.append(BadRecord(position, *_explain(line, following, error)))
 
 
 _JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -274,55 +306,79 @@ _MOST_AT_ONCE = 4 << 20
 """Bytes of lines: a chunk has 1 MiB and its longest line, and looking at one of 128 MiB would take as much again."""
 
 
-def _explain(line: bytes, error: Exception) -> tuple[str, str]:
+def _explain(line: bytes, following: Sequence[bytes], error: Exception) -> tuple[str, str]:
     """Reason and detail for a line that is no JSON object."""
     if isinstance(error, UnicodeDecodeError):
         return INVALID_UTF8, str(error)
     if isinstance(error, RecursionError):
         return MALFORMED, "JSON is nested too deeply"
-    if line.startswith(codecs.BOM_UTF8):
-        return MALFORMED, "line starts with a byte order mark; save the file as UTF-8 without one"
-    if _has_lone_surrogate(line):
-        return INVALID_UTF8, "the JSON escapes a lone surrogate, which no UTF-8 text can hold"
-    return MALFORMED, f"{error}: {_excerpt(line)}"
+    return _allowed_by_python(line) or (
+        MALFORMED,
+        content_of(line) or f"{error}{_expected(line, following)}: {_excerpt(line)}",
+    )
+
+
+def _expected(line: bytes, following: Sequence[bytes]) -> str:
+    """What to do about JSON that is not one object in each line."""
+    if line.lstrip().startswith(b"["):
+        return "; JSON lines are expected, an object in each line: jq -c '.[]' makes them of an array"
+    if line.strip() == b"{" and any(other.startswith((b" ", b"\t", b'"')) for other in following):
+        return "; JSON lines are expected, an object in each line: jq -c . makes them of other JSON"
+    return ""
+
+
+_CONTENTS: Sequence[tuple[bytes, str]] = (
+    (b"\x1f\x8b", "gzip; give the file a name that ends in .gz"),
+    (b"\x28\xb5\x2f\xfd", "zstd; give the file a name that ends in .zst"),
+    (b"BZh", "bzip2; give the file a name that ends in .bz2"),
+    (b"\xfd7zXZ\0", "xz; give the file a name that ends in .xz"),
+    (b"PK\3\4", "a zip archive; unpack it first"),
+    (b"PAR1", "parquet; give the file a name that ends in .parquet"),
+    (b"ARROW1", "Arrow; give the file a name that ends in .arrow"),
+    (codecs.BOM_UTF16_LE, "UTF-16; save the file as UTF-8"),
+    (codecs.BOM_UTF16_BE, "UTF-16; save the file as UTF-8"),
+)
+
+
+def content_of(data: bytes) -> str | None:
+    """What bytes that are not UTF-8 text or not JSON seem to be, and what to do; None: nothing that is known."""
+    for magic, what in _CONTENTS:
+        if data.startswith(magic):
+            return f"this looks like {what}"
+    if data[:1] in (b"{", b"\0") and data[:8].count(0) >= min(len(data), 8) // 2 > 0:
+        return "this looks like UTF-16; save the file as UTF-8"
+    return None
+
+
+def _what_there_is(line: bytes) -> str:
+    """The fields of a line, to stand after what it lacks."""
+    names = list(_RAW_FIELDS.decode(line)) if line else []
+    if "messages" in names or "conversations" in names:
+        return "; it has messages, and chat data is not supported: make a text of each conversation first"
+    shown = ", ".join(name if name.isprintable() else repr(name) for name in names[:_FIELDS_SHOWN])
+    more = ", ..." if len(names) > _FIELDS_SHOWN else ""
+    return f"; it has: {shown[:160]}{more}" if names else ""
+
+
+_FIELDS_SHOWN = 12
 
 
 _STRING = msgspec.json.Decoder(str)
 
 
-def _text_decoder(path: str) -> msgspec.json.Decoder[Any]:
-    """A decoder of nested objects that has no eyes but for the text at a dotted path: attribute f0 of f0 of ..."""
-    kind: Any = str
-    for name in reversed(path.split(".")):
-        # gc=False: the objects hold strings only, and die with their line
-        kind = msgspec.defstruct("Record", [("f0", kind)], rename={"f0": name}, gc=False)
-    return msgspec.json.Decoder(kind)
+def _text_decoder(name: str) -> msgspec.json.Decoder[Any]:
+    """A decoder of objects that has no eyes but for the text, which becomes attribute f0."""
+    # gc=False: the objects hold strings only, and die with their line
+    return msgspec.json.Decoder(msgspec.defstruct("Record", [("f0", str)], rename={"f0": name}, gc=False))
 
 
 def _roots_decoder(spec: RecordSpec) -> msgspec.json.Decoder[Any]:
     """A decoder of objects that keeps the raw JSON of every field that some dotted path starts with."""
     paths = [spec.text_field, *(path for path, _ in spec.columns.values())]
-    roots = dict.fromkeys(path.split(".")[0] for path in paths)
+    roots = dict.fromkeys(name for path in paths for name in (path, path.split(".")[0]))
     rename = {f"f{index}": root for index, root in enumerate(roots)}
     fields: list[Any] = [(attribute, msgspec.Raw, None) for attribute in rename]
     return msgspec.json.Decoder(msgspec.defstruct("Record", fields, rename=rename))
-
-
-def _lookup(found: Any, path: str) -> bytes | None:
-    """The raw JSON at a dotted path, or None."""
-    root, *rest = path.split(".")
-    fields = type(found)
-    for attribute, name in zip(fields.__struct_fields__, fields.__struct_encode_fields__, strict=True):
-        if name == root:
-            raw = getattr(found, attribute)
-            break
-    else:
-        raise AssertionError(f"{root} is not among the decoded fields")
-    for key in rest:
-        if raw is None or not bytes(raw).lstrip().startswith(b"{"):
-            return None
-        raw = _RAW_FIELDS.decode(raw).get(key)
-    return None if raw is None else bytes(raw).strip()
 
 
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -365,11 +421,34 @@ def typed_value(value: Any, kind: str) -> Any:
     if kind == "string":
         return _as_string(value)
     if isinstance(value, str):
-        return _json_value(value.strip().encode(), kind)
+        return _parsed_value(value.strip(), kind)
     wanted = _COLUMN_TYPES[kind]
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not wanted or (wanted is int and value not in _INT64):
+        raise WrongTypeError
+    return value
+
+
+def _parsed_value(text: str, kind: str) -> Any:
+    """A value of csv, as other programs write it there: ``True``, ``007``, ``nan``.
+
+    Raises:
+        WrongTypeError: it is not of that type.
+    """
+    if kind == "bool":
+        if text.lower() not in ("true", "false"):
+            raise WrongTypeError
+        return text.lower() == "true"
+    try:
+        if "_" in text:  # which only Python takes
+            raise ValueError
+        value: Any = _COLUMN_TYPES[kind](text)
+        if value in (math.inf, -math.inf) and "inf" not in text.lower():
+            raise ValueError  # too large for a float
+    except ValueError as error:
+        raise WrongTypeError from error
+    if kind == "int64" and value not in _INT64:
         raise WrongTypeError
     return value
 
@@ -399,7 +478,12 @@ def admit_rows(
         columns: kept column to one value per text.
         broken: index to (reason, detail) of records that are known to be bad; what stands for them is not looked at.
     """
-    records = Records(count=len(texts), input_bytes=input_bytes, columns={name: [] for name in spec.columns})
+    records = Records(
+        count=len(texts),
+        input_bytes=input_bytes,
+        columns={name: [] for name in spec.columns},
+        fields=set(spec.columns),
+    )
     for position, raw in enumerate(texts):
         if position in broken:
             records.bad.append(BadRecord(position, *broken[position]))
@@ -412,7 +496,8 @@ def admit_rows(
             if not text.isascii():
                 text.encode()  # raises for lone surrogates
         except UnicodeError as error:
-            records.bad.append(BadRecord(position, INVALID_UTF8, str(error)))
+            seems = content_of(raw) if isinstance(raw, bytes) else None
+            records.bad.append(BadRecord(position, INVALID_UTF8, seems or str(error)))
             continue
         values = {}
         for name, (path, kind) in spec.columns.items():
@@ -444,6 +529,8 @@ def join_records(spec: RecordSpec, parts: Sequence[Records]) -> Records:
         joined.num_empty += part.num_empty
         joined.passed_over += [(base + position, reason) for position, reason in part.passed_over]
         joined.input_bytes += part.input_bytes
+        joined.fields |= part.fields
+        joined.num_marks += part.num_marks
     return joined
 
 
@@ -452,6 +539,7 @@ def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[
 
     Raises:
         ValueError: an unknown type, or two columns of one name.
+        UsageError: a name that no reader takes.
     """
     columns: dict[str, tuple[str, str]] = {}
     wanted = [("id", id_field, "string")] if id_field else []
@@ -463,12 +551,28 @@ def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[
             raise ValueError(f"column {name!r} is asked for twice")
         if not path:
             raise ValueError("a kept field has no name")
+        check_field_name(path)
         if name == TOKENS:
             raise ValueError(f"a kept column cannot be called {TOKENS!r}: that is the column of token ids")
         if kind not in SUPPORTED_COLUMN_TYPES:
             raise ValueError(f"{name}: unknown type {kind!r}, expected one of {', '.join(SUPPORTED_COLUMN_TYPES)}")
         columns[name] = (path, kind)
     return columns
+
+
+def check_field_name(name: str) -> None:
+    """Refuse a name that JSON would have to escape.
+
+    Raises:
+        UsageError: with the name.
+    """
+    is_utf8 = not any("\ud800" <= character <= "\udfff" for character in name)
+    if not is_utf8 or any(character in '"\\' or character < " " for character in name):
+        raise UsageError(
+            f"the field name {name!r} "
+            + ("has a quote, backslash or control character" if is_utf8 else "is not UTF-8"),
+            hint="rename the field in the source",
+        )
 
 
 def positions_array(records: Records) -> NDArray[np.int64]:
@@ -479,15 +583,18 @@ def positions_array(records: Records) -> NDArray[np.int64]:
     return np.array(positions, np.int64)
 
 
-def _has_lone_surrogate(line: bytes) -> bool:
-    """Whether that is all that is wrong with a line: the stdlib takes it."""
-    if b"\\ud" not in line.lower():
-        return False
+def _allowed_by_python(line: bytes) -> tuple[str, str] | None:
+    """Reason and detail for a line with which nothing is wrong but what the json module of Python writes and reads."""
+    constants: list[str] = []
+    if b"\\ud" not in line.lower() and b"NaN" not in line and b"Infinity" not in line:
+        return None
     try:
-        json.loads(line)
+        json.loads(line, parse_constant=constants.append)
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None
+    if constants:
+        return MALFORMED, f"JSON does not allow {constants[0]}, which Python's json module writes: replace it by null"
+    return INVALID_UTF8, "the JSON escapes a lone surrogate, which no UTF-8 text can hold"
 
 
 def _shown(raw: bytes) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tokshard.build.plaintext import line_documents, max_text_line_bytes, paragraphs, whole_text
+from tokshard.build.plaintext import line_documents, max_text_line_bytes, paragraphs, whole_text, without_mark
 from tokshard.build.records import (
     FILE,
     INVALID_UTF8,
@@ -126,8 +126,8 @@ def _text_member(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[Rec
     if spec.text_mode == FILE:
         yield whole_text(read, spec, input_bytes=0)
     elif spec.text_mode == LINE:
-        for _, chunk in line_chunks(read, start=0, stop=None, max_line_bytes=max_text_line_bytes(spec)):
-            yield line_documents(chunk, spec)
+        for index, chunk in line_chunks(read, start=0, stop=None, max_line_bytes=max_text_line_bytes(spec)):
+            yield line_documents(index, chunk, spec)
     else:
         for _, records in paragraphs(read, spec, position=lambda: 0):
             yield records
@@ -203,17 +203,22 @@ def _sample_parts(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Re
 
 def _sample(key: str, fields: Mapping[str, bytes], parse: JsonLinesParser) -> Records:
     parts: dict[str, Any] = {KEY: key}
+    num_marks = 0
     try:
         if "txt" in fields:
-            parts["txt"] = fields["txt"].decode()
+            text, num_marks = without_mark(fields["txt"])
+            parts["txt"] = text.decode()
         if "json" in fields:
-            parts["json"] = msgspec.Raw(_one_line(fields["json"]))
+            text, mark = without_mark(fields["json"])
+            parts["json"], num_marks = msgspec.Raw(_one_line(text)), num_marks + mark
             msgspec.json.decode(parts["json"])  # so that it cannot reach out of its place in the line below
     except UnicodeDecodeError as error:
         return _bad(INVALID_UTF8, str(error))
     except (msgspec.DecodeError, RecursionError) as error:
         return _bad(MALFORMED, f"member .json: {error}")
-    return parse(LineChunk(msgspec.json.encode(parts) + b"\n", 0, 0))
+    records = parse(LineChunk(msgspec.json.encode(parts) + b"\n", 0, 0))
+    records.num_marks = num_marks
+    return records
 
 
 # the container

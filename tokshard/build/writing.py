@@ -67,6 +67,8 @@ class WritingTask:
         self._written = 0
         self._admitted = 0
         self._input_bytes = 0
+        self._fields: set[str] = set()
+        self._num_marks = 0
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -113,6 +115,8 @@ class WritingTask:
             reasons[EMPTY] = num_empty
         self._write(index, base, count, documents, reasons)
         self._input_bytes += records.input_bytes
+        self._fields |= records.fields
+        self._num_marks += records.num_marks
         return len(documents), len(documents.tokens)
 
     def finish(self, *, previous: int | None, is_last: bool) -> Receipt:
@@ -128,6 +132,8 @@ class WritingTask:
             outputs=[tally.counted() for tally in self._tallies],
             num_rejects=self._rejects.count,
             rejects_bytes=self._rejects.num_bytes,
+            fields=sorted(self._fields),
+            num_marks=self._num_marks,
             drops="" if self._context.drops is None else self._context.drops.digest,
         )
         workspace = self._context.workspace
