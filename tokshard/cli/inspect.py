@@ -36,6 +36,7 @@ from tokshard.inspect.search import compile_pattern, match_json, match_text, sea
 from tokshard.inspect.terminal import one_line
 from tokshard.inspect.token_counts import count_tokens
 from tokshard.inspect.vocabulary import load_vocabulary
+from tokshard.numbers import bytes_text
 from tokshard.runtime.mix import load_mix
 
 _SAMPLES = 3
@@ -191,7 +192,7 @@ def _write_page(locations: tuple[str, ...], html: str, *, num_samples: int, is_f
     except OSError as error:
         raise UsageError(f"{html} cannot be written: {error.strerror}", hint="give another --html FILE") from error
     size = os.path.getsize(html)
-    click.echo(json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {size:,} bytes")
+    click.echo(json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {bytes_text(size)}")
 
 
 def _is_mix(location: str) -> bool:

@@ -14,8 +14,10 @@ from tokshard.cli.sizes import POSITIVE_COUNT, Span
 from tokshard.errors import PlanError
 from tokshard.inspect.readings import find_documents, readings_json, readings_text
 from tokshard.inspect.run import Run, open_run
+from tokshard.inspect.terminal import one_line
 from tokshard.inspect.trace import RankView, TraceRow, trace_samples, trace_steps
 from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
+from tokshard.numbers import counted
 from tokshard.runtime.steps import Ranks
 
 
@@ -145,7 +147,9 @@ def _show_rows(
 ) -> None:
     if parquet is not None:
         count = write_parquet(parquet, run, parts)
-        click.echo(json.dumps({"file": parquet, "rows": count}) if as_json else f"{parquet}: {count:,} rows")
+        click.echo(
+            json.dumps({"file": parquet, "rows": count}) if as_json else f"{one_line(parquet)}: {counted(count, 'row')}"
+        )
     elif as_json:
         for rows in parts:
             if rows:

@@ -34,21 +34,42 @@ def shorten(text: str, width: int) -> str:
 
 def aligned(lines: Iterable[tuple[str, str]], *, width: int) -> str:
     """Lines of ``label   value``; long values go on below, under their start."""
-    wrapper = textwrap.TextWrapper(
+    return "\n".join(
+        line
+        for label, value in lines
+        for line in wrapped(f"{label:<{_LABEL_WIDTH}}{one_line(value)}", width=width, indent=" " * _LABEL_WIDTH)
+    )
+
+
+def wrapped(line: str, *, width: int, indent: str) -> list[str]:
+    """A line as several of at most `width` characters, those after the first indented; no word is broken."""
+    return textwrap.wrap(
+        line,
         width=max(_MIN_WIDTH, width),
-        subsequent_indent=" " * _LABEL_WIDTH,
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
-    )
-    return "\n".join(wrapper.fill(f"{label:<{_LABEL_WIDTH}}{one_line(value)}") for label, value in lines)
+    ) or [""]
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns, the first to the left and the others to the right; the first row is the header."""
+def table(rows: Sequence[Sequence[str]], *, width: int) -> str:
+    """Columns, the first to the left and the others to the right; the first row is the header.
+
+    Args:
+        width: characters in a line; the columns that do not fit follow below, each time after the first one.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
+    parts: list[list[int]] = []
+    room = 0
+    for column, size in enumerate(widths[1:], 1):
+        room -= 2 + size
+        if not parts or room < 0:
+            parts.append([])
+            room = width - widths[0] - 2 - size
+        parts[-1].append(column)
+    return "\n\n".join(
+        "\n".join("  ".join([row[0].ljust(widths[0]), *(row[n].rjust(widths[n]) for n in part)]) for row in rows)
+        for part in parts
     )
 
 
