@@ -13,7 +13,7 @@ from tokshard.format.reader import open_corpus
 from tokshard.inspect.histogram import length_histogram
 from tokshard.inspect.summary import source_label, summary_json, summary_text
 from tokshard.inspect.terminal import one_line, printable, shorten
-from tokshard.numbers import bytes_text
+from tokshard.wording import bytes_text
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_one_thing_is_singular_in_the_summary(tmp_path):
     assert "documents 1, of 1 token, mean 1.0 tokens 1 as" in shown
     assert "in 1 shard tokenizer" in shown
     assert "shards of at most 1 token," in shown
-    assert "1 document spells a special token in the text" in shown
+    assert "1 document spells a special token, which" in shown
 
 
 @given(counts=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=40).filter(any), width=st.integers(80, 400))

@@ -36,8 +36,8 @@ from tokshard.inspect.search import compile_pattern, match_json, match_text, sea
 from tokshard.inspect.terminal import one_line
 from tokshard.inspect.token_counts import count_tokens
 from tokshard.inspect.vocabulary import load_vocabulary
-from tokshard.numbers import bytes_text
 from tokshard.runtime.mix import load_mix
+from tokshard.wording import bytes_text
 
 _SAMPLES = 3
 

@@ -17,8 +17,8 @@ from tokshard.inspect.run import Run, open_run
 from tokshard.inspect.terminal import one_line
 from tokshard.inspect.trace import RankView, TraceRow, trace_samples, trace_steps
 from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
-from tokshard.numbers import counted
 from tokshard.runtime.steps import Ranks
+from tokshard.wording import counted
 
 
 @click.command()

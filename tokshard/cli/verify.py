@@ -14,7 +14,7 @@ from tokshard.cli.progress import byte_progress
 from tokshard.errors import RESTORE
 from tokshard.inspect.terminal import one_line
 from tokshard.inspect.verification import VerifyReport, verify_corpus
-from tokshard.numbers import bytes_text, counted
+from tokshard.wording import bytes_text, counted
 
 
 @click.command()

@@ -15,7 +15,7 @@ from tokshard.inspect.decode import Decode
 from tokshard.inspect.pieces import TokenPiece, bounded_text, token_pieces
 from tokshard.inspect.summary import source_label
 from tokshard.inspect.terminal import one_line, printable
-from tokshard.numbers import counted
+from tokshard.wording import counted
 
 _EXCERPT_TOKENS = 512
 _EXCERPT_CHARACTERS = 300

@@ -17,7 +17,7 @@ from tokshard.inspect.pieces import token_pieces
 from tokshard.inspect.summary import source_label, summary_lines
 from tokshard.inspect.token_counts import TokenCounts, token_summary
 from tokshard.inspect.vocabulary import Vocabulary
-from tokshard.numbers import bytes_text, counted
+from tokshard.wording import bytes_text, counted
 
 MAX_SHARDS = 20_000
 """Rows of the table of shards; a page with more is slow to open."""

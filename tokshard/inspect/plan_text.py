@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tokshard.inspect.plan_report import CorpusPlan, PlanReport
 from tokshard.inspect.simulation import UNIFORM_DISTANCE, Simulation
 from tokshard.inspect.terminal import aligned, can_encode, one_line, table, wrapped
-from tokshard.numbers import bytes_text, count_text, counted
+from tokshard.wording import bytes_text, counted
 
 _BRANCH, _LAST, _TRUNK = "├─ ", "└─ ", "│    "
 
@@ -23,7 +23,7 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
     step_tokens = report.global_batch_size * sizes["seq_len"]
     size = bytes_text(report.num_tokens * report.bytes_per_token)
     head = [
-        ("reads", f"{count_text(report.num_tokens)} tokens in {counted(report.num_steps, 'step')} of {step_tokens:,}"),
+        ("reads", f"{tokens_text(report.num_tokens)} tokens in {counted(report.num_steps, 'step')} of {step_tokens:,}"),
         ("", f"{size} of token ids, {counted(report.bytes_per_token, 'byte')} each"),
     ]
     for change in report.changes:
@@ -66,7 +66,7 @@ def plan_tree(report: PlanReport, *, encoding: str, width: int) -> str:
         is_last = number == len(names)
         line = (
             f"{last if is_last else branch}{name:<{longest}} {corpus.weight_share:7.2%}  "
-            f"{corpus.fingerprint[:12]}  {count_text(corpus.epoch_tokens)} tokens, {blocks}{''.join(more)}: "
+            f"{corpus.fingerprint[:12]}  {tokens_text(corpus.epoch_tokens)} tokens, {blocks}{''.join(more)}: "
             f"{one_line(corpus.directory)}"
         )
         lines += wrapped(line, width=width, indent=" " * len(trunk) if is_last else trunk)
@@ -81,7 +81,7 @@ def _rows(corpora: Sequence[CorpusPlan]) -> Iterator[list[str]]:
         yield [
             one_line(corpus.name),
             f"{corpus.share:.2%}",
-            count_text(corpus.tokens),
+            tokens_text(corpus.tokens),
             f"{corpus.epochs:,.2f}",
             f"{'' if is_all else '~'}{corpus.documents:,} of {corpus.num_documents:,}",
             bytes_text(corpus.bytes),
@@ -112,3 +112,11 @@ def _simulation_text(simulation: Simulation, *, width: int) -> str:
             ]
         )
     return aligned(head, width=width) + "\n\n" + table(rows, width=width)
+
+
+def tokens_text(number: int) -> str:
+    """A number of tokens, large ones in four digits."""
+    for power, suffix in ((12, "T"), (9, "B"), (6, "M")):
+        if number >= 10**power:
+            return f"{float(f'{number / 10**power:.4g}'):.12g}{suffix}"
+    return f"{number:,}"

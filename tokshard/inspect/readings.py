@@ -15,9 +15,9 @@ from tokshard.inspect.run import Run
 from tokshard.inspect.terminal import aligned, table
 from tokshard.inspect.trace import ID, DocumentFacts, DocumentReader, RankView
 from tokshard.inspect.trace_report import facts_json, metadata_text
-from tokshard.numbers import counted
 from tokshard.runtime.plan import Reading
 from tokshard.runtime.reader import CorpusSource
+from tokshard.wording import counted
 
 _MAX_EPOCHS = 16
 """Epochs that are searched unless others are asked for: the next one, the current one, and those before."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tokshard.errors import UsageError
-from tokshard.numbers import counted
 from tokshard.runtime.cursor import Cursor, load_cursor
 from tokshard.runtime.mix import is_checkpoint, load_mix
 from tokshard.runtime.plan import Limit, StreamPlan
 from tokshard.runtime.saved import read_state
 from tokshard.runtime.steps import is_last
+from tokshard.wording import counted
 
 
 class StepPlace(NamedTuple):

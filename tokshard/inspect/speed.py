@@ -14,8 +14,8 @@ from typing import Any
 from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
 from tokshard.inspect.limits import LimitReader, Limits, mapped_tokens
-from tokshard.numbers import counted
 from tokshard.runtime.mix import Mix
+from tokshard.wording import counted
 
 _LIMIT_SECONDS = 0.25
 _RANK_SECONDS = 0.5

@@ -8,7 +8,7 @@ from typing import Any
 from tokshard.inspect.limits import CACHED_TOKENS, DOCUMENT_TOKENS
 from tokshard.inspect.speed import ModeSpeed, SpeedReport
 from tokshard.inspect.terminal import aligned, one_line, table
-from tokshard.numbers import counted
+from tokshard.wording import counted
 
 _MAX_SHARES = 8
 _BUSY = 0.5

@@ -11,7 +11,7 @@ from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, DocumentLengths, Manifest, TokenizerInfo
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.terminal import aligned, printable, shorten
-from tokshard.numbers import bytes_text, counted
+from tokshard.wording import bytes_text, counted
 
 _WORST_SOURCES = 10
 
@@ -55,9 +55,10 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
     ]
     lines += _left_out_lines(manifest, sources, width=width)
     if records.with_special_text:
-        count = counted(records.with_special_text, "document")
-        spell = "spells" if records.with_special_text == 1 else "spell"
-        lines.append(("specials", f"{count} {spell} a special token in the text, which became ordinary ids"))
+        spell = (
+            "1 document spells" if records.with_special_text == 1 else f"{records.with_special_text:,} documents spell"
+        )
+        lines.append(("specials", f"{spell} a special token, which became ordinary ids"))
     if names.REJECTS in manifest.files:
         size = bytes_text(manifest.files[names.REJECTS].num_bytes)
         lines.append(("rejects", f"{names.REJECTS} lists every bad record and input that was left out ({size})"))

@@ -16,8 +16,8 @@ from tokshard.format.storage import atomic_file
 from tokshard.inspect.run import Run
 from tokshard.inspect.terminal import aligned, one_line, wrapped
 from tokshard.inspect.trace import ID, DocumentFacts, TraceRow
-from tokshard.numbers import counted
 from tokshard.runtime.reader import CorpusSource
+from tokshard.wording import counted
 
 _HEADER = ("step", "rank", "row", "sample", "corpus", "document", "tokens", "shard", "record")
 _IS_RIGHT = (True, True, True, True, False, True, True, False, False)
