@@ -1,4 +1,4 @@
-"""Numbers as people write them and as tokshard prints them: counts such as ``1.5B``, sizes such as ``16MiB``."""
+"""Numbers as people write them: counts such as ``1.5B``, sizes in bytes such as ``16MiB``."""
 
 from __future__ import annotations
 
@@ -80,28 +80,6 @@ def read_bytes(text: str) -> int:
             hint="kB, MB, GB and TB are powers of 1000; KiB, MiB, GiB and TiB are powers of 1024",
         )
     return found
-
-
-def count_text(number: int) -> str:
-    """A count, one of a million and more in four digits: ``80,000``, ``1.5B``. `read_count` takes the suffix back."""
-    for power, suffix in ((12, "T"), (9, "B"), (6, "M")):
-        if number >= 10**power:
-            return f"{float(f'{number / 10**power:.4g}'):.12g}{suffix}"
-    return f"{number:,}"
-
-
-def bytes_text(number: float) -> str:
-    """A number of bytes in three digits, such as ``20.1 MB``; decimal prefixes."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if number < 999.5:
-            return f"{number:.3g} {prefix}B" if prefix else f"{number:.0f} B"
-        number /= 1000
-    return f"{number:.3g} PB"
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """``1 shard``, ``2 shards``; a plural that is not made with an s is given."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
 
 
 def _parts(text: str) -> tuple[Fraction | None, str]:

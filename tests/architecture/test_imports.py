@@ -14,6 +14,7 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "__init__.py": "",
     "__main__.py": "import tokshard.cli.main",
     "errors.py": "",
+    "wording.py": "",
     "numbers.py": "import tokshard.errors",
     "format/__init__.py": "import tokshard.errors",
     "format/reader.py": "import pyarrow",
@@ -40,6 +41,7 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
 }
 WRONG_ARROWS = [
     ("errors.py", "tokshard.format"),
+    ("wording.py", "tokshard.format"),
     ("numbers.py", "tokshard.format"),
     ("format/reader.py", "tokshard.build"),
     ("format/reader.py", "tokshard.inspect"),

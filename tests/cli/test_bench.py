@@ -47,11 +47,25 @@ def test_every_way_to_read_stands_beside_the_limits_with_the_gpus_that_it_feeds(
     assert lines[2] == "data        90,800 tokens in documents of 53 on average"
     assert [line.split("  ")[0] for line in lines if " ms (" in line] == ["in process", "thread", "1 worker"]
     shown = " ".join(out.split())
-    assert "limits" in shown
+    for limit in ("contiguous", "gather"):
+        assert f"\n{limit:<12}" in out
+        assert f"of {limit} limit" in shown
     assert "one loader process (thread) feeds" in shown
     assert "GPUs of 4,550 tokens/s (IBM's figure for training 7B parameters on an A100; --gpu-tokens" in shown
     assert "one loader process per GPU, each of which reads one row of a step, takes" in shown
     assert "90,800 tokens are few" in shown
+
+
+def test_a_narrow_terminal_and_a_busy_machine_are_taken_into_account(shell, mix, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("os.getloadavg", lambda: (1.5, 0, 0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    exit_code, out, _ = shell(mix, *SHORT)
+    assert exit_code == 0
+    assert max(map(len, out.splitlines())) <= 60
+    assert "note this machine was busy: 75% of its CPUs were in use before the measurement" in " ".join(out.split())
+    monkeypatch.setattr("os.getloadavg", lambda: (0.9, 2, 2))
+    assert "busy" not in shell(mix, *SHORT)[1]
 
 
 def test_json_holds_the_same_numbers(shell, mix):

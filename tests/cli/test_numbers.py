@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tokshard.cli.main import COMMANDS, cli, run
 from tokshard.cli.sizes import BYTES, COUNT, LENGTH, POSITIVE_COUNT, Number
 from tokshard.errors import UsageError
-from tokshard.numbers import bytes_text, count_text, counted, read_bytes, read_count, read_length
+from tokshard.inspect.plan_text import tokens_text
+from tokshard.numbers import read_bytes, read_count, read_length
+from tokshard.wording import bytes_text, count_text, counted
 
 OPTIONS = {
     "build": {
@@ -138,11 +140,16 @@ def test_a_size_in_bytes_without_its_b_is_refused_with_both_readings(text):
 
 @given(st.integers(0, 10**15))
 def test_a_count_that_is_printed_with_a_suffix_is_read_as_the_same_number_in_four_digits(number):
-    text = count_text(number)
+    text = tokens_text(number)
     read = read_count(text.replace(",", ""))
     assert abs(read - number) <= number / 2_000
     assert read == number or text[-1] in "MBT"
-    assert count_text(read) == text
+    assert tokens_text(read) == text
+
+
+@given(st.integers(0, 10**14))
+def test_a_rate_that_is_printed_with_a_suffix_is_read_as_the_same_number_in_three_digits(number):
+    assert abs(read_count(count_text(number)) - number) <= number / 199
 
 
 @given(st.integers(0, 10**15))

@@ -57,6 +57,17 @@ def test_a_plan_says_for_each_corpus_its_share_tokens_epochs_and_documents(shell
     assert "warning" not in out
 
 
+def test_on_a_narrow_terminal_columns_go_below_and_no_word_is_broken(shell, monkeypatch):
+    wide = shell("mix.toml", "--tokens", "100k", "--simulate", "100")[1]
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = shell("mix.toml", "--tokens", "100k", "--simulate", "100")[1]
+    assert all(len(line) <= 60 or len(line.split()) <= 2 for line in narrow.splitlines()), narrow  # a path or a hash
+    assert set(narrow.split()) - {"│"} == set(wide.split())
+    assert "\n│    1 window:\n│    /" in narrow
+    assert "corpus   share  tokens  epochs   documents    bytes\n" in narrow
+    assert "corpus  steps per window\ncode          one window\nprose         one window\n" in narrow
+
+
 def test_json_holds_the_same_numbers_and_they_are_those_of_a_loader(shell):
     report = report_of(shell, "mix.toml", "--tokens", "20k")
     assert (report["num_steps"], report["num_samples"], report["num_tokens"]) == (40, 320, 20_480)
@@ -148,7 +159,11 @@ def test_a_terminal_without_lines_gets_ascii(shell):
     from tokshard.inspect.run import open_run
 
     report = report_plan(open_run("mix.toml", {}), num_tokens=1, max_epochs_warn=4)
-    assert [line[:3] for line in plan_tree(report, encoding="ascii").splitlines()[1:]] == ["|- ", "|- ", "`- "]
+    assert [line[:3] for line in plan_tree(report, encoding="ascii", width=200).splitlines()[1:]] == [
+        "|- ",
+        "|- ",
+        "`- ",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_a_row_says_where_its_document_comes_from_and_what_it_says(rows):
 
 
 def test_the_table_has_a_line_per_document_with_its_metadata_and_the_start_of_its_text(shell, rows, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "120")
     exit_code, out, err = shell("mix.toml", "--step", "3:5")
     assert (exit_code, err) == (0, "")
     lines = out.splitlines()
@@ -166,9 +166,22 @@ def test_the_table_has_a_line_per_document_with_its_metadata_and_the_start_of_it
         assert f"{one['start']}-{one['stop']} of {one['num_tokens']}" in line
         assert line.endswith(f"{one['record_number']} of {one['source']}")
     details = [line for line in lines[3:] if ".arrow" not in line]
-    assert all(line.startswith("      ") and len(line) <= 100 for line in details)
+    assert all(line.startswith("      ") and len(line) <= 120 for line in details)
     with_id = [line for line in details if line.strip().startswith("id code/")]
     assert len(with_id) == sum(one["corpus"] == "code" for one in found)
+
+
+def test_on_a_narrow_terminal_what_does_not_fit_the_table_is_below_its_line(shell, rows, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    exit_code, out, _ = shell("mix.toml", "--step", "3")
+    assert exit_code == 0
+    assert max(map(len, out.splitlines())) <= 60
+    shown = " ".join(out.split())
+    for one in rows("mix.toml", "--step", "3"):
+        place = f"{one['start']}-{one['stop']} of {one['num_tokens']}"
+        assert f"{place} shard {one['shard']}, record {one['record_number']} of {one['source']}" in shown
+    exit_code, out, _ = shell("mix.toml", "--document", "prose:1")
+    assert max(map(len, out.splitlines())) <= 60
 
 
 def test_no_text_needs_no_tokenizer(shell, tmp_path, directory):

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from tokshard.format.reader import open_corpus
 from tokshard.inspect.histogram import length_histogram
 from tokshard.inspect.summary import source_label, summary_json, summary_text
 from tokshard.inspect.terminal import one_line, printable, shorten
-from tokshard.numbers import bytes_text
+from tokshard.wording import bytes_text
 
 
 @pytest.fixture
@@ -114,12 +115,23 @@ def test_the_histogram_is_ascii_where_blocks_cannot_be_printed():
         assert text.splitlines()[3].endswith("#" * 13)
 
 
-@given(counts=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=40).filter(any), width=st.integers(80, 200))
+def test_one_thing_is_singular_in_the_summary(tmp_path):
+    corpus = write_corpus(tmp_path / "one", documents_of([1]), tokenizer=TINY_TOKENIZER, shard_tokens=1)
+    manifest = open_corpus(corpus).manifest
+    records = msgspec.structs.replace(manifest.records, with_special_text=1)
+    shown = " ".join(summary_text(msgspec.structs.replace(manifest, records=records)).split())
+    assert "documents 1, of 1 token, mean 1.0 tokens 1 as" in shown
+    assert "in 1 shard tokenizer" in shown
+    assert "shards of at most 1 token," in shown
+    assert "1 document spells a special token, which" in shown
+
+
+@given(counts=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=40).filter(any), width=st.integers(80, 400))
 def test_the_histogram_fits_the_terminal_and_shows_every_count(counts, width):
     lengths = DocumentLengths(shortest=1, longest=1, counts=counts)
     for encoding in ("utf-8", "ascii"):
         lines = length_histogram(lengths, width=width, encoding=encoding).splitlines()[1:]
-        assert max(map(len, lines)) <= width
+        assert max(map(len, lines)) <= min(width, 100)
         used = [index for index, count in enumerate(counts) if count]
         shown = counts[used[0] : used[-1] + 1]
         assert [bool(line[-1] in "#▏▎▍▌▋▊▉█") for line in lines] == [bool(count) for count in shown]

@@ -65,8 +65,8 @@ def bench(
     CORPUS is a corpus directory; MIX.TOML names corpora with weights, seq_len, seed and global_batch_size, or is a
     recipe of the trainer. Options override the file.
 
-    Beside each way to read stands what no loader can beat on one core of this machine: the same shards, memory-mapped
-    and converted to int64, one after another and in documents of 1,000 tokens from random places.
+    Each result is shown as a share of two upper limits for one core, measured here: the same shards, memory-mapped and
+    converted to int64, one after another (contiguous) and in documents of 1,000 tokens from random places (gather).
 
     \b
     tokshard bench shards/code

@@ -59,9 +59,12 @@ def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
         case click.ClickException():
             return Failure(_as_problem(error.format_message()), "", error.exit_code)
         case KeyboardInterrupt() | click.Abort():
-            is_terminated = isinstance(error, Terminated)
-            exit_code = TERMINATED if is_terminated else INTERRUPTED
-            return Failure("terminated" if is_terminated else "interrupted", "", exit_code, label="")
+            name, exit_code = (
+                ("terminated", TERMINATED) if isinstance(error, Terminated) else ("interrupted", INTERRUPTED)
+            )
+            # a build adds a note on how it continues
+            problem = "; ".join([name, *getattr(error, "__notes__", ())])
+            return Failure(problem, "", exit_code, label="")
     name = type(error).__name__
     return Failure(
         f"internal: {name}: {error}" if str(error) else f"internal: {name}",

@@ -40,7 +40,7 @@ COMMANDS = {
     "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show what a corpus holds, and some of its documents."),
     "status": LazyCommand("tokshard.cli.status:status", "Show how far a build is, and how to continue it."),
     "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),
-    "plan": LazyCommand("tokshard.cli.plan:plan", "Say what a mix comes to: tokens, epochs, steps, bytes."),
+    "plan": LazyCommand("tokshard.cli.plan:plan", "Preview a mix before training: tokens, epochs, steps, bytes."),
     "trace": LazyCommand("tokshard.cli.trace:trace", "Show every document that a training step read."),
     "bench": LazyCommand("tokshard.cli.bench:bench", "Measure how fast this machine reads a mix, and what that feeds."),
 }

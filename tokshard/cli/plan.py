@@ -1,4 +1,4 @@
-"""``tokshard plan``: parse, work out, print."""
+"""``tokshard plan``: parse, calculate, print."""
 
 from __future__ import annotations
 
@@ -31,10 +31,16 @@ from tokshard.inspect.simulation import simulate
     default=4.0,
     show_default=True,
     metavar="N",
-    help="Warn of a corpus that is read more often.",
+    help="Warn about a corpus that is read more than N times.",
 )
-@click.option("--simulate", "num_simulated", type=POSITIVE_COUNT, metavar="N", help="Measure the next N samples, too.")
-@click.option("--checkpoint", metavar="PATH", help="Go by the weights of a run; --simulate goes on from it.")
+@click.option(
+    "--simulate",
+    "num_simulated",
+    type=POSITIVE_COUNT,
+    metavar="N",
+    help="Check the quality of the mix over the next N samples.",
+)
+@click.option("--checkpoint", metavar="PATH", help="Use the weights of a run; --simulate starts where it stopped.")
 @plan_options({})
 @json_option
 @debug_option
@@ -50,14 +56,14 @@ def plan(
     global_batch_size: int | None,
     as_json: bool,
 ) -> None:
-    """Say what a mix comes to: per corpus its share, tokens, epochs and documents; steps, bytes, steps per window.
+    """Preview a mix before training: tokens, epochs and documents of each corpus, number of steps, bytes read.
 
     PLAN is a mix.toml, a recipe or a checkpoint of the trainer, or a corpus directory with --seq-len, --seed and
-    --global-batch-size; options override the file. The tree that it prints holds all that the order depends on, and its
-    fingerprint; two jobs with the same one read the same tokens in the same order, given the same weights.
+    --global-batch-size; options override the file. The tree at the top shows everything that the order depends on, with
+    a fingerprint: jobs with the same fingerprint and the same weights read the same tokens in the same order.
 
-    --simulate measures, from positions and without reading a token, how far each corpus ever is from its exact share,
-    how far apart successive samples lie in their corpus, and from how many blocks a step draws.
+    --simulate checks the quality of the mix without reading tokens: how far each corpus is from its share at worst, how
+    far apart successive samples lie in their corpus, and from how many blocks a step draws.
 
     \b
     tokshard plan mix.toml --tokens 2T

@@ -30,7 +30,7 @@ def plan_options(defaults: Mapping[str, int]) -> Callable[[Command], Command]:
                     "--seed",
                     type=click.IntRange(min=0),
                     metavar="N",
-                    help="Of everything that is shuffled.  [default: 0, or what the file says]",
+                    help="Seed for shuffling.  [default: 0, or what the file says]",
                 ),
                 click.option(
                     "--global-batch-size",

@@ -11,7 +11,7 @@ import click
 from tqdm import tqdm
 
 from tokshard.inspect.terminal import one_line
-from tokshard.numbers import bytes_text
+from tokshard.wording import bytes_text
 
 _LINE_SECONDS = 10.0
 

@@ -14,7 +14,7 @@ from tokshard.cli.progress import byte_progress
 from tokshard.errors import RESTORE, CorpusError
 from tokshard.inspect.terminal import one_line
 from tokshard.inspect.verification import VerifyReport, verify_corpus
-from tokshard.numbers import bytes_text
+from tokshard.wording import bytes_text, counted
 
 
 @click.command()
@@ -47,7 +47,7 @@ def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, worker
         damaged += not report.is_ok
     if damaged:
         failure = Failure(
-            f"{damaged} of {len(corpora)} corpora {'is' if damaged == 1 else 'are'} damaged",
+            f"{damaged} of {counted(len(corpora), 'corpus', 'corpora')} {'is' if damaged == 1 else 'are'} damaged",
             RESTORE,
             1,
         )
@@ -60,10 +60,15 @@ def _report_text(report: VerifyReport, seconds: float, *, is_quick: bool) -> str
     if report.is_ok:
         verdict = "structure ok" if is_quick else "ok"
         speed = bytes_text(report.checked_bytes / max(seconds, 1e-9))
-        counts = f"{report.num_documents:,} documents, {report.num_tokens:,} tokens, {report.num_shards:,} shards"
+        counts = ", ".join(
+            [
+                counted(report.num_documents, "document"),
+                counted(report.num_tokens, "token"),
+                counted(report.num_shards, "shard"),
+            ]
+        )
         return f"{verdict}: {one_line(report.directory)}: {counts}, {bytes_text(report.checked_bytes)} at {speed}/s"
-    count = len(report.problems)
-    lines = [f"damaged: {one_line(report.directory)}: {count:,} problem{'' if count == 1 else 's'}"]
+    lines = [f"damaged: {one_line(report.directory)}: {counted(len(report.problems), 'problem')}"]
     lines += [f"  {one_line(problem.file)} {one_line(problem.message)}" for problem in report.problems]
     return "\n".join(lines)
 

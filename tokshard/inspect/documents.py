@@ -15,6 +15,7 @@ from tokshard.format.tables import SourceInfo
 from tokshard.inspect.pieces import TokenPiece, bounded_text, token_pieces
 from tokshard.inspect.summary import source_name
 from tokshard.inspect.terminal import one_line, printable
+from tokshard.wording import counted
 
 _EXCERPT_TOKENS = 512
 _EXCERPT_CHARACTERS = 300
@@ -104,7 +105,7 @@ def view_document(
 def view_text(view: DocumentView) -> str:
     """A view as text, its control characters escaped."""
     place = f"record {view.record_number:,} of {one_line(view.source)}"
-    lines = [f"document {view.document:,}: {view.num_tokens:,} tokens, {place}"]
+    lines = [f"document {view.document:,}: {counted(view.num_tokens, 'token')}, {place}"]
     lines += [f"{one_line(name)}: {one_line(str(value))}" for name, value in view.metadata.items()]
     more = " ..." if view.is_excerpt else ""
     lines.append(printable(bounded_text(view.pieces) + more if view.pieces else view.text))

@@ -9,13 +9,15 @@ from tokshard.inspect.terminal import can_encode
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _MIN_BAR_WIDTH = 8
+_MAX_WIDTH = 100
+"""Longer bars are not read more easily."""
 
 
 def length_histogram(lengths: DocumentLengths, *, width: int, encoding: str) -> str:
     """Documents by length in tokens, a line per power of two from the shortest to the longest.
 
     Args:
-        width: characters in a line.
+        width: characters in a line; a terminal that is wider than `_MAX_WIDTH` is not filled.
         encoding: of the output; one that has no block characters gets ``#``.
     """
     used = [index for index, count in enumerate(lengths.counts) if count]
@@ -27,7 +29,7 @@ def length_histogram(lengths: DocumentLengths, *, width: int, encoding: str) -> 
     total = sum(counts)
     label_width = max(len("tokens"), *map(len, labels))
     count_width = max(len("documents"), *(len(f"{count:,}") for count in counts))
-    bar_width = max(_MIN_BAR_WIDTH, width - label_width - count_width - len("  100.0%  ") - 2)
+    bar_width = max(_MIN_BAR_WIDTH, min(width, _MAX_WIDTH) - label_width - count_width - len("  100.0%  ") - 2)
     bars = _bars(counts, bar_width, is_ascii=not can_encode(_EIGHTHS, encoding))
     lines = [f"{'tokens':>{label_width}}  {'documents':>{count_width}}"]
     for label, count, bar in zip(labels, counts, bars, strict=True):

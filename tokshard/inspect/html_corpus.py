@@ -17,7 +17,7 @@ from tokshard.inspect.pieces import token_pieces
 from tokshard.inspect.summary import source_name, summary_lines
 from tokshard.inspect.token_counts import TokenCounts, token_summary
 from tokshard.inspect.vocabulary import Vocabulary
-from tokshard.numbers import bytes_text
+from tokshard.wording import bytes_text, counted
 
 MAX_SHARDS = 20_000
 """Rows of the table of shards; a page with more is slow to open."""
@@ -44,7 +44,7 @@ def corpora_page(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabular
     tokens = sum(corpus.num_tokens for corpus, *_ in corpora)
     return render_page(
         title=", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""),
-        subtitle=f"{len(names)} {'corpus' if len(names) == 1 else 'corpora'}, {tokens:,} tokens",
+        subtitle=f"{counted(len(names), 'corpus', 'corpora')}, {counted(tokens, 'token')}",
         sections=sections,
     )
 
@@ -232,9 +232,10 @@ def _samples(corpus: Corpus, vocabulary: Vocabulary, num_samples: int) -> Sectio
         pieces = [[piece.text, *piece.ids] for piece in token_pieces(tokens[:SAMPLE_TOKENS], decode)]
         source = source_name(corpus.manifest, sources, place.source)
         shown = f", the first {SAMPLE_TOKENS} shown" if len(tokens) > SAMPLE_TOKENS else ""
+        record = f"record {place.record:,} of {source}"
         items.append(
             {
-                "title": f"document {index:,}: {len(tokens):,} tokens{shown}, record {place.record:,} of {source}",
+                "title": f"document {index:,}: {counted(len(tokens), 'token')}{shown}, {record}",
                 "parts": [{"pieces": pieces}],
             }
         )

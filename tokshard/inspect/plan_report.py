@@ -193,8 +193,8 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
 
 def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -> list[str]:
     warnings = [
-        f"corpus {corpus.name!r} is read {corpus.epochs:,.1f} times; more than {max_epochs_warn:g} epochs teach little "
-        "that is new"
+        f"corpus {corpus.name!r} is read {corpus.epochs:,.1f} times; more than {max_epochs_warn:g} epochs of the "
+        "same data help little"
         for corpus in corpora
         if corpus.epochs > max_epochs_warn
     ]

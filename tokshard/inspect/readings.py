@@ -17,6 +17,7 @@ from tokshard.inspect.trace import ID, DocumentFacts, DocumentReader, RankView
 from tokshard.inspect.trace_report import facts_json, metadata_text
 from tokshard.runtime.plan import Reading
 from tokshard.runtime.reader import CorpusSource
+from tokshard.wording import counted
 
 _MAX_EPOCHS = 16
 """Epochs that are searched unless others are asked for: the next one, the current one, and those before."""
@@ -89,7 +90,7 @@ def readings_text(found: DocumentReadings, run: Run, *, width: int) -> str:
     epochs = f"epoch {found.epochs[0]}" if len(found.epochs) == 1 else f"epochs {found.epochs[0]} to {found.epochs[-1]}"
     current = f"; the run is in epoch {_epoch(run, facts.corpus)} of this corpus" if run.checkpoint else ""
     lines = [
-        ("document", f"{facts.corpus}:{facts.document:,}, {facts.num_tokens:,} tokens, {place}"),
+        ("document", f"{facts.corpus}:{facts.document:,}, {counted(facts.num_tokens, 'token')}, {place}"),
         *([("metadata", metadata)] if (metadata := metadata_text(facts)) else []),
         ("searched", f"{epochs}{current}"),
     ]
@@ -99,7 +100,7 @@ def readings_text(found: DocumentReadings, run: Run, *, width: int) -> str:
         rows.append((f"{one.epoch:,}", *numbers, f"{one.start:,}-{one.stop:,}", one.when))
     if len(rows) == 1:
         return aligned([*lines, ("", "it is not read in these epochs")], width=width)
-    return aligned(lines, width=width) + "\n\n" + table(rows)
+    return aligned(lines, width=width) + "\n\n" + table(rows, width=width)
 
 
 def readings_json(found: DocumentReadings) -> dict[str, Any]:

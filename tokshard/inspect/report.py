@@ -18,7 +18,7 @@ from tokshard.inspect.summary import summary_json, summary_text
 from tokshard.inspect.terminal import aligned, one_line
 from tokshard.inspect.token_counts import count_tokens, token_summary
 from tokshard.inspect.vocabulary import load_vocabulary
-from tokshard.numbers import bytes_text
+from tokshard.wording import bytes_text
 
 _FREQUENT = 12
 _FEW_SHARDS = 8

@@ -14,6 +14,7 @@ from tokshard.runtime.plan import Limit, StreamPlan
 from tokshard.runtime.reader import CorpusSource
 from tokshard.runtime.saved import read_state
 from tokshard.runtime.steps import is_last
+from tokshard.wording import counted
 
 
 class StepPlace(NamedTuple):
@@ -89,8 +90,8 @@ class Run:
             start = self._received_before((done - step + 1) * size)
             if start < 0:
                 raise UsageError(
-                    f"step {step} is not known: {self.checkpoint} has read {self.num_received} samples in {done} "
-                    f"steps, fewer than {size} a step",
+                    f"step {step} is not known: {self.checkpoint} has read {counted(self.num_received, 'sample')} "
+                    f"in {counted(done, 'step')}, fewer than {size} a step",
                     hint="give the --global-batch-size that it had, or ask by --sample",
                 )
             return start
@@ -126,7 +127,7 @@ class Run:
     def _steps_done(self) -> int:
         if self.step is None:
             raise UsageError(
-                f"{self.checkpoint} has read {self.num_received} samples, no multiple of a batch of "
+                f"{self.checkpoint} has read {counted(self.num_received, 'sample')}, no multiple of a batch of "
                 f"{self.global_batch_size}: the batch size was another for a while, so steps cannot be counted",
                 hint="give the --global-batch-size that it had, or ask by --sample",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
 from tokshard.inspect.limits import LimitReader, Limits, mapped_tokens
 from tokshard.runtime.mix import Mix
+from tokshard.wording import counted
 
 _LIMIT_SECONDS = 0.25
 _RANK_SECONDS = 0.5
@@ -63,7 +65,7 @@ class ModeSpeed:
             return "in process"
         if self.num_workers == 0:
             return "thread"
-        return f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}"
+        return counted(self.num_workers, "worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ class SpeedReport:
         limit_tokens: what they were measured on.
         rank_cpu_seconds: per token, of a rank that gets one row of a step, behind the prefetch thread: the fewer rows,
             the more a token costs.
+        load: part of the CPUs that was in use before the measurement, in the mean of a minute.
     """
 
     mix: Mix
@@ -89,6 +92,7 @@ class SpeedReport:
     limit_tokens: int
     modes: Sequence[ModeSpeed]
     rank_cpu_seconds: float
+    load: float
 
 
 def measure_speed(
@@ -109,6 +113,7 @@ def measure_speed(
         UsageError: torch is missing, or the mix makes no plan.
         CorpusError: a corpus cannot be read.
     """
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     _require_torch()
     plan = mix.plan()  # what is wrong with the mix shows before anything is measured
     corpora = [open_corpus(location) for location in mix.corpora.values()]
@@ -140,6 +145,7 @@ def measure_speed(
         limit_tokens=reader.num_tokens,
         modes=modes,
         rank_cpu_seconds=rank.cpu_seconds / rank.steps.num_tokens,
+        load=load,
     )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 from tokshard.inspect.limits import CACHED_TOKENS, DOCUMENT_TOKENS
 from tokshard.inspect.speed import ModeSpeed, SpeedReport
 from tokshard.inspect.terminal import aligned, one_line, table
+from tokshard.wording import counted
 
 _MAX_SHARES = 8
+_BUSY = 0.5
 
 
 def speed_text(report: SpeedReport, *, gpu_tokens: int, gpu_reason: str, width: int) -> str:
@@ -18,19 +20,23 @@ def speed_text(report: SpeedReport, *, gpu_tokens: int, gpu_reason: str, width: 
     Args:
         gpu_tokens: tokens per second that one GPU consumes.
         gpu_reason: whose figure that is.
-        width: characters in a line, but for the table.
+        width: characters in a line.
     """
     mix, limits = report.mix, report.limits
-    steps = f"{mix.seq_len:,} tokens x {mix.global_batch_size:,} samples a step"
-    contiguous = f"{_millions(limits.contiguous)} M tokens/s one after another"
-    gather = f"{_millions(limits.gather)} M tokens/s in documents of {limits.document_tokens:,} from random places"
+    steps = f"{counted(mix.seq_len, 'token')} x {counted(mix.global_batch_size, 'sample')} a step"
+    gather = f"documents of {counted(limits.document_tokens, 'token')} from random places"
     head = [
         ("mix", _shares_text(report.shares)),
         ("plan", f"{steps}, seed {mix.seed}: {report.fingerprint[:12]}"),
-        ("data", f"{report.num_tokens:,} tokens in documents of {report.mean_document_tokens:,.0f} on average"),
-        ("limits", f"{contiguous}, {gather}: memory-mapped, to int64, on one core"),
+        (
+            "data",
+            f"{counted(report.num_tokens, 'token')} in documents of {report.mean_document_tokens:,.0f} on average",
+        ),
+        ("limits", "what one core reads at most, from memory-mapped shards to int64:"),
+        ("contiguous", f"{_millions(limits.contiguous)} M tokens/s, the shards one after another"),
+        ("gather", f"{_millions(limits.gather)} M tokens/s, {gather}"),
     ]
-    text = aligned(head, width=width) + "\n\n" + table(list(_rows(report, gpu_tokens)))
+    text = aligned(head, width=width) + "\n\n" + table(list(_rows(report, gpu_tokens)), width=width)
     feeds = [("feeds", _feeds_text(report, gpu_tokens, gpu_reason)), ("", _share_text(report, gpu_tokens))]
     notes = [("note", note) for note in notes_of(report)]
     return text + "\n\n" + aligned([*feeds, *notes], width=width)
@@ -56,6 +62,7 @@ def speed_json(report: SpeedReport, *, gpu_tokens: int) -> dict[str, Any]:
         "modes": [_mode_json(report, mode, gpu_tokens) for mode in report.modes],
         "gpu_tokens_per_second": gpu_tokens,
         "cores_per_gpu": report.rank_cpu_seconds * gpu_tokens,
+        "load": report.load,
         "notes": notes_of(report),
     }
 
@@ -63,6 +70,11 @@ def speed_json(report: SpeedReport, *, gpu_tokens: int) -> dict[str, Any]:
 def notes_of(report: SpeedReport) -> list[str]:
     """What a reader of the figures has to know."""
     notes = []
+    if report.load >= _BUSY:
+        notes.append(
+            f"this machine was busy: {report.load:.0%} of its CPUs were in use before the measurement, so that the "
+            "speeds may be too low"
+        )
     if report.limits.document_tokens < DOCUMENT_TOKENS:
         notes.append(
             f"no shard has {DOCUMENT_TOKENS:,} tokens in a row: the gather limit is that of documents of "
@@ -85,7 +97,7 @@ def default_mode(report: SpeedReport) -> ModeSpeed:
 def _feeds_text(report: SpeedReport, gpu_tokens: int, gpu_reason: str) -> str:
     mode = default_mode(report)
     count = int(mode.steps.tokens_per_second // gpu_tokens)
-    return f"one loader process ({mode.name}) feeds {count:,} GPUs of {gpu_tokens:,} tokens/s" + (
+    return f"one loader process ({mode.name}) feeds {counted(count, 'GPU')} of {gpu_tokens:,} tokens/s" + (
         f" ({gpu_reason})" if gpu_reason else ""
     )
 
@@ -96,7 +108,16 @@ def _share_text(report: SpeedReport, gpu_tokens: int) -> str:
 
 
 def _rows(report: SpeedReport, gpu_tokens: int) -> Iterator[list[str]]:
-    yield ["read", "M tokens/s", "of gather", "of contiguous", "first batch", "median step", "longest step", "GPUs"]
+    yield [
+        "read",
+        "M tokens/s",
+        "of gather limit",
+        "of contiguous limit",
+        "first batch",
+        "median step",
+        "longest step",
+        "GPUs",
+    ]
     for mode in report.modes:
         speed = mode.steps.tokens_per_second
         yield [

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from tokshard.format import names
-from tokshard.format.manifest import BuildConfig, Manifest, TokenizerInfo
+from tokshard.format.manifest import BuildConfig, DocumentLengths, Manifest, TokenizerInfo
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.terminal import aligned, printable, shorten
-from tokshard.numbers import bytes_text, counted
+from tokshard.wording import bytes_text, counted
 
 _WORST_SOURCES = 10
 
@@ -45,7 +45,7 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
     lines = [
         (
             "documents",
-            f"{manifest.num_documents:,}, of {lengths.shortest:,} to {lengths.longest:,} tokens, mean {mean:,.1f}",
+            f"{manifest.num_documents:,}, of {_span_text(lengths)}, mean {mean:,.1f}",
         ),
         ("tokens", f"{manifest.num_tokens:,} as {manifest.dtype}, {_text_per_token(manifest):.2f} bytes of text each"),
         ("on disk", f"{bytes_text(manifest.num_bytes)} in {counted(manifest.num_shards, 'shard')}"),
@@ -60,8 +60,10 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
     ]
     lines += _left_out_lines(manifest, sources, width=width)
     if records.with_special_text:
-        count = counted(records.with_special_text, "document")
-        lines.append(("specials", f"{count} spell a special token in their text, which became ordinary ids"))
+        spell = (
+            "1 document spells" if records.with_special_text == 1 else f"{records.with_special_text:,} documents spell"
+        )
+        lines.append(("specials", f"{spell} a special token, which became ordinary ids"))
     if names.REJECTS in manifest.files:
         size = bytes_text(manifest.files[names.REJECTS].num_bytes)
         lines.append(("rejects", f"{names.REJECTS} lists every bad record and input that was left out ({size})"))
@@ -109,6 +111,11 @@ def summary_json(manifest: Manifest, sources: Sequence[SourceInfo] = ()) -> dict
     }
 
 
+def _span_text(lengths: DocumentLengths) -> str:
+    longest = counted(lengths.longest, "token")
+    return longest if lengths.shortest == lengths.longest else f"{lengths.shortest:,} to {longest}"
+
+
 def _text_per_token(manifest: Manifest) -> float:
     return manifest.text_bytes / manifest.num_tokens
 
@@ -137,18 +144,18 @@ def _settings_text(build: BuildConfig) -> str:
         parts.append("kept " + ", ".join(f"{name} ({kind})" for name, kind in build.keep.items()))
     if build.input_format is not None:
         parts.append(f"every input read as {build.input_format}")
-    parts.append(f"shards of at most {build.shard_tokens:,} tokens")
+    parts.append(f"shards of at most {counted(build.shard_tokens, 'token')}")
     parts.append(f"documents of at most {build.max_document_bytes:,} bytes")
     if build.min_tokens is not None:
-        parts.append(f"documents of at least {build.min_tokens:,} tokens")
+        parts.append(f"documents of at least {counted(build.min_tokens, 'token')}")
     if build.max_tokens is not None:
-        parts.append(f"documents of at most {build.max_tokens:,} tokens")
+        parts.append(f"documents of at most {counted(build.max_tokens, 'token')}")
     if build.dedup != "none":
         parts.append(f"{build.dedup} duplicates left out")
     if build.validation_fraction is not None:
         parts.append(f"the {build.split} split, {build.validation_fraction:g} of the documents are for validation")
     if build.limit is not None:
-        parts.append(f"limit {build.limit:,} documents")
+        parts.append(f"limit {counted(build.limit, 'document')}")
     return ", ".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -12,9 +13,10 @@ import pyarrow.parquet as pq
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
 from tokshard.inspect.outputs import output_file
 from tokshard.inspect.run import Run
-from tokshard.inspect.terminal import aligned, one_line
+from tokshard.inspect.terminal import aligned, one_line, wrapped
 from tokshard.inspect.trace import ID, DocumentFacts, TraceRow
 from tokshard.runtime.reader import CorpusSource
+from tokshard.wording import counted
 
 _HEADER = ("step", "rank", "row", "sample", "corpus", "document", "tokens", "shard", "record")
 _IS_RIGHT = (True, True, True, True, False, True, True, False, False)
@@ -24,7 +26,7 @@ _INDENT = " " * 6
 def run_text(run: Run, *, width: int) -> str:
     """The plan and the checkpoint that a trace is of, in two lines."""
     plan = run.plan
-    steps = f"{plan.seq_len:,} tokens x {run.global_batch_size:,} samples a step"
+    steps = f"{counted(plan.seq_len, 'token')} x {counted(run.global_batch_size, 'sample')} a step"
     lines = [("plan", f"{steps}, seed {plan.seed}: {plan.fingerprint[:12]}")]
     if run.checkpoint:
         done = "" if run.step is None else f"step {run.step:,}, "
@@ -41,7 +43,7 @@ def notes_of(run: Run, steps: range | None) -> list[str]:
     if not (steps and run.step and steps[0] <= run.step and run.had_other_batch_size):
         return []
     size = f"{run.global_batch_size:,} a step"
-    read = f"{run.checkpoint} has read {run.num_received:,} samples in {run.step:,} steps, not {size}"
+    read = f"{run.checkpoint} has read {counted(run.num_received, 'sample')} in {counted(run.step, 'step')}, not {size}"
     return [f"{read}; earlier steps are counted back from it, and right as far as they had {size}"]
 
 
@@ -49,15 +51,21 @@ def trace_text(parts: Iterable[Sequence[TraceRow]], *, width: int) -> Iterator[s
     """A table of all rows, part after part: a line per document, below it its id and metadata, and its text.
 
     Args:
-        width: characters in a line of metadata or text.
+        width: characters in a line; columns that do not fit are named below their line.
     """
     widths = [len(name) for name in _HEADER]
     for number, rows in enumerate(parts):
         table = [_cells(row) for row in rows]
         widths = [max(sizes) for sizes in zip(widths, *(map(len, cells) for cells in table), strict=True)]
-        lines = [] if number else [_line(_HEADER, widths)]
+        ends = itertools.accumulate(size + 2 for size in widths)
+        fitting = widths[: sum(end - 2 <= width for end in ends)]
+        lines = [] if number else [_line(_HEADER, fitting)]
         for row, cells in zip(rows, table, strict=True):
-            lines.append(_line(cells, widths))
+            lines.append(_line(cells, fitting))
+            rest = list(zip(_HEADER, cells, strict=True))[len(fitting) :]
+            if rest:
+                line = ", ".join(f"{name} {cell}" for name, cell in rest)
+                lines += wrapped(_INDENT + line, width=width, indent=_INDENT)
             lines += [_INDENT + _start(line, max(20, width - len(_INDENT))) for line in _details(row)]
         if lines:
             yield "\n".join(lines)
@@ -139,9 +147,10 @@ def _cells(row: TraceRow) -> tuple[str, ...]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """The cells that there are widths for."""
     padded = [
         cell.rjust(width) if is_right else cell.ljust(width)
-        for cell, width, is_right in zip(cells, widths, _IS_RIGHT, strict=True)
+        for cell, width, is_right in zip(cells, widths, _IS_RIGHT, strict=False)
     ]
     return "  ".join(padded).rstrip()
 
