@@ -72,7 +72,7 @@ def test_a_schedule_and_the_same_changes_by_hand_give_the_same_wherever_the_stat
             states = [loader.state_dict() for loader in (by_plan, by_hand)]
             by_plan.close()
             by_hand.close()
-            by_plan, by_hand = (StreamingLoader(five_corpora(), global_batch_size=2) for _ in range(2))
+            by_plan, by_hand = (StreamingLoader(plan, global_batch_size=2) for plan in (planned, five_corpora()))
             by_plan.load_state_dict(states[0])
             by_hand.load_state_dict(states[1])
         rows[0] += rows_of(take(by_plan, 1))
@@ -106,7 +106,7 @@ def test_a_schedule_of_5000_changes_of_50_corpora_starts_quickly_and_is_compact_
     started = time.monotonic()
     assert rows_of(take(loader, 1)) == expected_rows(plan, range(8))
     assert time.monotonic() - started < 10  # 0.1 s on a quiet machine
-    assert len(loader.state_dict()["cursor"]) > 10**6
+    assert len(loader.state_dict()["cursor"]) < 15_000
     loader.skip(40_000)
     state = loader.state_dict()
     assert len(state["cursor"]) < 15_000

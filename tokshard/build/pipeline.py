@@ -36,9 +36,9 @@ from tokshard.build.directory import BuiltCorpus, check_directory, finished_corp
 from tokshard.build.documents import DocumentRules
 from tokshard.build.duplicates import DropLists, find_duplicates
 from tokshard.build.failures import BadInputError, RejectedRecordError, SegmentError, TaskError, TooManyBadRecordsError
+from tokshard.build.fields import check_kept_fields
 from tokshard.build.hashing import hashes_bytes, hashes_path
 from tokshard.build.hub import SCHEME
-from tokshard.build.fields import check_kept_fields
 from tokshard.build.options import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_SHARD_TOKENS,
@@ -49,7 +49,7 @@ from tokshard.build.options import (
 from tokshard.build.progress import PartitionDisplay, ProgressDisplay, tell
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Receipt, read_receipts, receipt_name
-from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, TOO_LONG, check_field_name, parse_columns
+from tokshard.build.records import FILE, MISSING_TEXT, TOO_LONG, RecordSpec, check_field_name, parse_columns
 from tokshard.build.rejects import read_rejects, rejects_path
 from tokshard.build.runner import Progress, TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule

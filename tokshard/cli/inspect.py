@@ -43,7 +43,6 @@ from tokshard.inspect.terminal import one_line
 from tokshard.inspect.token_counts import count_tokens
 from tokshard.inspect.vocabulary import load_vocabulary
 from tokshard.runtime.mix import load_mix
-from tokshard.wording import bytes_text
 
 _SAMPLES = 3
 
@@ -110,7 +109,12 @@ def inspect(
     tokshard inspect --diff shards/code other/code
     tokshard inspect mix.toml --html plan.html
     """  # noqa: D301 - click's mark for lines that are kept
-    modes = {"--document": document is not None, "--grep": pattern is not None, "--diff": diff, "--html": html is not None}
+    modes = {
+        "--document": document is not None,
+        "--grep": pattern is not None,
+        "--diff": diff,
+        "--html": html is not None,
+    }
     if sum(modes.values()) > 1:
         raise click.UsageError(f"{' and '.join(name for name, given in modes.items() if given)} exclude each other.")
     if tokens is not None and html is None:
@@ -124,7 +128,7 @@ def inspect(
             num_samples = 4 if sample is None else sample
             page = _page(corpora, html, num_samples=num_samples, is_full=full, num_tokens=tokens)
             size = file.write(page.encode())
-        text = json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {size:,} bytes"
+        text = json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {bytes_text(size)}"
         click.echo(text, err=is_stdout(html))
     elif pattern is not None:
         _grep(corpora, pattern, is_regex=regex, limit=limit, as_json=as_json)

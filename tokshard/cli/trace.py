@@ -19,7 +19,6 @@ from tokshard.inspect.terminal import one_line
 from tokshard.inspect.trace import RankView, TraceRow, trace_samples, trace_steps
 from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
 from tokshard.runtime.steps import Ranks
-from tokshard.wording import counted
 
 
 @click.command()
@@ -130,7 +129,7 @@ def trace(
         _show_rows(run, parts, as_json=as_json, width=width)
         return
     count = write_parquet(parquet, run, parts, inputs=[name for name in (plan, checkpoint) if name])
-    text = json.dumps({"file": parquet, "rows": count}) if as_json else f"{one_line(parquet)}: {count:,} rows"
+    text = json.dumps({"file": parquet, "rows": count}) if as_json else f"{one_line(parquet)}: {counted(count, 'row')}"
     click.echo(text, err=is_stdout(parquet))
 
 

@@ -183,7 +183,7 @@ def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: st
     run = Run(
         plan=plan,
         global_batch_size=mix.global_batch_size,
-        cursor=load_cursor(state.cursor, plan.identity),
+        cursor=load_cursor(state.cursor, plan.identity, plan.schedule),
         step=state.step,
         checkpoint=os.path.normpath(checkpoint),
         uneven=mix.uneven,

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from tokshard.errors import PlanMismatchError
+from tokshard.runtime.arguments import MAX_SAMPLE
 from tokshard.runtime.mixture import Balance, Mixture, Segment, are_weights
 from tokshard.runtime.seeds import derive_key
 
 STATE_VERSION = 1
 """Names the form of a saved cursor. Bump when an older tokshard would misread it."""
+
+_MAX_COUNT = MAX_SAMPLE + (MAX_SAMPLE >> 1)
+"""A run may have read on from the last sample that can be given."""
+
+_DAMAGED = "load an older checkpoint, or start without the loader's state"
 
 MAX_SEGMENTS = 16
 """A longer schedule of past weights is saved as the balance that it led to: a run that anneals its mix keeps a small
@@ -60,6 +68,41 @@ class PlanIdentity:
         corpora = [asdict(corpus) for corpus in self.corpora]
         content = json.dumps([dict(self.fields), corpora], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"tokshard plan 1\n" + content.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The weights that a plan sets. A state names by a hash those that are still to come.
+
+    Args:
+        segments: by the sample that they start at, ascending, the first at 0.
+    """
+
+    segments: tuple[Segment, ...]
+
+    def at(self, sample: int) -> Segment:
+        """What is in force at a sample."""
+        return self.segments[self._num_started(sample) - 1]
+
+    def after(self, sample: int) -> tuple[Segment, ...]:
+        """What starts after a sample."""
+        return self.segments[self._num_started(sample) :]
+
+    def fingerprint_after(self, sample: int) -> str:
+        """A hash of what starts after a sample."""
+        return self._fingerprints[self._num_started(sample)]
+
+    @cached_property
+    def _fingerprints(self) -> list[str]:
+        """Of the segments from each one on, and of none."""
+        found = [hashlib.sha256(b"tokshard schedule 1\n").digest()]
+        for segment in reversed(self.segments):
+            content = struct.pack(f"<q{len(segment.weights)}d", segment.start, *segment.weights)
+            found.append(hashlib.sha256(found[-1] + content).digest())
+        return [digest.hex() for digest in reversed(found)]
+
+    def _num_started(self, sample: int) -> int:
+        return bisect_right(self.segments, sample, key=lambda segment: segment.start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +158,10 @@ class Cursor:
         past = tuple(segment for segment in self.segments if segment.start < self.sample)
         return replace(self, segments=(*past, Segment(start=self.sample, weights=weights)))
 
-    def rescheduled(self, planned: tuple[Segment, ...]) -> Cursor:
+    def rescheduled(self, schedule: Schedule) -> Cursor:
         """With a plan's weights from the next sample on: those in force here, and its later changes."""
-        current = [segment for segment in planned if segment.start <= self.sample][-1]
-        later = tuple(segment for segment in planned if segment.start > self.sample)
-        now = self.weighted(current.weights)
-        return replace(now, segments=(*now.segments, *later))
+        now = self.weighted(schedule.at(self.sample).weights)
+        return replace(now, segments=(*now.segments, *schedule.after(self.sample)))
 
     def mixture(self, seed: int) -> Mixture:
         """The corpora of the samples from the first segment on."""
@@ -128,17 +169,26 @@ class Cursor:
         return Mixture(key=key, segments=self.segments, balance=self.balance)
 
     def compacted(self, mixture: Mixture) -> Cursor:
-        """The same future with at most `MAX_SEGMENTS` segments of past weights; older ones become a balance."""
-        past = [segment for segment in self.segments if segment.start <= self.sample]
-        if len(past) <= MAX_SEGMENTS:
+        """The same future. More than `MAX_SEGMENTS` started segments become a balance, all but the last."""
+        num_past = self.num_started
+        if num_past <= MAX_SEGMENTS:
             return self
-        current = past[-1]
-        kept = self.segments[len(past) - 1 :]
-        return replace(self, segments=kept, balance=mixture.balance_before(current.start))
+        kept = self.segments[num_past - 1 :]
+        return replace(self, segments=kept, balance=mixture.balance_before(kept[0].start))
+
+    @property
+    def num_started(self) -> int:
+        """Segments that start at the next sample or before."""
+        return bisect_right(self.segments, self.sample, key=lambda segment: segment.start)
 
 
-def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...]) -> str:
-    """A cursor as JSON: one line, readable, the same on every rank."""
+def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], schedule: Schedule) -> str:
+    """A cursor as JSON: one line, readable, the same on every rank.
+
+    Changes of weights that the plan has in store are not in it, only a hash of them; its size does not depend on them.
+    """
+    started, later = cursor.segments[: cursor.num_started], cursor.segments[cursor.num_started :]
+    follows = later == schedule.after(cursor.sample)
     return json.dumps(
         {
             "tokshard_cursor": STATE_VERSION,
@@ -146,7 +196,8 @@ def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...]) 
             **identity.fields,
             "corpora": [{"name": name, **asdict(corpus)} for name, corpus in zip(names, identity.corpora, strict=True)],
             "sample": cursor.sample,
-            "weights": [[segment.start, list(segment.weights)] for segment in cursor.segments],
+            "weights": [[part.start, list(part.weights)] for part in (started if follows else cursor.segments)],
+            "schedule": schedule.fingerprint_after(cursor.sample) if follows else None,
             "counts": list(cursor.balance.counts),
             "remainders": list(cursor.balance.remainders),
             "skipped": [list(part) for part in cursor.skipped],
@@ -156,8 +207,14 @@ def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...]) 
     )
 
 
-def load_cursor(text: Any, identity: PlanIdentity) -> Cursor:
+def load_cursor(
+    text: Any, identity: PlanIdentity, schedule: Schedule, *, weights: Literal["cursor", "plan"] = "cursor"
+) -> Cursor:
     """A cursor from JSON.
+
+    Args:
+        schedule: of the plan. A run that followed the schedule of its plan needs the same changes still to come.
+        weights: ``"plan"``: continue with this schedule instead, whatever was in force and planned.
 
     Raises:
         PlanMismatchError: it is no cursor of tokshard, or of another plan; says which values differ.
@@ -165,24 +222,33 @@ def load_cursor(text: Any, identity: PlanIdentity) -> Cursor:
     saved = _saved(text)
     _check_fields(saved, identity)
     _check_corpora(saved, identity)
-    return saved.cursor
+    return _continued(saved, schedule, weights)
 
 
-def adopt_cursor(text: Any, identity: PlanIdentity, names: tuple[str, ...], planned: tuple[Segment, ...]) -> Cursor:
+def adopt_cursor(
+    text: Any,
+    identity: PlanIdentity,
+    names: tuple[str, ...],
+    schedule: Schedule,
+    *,
+    weights: Literal["cursor", "plan"] = "cursor",
+) -> Cursor:
     """A cursor of a run with other corpora, for a plan that adds some, removes some, or lists them in another order.
 
     A corpus of both goes on where it was, by its content; one that was removed before goes on where it was then. The
-    weights are those of the plan.
+    weights are those of the plan. If the corpora are the same, this is `load_cursor`.
 
     Args:
         names: of the plan.
-        planned: its segments.
+        schedule: of the plan.
 
     Raises:
         PlanMismatchError: it is no cursor of tokshard, or more than the corpora differ.
     """
     saved = _saved(text)
     _check_fields(saved, identity)
+    if saved.corpora == identity.corpora:
+        return _continued(saved, schedule, weights)
     cursor = saved.cursor
     seed = identity.fields["seed"]
     counts = cursor.mixture(seed).counts_before(cursor.sample)
@@ -198,17 +264,34 @@ def adopt_cursor(text: Any, identity: PlanIdentity, names: tuple[str, ...], plan
         for name, corpus in zip(names, identity.corpora, strict=True)
         if corpus not in read
     ]
-    current = [segment for segment in planned if segment.start <= cursor.sample][-1]
-    later = tuple(segment for segment in planned if segment.start > cursor.sample)
     go_on = put_aside | read
     return replace(
         cursor,
-        segments=(Segment(start=cursor.sample, weights=current.weights), *later),
+        segments=(
+            Segment(start=cursor.sample, weights=schedule.at(cursor.sample).weights),
+            *schedule.after(cursor.sample),
+        ),
         balance=replace(
             Balance.at_start(len(identity.corpora)), counts=tuple(go_on.get(corpus, 0) for corpus in identity.corpora)
         ),
         changes=(*cursor.changes, *removed, *added),
     )
+
+
+def _continued(saved: _Saved, schedule: Schedule, weights: Literal["cursor", "plan"]) -> Cursor:
+    cursor = saved.cursor
+    if weights == "plan":
+        return cursor.rescheduled(schedule)
+    if saved.schedule is None:
+        return cursor
+    if saved.schedule != schedule.fingerprint_after(cursor.sample):
+        later = [segment.start for segment in schedule.after(cursor.sample)]
+        raise PlanMismatchError(
+            f"the run was to change its weights after sample {cursor.sample} in another way than this plan, which "
+            f"changes them {f'{len(later)} times, next at sample {later[0]}' if later else 'no more'}",
+            hint="give the schedule of that run, or load_state_dict(state, weights='plan') to continue with this one",
+        )
+    return replace(cursor, segments=(*cursor.segments, *schedule.after(cursor.sample)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +300,7 @@ class _Saved:
     names: tuple[str, ...]
     corpora: tuple[CorpusIdentity, ...]
     cursor: Cursor
+    schedule: str | None
 
 
 def _saved(text: Any) -> _Saved:
@@ -239,7 +323,7 @@ def _saved(text: Any) -> _Saved:
                 counts=tuple(_count(count) for count in saved["counts"]),
                 remainders=tuple(_remainder(value) for value in saved["remainders"]),
             ),
-            skipped=tuple((_count(start), _count(stop)) for start, stop in saved["skipped"]),
+            skipped=_skipped(saved["skipped"], saved["sample"]),
             changes=tuple(_change(entry) for entry in saved["changes"]),
         )
         sizes = {
@@ -253,13 +337,20 @@ def _saved(text: Any) -> _Saved:
             raise ValueError(f"weights {saved['weights']} and counts {saved['counts']} do not fit the sample")
         if not all(are_weights(segment.weights) for segment in cursor.segments):
             raise ValueError(f"weights {saved['weights']} say nothing")
+        schedule = saved["schedule"]
+        if schedule is not None and (not isinstance(schedule, str) or starts[-1] > cursor.sample):
+            raise ValueError(f"weights {saved['weights']} and schedule {schedule!r} do not fit the sample")
         return _Saved(
-            fields=saved, names=tuple(str(entry["name"]) for entry in saved["corpora"]), corpora=corpora, cursor=cursor
+            fields=saved,
+            names=tuple(str(entry["name"]) for entry in saved["corpora"]),
+            corpora=corpora,
+            cursor=cursor,
+            schedule=schedule,
         )
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise PlanMismatchError(
             f"the saved cursor is damaged: {error!r}",
-            hint="load an older checkpoint, or start without the loader's state",
+            hint=_DAMAGED,
         ) from error
 
 
@@ -303,6 +394,13 @@ def _check_fields(saved: _Saved, identity: PlanIdentity) -> None:
     ]
     if differences:
         raise _mismatch(differences, "give the values of the run that is to go on")
+    # what the hash covers, of the saved corpora: other corpora are looked at next
+    if PlanIdentity(fields=identity.fields, corpora=saved.corpora).fingerprint != saved.fields.get("plan"):
+        raise PlanMismatchError(
+            f"the saved cursor is damaged: its plan hash {saved.fields.get('plan')!r:.100} is not that of its corpora "
+            "and values",
+            hint=_DAMAGED,
+        )
 
 
 def _check_corpora(saved: _Saved, identity: PlanIdentity) -> None:
@@ -336,9 +434,17 @@ def _mismatch(differences: Sequence[str], hint: str) -> PlanMismatchError:
 
 
 def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is not a count")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
+        raise ValueError(f"{value!r:.100} is not a count")
     return value
+
+
+def _skipped(saved: Any, sample: int) -> tuple[tuple[int, int], ...]:
+    found = tuple((_count(start), _count(stop)) for start, stop in saved)
+    bounds = [bound for part in found for bound in part]
+    if bounds != sorted(bounds) or any(start == stop for start, stop in found) or (bounds and bounds[-1] > sample):
+        raise ValueError(f"skipped {saved!r:.100} does not fit the sample")
+    return found
 
 
 def _remainder(value: Any) -> int:

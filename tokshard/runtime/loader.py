@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokshard.errors import PlanError
+from tokshard.runtime.arguments import integer, real
 from tokshard.runtime.cursor import Cursor, adopt_cursor, load_cursor, save_cursor
 from tokshard.runtime.packing import Packed, Recycler, widen
 from tokshard.runtime.plan import MIN_WINDOW_STEPS, Limit, StreamPlan, Weights
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 Batch = dict[str, Tensor]
 _HELD_BATCHES = 4
 """Batches that a loop is expected to hold at a time; more only cost memory that is new."""
+
+_MAX_AHEAD = 1 << 16
 
 STATE_KEY = "cursor"
 WORKER_KEY = "is_under_way"
@@ -74,21 +78,22 @@ class StreamingLoader:
         timeout_seconds: float = 600.0,
         multiprocessing_context: str | None = None,
     ) -> None:
+        num_workers = integer("num_workers", num_workers, most=_MAX_AHEAD)
+        prefetch_factor = integer("prefetch_factor", prefetch_factor, most=_MAX_AHEAD)
         if num_workers < 0 or prefetch_factor < 1:
             raise PlanError(
                 f"num_workers is {num_workers}, prefetch_factor {prefetch_factor}",
                 hint="give num_workers of 0 or more and prefetch_factor of 1 or more",
             )
         self.plan = plan
-        rank, world_size = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
-        self._ranks = Ranks(global_batch_size, rank, world_size, uneven)
+        self._ranks = _ranks(plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, uneven)
         self._num_workers, self._depth = num_workers, prefetch_factor * max(1, num_workers)
         if pin_memory and not torch.accelerator.is_available():
             warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
             pin_memory = False
-        _warn_of_small_windows(plan, global_batch_size)
-        self._pin_memory, self._timeout_seconds = pin_memory, timeout_seconds
-        self._start_method = multiprocessing_context or _default_start_method()
+        _warn_of_small_windows(plan, self._ranks.global_batch_size)
+        self._pin_memory, self._timeout_seconds = pin_memory, _seconds(timeout_seconds)
+        self._start_method = _start_method(multiprocessing_context)
         self._cursor = plan.cursor()
         self._limits = plan.limits(self._cursor)
         self._used_up: set[str] = set()  # corpora that were told of
@@ -119,8 +124,7 @@ class StreamingLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor as a line of JSON under one key, the same on every rank."""
-        self._cursor = self.plan.compacted(self._cursor)
-        return {STATE_KEY: save_cursor(self._cursor, self.plan.identity, self.plan.names)}
+        return _saved(self.plan, self._cursor)
 
     def load_state_dict(
         self,
@@ -132,25 +136,16 @@ class StreamingLoader:
         """Go on where a state was taken.
 
         Args:
-            weights: ``"cursor"``: the weights that were in force go on; ``"plan"``: those of this plan do from here.
+            weights: ``"cursor"``: the weights that were in force go on, and changes that the plan had in store must be
+                those of this plan; ``"plan"``: the weights of this plan are in force from here on.
             corpora: ``"same"``: other corpora than before are refused; ``"plan"``: those of this plan go on, with its
                 weights. A corpus that is in both goes on where it was; what was added and removed is kept in the state.
+                If the corpora are the same, nothing is different from ``"same"``.
 
         Raises:
             PlanMismatchError: the state is of another plan, or of no tokshard loader.
         """
-        if weights not in ("cursor", "plan"):
-            raise ValueError(f"weights must be 'cursor' or 'plan', got {weights!r}")
-        if corpora not in ("same", "plan"):
-            raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
-        text, planned = state.get(STATE_KEY), self.plan.cursor().segments
-        if corpora == "plan":
-            cursor = adopt_cursor(text, self.plan.identity, self.plan.names, planned)
-        else:
-            cursor = load_cursor(text, self.plan.identity)
-            if weights == "plan":
-                cursor = cursor.rescheduled(planned)
-        self.plan.check_pass(cursor)
+        cursor = _loaded(self.plan, state, weights=weights, corpora=corpora)
         self._go_on_from(cursor)
 
     def set_weights(self, weights: Weights) -> None:
@@ -162,11 +157,15 @@ class StreamingLoader:
         self._go_on_from(self.plan.compacted(self._cursor.weighted(self.plan.checked_weights(weights))))
 
     def skip(self, num_samples: int) -> None:
-        """Pass over the next samples, on record in the state; a multiple of the batch keeps steps aligned."""
-        if num_samples < 0:
-            raise ValueError(f"num_samples must be at least 0, got {num_samples}")
+        """Pass over the next samples, on record in the state; a multiple of the batch keeps steps aligned.
+
+        Raises:
+            PlanError: it is not an integer, or negative, or leads beyond sample 2**62.
+        """
+        num_samples = integer("num_samples", num_samples, least=0)
         if self.plan.num_samples is not None:
             num_samples = min(num_samples, self.plan.num_samples - self._cursor.sample)
+        integer("the sample to skip to", self._cursor.sample + num_samples)
         if num_samples:
             self._go_on_from(self._cursor.skipping(num_samples))
 
@@ -273,8 +272,7 @@ class StreamDataset(IterableDataset[Batch]):
         uneven: Literal["refuse", "pad"] = "refuse",
     ) -> None:
         self.plan = plan
-        rank, world_size = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
-        self._ranks = Ranks(global_batch_size, rank, world_size, uneven)
+        self._ranks = _ranks(plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, uneven)
         self._cursor = plan.cursor()
         self._used_up: set[str] = set()  # corpora that were told of
         self._is_under_way = False
@@ -304,8 +302,7 @@ class StreamDataset(IterableDataset[Batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor of this DataLoader worker: the step that it makes next, if it has made one."""
-        cursor = save_cursor(self._cursor, self.plan.identity, self.plan.names)
-        return {STATE_KEY: cursor, WORKER_KEY: self._is_under_way}
+        return {**_saved(self.plan, self._cursor), WORKER_KEY: self._is_under_way}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state of the same DataLoader worker was taken, or one of `StreamingLoader`.
@@ -313,13 +310,58 @@ class StreamDataset(IterableDataset[Batch]):
         Raises:
             PlanMismatchError: the state is of another plan.
         """
-        cursor = load_cursor(state.get(STATE_KEY), self.plan.identity)
-        self.plan.check_pass(cursor)
-        self._cursor = cursor
+        self._cursor = _loaded(self.plan, state)
         self._is_under_way = bool(state.get(WORKER_KEY))
 
     def _advance(self, num_steps: int) -> None:
         self._cursor = self._cursor.advanced(num_steps * self._ranks.global_batch_size)
+
+
+def _saved(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
+    return {STATE_KEY: save_cursor(plan.compacted(cursor), plan.identity, plan.names, plan.schedule)}
+
+
+def _loaded(
+    plan: StreamPlan,
+    state: Mapping[str, Any],
+    *,
+    weights: Literal["cursor", "plan"] = "cursor",
+    corpora: Literal["same", "plan"] = "same",
+) -> Cursor:
+    if weights not in ("cursor", "plan"):
+        raise ValueError(f"weights must be 'cursor' or 'plan', got {weights!r}")
+    if corpora not in ("same", "plan"):
+        raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
+    text = state.get(STATE_KEY) if isinstance(state, Mapping) else state  # type: ignore[redundant-expr]
+    if corpora == "plan":
+        cursor = adopt_cursor(text, plan.identity, plan.names, plan.schedule, weights=weights)
+    else:
+        cursor = load_cursor(text, plan.identity, plan.schedule, weights=weights)
+    plan.check_pass(cursor)
+    return cursor
+
+
+def _ranks(  # noqa: PLR0917 - the arguments of both loaders
+    plan: Any,
+    global_batch_size: int,
+    dp_rank: int | None,
+    dp_world_size: int | None,
+    dp_mesh: DeviceMesh | None,
+    uneven: str,
+) -> Ranks:
+    if not isinstance(plan, StreamPlan):
+        raise PlanError(f"the plan is {plan!r:.100}", hint="give StreamPlan(corpora, seq_len=...)")
+    rank, world_size = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
+    ranks = Ranks(global_batch_size, rank, world_size, uneven)
+    ranks.check_size(plan.seq_len)
+    return ranks
+
+
+def _seconds(timeout_seconds: Any) -> float:
+    seconds = real("timeout_seconds", timeout_seconds)
+    if not seconds > 0:
+        raise PlanError(f"timeout_seconds is {timeout_seconds}", hint="give a number above 0")
+    return min(seconds, threading.TIMEOUT_MAX)
 
 
 def _warn_of_small_windows(plan: StreamPlan, global_batch_size: int) -> None:
@@ -394,5 +436,10 @@ def data_parallel_place(rank: int | None, world_size: int | None, mesh: DeviceMe
     return 0, 1
 
 
-def _default_start_method() -> str:
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+def _start_method(given: str | None) -> str:
+    methods = multiprocessing.get_all_start_methods()
+    if given is None:
+        return "forkserver" if "forkserver" in methods else "spawn"
+    if given not in methods:
+        raise PlanError(f"multiprocessing_context is {given!r:.100}", hint=f"give one of {', '.join(methods)}")
+    return given

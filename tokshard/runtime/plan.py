@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError, PlanMismatchError
-from tokshard.runtime.cursor import CorpusIdentity, Cursor, PlanIdentity
+from tokshard.runtime.arguments import MAX_SAMPLE, integer, real
+from tokshard.runtime.cursor import CorpusIdentity, Cursor, PlanIdentity, Schedule
 from tokshard.runtime.finding import find_document
 from tokshard.runtime.layout import Layout, corpus_rows, lay_out
 from tokshard.runtime.mixture import Balance, Mixture, Segment, are_weights
@@ -34,6 +35,11 @@ WINDOW_TOKENS = 64 << 20
 MIN_WINDOW_BLOCKS = 64
 MIN_WINDOW_STEPS = 16
 """A window that lasts fewer steps is worth a warning: a document meets only documents of its window."""
+
+_MAX_SIZE = (1 << 32) - 1
+"""Of a sample, a block and a window: places in a window are 32 bits wide."""
+
+_MAX_EPOCHS = (1 << 32) - 1
 
 Weights = Mapping[str, float]
 CorpusLike = str | os.PathLike[str] | TokenSource
@@ -156,22 +162,24 @@ class StreamPlan:
         _check_sources(self.names, self.sources)
         self.has_default_windows = window_blocks is None
         self.shape = _shape(seq_len, block_tokens, window_blocks, allow_small_blocks=allow_small_blocks)
-        if not 0 <= seed < 1 << 64:
+        seed = integer("seed", seed, most=(1 << 64) - 1)
+        if seed < 0:
             raise PlanError(f"seed is {seed}, expected 0 to 2**64 - 1", hint="give another seed")
+        epochs = None if epochs is None else integer("epochs", epochs, most=_MAX_EPOCHS)
         self.seed, self.epochs, self.loss_across_documents = seed, epochs, loss_across_documents
         if epochs is not None and (epochs < 1 or len(self.names) > 1):
             raise PlanError(
                 f"epochs is {epochs} for {len(self.names)} corpora; a finite pass is at least 1 epoch of one corpus",
                 hint="make one plan per corpus, or leave epochs out",
             )
-        self.transforms = tuple(transforms)
+        self.transforms = _transforms(transforms)
         if self.transforms and loss_across_documents:
             raise PlanError(
                 "transforms and loss_across_documents exclude each other: the first token of the next piece, which is "
                 "a delimiter's label, may be changed",
                 hint="leave one of them out",
             )
-        first_epochs = self._first_epochs(start_epoch or {})
+        first_epochs = self._first_epochs({} if start_epoch is None else start_epoch)
         takes = self._per_corpus("take", take, 1.0)
         ordinals = _ordinals([source.fingerprint for source in self.sources])
         self.streams = tuple(
@@ -179,14 +187,18 @@ class StreamPlan:
             for source, ordinal, first, part in zip(self.sources, ordinals, first_epochs, takes, strict=True)
         )
         self._check_takes()
+        if self.num_samples is not None and self.num_samples > MAX_SAMPLE:
+            raise PlanError(
+                f"{epochs} epochs are {self.num_samples} samples, expected at most 2**62", hint="give fewer"
+            )
         self.on_max_epochs = on_max_epochs
         most = self._per_corpus("max_epochs", math.inf if max_epochs is None else max_epochs, math.inf)
         self.max_epochs = tuple(most)
         self._max_samples = self._limits()
         default = {name: float(stream.num_tokens) for name, stream in zip(self.names, self.streams, strict=True)}
-        self._segments = self._schedule([(0, default if weights is None else weights), *schedule])
+        self.schedule = self._scheduled(default if weights is None else weights, schedule)
         # one object, by which the mixture that is kept is known again
-        self._start = Cursor(sample=0, segments=self._segments, balance=Balance.at_start(len(self.names)))
+        self._start = Cursor(sample=0, segments=self.schedule.segments, balance=Balance.at_start(len(self.names)))
         self._kept_mixture: Mixture | None = None
         self.identity = _identity(self.shape, seed, self.streams)
 
@@ -268,6 +280,10 @@ class StreamPlan:
 
     def mixture(self, cursor: Cursor) -> Mixture:
         """The corpora of the samples under a cursor's weights."""
+        if not isinstance(cursor, Cursor):
+            raise PlanError(
+                f"the cursor is of type {type(cursor).__name__}", hint="give loader.cursor, or leave it out"
+            )
         kept = self._kept_mixture
         # cursors of one run share their weights: what these cost to count is paid once
         if kept is None or kept.balance is not cursor.balance:
@@ -303,12 +319,16 @@ class StreamPlan:
         Raises:
             PlanError: a name is unknown or missing, or a weight is negative, infinite, or all are 0.
         """
+        if not isinstance(weights, Mapping):
+            raise PlanError(
+                f"weights are {weights!r:.100}, expected a number for each corpus", hint=f"give {self._example('0.5')}"
+            )
         if set(weights) != set(self.names):
             raise PlanError(
                 f"weights are for {', '.join(map(str, weights))}; the plan has {', '.join(self.names)}",
                 hint="give one weight per corpus; 0 leaves a corpus out",
             )
-        ordered = tuple(float(weights[name]) for name in self.names)
+        ordered = tuple(real(f"the weight of {name!r}", weights[name]) for name in self.names)
         if not are_weights(ordered):
             raise PlanError(
                 f"weights are {dict(weights)}; expected finite numbers of at least 0, not all 0",
@@ -329,7 +349,9 @@ class StreamPlan:
 
         Raises:
             IndexError: the plan has no such sample.
+            PlanError: it is not an integer.
         """
+        sample = self._checked_sample(sample)
         layout = self.lay_out(self._mixture_at(sample, cursor), np.array([sample], np.int64))
         return first_row(widen(self.pack(layout, 0, 1)))
 
@@ -339,7 +361,7 @@ class StreamPlan:
         Raises:
             IndexError: the plan has no such sample.
         """
-        return self.traces(np.array([sample], np.int64), cursor)[0]
+        return self.traces(np.array([self._checked_sample(sample)], np.int64), cursor)[0]
 
     def traces(self, samples: NDArray[np.int64], cursor: Cursor | None = None) -> list[list[Piece]]:
         """`trace` of many global samples.
@@ -389,11 +411,14 @@ class StreamPlan:
         """
         if corpus not in self.names:
             raise PlanError(f"the plan has no corpus {corpus!r}", hint=f"it has {', '.join(self.names)}")
+        document = integer("document", document)
+        if not isinstance(epochs, Iterable):
+            epochs = range(integer("epochs", epochs, least=0))
         number = self.names.index(corpus)
         stream, mixture = self.streams[number], self.mixture(cursor or self.cursor())
         place = self.sources[number].place_of(document)
         found = []
-        for epoch in range(epochs) if isinstance(epochs, int) else epochs:
+        for epoch in (integer("an epoch", epoch, least=0, most=_MAX_EPOCHS) for epoch in epochs):
             parts = find_document(stream, epoch, place.start, place.stop, stream_stop=self._stream_stop)
             for part in parts:
                 is_known = part.ordinal >= mixture.balance.counts[number]
@@ -451,6 +476,12 @@ class StreamPlan:
     def _stream_stop(self) -> int | None:
         return None if self.epochs is None else self.epochs * self.streams[0].num_tokens
 
+    def _checked_sample(self, sample: int) -> int:
+        sample = integer("sample", sample, most=None)
+        if sample > MAX_SAMPLE:
+            raise IndexError(f"sample {sample}: samples are counted up to 2**62")
+        return sample
+
     def _mixture_at(self, sample: int, cursor: Cursor | None) -> Mixture:
         if sample < 0 or (self.num_samples is not None and sample >= self.num_samples):
             raise IndexError(f"sample {sample} of a plan of {self.num_samples or 'endless'} samples")
@@ -473,14 +504,14 @@ class StreamPlan:
 
     def _per_corpus(self, argument: str, value: float | Mapping[str, float], default: float) -> list[float]:
         if not isinstance(value, Mapping):
-            return [float(value)] * len(self.names)
+            return [real(argument, value)] * len(self.names)
         unknown = set(value) - set(self.names)
         if unknown:
             raise PlanError(
                 f"{argument} is for {', '.join(map(str, value))}; the plan has {', '.join(self.names)}",
                 hint="give names of the plan",
             )
-        return [float(value.get(name, default)) for name in self.names]
+        return [real(f"{argument} of {name!r}", value.get(name, default)) for name in self.names]
 
     def _check_takes(self) -> None:
         for name, stream in zip(self.names, self.streams, strict=True):
@@ -508,23 +539,40 @@ class StreamPlan:
             for epochs, stream in zip(self.max_epochs, self.streams, strict=True)
         ]
 
-    def _schedule(self, changes: Sequence[tuple[int, Weights]]) -> tuple[Segment, ...]:
-        starts = [start for start, _ in changes]
-        if starts != sorted(set(starts)):
+    def _scheduled(self, weights: Weights, changes: Sequence[tuple[int, Weights]]) -> Schedule:
+        try:
+            pairs = [(start, later) for start, later in changes]
+        except (TypeError, ValueError):
             raise PlanError(
-                f"the schedule changes weights at samples {starts[1:]}, expected ascending from 1 on",
+                f"schedule is {changes!r:.100}, expected pairs of a sample and weights",
+                hint=f"give [(1_000_000, {self._example('0.5')}), ...]",
+            ) from None
+        starts = [integer("a start of the schedule", start) for start, _ in pairs]
+        if [0, *starts] != sorted({0, *starts}):
+            raise PlanError(
+                f"the schedule changes weights at samples {starts}, expected ascending from 1 on",
                 hint="order the schedule, and give the first weights as weights=",
             )
-        return tuple(Segment(start=start, weights=self.checked_weights(weights)) for start, weights in changes)
+        return Schedule(
+            tuple(
+                Segment(start=start, weights=self.checked_weights(given))
+                for start, given in zip([0, *starts], [weights, *(later for _, later in pairs)], strict=True)
+            )
+        )
 
-    def _first_epochs(self, start_epoch: Mapping[str, int]) -> list[int]:
-        unknown = set(start_epoch) - set(self.names)
-        if unknown or any(epoch < 0 for epoch in start_epoch.values()):
+    def _example(self, value: str) -> str:
+        return "{" + ", ".join(f"{name!r}: {value}" for name in self.names[:2]) + (", ...}" if self.names[2:] else "}")
+
+    def _first_epochs(self, start_epoch: Any) -> list[int]:
+        if not isinstance(start_epoch, Mapping) or set(start_epoch) - set(self.names):
             raise PlanError(
-                f"start_epoch is {dict(start_epoch)}; the plan has {', '.join(self.names)}",
+                f"start_epoch is {start_epoch!r:.100}; the plan has {', '.join(self.names)}",
                 hint="give names of the plan, and epochs from 0",
             )
-        return [start_epoch.get(name, 0) for name in self.names]
+        return [
+            integer(f"start_epoch of {name!r}", start_epoch.get(name, 0), least=0, most=_MAX_EPOCHS)
+            for name in self.names
+        ]
 
 
 def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -> StreamPlan:
@@ -540,6 +588,14 @@ def _named(corpora: CorpusLike | Mapping[str, CorpusLike]) -> dict[str, CorpusLi
         named = {"corpus": corpora}
     if not named:
         raise PlanError("the plan has no corpus", hint="give {name: directory, ...}, or one directory")
+    for name, corpus in named.items():
+        if not isinstance(name, str):
+            raise PlanError(f"{name!r} names a corpus, expected a string", hint="give {name: directory, ...}")
+        if not isinstance(corpus, str | os.PathLike) and not hasattr(corpus, "fingerprint"):
+            raise PlanError(
+                f"corpus {name!r} is {corpus!r:.100}, expected a directory",
+                hint="give {name: directory, ...}, or one directory",
+            )
     return named
 
 
@@ -564,9 +620,11 @@ def _check_sources(names: Sequence[str], sources: Sequence[TokenSource]) -> None
 
 
 def _shape(seq_len: int, block_tokens: int | None, window_blocks: int | None, *, allow_small_blocks: bool) -> Shape:
-    for name, value in (("seq_len", seq_len), ("block_tokens", block_tokens), ("window_blocks", window_blocks)):
-        if value is not None and value < 1:
-            raise PlanError(f"{name} is {value}, expected at least 1", hint=f"give {name} of 1 or more")
+    seq_len = integer("seq_len", seq_len, least=1, most=_MAX_SIZE)
+    if block_tokens is not None:
+        block_tokens = integer("block_tokens", block_tokens, least=1, most=_MAX_SIZE)
+    if window_blocks is not None:
+        window_blocks = integer("window_blocks", window_blocks, least=1, most=_MAX_SIZE)
     block = block_tokens or max(MIN_BLOCK_TOKENS, 16 * seq_len)
     if block < 4 * seq_len and not allow_small_blocks:
         raise PlanError(
@@ -580,6 +638,17 @@ def _shape(seq_len: int, block_tokens: int | None, window_blocks: int | None, *,
             hint="give a smaller window_blocks or block_tokens",
         )
     return Shape(seq_len=seq_len, block_tokens=block, window_blocks=window)
+
+
+def _transforms(transforms: Any) -> tuple[Transform, ...]:
+    found = tuple(transforms) if isinstance(transforms, Iterable) else (transforms,)
+    for transform in found:
+        if not callable(transform):
+            raise PlanError(
+                f"{transform!r:.100} is given as a transform, expected a function of a sample and a generator",
+                hint="give a list of functions, or of objects such as FillInTheMiddle(...)",
+            )
+    return found
 
 
 def _ordinals(fingerprints: Sequence[str]) -> list[int]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
+from tokshard.runtime.arguments import integer
 from tokshard.runtime.mixture import Mixture
 from tokshard.runtime.packing import PADDING_INDEX, Packed
 from tokshard.runtime.plan import StreamPlan
@@ -20,6 +21,10 @@ _MAX_LAYOUT_PIECES = 65_536
 """But no more pieces than this, so that no step takes long."""
 
 _MAX_LAYOUT_ROWS = 2_048
+
+_MAX_BATCH = 1 << 40
+_MAX_BATCH_TOKENS = (1 << 31) - 1
+"""Of one rank: cu_seqlens is int32, as attention kernels want it."""
 
 
 class Ranks:
@@ -36,8 +41,8 @@ class Ranks:
     """
 
     def __init__(self, global_batch_size: int, rank: int, world_size: int, uneven: str) -> None:
-        if global_batch_size < 1:
-            raise PlanError(f"global_batch_size is {global_batch_size}", hint="give at least 1")
+        global_batch_size = integer("global_batch_size", global_batch_size, least=1, most=_MAX_BATCH)
+        rank, world_size = integer("dp_rank", rank), integer("dp_world_size", world_size, least=1, most=_MAX_BATCH)
         if not 0 <= rank < world_size:
             raise PlanError(f"dp_rank is {rank} of {world_size}", hint="give a rank from 0 to dp_world_size - 1")
         if uneven not in ("refuse", "pad"):
@@ -50,6 +55,19 @@ class Ranks:
             )
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.rows_per_rank = -(-global_batch_size // world_size)
+
+    def check_size(self, seq_len: int) -> None:
+        """Refuse batches whose tokens cannot be counted.
+
+        Raises:
+            PlanError: a rank's part of a batch has 2**31 tokens or more.
+        """
+        if self.rows_per_rank * seq_len > _MAX_BATCH_TOKENS:
+            raise PlanError(
+                f"a global_batch_size of {self.global_batch_size} makes {self.rows_per_rank} rows of {seq_len} tokens "
+                f"on each of {self.world_size} ranks, 2**31 tokens or more",
+                hint=f"give a global_batch_size of at most {_MAX_BATCH_TOKENS // seq_len * self.world_size}",
+            )
 
     def samples(self, starts: NDArray[np.int64], stop: int | None) -> NDArray[np.int64]:
         """This rank's samples of the steps that begin at some global samples.

@@ -1,0 +1,248 @@
+"""The state of a loader: small whatever is planned, and checked when it is loaded."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.runtime.sources import ListSource
+from tests.runtime.test_loader import expected_rows, one_corpus, rows_of, take, two_corpora
+from tests.runtime.test_weight_changes import long_schedule
+from tokshard.errors import PlanMismatchError
+from tokshard.runtime.loader import StreamDataset, StreamingLoader
+from tokshard.runtime.plan import StreamPlan
+
+State = dict[str, Any]
+CHANGES: list[tuple[int, dict[str, float]]] = [(6, {"a": 0, "b": 1}), (14, {"a": 1, "b": 1})]
+
+
+def state_after(plan: StreamPlan, steps: int) -> State:
+    loader = StreamingLoader(plan, global_batch_size=2)
+    if steps:
+        take(loader, steps)
+    loader.close()
+    return loader.state_dict()
+
+
+def resumed(plan: StreamPlan, state: State, **options: Any) -> StreamingLoader:
+    loader = StreamingLoader(plan, global_batch_size=2)
+    loader.load_state_dict(state, **options)
+    return loader
+
+
+def edited(state: State, **fields: Any) -> State:
+    return {"cursor": json.dumps(json.loads(state["cursor"]) | fields)}
+
+
+# what is planned
+
+
+def test_two_thousand_planned_changes_are_a_small_state_that_is_saved_and_loaded_at_once() -> None:
+    plan = long_schedule(2_000, 5, 8)
+    for place in (0, 8, 8_000, 15_992, 20_000):
+        loader = StreamingLoader(plan, global_batch_size=8)
+        loader.skip(place)
+        state = loader.state_dict()
+        assert len(state["cursor"]) < 4_000
+        seconds = []
+        for _ in range(3):  # the best of three: a loaded machine is no slow code
+            started = time.perf_counter()
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            seconds.append(time.perf_counter() - started)
+        assert min(seconds) < 0.1  # 3 ms on a quiet machine
+        rows = rows_of(take(loader, 2))
+        assert rows == expected_rows(plan, range(place, place + 16))
+        loader.close()
+
+
+@pytest.mark.parametrize("steps", range(10))
+def test_a_planned_schedule_is_followed_from_every_step_on(steps: int) -> None:
+    plan = two_corpora(schedule=CHANGES)
+    loader = resumed(two_corpora(schedule=CHANGES), state_after(plan, steps))
+    assert rows_of(take(loader, 10)) == expected_rows(plan, range(2 * steps, 2 * steps + 20))
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    "other", [[], CHANGES[:1], [(6, {"a": 0, "b": 1}), (14, {"a": 1, "b": 2})], [CHANGES[0], (15, CHANGES[1][1])]]
+)
+def test_a_plan_with_other_changes_to_come_is_refused_unless_its_weights_are_asked_for(other: Any) -> None:
+    state = state_after(two_corpora(schedule=CHANGES), 2)
+    plan = two_corpora(schedule=other)
+    with pytest.raises(PlanMismatchError, match="the run was to change its weights after sample 4") as caught:
+        resumed(plan, state)
+    assert "weights='plan'" in caught.value.hint
+    with pytest.raises(PlanMismatchError, match="after sample 4"):
+        StreamDataset(plan, global_batch_size=2).load_state_dict(state)
+    loader = resumed(plan, state, weights="plan")
+    assert rows_of(take(loader, 8)) == expected_rows(plan, range(4, 20))  # the weights so far were the same
+    loader.close()
+
+
+def test_changes_that_are_past_do_not_matter() -> None:
+    plan = two_corpora(schedule=CHANGES)
+    loader = resumed(two_corpora(weights={"a": 5, "b": 1}), state_after(plan, 8))
+    assert rows_of(take(loader, 4)) == expected_rows(plan, range(16, 24))
+    loader.close()
+
+
+def test_weights_that_a_run_has_set_stay_in_force_over_changes_that_were_planned() -> None:
+    plan = two_corpora(schedule=CHANGES)
+    first = StreamingLoader(plan, global_batch_size=2)
+    take(first, 2)
+    first.set_weights({"a": 1, "b": 0})
+    state = first.state_dict()
+    first.close()
+    for other in (plan, two_corpora(), two_corpora(schedule=CHANGES[1:])):
+        loader = resumed(other, state)
+        assert [row["corpus_index"] for row in rows_of(take(loader, 8))] == [0] * 16
+        assert resumed(other, loader.state_dict()).cursor == loader.cursor
+        loader.close()
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4, 7])
+def test_a_resume_with_the_weights_of_the_plan_at_a_planned_change_can_be_resumed_again(steps: int) -> None:
+    """Samples 6 and 14, at which the plan changes, are the beginnings of steps 3 and 7."""
+    plan = two_corpora(schedule=CHANGES)
+    state = state_after(plan, steps)
+    for _ in range(3):
+        loader = resumed(plan, state, weights="plan")
+        state = loader.state_dict()
+    loader = resumed(plan, state)
+    starts = [segment.start for segment in loader.cursor.segments]
+    assert starts == sorted(set(starts))
+    assert rows_of(take(loader, 6)) == expected_rows(plan, range(2 * steps, 2 * steps + 12))
+    loader.close()
+
+
+# the corpora of the plan
+
+
+@pytest.mark.parametrize("weights", ["cursor", "plan"])
+def test_three_hundred_restarts_with_the_corpora_of_the_plan_are_as_if_there_were_none(weights: str) -> None:
+    sources = {name: ListSource([10] * 50, first_token=1 + 1000 * number) for number, name in enumerate("abc")}
+    plan = StreamPlan(
+        sources, weights={"a": 0.5, "b": 0.3, "c": 0.2}, seq_len=8, seed=5, block_tokens=64, window_blocks=2
+    )
+    loader = StreamingLoader(plan, global_batch_size=1)
+    state, found = loader.state_dict(), []
+    for _ in range(300):
+        loader.load_state_dict(state, corpora="plan", weights=weights)  # type: ignore[arg-type]
+        found += rows_of(take(loader, 1))
+        state = loader.state_dict()
+    loader.close()
+    assert found == expected_rows(plan, range(300))
+    assert len(state["cursor"]) < 4_000
+    assert (
+        max(
+            abs(count - share)
+            for count, share in zip(
+                [Counter(row["corpus_index"] for row in found)[number] for number in range(3)],
+                (150, 90, 60),
+                strict=True,
+            )
+        )
+        <= 2
+    )
+
+
+def test_weights_that_a_run_has_set_stay_in_force_with_the_corpora_of_the_plan_if_these_are_the_same() -> None:
+    first = StreamingLoader(two_corpora(), global_batch_size=2)
+    first.set_weights({"a": 0, "b": 1})
+    loader = resumed(two_corpora(), first.state_dict(), corpora="plan")
+    assert loader.cursor == first.cursor
+    with pytest.raises(PlanMismatchError, match="was to change its weights"):
+        resumed(two_corpora(), state_after(two_corpora(schedule=CHANGES), 1), corpora="plan")
+
+
+# what is refused
+
+
+def test_a_state_whose_plan_hash_is_not_that_of_its_fields_is_refused() -> None:
+    state = state_after(two_corpora(), 2)
+    for bad in ("x", None, "0" * 64):
+        for corpora in ("same", "plan"):
+            with pytest.raises(PlanMismatchError, match="damaged: its plan hash"):
+                resumed(two_corpora(), edited(state, plan=bad), corpora=corpora)
+    with pytest.raises(PlanMismatchError, match=r"seed differs \(5, now 4\)"):
+        resumed(two_corpora(), edited(state, plan="x", seed=5))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sample": 2**63},
+        {"sample": 4.0},
+        {"sample": True},
+        {"counts": [2**63, 0]},
+        {"counts": [0]},
+        {"remainders": [2**70]},
+        {"skipped": [[5, 3]]},
+        {"skipped": [[3, 3]]},
+        {"skipped": [[2, 5]]},
+        {"skipped": [[2, 3], [1, 2]]},
+        {"skipped": [[0, 2], [1, 3]]},
+        {"skipped": [[-1, 2]]},
+        {"skipped": 5},
+        {"weights": [[5, [1, 1]]]},
+        {"weights": [[5, [1, 1]]], "schedule": None},
+        {"weights": [[0, [1, 1]], [0, [1, 2]]]},
+        {"weights": [[0, [1, 1]], [5, [1, 2]]]},  # a schedule is named, so what is still to come is not listed
+        {"weights": [[0, [float("nan"), 1]]]},
+        {"weights": []},
+        {"schedule": 5},
+        {"schedule": ["x"]},
+    ],
+    ids=str,
+)
+def test_a_state_that_no_loader_has_saved_is_refused_as_damaged(fields: State) -> None:
+    state = state_after(two_corpora(), 2)
+    with pytest.raises(PlanMismatchError, match="damaged") as caught:
+        resumed(two_corpora(), edited(state, **fields))
+    assert caught.value.hint
+
+
+def test_a_state_without_a_field_is_refused_as_damaged_or_as_none() -> None:
+    saved = json.loads(state_after(two_corpora(), 2)["cursor"])
+    for name in saved:
+        with pytest.raises(PlanMismatchError):
+            resumed(two_corpora(), {"cursor": json.dumps({key: saved[key] for key in saved if key != name})})
+
+
+# ends and several cursors
+
+
+def test_a_skip_beyond_a_finite_pass_ends_at_its_last_sample() -> None:
+    plan = one_corpus(epochs=2)
+    assert plan.num_samples is not None
+    loader = StreamingLoader(plan, global_batch_size=4)
+    take(loader, 1)
+    loader.skip(10**9)
+    assert loader.cursor.sample == plan.num_samples
+    assert loader.cursor.skipped == ((4, plan.num_samples),)
+    assert loader.stats()["skipped_samples"] == plan.num_samples - 4
+    assert resumed(plan, loader.state_dict()).cursor == loader.cursor
+    loader.skip(1)
+    assert loader.cursor.sample == plan.num_samples
+    assert len(take(loader, 1)) == 1  # another pass
+    assert loader.cursor.sample == 4
+    loader.close()
+
+
+def test_one_plan_reads_under_two_histories_that_differ_in_between_and_agree_again() -> None:
+    """What a plan has counted of one history is not taken for the other's."""
+    histories = [
+        two_corpora(schedule=[(8, weights), (16, {"a": 1, "b": 1})]) for weights in ({"a": 1, "b": 9}, {"a": 9, "b": 1})
+    ]
+    shared = two_corpora()
+    for _ in range(2):
+        for plan in histories:
+            cursor = plan.cursor().advanced(30)
+            moved = type(cursor)(sample=30, segments=cursor.segments, balance=shared.cursor().balance)
+            assert shared.mixture(moved).counts_before(30) == plan.mixture(cursor).counts_before(30)
+            assert expected_rows(shared, range(20, 30), moved) == expected_rows(plan, range(20, 30), cursor)
