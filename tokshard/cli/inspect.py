@@ -45,6 +45,7 @@ from tokshard.inspect.vocabulary import load_vocabulary
 from tokshard.runtime.mix import load_mix
 
 _SAMPLES = 3
+from tokshard.wording import bytes_text
 
 
 @click.command()

@@ -19,6 +19,7 @@ from tokshard.inspect.terminal import one_line
 from tokshard.inspect.trace import RankView, TraceRow, trace_samples, trace_steps
 from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
 from tokshard.runtime.steps import Ranks
+from tokshard.wording import counted
 
 
 @click.command()
