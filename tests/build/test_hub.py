@@ -189,7 +189,7 @@ def test_another_commit_is_another_source(fake):
     assert COMMIT in manifest.read_text()
     done = fake.build("hf://someone/configured/large:train", "--tokenizer", "tokenizer")
     assert done.returncode == 2
-    assert f"the hub sources were hf://someone/plain@{COMMIT}:train, now hf://someone/configured/large" in done.stderr
+    assert f"the sources were hf://someone/plain@{COMMIT}:train, now hf://someone/configured/large" in done.stderr
 
 
 @pytest.mark.interop
