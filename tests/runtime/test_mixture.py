@@ -228,3 +228,20 @@ def test_a_sample_before_the_first_weights_is_refused() -> None:
 @pytest.mark.parametrize("bad", [[0.0, 0.0], [1.0, -1.0], [float("nan"), 1.0], [float("inf")], []])
 def test_weights_that_say_nothing_are_told(bad: list[float]) -> None:
     assert not are_weights(bad)
+
+
+def test_a_mixture_whose_weights_differ_in_the_middle_counts_anew_from_there_on() -> None:
+    def segments(middle: tuple[float, ...]) -> tuple[Segment, ...]:
+        weights = [(1.0, 2.0, 3.0), (2.0, 1.0, 0.0), middle, (1.0, 1.0, 1.0), (3.0, 2.0, 1.0)]
+        return tuple(Segment(start=100 * index, weights=part) for index, part in enumerate(weights))
+
+    key = derive_key(3, "mixture", words=2)
+    start = Balance.at_start(3)
+    known = Mixture(key=key, segments=segments((5.0, 1.0, 1.0)), balance=start)
+    known.counts_before(1_000)
+    for middle in ((5.0, 1.0, 1.0), (1.0, 1.0, 5.0)):
+        changed = known.changed(segments(middle))
+        fresh = Mixture(key=key, segments=segments(middle), balance=start)
+        for sample in (50, 150, 250, 350, 450, 1_000):
+            assert changed.balance_before(sample) == fresh.balance_before(sample)
+    assert 1 in known.changed(segments((1.0, 1.0, 5.0)))._balances, "what came before is not counted again"

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from tests.runtime import naive
 from tests.runtime.sources import ListSource, PeriodicSource
+from tokshard.errors import PlanError
 from tokshard.runtime import permutation as permutations
 from tokshard.runtime.permutation import KEY_WORDS, MAX_SORTED, Permutation
+from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.seeds import ORDER_VERSION, derive_key
 from tokshard.runtime.windows import CorpusStream, Shape
 
@@ -364,3 +366,40 @@ def test_the_blocks_and_pieces_of_another_epoch_ordinal_or_seed_come_in_another_
     assert order(seed=seed ^ 1) != first
     assert order(ordinal=1) != first
     assert order(start_epoch=1) != first
+
+
+def test_items_of_equal_hashes_stay_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permutations, "_GOLDEN", np.uint64(1 << 63))  # two hashes: of even and of odd items
+    for seed in range(4):
+        found = Permutation(length=1_000, key=key_of(seed)).all().tolist()
+        assert found in (
+            list(range(0, 1_000, 2)) + list(range(1, 1_000, 2)),
+            [*range(1, 1_000, 2), *range(0, 1_000, 2)],
+        )
+
+
+def test_a_window_of_2_to_the_32_tokens_is_refused_and_one_token_less_is_read() -> None:
+    class Two(PeriodicSource):
+        dtype = np.dtype(np.uint16)
+
+    for num_tokens, fits in ((2**32, False), (2**32 - 1, True)):
+        source = Two(num_tokens, 2**29)
+        shape = Shape(seq_len=2**20, block_tokens=2**31, window_blocks=2)
+        stream = CorpusStream(source, shape, seed=1)
+        if fits:
+            table = stream.table(stream.window(0, 0))
+            assert int(table.stream_starts[-1]) == num_tokens
+            assert table.cut(np.array([0]), np.array([num_tokens]))[1].lengths.sum() == num_tokens
+        else:
+            with pytest.raises(ValueError, match="a window of 4294967296 tokens does not fit"):
+                stream.table(stream.window(0, 0))
+    with pytest.raises(PlanError, match=r"a window of 3 blocks of 1073741824 tokens has 2\*\*32 tokens or more"):
+        StreamPlan(PeriodicSource(100), seq_len=4, block_tokens=2**30, window_blocks=3)
+    StreamPlan(PeriodicSource(100), seq_len=4, block_tokens=2**30 - 1, window_blocks=3)
+
+
+def test_a_sample_beyond_2_to_the_64_epochs_is_refused() -> None:
+    plan = StreamPlan(ListSource([1]), seq_len=300, seed=1)
+    with pytest.raises(PlanError, match=r"epoch 1844674407370955\d+ of a corpus .* an order has 2\*\*64"):
+        plan.sample(2**64 // 300 + 1)
+    plan.sample(2**64 // 300 - 1)

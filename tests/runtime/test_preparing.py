@@ -114,6 +114,22 @@ def test_every_worker_has_its_tables_ready(watch: Watch) -> None:
         assert watch.ready > 5
 
 
+@pytest.mark.parametrize("begun", [0.25, 0.5, 0.875])
+def test_a_job_that_begins_in_a_window_makes_the_next_table_in_small_parts_too(watch: Watch, begun: float) -> None:
+    plan, window = plan_of(PeriodicSource(3 * FULL, 9)), FULL // SEQ_LEN
+    first = int(begun * window)
+    plan.reader().sample(first)
+    table = watch.steps
+    made = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(BATCH, 0, 1, "refuse"), first)
+    steps_made = [table, *(watch.steps for _ in zip(range((window - first) // BATCH), made, strict=False))]
+    assert watch.late == 2, "only the first table is waited for, here and in the sample before"
+    # a layout has four steps; the next table is ready at 80 % of the window, or at its end
+    until = (0.8 if begun < 0.8 else 1) - begun
+    most = table * 4 * BATCH / window / until + 2
+    assert steps_made[1] - table <= table + most
+    assert int(np.diff(steps_made[1:]).max()) <= most
+
+
 def test_samples_that_are_asked_for_alone_prepare_nothing(watch: Watch) -> None:
     plan = plan_of(PeriodicSource(3 * FULL, 9))
     for sample in range(0, 600, 10):

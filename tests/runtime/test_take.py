@@ -72,6 +72,27 @@ def test_a_pass_over_a_part_equals_the_naive_model(
         assert trace == row["pieces"]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_one_block_that_is_taken_is_read_many_times_in_a_sample(seed: int) -> None:
+    source = ListSource([3, 2, 4, 1, 9, 5, 2, 6])
+    shape = {"seq_len": 45, "block_tokens": 8, "window_blocks": 2}
+    options = {"seed": seed, "take": 0.25, "epochs": 20}
+    plan = plan_of({"a": source}, **options, **shape)
+    expected = naive.corpus_samples(
+        source.documents(),
+        fingerprint=source.fingerprint,
+        ordinal=0,
+        block=8,
+        window_blocks=2,
+        seq_len=45,
+        count=4,
+        **options,
+    )
+    assert plan.num_samples == len(expected) == 4
+    for sample, row in enumerate(expected):
+        assert_equal(plan.sample(sample), row)
+
+
 @given(lengths=lengths, shape=shapes, part=parts, epochs=st.integers(1, 3))
 def test_every_token_of_the_blocks_that_are_taken_is_an_input_once_per_epoch(
     lengths: list[int], shape: dict[str, int], part: float, epochs: int

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 ORDER_VERSION = 1
 """Names the rules of the order. Bump when any sample of any plan would change."""
 
+MAX_EPOCHS = 1 << 64
+"""A key has room for so many."""
+
 Purpose = Literal["blocks", "pieces", "samples", "mixture", "take", "transform"]
 
 _WORDS_PER_HASH = 8

@@ -18,10 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.errors import PlanError
 from tokshard.runtime.copying import Spans
 from tokshard.runtime.forking import ForkLock
 from tokshard.runtime.permutation import KEY_WORDS, MAX_SORTED, Permutation, small_permutations
-from tokshard.runtime.seeds import Purpose, derive_key
+from tokshard.runtime.seeds import MAX_EPOCHS, Purpose, derive_key
 
 _MAX_TABLES = 2
 _MAX_PERMUTATIONS = 8
@@ -585,6 +586,12 @@ class CorpusStream:
         return Permutation(length=self.source.num_tokens // self.shape.block_tokens, key=key)
 
     def _key(self, purpose: Purpose, epoch: int, window: int, *, words: int = KEY_WORDS) -> NDArray[np.uint64]:
+        if epoch + self.start_epoch >= MAX_EPOCHS:
+            raise PlanError(
+                f"epoch {epoch + self.start_epoch} of a corpus was asked for, and an order has 2**64 epochs "
+                f"(num_tokens is {self.num_tokens}, seq_len {self.shape.seq_len})",
+                hint="ask for an earlier sample, or read a larger corpus",
+            )
         return derive_key(
             self._seed,
             purpose,
