@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -134,6 +136,20 @@ def test_a_loader_that_fails_ends_the_run_with_its_error(tmp_path: Path, monkeyp
     monkeypatch.setattr(StreamingLoader, "__iter__", fail)
     with pytest.raises(LoaderError, match="a read hangs"):
         train(resolve(small(tmp_path)))
+
+
+@pytest.mark.parametrize("how", ["full", "closed", "missing"])
+def test_a_run_continues_without_an_output_that_takes_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as stream:
+        if how == "closed":
+            stream.close()
+        monkeypatch.setattr(sys, "stdout", None if how == "missing" else stream)
+        assert train(resolve(small(tmp_path, train__stop_after=1))) == 0
+        with contextlib.suppress(OSError):
+            stream.close()
+    assert len(steps_of(tmp_path / "out")) == 1
 
 
 def test_a_second_job_with_the_same_out_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def _state(path: str) -> State:
 def _damaged(path: str, what: str) -> TrainerError:
     return TrainerError(
         f"{path} is damaged or not a complete checkpoint: {what}",
-        hint="restore it from a copy, or rename it to continue from the checkpoint before it, or anew",
+        hint="restore it from a copy, or rename it to continue from the checkpoint before it, or to start a new run",
     )
 
 

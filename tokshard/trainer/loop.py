@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -223,12 +223,13 @@ class _Run:
         self._say(f"saved {path}")
         if self.is_first:
             for problem in checkpoint.delete_old(self.checkpoints, self.settings.checkpoint.keep):
-                sys.stderr.write(f"warning: {problem}\n")
+                self._say(f"warning: {problem}")
 
     def _say(self, line: str) -> None:
         if self.is_first:
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+            with suppress(OSError, ValueError, AttributeError):  # a closed or full stdout does not end a run
+                sys.stdout.write(line + "\n")
+                sys.stdout.flush()
 
 
 def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:
