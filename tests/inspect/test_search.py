@@ -173,6 +173,15 @@ def test_the_first_document_that_differs_is_named_with_the_shards_that_differ(tm
     assert "fingerprints.content" in difference.fields
 
 
+@pytest.mark.parametrize("document", [0, 1, 2, 9])
+def test_a_document_that_differs_is_found_wherever_it_is(tmp_path, document):
+    documents = documents_of([5] * 10)
+    changed = [list(tokens) for tokens in documents]
+    changed[document][1] = documents[document][1] % 3 + 1
+    difference = compare_corpora(*corpora(tmp_path, documents, changed, shard_tokens=10))
+    assert difference.notes[1] == f"the first document that differs is {document}"
+
+
 def test_the_same_documents_in_other_shards_are_equal_and_the_settings_differ(tmp_path):
     documents = documents_of([5] * 10)
     first = open_corpus(write_corpus(tmp_path / "first", documents, tokenizer=TINY_TOKENIZER, shard_tokens=10))

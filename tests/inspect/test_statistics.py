@@ -59,6 +59,14 @@ def test_all_tokens_of_a_small_corpus_are_counted(tmp_path):
     }
 
 
+def test_ids_that_do_not_occur_are_not_in_use(tmp_path):
+    with open_corpus(write_corpus(tmp_path / "corpus", [[3, 0]], tokenizer=TINY_TOKENIZER)) as corpus:
+        counts = count_tokens(corpus)
+    assert (counts.ids.tolist(), counts.counts.tolist(), counts.vocab_size) == ([0, 3], [1, 1], 4)
+    assert counts.share_of(frozenset([1, 2])) == 0
+    assert counts.most_frequent(9) == [(0, 1), (3, 1)]
+
+
 def test_a_sample_of_tokens_comes_from_everywhere_and_full_counts_all(tmp_path, monkeypatch):
     monkeypatch.setattr("tokshard.inspect.token_counts.NUM_SLICES", 20)
     monkeypatch.setattr("tokshard.inspect.token_counts.SLICE_TOKENS", 5)

@@ -8,8 +8,10 @@ import pytest
 from tests.corpora import TINY_TOKENIZER, Source, change_table, documents_of, write_corpus
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
-from tokshard.inspect.run import Run
+from tokshard.inspect.run import Run, open_run
 from tokshard.inspect.trace import DocumentReader, RankView, trace_samples, trace_steps
+from tokshard.runtime.cursor import save_cursor
+from tokshard.runtime.mix import load_mix
 from tokshard.runtime.plan import StreamPlan
 
 
@@ -43,6 +45,18 @@ def test_the_last_step_of_a_pass_is_traced_and_the_one_after_it_refused(finite):
     assert {(row.step, row.row, row.sample) for row in rows} == {(4, 0, 6)}
     with pytest.raises(UsageError, match="there is no step 5"):
         list(trace_steps(finite, range(4, 6), ranks=RankView()))
+
+
+def test_a_finished_pass_has_done_the_step_that_was_padded(corpus, tmp_path):
+    mix = tmp_path / "mix.toml"
+    mix.write_text(
+        f'corpora = {{ a = "{corpus}" }}\nseq_len = 3\nglobal_batch_size = 2\nepochs = 1\nallow_small_blocks = true\n'
+    )
+    plan = load_mix(str(mix)).plan()
+    for samples, step in ((7, 4), (6, 3), (5, None)):
+        state = save_cursor(plan.cursor().advanced(samples), plan.identity, plan.names)
+        (tmp_path / "state.json").write_text(state)
+        assert open_run(str(mix), {}, checkpoint=str(tmp_path / "state.json")).step == step
 
 
 def test_dots_stand_where_text_was_left_out_and_nowhere_else(tmp_path):
