@@ -1,0 +1,62 @@
+"""How numbers and foreign names are written for people, the same everywhere: bytes, counts, plurals, safe text."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable
+
+_LABEL_WIDTH = 12
+_MIN_WIDTH = 40
+
+# C0 and C1 controls but tab and newline, what turns the direction of text, line separators, lone surrogates
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_LINE_BREAKING = re.compile("[\t\n]")
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are written as escapes; tabs and newlines stay."""
+    return _UNSAFE.sub(_escape, text)
+
+
+def one_line(text: str) -> str:
+    """`printable`, and tabs and newlines are written as escapes too."""
+    return _LINE_BREAKING.sub(_escape, printable(text))
+
+
+def aligned(lines: Iterable[tuple[str, str]], *, width: int) -> str:
+    """Lines of ``label   value``; long values go on below, under their start."""
+    wrapper = textwrap.TextWrapper(
+        width=max(_MIN_WIDTH, width),
+        subsequent_indent=" " * _LABEL_WIDTH,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrapper.fill(f"{label:<{_LABEL_WIDTH}}{one_line(value)}") for label, value in lines)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 shard``, ``2 shards``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def bytes_text(number: float) -> str:
+    """A number of bytes in three digits, such as ``20.1 MB``; decimal prefixes."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if number < 999.5:
+            return f"{number:.3g} {prefix}B" if prefix else f"{number:.0f} B"
+        number /= 1000
+    return f"{number:.3g} PB"
+
+
+def count_text(number: float) -> str:
+    """A number of things in three digits, such as ``20.1M``: thousands, millions, billions, trillions."""
+    for prefix in ("", "k", "M", "B", "T"):
+        if number < 999.5 or prefix == "T":
+            break
+        number /= 1000
+    return f"{number:.3g}{prefix}" if prefix else f"{number:.0f}"
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode()
