@@ -12,7 +12,7 @@ import pytest
 
 from tests.build.inputs import arrow_stream_bytes, csv_bytes, jsonl, table, tar_bytes, texts_of, write_byte_tokenizer
 from tokshard import open_corpus
-from tokshard.build.sources import STDIN_NOTE
+from tokshard.build.sources import STDIN, read_once_note
 from tokshard.build.status import read_status, status_text
 
 RECORDS = [{"text": f"document {number}", "pad": "x" * 1_500} for number in range(3_000)]
@@ -49,7 +49,7 @@ def test_standard_input_gives_the_corpus_that_a_file_gives(name, workers, tmp_pa
     options = ["--workers", str(workers), "--task-bytes", "1MiB", "--input-format", name]
     done = build(FORMATS[name], tmp_path, *options, "--json")
     assert done.returncode == 0, done.stderr
-    assert f"note: {STDIN_NOTE}" in done.stderr.decode()
+    assert f"note: {read_once_note(STDIN)}" in done.stderr.decode()
     with open_corpus(tmp_path / "out") as corpus:
         assert texts_of(corpus) == [record["text"] for record in RECORDS]
         if name == "jsonl":  # csv is cut by its text, of which there is little

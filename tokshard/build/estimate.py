@@ -24,7 +24,7 @@ from tokshard.build.pipeline import Request, settle
 from tokshard.build.progress import clock, human
 from tokshard.build.readers import read_span, read_stream
 from tokshard.build.records import Chunk, JsonLinesParser, LineChunk, Records, positions_array, utf8_size
-from tokshard.build.sources import STDIN, Input
+from tokshard.build.sources import Input, read_once_name
 from tokshard.build.tasks import Span, StreamTask, Task, Whole
 from tokshard.build.tokenizer import Encoder
 from tokshard.errors import BadSourceError, UsageError
@@ -85,12 +85,13 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     Raises:
         TokshardError: as for the build itself.
     """
-    if STDIN in sources:
+    request = settle(sources, options)
+    if request.found.inputs.read_once:
+        name = read_once_name(request.found.inputs.read_once[0])
         raise UsageError(
-            "a sample of standard input would be lost to the build, because it can be read once only",
+            f"a sample of {name} would be lost to the build, because it can be read once only",
             hint="write it to a file first, or leave out --dry-run",
         )
-    request = settle(sources, options)
     tasks = request.plan()
     total = _Sums()
     sampled = _Sums()

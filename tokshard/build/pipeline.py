@@ -18,7 +18,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -36,12 +36,14 @@ from tokshard.build.documents import DocumentRules
 from tokshard.build.duplicates import DropLists, find_duplicates
 from tokshard.build.failures import BadInputError, RejectedRecordError, SegmentError, TaskError, TooManyBadRecordsError
 from tokshard.build.hub import revisions
+from tokshard.build.iterables import as_sources
 from tokshard.build.options import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_SHARD_TOKENS,
     BuildOptions,
-    check_options,
+    checked_options,
     command_words,
+    path_option,
 )
 from tokshard.build.progress import PartitionDisplay, ProgressDisplay, tell
 from tokshard.build.readers import split_of
@@ -49,7 +51,7 @@ from tokshard.build.receipts import Receipt, read_receipts, receipt_name
 from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, parse_columns
 from tokshard.build.runner import Progress, TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule
-from tokshard.build.sources import STDIN, Discovery, Input, discover
+from tokshard.build.sources import Discovery, Input, RecordSource, discover, read_once_name
 from tokshard.build.tasks import (
     MIN_TASK_BYTES,
     SMALL,
@@ -84,7 +86,7 @@ from tokshard.format.manifest import BuildConfig, Manifest
 from tokshard.format.storage import atomic_write, local_directory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BuildResult:
     """What a build did.
 
@@ -110,6 +112,9 @@ class BuildResult:
     ignored: Mapping[str, int]
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"<BuildResult {', '.join(map(str, self.corpora))}>"
+
     @property
     def manifest(self) -> Manifest:
         """Of the corpus; with a validation split, of that for training."""
@@ -117,7 +122,7 @@ class BuildResult:
 
 
 def build_corpus(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: str | os.PathLike[str] | Iterable[Any],
     *,
     tokenizer: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -125,7 +130,7 @@ def build_corpus(
     bos: str | None = None,
     text_field: str = "text",
     id_field: str | None = None,
-    keep: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     input_format: str | None = None,
     text_mode: str = FILE,
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
@@ -150,7 +155,9 @@ def build_corpus(
     (``if __name__ == "__main__":``), because worker processes are spawned.
 
     Args:
-        sources: files, directories, globs, ``hf://`` data sets of the hub and ``-`` (standard input), in order.
+        sources: a file, directory, glob, ``hf://`` data set of the hub or ``-`` (standard input), or a list of such, in
+            order. Also an iterable of records (mappings, or strings as texts), such as a generator, a list of dicts or
+            a ``datasets.Dataset``: it is read once and in this process, so a build of it that stops has to start over.
         tokenizer: a ``tokenizer.json``, a directory that holds one, or a model of the hub.
         out: the corpus directory.
         eos: token that ends every document; default: what ``tokenizer_config.json`` says.
@@ -184,13 +191,13 @@ def build_corpus(
         KeyboardInterrupt: the next run of the same build goes on.
     """
     options = BuildOptions(
-        tokenizer=os.fspath(tokenizer),
-        out=os.fspath(out),
+        tokenizer=path_option("tokenizer", tokenizer),
+        out=path_option("out", out),
         eos=eos,
         bos=bos,
         text_field=text_field,
         id_field=id_field,
-        keep=tuple(keep),
+        keep=(keep,) if isinstance(keep, str) else tuple(keep),
         input_format=input_format,
         text_mode=text_mode,
         shard_tokens=shard_tokens,
@@ -209,7 +216,7 @@ def build_corpus(
         quiet=quiet,
         verbose=verbose,
     )
-    request = settle([os.fspath(source) for source in sources], options)
+    request = settle(as_sources(sources), options)
     workspace = request.context.workspace
     check_directory(workspace.out)
     finished = None if force else finished_corpora(workspace, request.context.outputs, request.settings)
@@ -239,7 +246,7 @@ class Request:
         started: by the monotonic clock.
     """
 
-    arguments: Sequence[str]
+    arguments: Sequence[str | RecordSource]
     options: BuildOptions
     settings: Settings
     context: WorkerContext
@@ -257,13 +264,15 @@ class Request:
         """The tasks. Only inputs that are too big for one need to be looked into."""
         inputs, task_bytes = self.found.inputs, self.context.task_bytes
         splits = (
-            split_of(inputs[index], self.options.text_mode) if size > task_bytes or inputs.is_stdin(index) else SMALL
+            split_of(inputs[index], self.options.text_mode)
+            if size > task_bytes or inputs.is_read_once(index)
+            else SMALL
             for index, size in enumerate(inputs.sizes)
         )
         return list(plan_tasks(inputs.sizes, splits, task_bytes))
 
 
-def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
+def settle(arguments: Sequence[str | RecordSource], options: BuildOptions) -> Request:
     """Check what is asked for, find the inputs and read the tokenizer. Writes nothing.
 
     Raises:
@@ -271,17 +280,18 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
         SourceError: an input cannot be looked at.
     """
     started = time.monotonic()
-    check_options(options)
+    options = checked_options(options)
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
     workspace = Workspace(local_directory(options.out), attempt=secrets.token_hex(8))
     _check_apart(workspace.out, arguments)
-    if options.dedup == "exact" and STDIN in arguments:
+    found = discover(arguments, input_format=options.input_format)
+    if options.dedup == "exact" and found.inputs.read_once:
         raise UsageError(
-            "--dedup exact reads its sources twice, and standard input can be read once only",
+            f"--dedup exact reads its sources twice, and {read_once_name(found.inputs.read_once[0])} can be read once "
+            "only",
             hint="write it to a file first, or leave out --dedup",
         )
-    found = discover(arguments, input_format=options.input_format)
     num_workers = options.workers or _cpu_count()
     total_bytes = found.inputs.num_bytes
     if num_workers > 1 and total_bytes > MIN_TASK_BYTES:
@@ -366,8 +376,8 @@ class _Build:
         tasks = self._request.plan()
         save_command(self._workspace, self._command(tasks))
         num_workers = min(self._request.num_workers, max(1, _parallelism(tasks)))
-        if self._options.limit is not None and STDIN in self._request.arguments:
-            num_workers = 1  # several read beyond the limit and then again up to it, which standard input cannot
+        if self._options.limit is not None and self._found.inputs.read_once:
+            num_workers = 1  # several read beyond the limit and then again up to it, which such inputs cannot
         schedule = self._encode(tasks, num_workers)
         corpora = tuple(
             BuiltCorpus(directory=output.directory, manifest=self._assemble(number, output, schedule.in_order()))
@@ -536,7 +546,7 @@ class _Build:
 
     def _command(self, tasks: Sequence[Task | StreamTask]) -> Command:
         return Command(
-            words=command_words(self._request.arguments, self._options),
+            words=command_words(list(map(str, self._request.arguments)), self._options),
             directory=os.getcwd(),
             num_tasks=len(tasks),
             num_streams=sum(isinstance(task, StreamTask) for task in tasks),
@@ -557,7 +567,7 @@ class _Build:
         if isinstance(error, BadInputError):
             return error.error
         if isinstance(error, TokshardError):
-            return error
+            return self._found.inputs.original(error)
         raise error
 
     def _place(self, schedule: Schedule, key: Key, source: Input, record: int) -> str:
@@ -635,10 +645,10 @@ def _discard(workspace: Workspace, key: Key) -> None:
     (workspace.rejects / f"{receipt_name(key)}.jsonl").unlink(missing_ok=True)
 
 
-def _check_apart(out: Path, arguments: Sequence[str]) -> None:
+def _check_apart(out: Path, arguments: Sequence[str | RecordSource]) -> None:
     target = out.resolve()
     for argument in arguments:
-        if os.path.isdir(argument) and target.is_relative_to(Path(argument).resolve()):
+        if isinstance(argument, str) and os.path.isdir(argument) and target.is_relative_to(Path(argument).resolve()):
             raise UsageError(
                 f"--out {out} lies inside the source {argument}: the next build would read its shards",
                 hint="give an --out outside of the sources",

@@ -19,7 +19,7 @@ import numpy as np
 
 from tokshard.build.documents import DocumentRules
 from tokshard.build.records import RecordSpec
-from tokshard.build.sources import STDIN, Inputs
+from tokshard.build.sources import READ_ONCE, Inputs, read_once_name
 from tokshard.errors import BuildError, ConfigurationChangedError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
@@ -218,6 +218,12 @@ class SourceStates(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.sizes) // 8
 
+    @property
+    def read_once(self) -> list[str]:
+        """Roots of the inputs that can be read once only."""
+        arguments, times = (np.frombuffer(column, np.int64) for column in (self.arguments, self.times))
+        return list(dict.fromkeys(self.roots[argument] for argument in arguments[times == READ_ONCE].tolist()))
+
     def __iter__(self) -> Iterator[SourceState]:
         numbers = (np.frombuffer(column, np.int64) for column in (self.arguments, self.sizes, self.times))
         for path, argument, size, mtime_ns in zip(self.paths.split(b"\0"), *numbers, strict=False):
@@ -274,7 +280,7 @@ class WorkerContext:
 
 def source_states(inputs: Inputs) -> SourceStates:
     """The inputs as they are now."""
-    roots = [root if root == STDIN else os.path.abspath(root) for root in inputs.roots]
+    roots = [root if root in inputs.read_once else os.path.abspath(root) for root in inputs.roots]
     return pack_states(roots, ((source.argument, source.path, source.num_bytes, source.mtime_ns) for source in inputs))
 
 
@@ -446,8 +452,8 @@ def _differences(before: Settings, now: Settings) -> Iterator[str]:
             yield f"{policy} was skip, now fail"
     if before.revisions != now.revisions:
         yield f"the hub sources were {', '.join(before.revisions) or 'none'}, now {', '.join(now.revisions) or 'none'}"
-    if STDIN in now.sources.roots:
-        yield "standard input cannot be read again"
+    if now.sources.read_once:
+        yield f"{', '.join(map(read_once_name, now.sources.read_once))} cannot be read again"
     elif before.sources != now.sources:
         yield from _source_differences(before.sources, now.sources)
 
