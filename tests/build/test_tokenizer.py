@@ -425,6 +425,33 @@ def test_a_vocabulary_with_a_lone_surrogate_is_left_to_the_library_to_judge(trun
         Encoder(clean)
 
 
+# what changes text
+
+
+NFKC, LOWERCASE, SEQUENCE = {"type": "NFKC"}, {"type": "Lowercase"}, {"type": "Sequence"}
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "name"),
+    [
+        (None, None),
+        ({**SEQUENCE, "normalizers": []}, None),
+        (NFKC, "NFKC"),
+        ({**SEQUENCE, "normalizers": [NFKC, {**SEQUENCE, "normalizers": [LOWERCASE, NFKC]}]}, "NFKC, Lowercase"),
+        ({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, "Replace"),
+    ],
+)
+def test_a_normalizer_that_changes_text_is_named_by_its_steps(normalizer, name, tmp_path):
+    assert read(write(tmp_path, words("a", "</s>", normalizer=normalizer))).normalizer == name
+
+
+def test_spelling_spaces_and_bytes_as_the_vocabulary_does_is_no_change_of_text(tmp_path):
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    steps = [{"type": "Prepend", "prepend": "▁"}, space, {"type": "ByteLevel"}]
+    normalizer = {"type": "Sequence", "normalizers": steps}
+    assert read(write(tmp_path, words("a", "</s>", normalizer=normalizer))).normalizer is None
+
+
 # EOS and BOS
 
 

@@ -28,6 +28,8 @@ _FILES = ("tokenizer.json", "tokenizer.model")
 """What a directory is searched for."""
 BOS_FROM_TOKENIZER = "auto"
 """Value of ``--bos`` that takes the token which the tokenizer's own configuration names."""
+_SPACE = "\u2581"
+"""How a vocabulary of SentencePiece spells a space."""
 _INLINE_BYTES = 8_192
 """Measured with tokenizers 1.0.0rc3; a wrong value costs speed, nothing else."""
 
@@ -41,12 +43,14 @@ class TokenizerFile:
         clean: the same JSON without its truncation and padding blocks, which silently cut and pad documents.
         info: what the manifest says of it.
         notes: what the user should know, a line each.
+        normalizer: names what changes text before it is encoded, such as ``NFKC, Lowercase``; None: nothing does.
     """
 
     content: bytes
     clean: bytes
     info: TokenizerInfo
     notes: tuple[str, ...]
+    normalizer: str | None = None
 
 
 def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> TokenizerFile:
@@ -111,7 +115,13 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
         bos=bos,
         bos_id=ids[bos] if bos else None,
     )
-    return TokenizerFile(content=content, clean=_without_cutting(parsed, content), info=info, notes=notes)
+    return TokenizerFile(
+        content=content,
+        clean=_without_cutting(parsed, content),
+        info=info,
+        notes=notes,
+        normalizer=normalizer_name(parsed.get("normalizer")),
+    )
 
 
 def _find(location: str) -> tuple[Path, str]:
@@ -270,6 +280,33 @@ def _unknown(parsed: Mapping[str, Any]) -> str | None:
     if unknown is None and isinstance(model.get("unk_id"), int) and isinstance(model["vocab"], list):
         unknown = next((entry[0] for entry in model["vocab"][model["unk_id"] :]), None)  # Unigram
     return unknown if isinstance(unknown, str) else None
+
+
+def normalizer_name(normalizer: Any) -> str | None:
+    """The steps of a normalizer, in order, that decoding does not undo; None if there are none.
+
+    Args:
+        normalizer: the ``normalizer`` of a ``tokenizer.json``.
+    """
+    names: list[str] = []
+    pending = [normalizer]
+    while pending:
+        step = pending.pop()
+        if not isinstance(step, dict):
+            continue
+        steps = step.get("normalizers")
+        if isinstance(steps, list):
+            pending += reversed(steps)
+        elif not _is_undone(step):
+            names.append(str(step.get("type")))
+    return ", ".join(dict.fromkeys(names)) or None
+
+
+def _is_undone(step: Mapping[str, Any]) -> bool:
+    """Whether a step only spells text as the vocabulary does: bytes as characters, spaces as U+2581."""
+    if step.get("type") == "Replace":
+        return step.get("pattern") == {"String": " "} and step.get("content") == _SPACE
+    return step.get("type") == "ByteLevel" or (step.get("type") == "Prepend" and step.get("prepend") == _SPACE)
 
 
 def _without_cutting(parsed: dict[str, Any], content: bytes) -> bytes:
