@@ -12,7 +12,7 @@ import pytest
 from tests.build.inputs import jsonl, patch_chunk_bytes, texts_of, write_byte_tokenizer
 from tokshard import build_corpus, open_corpus
 from tokshard.build.pipeline import BuildResult
-from tokshard.build.status import read_status, status_text
+from tokshard.build.status import read_status, status_lines
 from tokshard.errors import BadRecordError, ConfigurationChangedError, SourceError, UsageError
 
 TEXTS = [f"text {number}" for number in range(40)]
@@ -157,8 +157,8 @@ def test_a_build_of_an_iterable_that_stopped_or_is_done_has_to_start_over(build,
     monkeypatch.setattr("tokshard.build.iterables.CHUNK_BYTES", 64)
     with pytest.raises(BadRecordError):
         build(iter([*TEXTS, 7]), task_bytes=64)
-    assert "not possible: <list_iterator> can be read once only; start over with --force" in status_text(
-        read_status("out")
+    assert "not possible: <list_iterator> can be read once only; start over with --force" in str(
+        status_lines(read_status("out"))
     )
     for _ in range(2):  # stopped, and then complete
         with pytest.raises(ConfigurationChangedError, match="<list_iterator> cannot be read again"):

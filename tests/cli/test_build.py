@@ -191,8 +191,8 @@ def test_verbose_shows_a_line_for_each_task(shell, monkeypatch):
     exit_code, _, err = shell("build", "a.jsonl", *options)
     assert exit_code == 0
     assert err.splitlines() == [
-        "a.jsonl: 64B, 2 documents of 2 records, 46 tokens",
-        "a.jsonl, segment 1: 23B, 1 documents of 1 records, 5 tokens",
+        "a.jsonl: 64 B, 2 documents of 2 records, 46 tokens",
+        "a.jsonl, segment 1: 23 B, 1 document of 1 record, 5 tokens",
     ]
 
 

@@ -21,7 +21,7 @@ from tokshard.build.documents import Documents, within_limits
 from tokshard.build.encoding import DocumentEncoder
 from tokshard.build.options import BuildOptions
 from tokshard.build.pipeline import Request, settle
-from tokshard.build.progress import clock, human
+from tokshard.build.progress import clock
 from tokshard.build.readers import read_span, read_stream
 from tokshard.build.records import Chunk, JsonLinesParser, LineChunk, Records, positions_array, utf8_size
 from tokshard.build.sources import Input, read_once_name
@@ -29,6 +29,7 @@ from tokshard.build.tasks import Span, StreamTask, Task, Whole
 from tokshard.build.tokenizer import Encoder
 from tokshard.errors import BadSourceError, UsageError
 from tokshard.format.schema import token_dtype
+from tokshard.wording import bytes_text, count_text, counted
 
 _SAMPLED_PLACES = 32
 _TEXT_BYTES_PER_PLACE = 2 << 20
@@ -75,6 +76,11 @@ class Estimate:
     hash_bytes: int
     free_bytes: int
     is_limited: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether the disk has room for it."""
+        return self.disk_bytes <= self.free_bytes
 
 
 def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
@@ -125,34 +131,33 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     )
 
 
-def estimate_text(estimate: Estimate) -> str:
-    """The estimate in lines of ``label   value``."""
-    streams = f", {estimate.num_streams:,} of them streams" if estimate.num_streams else ""
+def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
+    """The estimate as labels and values."""
+    streams = f", {counted(estimate.num_streams, 'stream')} among them" if estimate.num_streams else ""
     per_token = estimate.text_bytes / max(1, estimate.tokens)
     limit = ", by --limit" if estimate.is_limited else ""
+    inputs = f"{counted(estimate.num_inputs, 'file')}, {bytes_text(estimate.input_bytes)}"
+    processes = "1 process" if estimate.num_workers == 1 else f"{estimate.num_workers:,} processes"
     lines = [
+        ("inputs", f"{inputs}, in {counted(estimate.num_tasks, 'task')}{streams}"),
         (
-            "inputs",
-            f"{estimate.num_inputs:,}, {human(estimate.input_bytes)}B, in {estimate.num_tasks:,} tasks{streams}",
+            "sample",
+            f"{counted(estimate.sampled_documents, 'document')}, and {counted(estimate.sampled_bad, 'bad record')}",
         ),
-        ("sample", f"{estimate.sampled_documents:,} documents, {estimate.sampled_bad:,} records that are none"),
-        ("documents", f"about {human(estimate.documents)}{limit}"),
-        ("tokens", f"about {human(estimate.tokens)}, {per_token:.2f} bytes of text each"),
-        (
-            "time",
-            f"about {clock(estimate.seconds)} with {estimate.num_workers:,} workers ({estimate.cpu_seconds:.3g} CPU-s)",
-        ),
-        ("disk", f"about {human(estimate.disk_bytes)}B needed, {human(estimate.free_bytes)}B free"),
+        ("documents", f"about {count_text(estimate.documents)}{limit}"),
+        ("tokens", f"about {count_text(estimate.tokens)}, {per_token:.2f} bytes of text each"),
+        ("time", f"about {clock(estimate.seconds)} with {processes} ({estimate.cpu_seconds:.3g} CPU-seconds)"),
+        ("disk", f"about {bytes_text(estimate.disk_bytes)} needed, {bytes_text(estimate.free_bytes)} free"),
     ]
-    if estimate.disk_bytes > estimate.free_bytes:
+    if not estimate.fits:
         lines.append(("", "the disk is too small for this build"))
     lines.append(("", f"nothing was written to {estimate.directory}"))
-    return "\n".join(f"{label:<12}{value}" for label, value in lines)
+    return lines
 
 
 def estimate_json(estimate: Estimate) -> dict[str, Any]:
     """The estimate for ``--json``."""
-    return dataclasses.asdict(estimate)
+    return {**dataclasses.asdict(estimate), "fits": estimate.fits}
 
 
 @dataclass(frozen=True, slots=True)

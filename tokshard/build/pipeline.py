@@ -45,11 +45,11 @@ from tokshard.build.options import (
     command_words,
     path_option,
 )
-from tokshard.build.progress import PartitionDisplay, ProgressDisplay, tell
+from tokshard.build.progress import FileCount, PartitionDisplay, ProgressDisplay, tell
 from tokshard.build.readers import split_of
-from tokshard.build.receipts import Receipt, read_receipts, receipt_name
+from tokshard.build.receipts import Progress, Receipt, progress_of, read_receipts, receipt_name
 from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, parse_columns
-from tokshard.build.runner import Progress, TaskRunner
+from tokshard.build.runner import TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule
 from tokshard.build.sources import Discovery, Input, RecordSource, discover, read_once_name
 from tokshard.build.tasks import (
@@ -63,7 +63,7 @@ from tokshard.build.tasks import (
     round_task_bytes,
 )
 from tokshard.build.tokenizer import TokenizerFile, read_tokenizer
-from tokshard.build.tolerance import parse_bad_record_limit
+from tokshard.build.tolerance import loss_warning, parse_bad_record_limit
 from tokshard.build.workspace import (
     Command,
     Output,
@@ -98,6 +98,8 @@ class BuildResult:
         tokens_encoded: in this run, without those of runs before it.
         ignored: suffix to count of files in source directories whose format is not known.
         notes: what the user should know, a line each.
+        warnings: what should worry the user, a line each.
+        normalizer: what changes text before it is encoded, such as ``NFKC``; None if nothing does.
     """
 
     directory: Path
@@ -111,6 +113,8 @@ class BuildResult:
     peak_worker_bytes: int = 0
     ignored: Mapping[str, int]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    normalizer: str | None = None
 
     def __repr__(self) -> str:
         return f"<BuildResult {', '.join(map(str, self.corpora))}>"
@@ -227,13 +231,22 @@ def build_corpus(
             is_new=False,
             ignored=request.found.ignored,
             notes=request.read.notes,
+            normalizer=request.read.normalizer,
         )
     if not quiet:
         for note in request.found.notes:
             tell(note)  # now: later is too late for it
+    once = request.found.inputs.read_once
     with lock(workspace):
         try:
             return _Build(request).run()
+        except KeyboardInterrupt as error:
+            error.add_note(
+                f"{read_once_name(once[0])} can be read once only: start over with --force"
+                if once
+                else "run the same command to continue"
+            )
+            raise
         except OSError as error:
             raise cannot_write(workspace.out, error) from error
 
@@ -396,6 +409,8 @@ class _Build:
             peak_worker_bytes=usage.peak_worker_bytes,
             ignored=self._found.ignored,
             notes=self._read.notes,
+            warnings=_warnings(schedule),
+            normalizer=self._read.normalizer,
         )
         # the corpus for training is last: where it is complete, that for validation is too
         for output, corpus in reversed(list(zip(self._context.outputs, corpora, strict=True))):
@@ -459,13 +474,13 @@ class _Build:
         workspace, drops = context.workspace, "" if context.drops is None else context.drops.digest
 
         done = list(_usable_receipts(workspace, drops, self._bad_inputs))
+        files = FileCount(tasks)
+        for receipt in done:
+            files.add(receipt)
         display = ProgressDisplay(
-            self._request.total_bytes,
-            Progress(
-                sum(receipt.input_bytes for receipt in done),
-                sum(receipt.documents for receipt in done),
-                sum(receipt.tokens for receipt in done),
-            ),
+            0 if self._found.inputs.read_once else self._request.total_bytes,
+            files,
+            progress_of(done),
             is_quiet=self._options.quiet,
             is_verbose=self._options.verbose,
             label=label,
@@ -509,7 +524,7 @@ class _Build:
         return Policy(
             on_bad_input=leave_out if self._options.on_bad_source == "skip" else None,
             on_discard=partial(_discard, workspace),
-            on_receipt=lambda receipt: display.say_task(receipt, self._found.inputs[receipt.key[0]].location),
+            on_receipt=lambda receipt: display.finished(receipt, self._found.inputs[receipt.key[0]].location),
             max_bad_records=self._max_bad_records,
         )
 
@@ -626,6 +641,12 @@ class _Build:
             ignored_files=dict(self._found.ignored),
             notes=list(result.notes),
         )
+
+
+def _warnings(schedule: Schedule) -> tuple[str, ...]:
+    total = progress_of(schedule.receipts_in_order())
+    warning = loss_warning(total.bad, total.records, is_end=True)
+    return () if warning is None else (warning,)
 
 
 def _usable_receipts(workspace: Workspace, drops: str, bad_inputs: Mapping[int, str]) -> Iterator[Receipt]:

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from tokshard.build.failures import BadInputError, SegmentError
 from tokshard.build.hashing import TextHashers
 from tokshard.build.readers import read_span, read_stream
-from tokshard.build.receipts import Receipt
+from tokshard.build.receipts import Progress, Receipt
 from tokshard.build.records import Chunk, JsonLinesParser, LineChunk
 from tokshard.build.sources import check_unchanged
 from tokshard.build.tasks import Key, StreamTask, Task
 from tokshard.build.workspace import WorkerContext, cannot_write
 from tokshard.build.writing import DocumentWriters
 from tokshard.errors import BadSourceError
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What was done since the last report."""
-
-    input_bytes: int
-    documents: int
-    tokens: int
 
 
 class TaskRunner:
@@ -120,8 +110,7 @@ class TaskRunner:
             with self._maker.begin(key, sources, cap) as work:
                 for index, chunk in chunks:
                     records = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
-                    documents, tokens = work.take(index, records)
-                    self._report(Progress(records.input_bytes, documents, tokens))
+                    self._report(work.take(index, records))
                     if work.is_full:
                         break
                 return work.finish(previous=previous, is_last=is_last())

@@ -15,6 +15,9 @@ from tokshard.errors import UsageError
 MIN_RECORDS = 10_000
 """Records that must have been read before a share of bad ones stops a build that is under way."""
 
+_LOUD_RECORDS = 1_000
+"""Records that must have been read before a build that is under way says that half of them are bad."""
+
 _LIMIT = re.compile(r"([0-9]+)|([0-9]+(?:\.[0-9]+)?)[ ]?%", re.ASCII)
 
 
@@ -71,3 +74,17 @@ def parse_bad_record_limit(text: str | int | None) -> BadRecordLimit | None:
     if match is not None and (share := Fraction(match[2]) / 100) <= 1:
         return BadRecordLimit(share=share)
     raise UsageError(f"max_bad_records is {text!r}", hint="give a number such as 100, or a share such as 0.1%")
+
+
+def loss_warning(bad: int, records: int, example: str = "", *, is_end: bool) -> str | None:
+    """What to say when half of the records read, or more, are left out as bad; None where fewer are.
+
+    Args:
+        example: what is wrong with one of them.
+        is_end: these are all; else `_LOUD_RECORDS` must have been read.
+    """
+    if 2 * bad < records or records < (1 if is_end else _LOUD_RECORDS):
+        return None
+    so_far = "" if is_end else " read so far"
+    such_as = f", such as: {example}" if example else ""
+    return f"{bad / records:.0%} of the records{so_far} are bad and left out ({bad:,} of {records:,}){such_as}"

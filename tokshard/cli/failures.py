@@ -52,7 +52,9 @@ def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
         case click.ClickException():
             return Failure(_as_problem(error.format_message()), "", error.exit_code)
         case KeyboardInterrupt() | click.Abort():
-            return Failure("interrupted", "", INTERRUPTED, label="")
+            # a build adds a note on how it continues
+            problem = "; ".join(["interrupted", *getattr(error, "__notes__", ())])
+            return Failure(problem, "", INTERRUPTED, label="")
     name = type(error).__name__
     return Failure(
         f"internal: {name}: {error}" if str(error) else f"internal: {name}",
