@@ -11,6 +11,7 @@ import pytest
 
 from tests.build.inputs import jsonl, patch_chunk_bytes, texts_of, write_byte_tokenizer
 from tokshard import build_corpus, open_corpus
+from tokshard.build import tasks
 from tokshard.build.pipeline import BuildResult
 from tokshard.build.status import read_status, status_lines
 from tokshard.errors import BadRecordError, ConfigurationChangedError, SourceError, UsageError
@@ -198,6 +199,13 @@ def test_what_is_no_source_is_refused_with_a_way_out(sources, problem, hint, bui
         build(sources)
     assert problem in error.value.problem
     assert hint in error.value.hint
+
+
+def test_a_segment_of_a_stream_has_at_most_what_a_worker_should_hold(build, monkeypatch):
+    monkeypatch.setattr(tasks, "_MAX_SEGMENT_BYTES", 2 << 20)
+    build(({"text": "x" * 60_000} for _ in range(100)), task_bytes=1 << 30)
+    with open_corpus("out") as corpus:
+        assert len(corpus.shards) == 3
 
 
 # arguments of other types

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -17,6 +18,8 @@ from tokshard.errors import UsageError
 
 DEFAULT_SHARD_TOKENS = 256_000_000
 DEFAULT_MAX_DOCUMENT_BYTES = 16 << 20
+_SHOWN = 60
+"""Characters of a value in a message."""
 
 _REQUIRED_NUMBERS = ("shard_tokens", "max_document_bytes")
 _WHOLE_NUMBERS = (*_REQUIRED_NUMBERS, "task_bytes", "min_tokens", "max_tokens", "limit", "workers")
@@ -146,6 +149,39 @@ def command_words(sources: Sequence[str], options: BuildOptions) -> list[str]:
         for item in value if isinstance(value, list | tuple) else [value]:
             words += [_flag(field.name), str(item)]
     return words
+
+
+def change_text(name: str, before: Any, now: Any) -> str | None:
+    """How a setting of a build has changed, in the words of the command line; None if another one says it better.
+
+    Args:
+        name: a field of `BuildConfig` or `TokenizerInfo`, or an option.
+    """
+    if name in _FOLLOWING:
+        return None
+    if name == "sha256":
+        return "the content of the tokenizer has changed"
+    flag = _flag("tokenizer" if name == "name" else name)
+    subject = _NO_OPTIONS.get(name, flag)
+    return f"{subject} was {_as_typed(before)}, now {_as_typed(now)}"
+
+
+_FOLLOWING = ("canonical_sha256", "vocab_size", "eos_id", "bos_id")
+"""Facts of a tokenizer that only change with its content or with the option."""
+_NO_OPTIONS = {
+    "library": "the library of the tokenizer",
+    "library_version": "the version of the tokenizer's library",
+    "special_ids": "the list of special tokens",
+}
+
+
+def _as_typed(value: Any) -> str:
+    if value is None or value == {}:
+        return "not given"
+    if isinstance(value, dict):
+        value = " ".join(f"{name}:{kind}" for name, kind in value.items())
+    text = value if isinstance(value, str) else str(value)
+    return shlex.quote(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _flag(name: str) -> str:

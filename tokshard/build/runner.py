@@ -11,7 +11,7 @@ from tokshard.build.readers import read_span, read_stream
 from tokshard.build.receipts import Progress, Receipt
 from tokshard.build.records import Chunk, JsonLinesParser, LineChunk
 from tokshard.build.sources import check_unchanged
-from tokshard.build.tasks import Key, StreamTask, Task
+from tokshard.build.tasks import Key, StreamTask, Task, segment_bytes
 from tokshard.build.workspace import WorkerContext, cannot_write
 from tokshard.build.writing import DocumentWriters
 from tokshard.errors import BadSourceError
@@ -171,7 +171,7 @@ def open_segments(context: WorkerContext, task: StreamTask) -> Iterator[Segment]
     def pairs() -> Iterator[tuple[int, Chunk]]:
         with naming(source.index):
             check_unchanged(source)
-            yield from read_stream(source, context.spec, task_bytes=context.task_bytes)
+            yield from read_stream(source, context.spec, task_bytes=segment_bytes(context.task_bytes))
             check_unchanged(source)
 
     try:

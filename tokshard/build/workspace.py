@@ -11,6 +11,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 
 from tokshard.build.documents import DocumentRules
+from tokshard.build.options import change_text
 from tokshard.build.records import RecordSpec
 from tokshard.build.sources import READ_ONCE, Inputs, read_once_name
 from tokshard.errors import BuildError, ConfigurationChangedError
@@ -446,10 +448,12 @@ def _differences(before: Settings, now: Settings) -> Iterator[str]:
         for key in old:
             # the size of tasks follows from the sources; naming the sources says more
             if old[key] != new[key] and not (key == "task_bytes" and before.sources != now.sources):
-                yield f"{key} was {_short(old[key])}, now {_short(new[key])}"
+                change = change_text(key, old[key], new[key])
+                if change is not None:
+                    yield change
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before, policy) == "skip" and getattr(now, policy) == "fail":
-            yield f"{policy} was skip, now fail"
+            yield f"--{policy.replace('_', '-')} was skip, now fail"
     if before.revisions != now.revisions:
         yield f"the hub sources were {', '.join(before.revisions) or 'none'}, now {', '.join(now.revisions) or 'none'}"
     if now.sources.read_once:
@@ -475,10 +479,13 @@ def _source_change(before: SourceState, now: SourceState) -> str | None:
     if before.num_bytes != now.num_bytes:
         return f"source {now.location} had {before.num_bytes} bytes, now {now.num_bytes}"
     if before.mtime_ns != now.mtime_ns:
-        return f"source {now.location} was modified since (mtime_ns {before.mtime_ns}, now {now.mtime_ns})"
+        then, since = _date(before.mtime_ns), _date(now.mtime_ns)
+        return f"source {now.location} was modified since: at {since}, and before at {then}"
     return None
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _date(time_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(time_ns / 1e9, tz=UTC).astimezone().isoformat(sep=" ")
+    except (OverflowError, OSError, ValueError):  # the clock of a file may say anything
+        return f"{time_ns} ns"

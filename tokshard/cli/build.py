@@ -58,7 +58,7 @@ from tokshard.wording import aligned, one_line
     "--shard-tokens", type=SIZE, default="256M", show_default=True, help="A shard closes before it has more tokens."
 )
 @click.option(
-    "--task-bytes", type=SIZE, help="Input bytes per unit of work.  [default: 16MiB to 128MiB, by input size]"
+    "--task-bytes", type=SIZE, help="Input bytes per unit of work.  [default: 16MiB to 512MiB, by input size]"
 )
 @click.option(
     "--max-document-bytes", type=SIZE, default="16MiB", show_default=True, help="A longer text is a bad record."
