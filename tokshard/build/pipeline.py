@@ -48,7 +48,7 @@ from tokshard.build.options import (
 from tokshard.build.progress import FileCount, PartitionDisplay, ProgressDisplay, tell
 from tokshard.build.readers import split_of
 from tokshard.build.receipts import Progress, Receipt, progress_of, read_receipts, receipt_name
-from tokshard.build.records import FILE, MISSING_TEXT, RecordSpec, parse_columns
+from tokshard.build.records import FILE, MISSING_TEXT, TOO_LONG, RecordSpec, parse_columns
 from tokshard.build.runner import TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule
 from tokshard.build.sources import Discovery, Input, RecordSource, discover, read_once_name
@@ -572,7 +572,7 @@ class _Build:
         """An error of a task as the user should see it."""
         if isinstance(error, RejectedRecordError):
             source = self._found.inputs[error.source]
-            repair = "check --text-field" if error.reason == MISSING_TEXT else "repair the record"
+            repair = _REPAIRS.get(error.reason, "repair the record")
             return BadRecordError(
                 f"{self._place(schedule, key, source, error.record)}: {error.reason}: {error.detail}",
                 hint=f"{repair}, or leave out such records with --on-bad-record skip",
@@ -641,6 +641,10 @@ class _Build:
             ignored_files=dict(self._found.ignored),
             notes=list(result.notes),
         )
+
+
+_REPAIRS = {MISSING_TEXT: "check --text-field", TOO_LONG: "give a larger --max-document-bytes"}
+"""Reason to the first half of a hint, where the record itself may be right."""
 
 
 def _warnings(schedule: Schedule) -> tuple[str, ...]:
