@@ -138,7 +138,7 @@ def test_an_exception_of_an_iterable_is_the_cause_of_the_error(workers, build):
         yield "one"
         raise KeyError("no such row")
 
-    with pytest.raises(SourceError, match="<generator> failed after 1 records: KeyError: 'no such row'") as error:
+    with pytest.raises(SourceError, match="<generator> failed after 1 record: KeyError: 'no such row'") as error:
         build(failing(), workers=workers)
     assert isinstance(error.value.__cause__, KeyError)
     assert "force=True" in error.value.hint

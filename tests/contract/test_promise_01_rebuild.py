@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.contract import builds
 from tokshard.build import pipeline
-from tokshard.build.runner import Progress, TaskRunner
+from tokshard.build.receipts import Progress
+from tokshard.build.runner import TaskRunner
 from tokshard.build.tasks import StreamTask, Task
 from tokshard.format import names
 from tokshard.format.reader import open_corpus

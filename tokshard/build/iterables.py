@@ -13,6 +13,7 @@ from tokshard.build.records import MALFORMED, MISSING_TEXT, NOT_A_STRING, Record
 from tokshard.build.sources import Input, RecordSource
 from tokshard.build.streams import CHUNK_BYTES
 from tokshard.errors import SourceError, TokshardError, UsageError
+from tokshard.wording import counted
 
 _RECORDS_PER_CHUNK = 1_024
 _SHOWN_FIELDS = 8
@@ -98,7 +99,7 @@ def _records(given: RecordSource) -> Iterator[Any]:
         raise
     except Exception as error:
         given.failure = SourceError(
-            f"{given.name} failed after {number:,} records: {type(error).__name__}: {error}",
+            f"{given.name} failed after {counted(number, 'record')}: {type(error).__name__}: {error}",
             hint="mend what gives the records, and start over with force=True",
         )
         raise given.failure from error

@@ -137,7 +137,7 @@ def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dr
 
 
 def _build(request: CorpusRequest, as_json: bool) -> Any:
-    result = build_corpus(list(request.sources), **request.options)
+    result = build_corpus(request.sources, **request.options)
     if as_json:
         for warning in result.warnings:
             click.echo(f"warning: {one_line(warning)}", err=True)
