@@ -343,7 +343,7 @@ def test_after_skip_the_same_command_with_fail_is_refused(tokshard_build, monkey
     assert tokshard_build("a.jsonl", "--on-bad-record", "skip").exit_code == 130
     seen = tokshard_build("a.jsonl", "--on-bad-record", "fail")
     seen.assert_failed(
-        "out belongs to another build: on_bad_record was skip, now fail",
+        "out belongs to another build: --on-bad-record was skip, now fail",
         "hint: give the settings of that build, another --out, or --force to start over",
         exit_code=2,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.build.inputs import EOS, jsonl, patch_chunk_bytes, texts_of, write_byte_tokenizer
+from tests.build.inputs import EOS, jsonl, patch_chunk_bytes, special_token, texts_of, write_byte_tokenizer
 from tokshard import build_corpus, open_corpus
 from tokshard.build import duplicates, hashing
 from tokshard.build.documents import in_validation
@@ -171,7 +172,7 @@ def test_a_finished_split_is_left_alone_and_other_settings_are_refused(directory
     out = build(directory, [source], validation_fraction=0.25)
     settings: dict[str, Any] = {"tokenizer": directory / ".tokenizer", "out": out, "workers": 1, "quiet": True}
     assert not build_corpus([source], **settings, validation_fraction=0.25).is_new
-    with pytest.raises(ConfigurationChangedError, match=r"validation_fraction was 0\.25, now 0\.5"):
+    with pytest.raises(ConfigurationChangedError, match=r"--validation-fraction was 0\.25, now 0\.5"):
         build_corpus([source], **settings, validation_fraction=0.5)
     with pytest.raises(ConfigurationChangedError, match="train is a corpus of a validation split"):
         build_corpus([source], **settings)
@@ -237,7 +238,7 @@ def test_from_skipping_damage_to_failing_is_another_build(directory, monkeypatch
     sources = [directory / name for name in ("a.parquet", "b.jsonl", "c.jsonl")]
     with pytest.raises(BadRecordError):
         build(directory, sources, on_bad_source="skip", task_bytes=64)
-    with pytest.raises(ConfigurationChangedError, match="on_bad_source was skip, now fail"):
+    with pytest.raises(ConfigurationChangedError, match="--on-bad-source was skip, now fail"):
         build(directory, sources, on_bad_source="fail", task_bytes=64)
 
 
@@ -362,3 +363,51 @@ def test_kept_columns_stay_with_their_documents(directory):
         with open_corpus(out / name) as corpus:
             found += [(text, corpus.metadata(index)["n"]) for index, text in enumerate(texts_of(corpus))]
     assert sorted(found) == sorted((text, number) for number, text in enumerate(TEXTS[:50]))
+
+
+# settings of another build, in the words of the command line
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ({}, {"max_tokens": 3}, "--max-tokens was not given, now 3"),
+        ({"eos": "a b"}, {"eos": EOS}, f"--eos was 'a b', now '{EOS}'"),
+        ({"keep": ["url", "n:int64"]}, {}, "--keep was 'url:string n:int64', now not given"),
+        ({"text_field": "text"}, {"text_field": "body"}, "--text-field was text, now body"),
+    ],
+)
+def test_another_setting_is_named_as_it_is_typed(before, now, message, directory):
+    tokenizer = json.loads((directory / ".tokenizer/tokenizer.json").read_bytes())
+    tokenizer["added_tokens"].append(special_token(257, "a b"))
+    (directory / ".tokenizer/tokenizer.json").write_text(json.dumps(tokenizer))
+    source = write(directory, "a.jsonl", ["a"])
+    build(directory, [source], **before)
+    with pytest.raises(ConfigurationChangedError) as error:
+        build(directory, [source], **now)
+    assert error.value.problem.partition(" belongs to another build: ")[2].split("; ")[0] == message
+
+
+def test_another_tokenizer_is_named_without_its_hashes(directory):
+    source = write(directory, "a.jsonl", ["a"])
+    build(directory, [source])
+    tokenizer = json.loads((directory / ".tokenizer/tokenizer.json").read_bytes())
+    tokenizer["added_tokens"].append(special_token(257, "<new>"))
+    (directory / ".tokenizer/tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigurationChangedError) as error:
+        build(directory, [source])
+    assert error.value.problem.endswith(
+        " belongs to another build: the content of the tokenizer has changed; the list of special tokens was "
+        f"'{EOS}:0', now '{EOS}:0 <new>:257'"
+    )
+
+
+def test_a_source_that_was_touched_is_named_with_dates(directory):
+    source = write(directory, "a.jsonl", ["a"])
+    os.utime(source, (1_700_000_000, 1_700_000_000))
+    build(directory, [source])
+    os.utime(source, ns=(10**9, 1_700_000_001_500_000_000))
+    with pytest.raises(
+        ConfigurationChangedError, match=r"at 2023-11-1\d .*:21\.500000\S*, and before at 2023-11-1\d .*:20"
+    ):
+        build(directory, [source])

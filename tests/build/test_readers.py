@@ -621,9 +621,9 @@ def test_tasks_cover_every_input_once_and_in_order(sizes, data, task_bytes):
 
 
 @pytest.mark.parametrize(
-    ("total_bytes", "task_mib"), [(0, 16), (4 << 30, 16), (16 << 30, 64), (32 << 30, 128), (50 << 40, 128)]
+    ("total_bytes", "task_mib"), [(0, 16), (4 << 30, 16), (16 << 30, 64), (128 << 30, 512), (50 << 40, 512)]
 )
-def test_tasks_have_16_to_128_mib_by_the_size_of_the_inputs(total_bytes, task_mib):
+def test_tasks_have_16_to_512_mib_by_the_size_of_the_inputs(total_bytes, task_mib):
     assert tasks.default_task_bytes(total_bytes) == task_mib << 20
     assert tasks.round_task_bytes(1) == tasks.CHUNK_BYTES
     assert tasks.round_task_bytes(tasks.CHUNK_BYTES + 1) == 2 * tasks.CHUNK_BYTES

@@ -12,8 +12,8 @@ import pytest
 
 from tests.build.inputs import arrow_stream_bytes, csv_bytes, jsonl, table, tar_bytes, texts_of, write_byte_tokenizer
 from tokshard import open_corpus
-from tokshard.build.sources import STDIN_NOTE
-from tokshard.build.status import read_status, status_text
+from tokshard.build.sources import STDIN, read_once_note
+from tokshard.build.status import read_status, status_lines
 
 RECORDS = [{"text": f"document {number}", "pad": "x" * 1_500} for number in range(3_000)]
 
@@ -49,7 +49,7 @@ def test_standard_input_gives_the_corpus_that_a_file_gives(name, workers, tmp_pa
     options = ["--workers", str(workers), "--task-bytes", "1MiB", "--input-format", name]
     done = build(FORMATS[name], tmp_path, *options, "--json")
     assert done.returncode == 0, done.stderr
-    assert f"note: {STDIN_NOTE}" in done.stderr.decode()
+    assert f"note: {read_once_note(STDIN)}" in done.stderr.decode()
     with open_corpus(tmp_path / "out") as corpus:
         assert texts_of(corpus) == [record["text"] for record in RECORDS]
         if name == "jsonl":  # csv is cut by its text, of which there is little
@@ -181,7 +181,7 @@ def test_a_bad_record_of_standard_input_before_a_limit_stops_the_build(tmp_path)
 def test_the_status_of_a_stopped_build_of_standard_input_says_that_it_has_to_start_over(tmp_path):
     options = ["--input-format", "jsonl", "--task-bytes", "1MiB", "--workers", "1"]
     assert build(jsonl(RECORDS) + b"{\n", tmp_path, *options).returncode == 1
-    status = status_text(read_status(tmp_path / "out"))
+    status = str(status_lines(read_status(tmp_path / "out")))
     assert "not possible: standard input can be read once only; start over with --force" in status
     assert "tokshard build" not in status
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -181,6 +183,88 @@ def test_a_dry_run_estimates_and_writes_nothing(shell):
     assert not Path("other").exists()
 
 
+def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(shell, monkeypatch):
+    write("a.jsonl", ["text"])
+    options = ["--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--dry-run"]
+    assert shell("build", "a.jsonl", *options)[0] == 0
+    monkeypatch.setattr("tokshard.build.estimate.shutil.disk_usage", lambda _: SimpleNamespace(free=1))
+    exit_code, out, _ = shell("build", "a.jsonl", *options)
+    assert exit_code == 1
+    assert "the disk is too small for this build\n" in out
+    assert "disk        about 18 B needed, 1 B free\n" in out
+    exit_code, out, _ = shell("build", "a.jsonl", *options, "--json")
+    assert (exit_code, json.loads(out)["fits"]) == (1, False)
+    Path("r.toml").write_text(
+        '[defaults]\ntokenizer = ".tokenizer"\nworkers = 1\n'
+        + "".join(f'[corpora.{name}]\nsources = "a.jsonl"\nout = "{name}"\n' for name in "ab")
+    )
+    exit_code, out, _ = shell("build", "r.toml", "--dry-run")
+    assert (exit_code, out.count("the disk is too small")) == (1, 2)
+
+
+# the summary
+
+
+def summary(out):
+    return {line[:12].strip(): line[12:] for line in out.splitlines()}
+
+
+def test_the_summary_says_what_is_unusual_and_writes_numbers_one_way(shell, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    monkeypatch.setenv("COLUMNS", "200")
+    tokenizer = json.loads(Path(".tokenizer/tokenizer.json").read_bytes())
+    tokenizer["normalizer"] = {"type": "NFKC"}
+    Path(".tokenizer/tokenizer.json").write_text(json.dumps(tokenizer))
+    write("a.jsonl", ["text"] * 19 + ["a <|endoftext|>"])
+    options = ["--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--quiet"]
+    exit_code, out, err = shell("build", "a.jsonl", *options, "--task-bytes", "64")
+    assert (exit_code, err) == (0, "")
+    lines = summary(out)
+    assert lines["normalizer"] == "NFKC: text is changed before it is encoded"
+    assert lines["shards"] == "18 tokens each, because a shard ends with its task of 64 B of input (--task-bytes)"
+    assert lines["specials"].startswith("1 document spells a special token")
+    assert re.fullmatch(r"\S+ tokens/s with 1 process, \S+ per CPU-second", lines["speed"])
+    lines = summary(shell("build", "a.jsonl", *options, "--force")[1])
+    assert "shards" not in lines  # one is as large as it can be
+    assert lines["on disk"].endswith(" in 1 shard")
+
+
+def test_the_summary_of_a_split_says_where_the_other_documents_are(shell, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    write("a.jsonl", ["", *(f"text {number}" for number in range(20))])
+    options = ["--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--quiet"]
+    _, out, _ = shell("build", "a.jsonl", *options, "--validation-fraction", "0.25")
+    found = [line for line in out.splitlines() if "read =" in line or "a.jsonl: " in line]
+    assert found == [
+        "records     21 read = 16 written + 4 in the validation split + 1 left out (1 empty)",
+        "            a.jsonl: 1 of 21 left out (1 empty)",
+        "records     21 read = 4 written + 16 in the train split + 1 left out (1 empty)",
+        "            a.jsonl: 1 of 21 left out (1 empty)",
+    ]
+
+
+# names that steer a terminal
+
+ESCAPE = "\x1b]0;x\x07\u202e"
+
+
+def test_no_name_reaches_the_terminal_unescaped(shell):
+    write(f"{ESCAPE}.jsonl", ["a"])
+    Path(f"{ESCAPE}.tar").write_bytes(b"x")
+    Path(f"{ESCAPE}bad.jsonl").write_text("{")
+    options = ["--tokenizer", ".tokenizer", "--workers", "1", "--on-bad-source", "skip"]
+    for arguments in (
+        ["build", f"{ESCAPE}.jsonl", f"{ESCAPE}.tar", *options, "--out", f"{ESCAPE}out", "-v"],
+        ["build", f"{ESCAPE}.jsonl", *options, "--out", "new" + ESCAPE, "--dry-run"],
+        ["build", f"{ESCAPE}.jsonl", f"{ESCAPE}bad.jsonl", *options, "--out", "unfinished" + ESCAPE],
+        ["status", "unfinished" + ESCAPE],
+        ["status", f"{ESCAPE}out"],
+    ):
+        _, out, err = shell(*arguments)
+        assert "\\x1b]0;x\\x07\\u202e" in out + err, arguments
+        assert not set(ESCAPE[0] + ESCAPE[-1] + "\x07") & set(out + err), arguments
+
+
 # verbosity
 
 
@@ -191,8 +275,8 @@ def test_verbose_shows_a_line_for_each_task(shell, monkeypatch):
     exit_code, _, err = shell("build", "a.jsonl", *options)
     assert exit_code == 0
     assert err.splitlines() == [
-        "a.jsonl: 64B, 2 documents of 2 records, 46 tokens",
-        "a.jsonl, segment 1: 23B, 1 documents of 1 records, 5 tokens",
+        "a.jsonl: 64 B, 2 documents of 2 records, 46 tokens",
+        "a.jsonl, segment 1: 23 B, 1 document of 1 record, 5 tokens",
     ]
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.contract import builds
 from tokshard.build import pipeline
-from tokshard.build.runner import Progress, TaskRunner
+from tokshard.build.receipts import Progress
+from tokshard.build.runner import TaskRunner
 from tokshard.build.tasks import StreamTask, Task
 from tokshard.format import names
 from tokshard.format.reader import open_corpus
@@ -290,7 +291,7 @@ def test_a_finished_corpus_is_left_alone_and_force_rebuilds_the_same_bytes(
     assert "nothing to do" in again.stdout
     other = builds.run(builds.command(sources, out, "--limit", "10"))
     assert other.returncode == 2
-    assert "limit was None, now 10" in other.stderr
+    assert "--limit was not given, now 10" in other.stderr
     assert builds.corpus_hashes(out) == reference
     assert builds.build(sources, out, "--force") == reference
 
@@ -319,7 +320,7 @@ def test_an_unfinished_build_refuses_other_settings_and_changed_sources(tmp_path
     process.communicate()
     other = builds.run(builds.command(sources, out, "--shard-tokens", "200K"))
     assert other.returncode == 2
-    assert "shard_tokens was 100000, now 200000" in other.stderr
+    assert "--shard-tokens was 100000, now 200000" in other.stderr
     os.utime(sources[0], (1, 1))
     touched = builds.run(builds.command(sources, out))
     assert touched.returncode == 2

@@ -28,14 +28,23 @@ from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.reader import open_corpus
 from tokshard.format.storage import sync_directory
+from tokshard.wording import counted, one_line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BuiltCorpus:
     """A corpus that a build wrote."""
 
     directory: Path
     manifest: Manifest
+
+    def __str__(self) -> str:
+        found = self.manifest
+        sizes = f"{counted(found.num_documents, 'document')}, {counted(found.num_tokens, 'token')}"
+        return f"{one_line(str(self.directory))}: {sizes} in {counted(found.num_shards, 'shard')}"
+
+    def __repr__(self) -> str:
+        return f"<BuiltCorpus {self}>"
 
 
 def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:

@@ -22,14 +22,15 @@ from tokshard.build.encoding import DocumentEncoder
 from tokshard.build.executors import leaving_the_program_alone
 from tokshard.build.options import BuildOptions
 from tokshard.build.pipeline import Request, settle
-from tokshard.build.progress import clock, human
+from tokshard.build.progress import clock
 from tokshard.build.readers import read_span, read_stream
 from tokshard.build.records import Chunk, JsonLinesParser, LineChunk, Records, positions_array, utf8_size
-from tokshard.build.sources import STDIN, Input
+from tokshard.build.sources import Input, read_once_name
 from tokshard.build.tasks import Span, StreamTask, Task, Whole
 from tokshard.build.tokenizer import Encoder
 from tokshard.errors import BadSourceError, UsageError
 from tokshard.format.schema import token_dtype
+from tokshard.wording import bytes_text, count_text, counted
 
 _SAMPLED_PLACES = 32
 _TEXT_BYTES_PER_PLACE = 2 << 20
@@ -77,6 +78,11 @@ class Estimate:
     free_bytes: int
     is_limited: bool
 
+    @property
+    def fits(self) -> bool:
+        """Whether the disk has room for it."""
+        return self.disk_bytes <= self.free_bytes
+
 
 @leaving_the_program_alone()
 def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
@@ -87,12 +93,13 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     Raises:
         TokshardError: as for the build itself.
     """
-    if STDIN in sources:
+    request = settle(sources, options)
+    if request.found.inputs.read_once:
+        name = read_once_name(request.found.inputs.read_once[0])
         raise UsageError(
-            "a sample of standard input would be lost to the build, because it can be read once only",
+            f"a sample of {name} would be lost to the build, because it can be read once only",
             hint="write it to a file first, or leave out --dry-run",
         )
-    request = settle(sources, options)
     tasks = request.plan()
     total = _Sums()
     sampled = _Sums()
@@ -126,34 +133,33 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     )
 
 
-def estimate_text(estimate: Estimate) -> str:
-    """The estimate in lines of ``label   value``."""
-    streams = f", {estimate.num_streams:,} of them streams" if estimate.num_streams else ""
+def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
+    """The estimate as labels and values."""
+    streams = f", {counted(estimate.num_streams, 'stream')} among them" if estimate.num_streams else ""
     per_token = estimate.text_bytes / max(1, estimate.tokens)
     limit = ", by --limit" if estimate.is_limited else ""
+    inputs = f"{counted(estimate.num_inputs, 'file')}, {bytes_text(estimate.input_bytes)}"
+    processes = "1 process" if estimate.num_workers == 1 else f"{estimate.num_workers:,} processes"
     lines = [
+        ("inputs", f"{inputs}, in {counted(estimate.num_tasks, 'task')}{streams}"),
         (
-            "inputs",
-            f"{estimate.num_inputs:,}, {human(estimate.input_bytes)}B, in {estimate.num_tasks:,} tasks{streams}",
+            "sample",
+            f"{counted(estimate.sampled_documents, 'document')}, and {counted(estimate.sampled_bad, 'bad record')}",
         ),
-        ("sample", f"{estimate.sampled_documents:,} documents, {estimate.sampled_bad:,} records that are none"),
-        ("documents", f"about {human(estimate.documents)}{limit}"),
-        ("tokens", f"about {human(estimate.tokens)}, {per_token:.2f} bytes of text each"),
-        (
-            "time",
-            f"about {clock(estimate.seconds)} with {estimate.num_workers:,} workers ({estimate.cpu_seconds:.3g} CPU-s)",
-        ),
-        ("disk", f"about {human(estimate.disk_bytes)}B needed, {human(estimate.free_bytes)}B free"),
+        ("documents", f"about {count_text(estimate.documents)}{limit}"),
+        ("tokens", f"about {count_text(estimate.tokens)}, {per_token:.2f} bytes of text each"),
+        ("time", f"about {clock(estimate.seconds)} with {processes} ({estimate.cpu_seconds:.3g} CPU-seconds)"),
+        ("disk", f"about {bytes_text(estimate.disk_bytes)} needed, {bytes_text(estimate.free_bytes)} free"),
     ]
-    if estimate.disk_bytes > estimate.free_bytes:
+    if not estimate.fits:
         lines.append(("", "the disk is too small for this build"))
     lines.append(("", f"nothing was written to {estimate.directory}"))
-    return "\n".join(f"{label:<12}{value}" for label, value in lines)
+    return lines
 
 
 def estimate_json(estimate: Estimate) -> dict[str, Any]:
     """The estimate for ``--json``."""
-    return dataclasses.asdict(estimate)
+    return {**dataclasses.asdict(estimate), "fits": estimate.fits}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from tokshard.build.failures import SegmentError, TaskError
-from tokshard.build.receipts import Receipt
+from tokshard.build.receipts import Progress, Receipt
 from tokshard.build.records import Chunk
-from tokshard.build.runner import Progress, TaskRunner, open_segments
+from tokshard.build.runner import TaskRunner, open_segments
 from tokshard.build.schedule import Schedule
 from tokshard.build.tasks import Key, StreamTask, Task
 from tokshard.build.workspace import WorkerContext

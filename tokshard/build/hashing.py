@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.build.receipts import OutputCounts, Receipt, SourceCounts, receipt_name, write_receipt
+from tokshard.build.receipts import OutputCounts, Progress, Receipt, SourceCounts, receipt_name, write_receipt
 from tokshard.build.records import EMPTY, Records
 from tokshard.build.rejects import RejectsFile
 from tokshard.build.tasks import Key
@@ -86,8 +86,8 @@ class HashingTask:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def take(self, index: int, records: Records) -> tuple[int, int]:
-        """Hash the texts of a chunk of an input. Returns no documents and no tokens."""
+    def take(self, index: int, records: Records) -> Progress:
+        """Hash the texts of a chunk of an input, which makes no documents yet."""
         counts = self._counts[index]
         if records.bad:
             self._rejects.add(index, counts.records_read, records.bad)
@@ -103,7 +103,9 @@ class HashingTask:
             self._hashes += text_hashes(records.texts[start : start + RUN_TEXTS])
             if len(self._hashes) >= RUN_TEXTS * _HASH_BYTES:
                 self._flush()
-        return 0, 0
+        bad = records.bad
+        example = f"{bad[0].reason}: {bad[0].detail}" if bad else ""
+        return Progress(records.input_bytes, 0, 0, records.count, len(bad), example)
 
     def finish(self, *, previous: int | None, is_last: bool) -> Receipt:
         """Publish hashes and rejects, and last the receipt."""

@@ -19,7 +19,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -39,21 +39,23 @@ from tokshard.build.failures import BadInputError, RejectedRecordError, SegmentE
 from tokshard.build.fields import check_kept_fields
 from tokshard.build.hashing import hashes_bytes, hashes_path
 from tokshard.build.hub import SCHEME
+from tokshard.build.iterables import as_sources
 from tokshard.build.options import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_SHARD_TOKENS,
     BuildOptions,
-    check_options,
+    checked_options,
     command_words,
+    path_option,
 )
-from tokshard.build.progress import PartitionDisplay, ProgressDisplay, tell
+from tokshard.build.progress import FileCount, PartitionDisplay, ProgressDisplay, tell
 from tokshard.build.readers import split_of
-from tokshard.build.receipts import Receipt, read_receipts, receipt_name
+from tokshard.build.receipts import Progress, Receipt, progress_of, read_receipts, receipt_name
 from tokshard.build.records import FILE, MISSING_TEXT, TOO_LONG, RecordSpec, check_field_name, parse_columns
 from tokshard.build.rejects import read_rejects, rejects_path
-from tokshard.build.runner import Progress, TaskRunner
+from tokshard.build.runner import TaskRunner
 from tokshard.build.schedule import Cut, Policy, Schedule
-from tokshard.build.sources import STDIN, Discovery, Input, Inputs, discover, vanished
+from tokshard.build.sources import Discovery, Input, Inputs, RecordSource, discover, read_once_name, vanished
 from tokshard.build.tasks import (
     MIN_TASK_BYTES,
     SMALL,
@@ -66,7 +68,7 @@ from tokshard.build.tasks import (
     round_task_bytes,
 )
 from tokshard.build.tokenizer import TokenizerFile, read_tokenizer
-from tokshard.build.tolerance import parse_bad_record_limit
+from tokshard.build.tolerance import loss_warning, parse_bad_record_limit
 from tokshard.build.workspace import (
     Command,
     Output,
@@ -89,7 +91,7 @@ from tokshard.format.manifest import BuildConfig, Manifest
 from tokshard.format.storage import atomic_write, local_directory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BuildResult:
     """What a build did.
 
@@ -101,6 +103,8 @@ class BuildResult:
         tokens_encoded: in this run, without those of runs before it.
         ignored: suffix to count of files in source directories whose format is not known.
         notes: what the user should know, a line each.
+        warnings: what should worry the user, a line each.
+        normalizer: what changes text before it is encoded, such as ``NFKC``; None if nothing does.
     """
 
     directory: Path
@@ -114,6 +118,11 @@ class BuildResult:
     peak_worker_bytes: int = 0
     ignored: Mapping[str, int]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    normalizer: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<BuildResult {', '.join(map(str, self.corpora))}>"
 
     @property
     def manifest(self) -> Manifest:
@@ -123,7 +132,7 @@ class BuildResult:
 
 @executors.leaving_the_program_alone()
 def build_corpus(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: str | os.PathLike[str] | Iterable[Any],
     *,
     tokenizer: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -131,7 +140,7 @@ def build_corpus(
     bos: str | None = None,
     text_field: str = "text",
     id_field: str | None = None,
-    keep: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     input_format: str | None = None,
     text_mode: str = FILE,
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
@@ -156,7 +165,9 @@ def build_corpus(
     (``if __name__ == "__main__":``), because worker processes are spawned.
 
     Args:
-        sources: files, directories, globs, ``hf://`` data sets of the hub and ``-`` (standard input), in order.
+        sources: a file, directory, glob, ``hf://`` data set of the hub or ``-`` (standard input), or a list of such, in
+            order. Also an iterable of records (mappings, or strings as texts), such as a generator, a list of dicts or
+            a ``datasets.Dataset``: it is read once and in this process, so a build of it that stops has to start over.
         tokenizer: a ``tokenizer.json``, a directory that holds one, or a model of the hub.
         out: the corpus directory.
         eos: token that ends every document; default: what ``tokenizer_config.json`` says.
@@ -190,13 +201,13 @@ def build_corpus(
         KeyboardInterrupt: the next run of the same build goes on.
     """
     options = BuildOptions(
-        tokenizer=os.fspath(tokenizer),
-        out=os.fspath(out),
+        tokenizer=path_option("tokenizer", tokenizer),
+        out=path_option("out", out),
         eos=eos,
         bos=bos,
         text_field=text_field,
         id_field=id_field,
-        keep=tuple(keep),
+        keep=(keep,) if isinstance(keep, str) else tuple(keep),
         input_format=input_format,
         text_mode=text_mode,
         shard_tokens=shard_tokens,
@@ -215,7 +226,7 @@ def build_corpus(
         quiet=quiet,
         verbose=verbose,
     )
-    request = settle([os.fspath(source) for source in sources], options)
+    request = settle(as_sources(sources), options)
     workspace = request.context.workspace
     workspace.check_own()
     finished = None if force else finished_corpora(workspace, request.context.outputs, request.settings)
@@ -228,15 +239,24 @@ def build_corpus(
             is_new=False,
             ignored=request.found.ignored,
             notes=request.read.notes,
+            normalizer=request.read.normalizer,
         )
     if not quiet:
         for note in request.found.notes:
             tell(note)  # now: later is too late for it
+    once = request.found.inputs.read_once
     with lock(workspace) as is_locked:
         if not is_locked and not quiet:
             tell(f"the file system of {workspace.out} has no locks: start no other build there until this one ends")
         try:
             return _Build(request).run()
+        except KeyboardInterrupt as error:
+            error.add_note(
+                f"{read_once_name(once[0])} can be read once only: start over with --force"
+                if once
+                else "run the same command to continue"
+            )
+            raise
         except OSError as error:
             raise cannot_write(workspace.out, error) from error
 
@@ -249,7 +269,7 @@ class Request:
         started: by the monotonic clock.
     """
 
-    arguments: Sequence[str]
+    arguments: Sequence[str | RecordSource]
     options: BuildOptions
     settings: Settings
     context: WorkerContext
@@ -274,13 +294,13 @@ class Request:
                 raise vanished(inputs[index], error) from error
 
         splits = (
-            split(index) if size > task_bytes or inputs.is_stdin(index) else SMALL
+            split(index) if size > task_bytes or inputs.is_read_once(index) else SMALL
             for index, size in enumerate(inputs.sizes)
         )
         return list(plan_tasks(inputs.sizes, splits, task_bytes))
 
 
-def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
+def settle(arguments: Sequence[str | RecordSource], options: BuildOptions) -> Request:
     """Check what is asked for, find the inputs and read the tokenizer. Writes nothing.
 
     Raises:
@@ -288,18 +308,19 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
         SourceError: an input cannot be looked at.
     """
     started = time.monotonic()
-    check_options(options)
+    options = checked_options(options)
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
     workspace = Workspace(local_directory(options.out), attempt=secrets.token_hex(8))
     _check_apart(workspace.out, arguments, options.tokenizer)
-    if options.dedup == "exact" and STDIN in arguments:
-        raise UsageError(
-            "--dedup exact reads its sources twice, and standard input can be read once only",
-            hint="write it to a file first, or leave out --dedup",
-        )
     found = discover(arguments, input_format=options.input_format)
     _check_no_output(workspace.out, found.inputs)
+    if options.dedup == "exact" and found.inputs.read_once:
+        raise UsageError(
+            f"--dedup exact reads its sources twice, and {read_once_name(found.inputs.read_once[0])} can be read once "
+            "only",
+            hint="write it to a file first, or leave out --dedup",
+        )
     num_workers = options.workers or _cpu_count()
     total_bytes = found.inputs.num_bytes
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
@@ -395,8 +416,8 @@ class _Build:
         tasks = self._request.plan()
         save_command(self._workspace, self._command(tasks))
         num_workers = min(self._request.num_workers, max(1, _parallelism(tasks)))
-        if self._options.limit is not None and STDIN in self._request.arguments:
-            num_workers = 1  # several read beyond the limit and then again up to it, which standard input cannot
+        if self._options.limit is not None and self._found.inputs.read_once:
+            num_workers = 1  # several read beyond the limit and then again up to it, which such inputs cannot
         schedule = self._encode(tasks, num_workers)
         receipts = list(schedule.receipts_in_order())
         check_kept_fields(receipts, self._context.spec, self._found.inputs)
@@ -418,6 +439,8 @@ class _Build:
             peak_worker_bytes=usage.peak_worker_bytes,
             ignored=self._found.ignored,
             notes=(*self._read.notes, *_notes_on_marks(num_marks)),
+            warnings=_warnings(schedule),
+            normalizer=self._read.normalizer,
         )
         # the corpus for training is last: where it is complete, that for validation is too
         for output in self._context.outputs:
@@ -486,13 +509,13 @@ class _Build:
         workspace, drops = context.workspace, "" if context.drops is None else context.drops.digest
 
         done = list(_usable_receipts(context, drops, self._bad_inputs))
+        files = FileCount(tasks)
+        for receipt in done:
+            files.add(receipt)
         display = ProgressDisplay(
-            self._request.total_bytes,
-            Progress(
-                sum(receipt.input_bytes for receipt in done),
-                sum(receipt.documents for receipt in done),
-                sum(receipt.tokens for receipt in done),
-            ),
+            0 if self._found.inputs.read_once else self._request.total_bytes,
+            files,
+            progress_of(done),
             is_quiet=self._options.quiet,
             is_verbose=self._options.verbose,
             label=label,
@@ -536,7 +559,7 @@ class _Build:
         return Policy(
             on_bad_input=leave_out if self._options.on_bad_source == "skip" else None,
             on_discard=partial(_discard, workspace),
-            on_receipt=lambda receipt: display.say_task(receipt, self._found.inputs[receipt.key[0]].location),
+            on_receipt=lambda receipt: display.finished(receipt, self._found.inputs[receipt.key[0]].location),
             max_bad_records=self._max_bad_records,
         )
 
@@ -583,7 +606,7 @@ class _Build:
     def _pinned_command(self) -> list[str]:
         """The command of this build, in which what is on the hub is named with its commit."""
         arguments = [
-            label if argument.startswith(SCHEME) else argument
+            label if isinstance(argument, str) and argument.startswith(SCHEME) else str(argument)
             for argument, label in zip(self._request.arguments, self._found.arguments, strict=True)
         ]
         options = self._options
@@ -605,7 +628,7 @@ class _Build:
         if isinstance(error, BadInputError):
             return error.error
         if isinstance(error, TokshardError):
-            return error
+            return self._found.inputs.original(error)
         raise error
 
     def _place(self, schedule: Schedule, key: Key, source: Input, record: int) -> str:
@@ -665,6 +688,16 @@ class _Build:
         )
 
 
+_REPAIRS = {MISSING_TEXT: "check --text-field", TOO_LONG: "give a larger --max-document-bytes"}
+"""Reason to the first half of a hint, where the record itself may be right."""
+
+
+def _warnings(schedule: Schedule) -> tuple[str, ...]:
+    total = progress_of(schedule.receipts_in_order())
+    warning = loss_warning(total.bad, total.records, is_end=True)
+    return () if warning is None else (warning,)
+
+
 def _usable_receipts(context: WorkerContext, drops: str, bad_inputs: Mapping[int, str]) -> Iterator[Receipt]:
     """The receipts of a stage, without their sources.
 
@@ -708,7 +741,7 @@ def _discard(workspace: Workspace, key: Key) -> None:
     rejects_path(workspace, key).unlink(missing_ok=True)
 
 
-def _check_apart(out: Path, arguments: Sequence[str], tokenizer: str) -> None:
+def _check_apart(out: Path, arguments: Sequence[str | RecordSource], tokenizer: str) -> None:
     """Refuse an output directory in which the next run of the command would find inputs, or its tokenizer.
 
     Raises:
@@ -716,6 +749,8 @@ def _check_apart(out: Path, arguments: Sequence[str], tokenizer: str) -> None:
     """
     target = out.resolve()
     for argument in arguments:
+        if not isinstance(argument, str):
+            continue
         if os.path.isdir(argument):
             is_reached = target.is_relative_to(Path(argument).resolve())
         else:
@@ -768,9 +803,9 @@ def _check_no_output(out: Path, inputs: Inputs) -> None:
         return
     folders: dict[str, str] = {}  # a link is resolved once, not for each of a million files
     for index in range(len(inputs)):
-        location = inputs[index].location
-        if location == STDIN:
+        if inputs.is_read_once(index):
             continue
+        location = inputs[index].location
         folder, name = os.path.split(location)
         if folder not in folders:
             folders[folder] = os.path.realpath(folder)

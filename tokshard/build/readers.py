@@ -15,9 +15,10 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from tokshard.build import sources
+from tokshard.build.iterables import record_chunks
 from tokshard.build.plaintext import line_documents, max_text_line_bytes, paragraphs, whole_text
 from tokshard.build.records import FILE, LINE, MALFORMED, TOO_LONG, Chunk, LineChunk, Records, RecordSpec, admit_rows
-from tokshard.build.sources import STDIN, Input, vanished
+from tokshard.build.sources import Input, vanished
 from tokshard.build.streams import CHUNK_BYTES, ByteSource, PlainBytes, damaged, line_chunks, open_bytes, open_file
 from tokshard.build.tar import tar_chunks
 from tokshard.build.tasks import ByteRange, Grouped, Groups, Lines, Span, Split, Stream, Unit
@@ -36,7 +37,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 def split_of(source: Input, text_mode: str = FILE) -> Split:
     """How an input can be cut. Reads the footer of parquet and Arrow files; a damaged one is left to its reader."""
-    if source.location == STDIN:
+    if source.is_read_once:
         return Stream(is_here=True)
     if source.format == sources.TXT and text_mode == FILE:
         return Unit()
@@ -60,7 +61,7 @@ def read_span(source: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
         return _parquet_chunks(source, span, spec)
     if source.format == sources.ARROW:
         return _arrow_file_chunks(source, span, spec)
-    if source.compression is None and source.location != STDIN:
+    if source.compression is None and not source.is_read_once:
         if source.format == sources.JSONL:
             return (chunk for _, chunk in _line_range_chunks(source, span, spec.max_line_bytes))
         if source.format == sources.TXT and spec.text_mode == LINE:
@@ -78,6 +79,8 @@ def read_stream(source: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
     Raises:
         SourceError, UsageError: as `read_span`.
     """
+    if source.format == sources.RECORDS:
+        return _by_held_bytes(record_chunks(source, spec), task_bytes)
     if source.format == sources.JSONL:
         lines = _line_stream_chunks(source, spec.max_line_bytes)
         return ((index * CHUNK_BYTES // task_bytes, chunk) for index, chunk in lines)

@@ -7,7 +7,8 @@ together or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -127,6 +128,36 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         if len(self.inputs) < 2:
             return self
         return msgspec.structs.replace(self, outputs=[output.without_sources() for output in self.outputs])
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What was done since the last report.
+
+    Args:
+        records: read, of which
+        bad: are left out because they cannot become documents, and
+        example: is what is wrong with one of them.
+    """
+
+    input_bytes: int
+    documents: int
+    tokens: int
+    records: int = 0
+    bad: int = 0
+    example: str = ""
+
+
+def progress_of(receipts: Iterable[Receipt]) -> Progress:
+    """What tasks that are done came to."""
+    input_bytes = documents = tokens = records = bad = 0
+    for receipt in receipts:
+        input_bytes += receipt.input_bytes
+        documents += receipt.documents
+        tokens += receipt.tokens
+        records += receipt.records_read
+        bad += receipt.num_rejects
+    return Progress(input_bytes, documents, tokens, records, bad)
 
 
 def receipt_name(key: Key) -> str:

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from tokshard.build.failures import BadInputError, SegmentError
 from tokshard.build.hashing import TextHashers
 from tokshard.build.readers import read_span, read_stream
-from tokshard.build.receipts import Receipt
+from tokshard.build.receipts import Progress, Receipt
 from tokshard.build.records import Chunk, JsonLinesParser, LineChunk
 from tokshard.build.sources import Input, check_unchanged, vanished
-from tokshard.build.tasks import Key, Span, StreamTask, Task
+from tokshard.build.tasks import Key, Span, StreamTask, Task, segment_bytes
 from tokshard.build.workspace import WorkerContext, cannot_write
 from tokshard.build.writing import DocumentWriters
 from tokshard.errors import BadSourceError, TokshardError
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What was done since the last report."""
-
-    input_bytes: int
-    documents: int
-    tokens: int
 
 
 class TaskRunner:
@@ -141,8 +131,7 @@ class TaskRunner:
             with self._maker.begin(key, sources, cap) as work:
                 for index, chunk in chunks:
                     records = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
-                    documents, tokens = work.take(index, records)
-                    self._report(Progress(records.input_bytes, documents, tokens))
+                    self._report(work.take(index, records))
                     if work.is_full:
                         break
                 return work.finish(previous=previous, is_last=is_last())
@@ -205,7 +194,7 @@ def open_segments(context: WorkerContext, task: StreamTask) -> Iterator[Segment]
     def pairs() -> Iterator[tuple[int, Chunk]]:
         with naming(source):
             check_unchanged(source)
-            yield from read_stream(source, context.spec, task_bytes=context.task_bytes)
+            yield from read_stream(source, context.spec, task_bytes=segment_bytes(context.task_bytes))
             check_unchanged(source)
 
     try:

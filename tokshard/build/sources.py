@@ -7,24 +7,27 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from stat import S_ISREG
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
 from tokshard.build import hub, saved
-from tokshard.errors import BadSourceError, SourceError, UsageError
+from tokshard.errors import BadSourceError, SourceError, TokshardError, UsageError
 
 JSONL, PARQUET, ARROW, TXT, CSV, TSV, TAR = INPUT_FORMATS = ("jsonl", "parquet", "arrow", "txt", "csv", "tsv", "tar")
 """Values of ``--input-format``. Whether an Arrow file is a stream is read off its first bytes."""
 ARROW_STREAM = "arrow-stream"
+RECORDS = "records"
+"""Format of the records that a Python object gives."""
 
 STDIN = "-"
 """The argument and location of standard input."""
-STDIN_NOTE = "standard input can be read once only: a build that stops has to start over"
 PINNED = -1
 """Modification time of an input whose revision says what it holds."""
+READ_ONCE = -2
+"""Modification time of an input that can be read once only: standard input, and records of a Python object."""
 
 _SUFFIXES: Mapping[str, str] = {
     ".jsonl": JSONL,
@@ -46,6 +49,24 @@ _ARROW_MAGIC = b"ARROW1"
 _FEATHER_1_MAGIC = b"FEA1"
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class RecordSource:
+    """Records that a Python object gives, once, in the process that was given it.
+
+    Args:
+        name: what it is called in messages and in the corpus.
+        records: mappings, or strings.
+        failure: what its iterator raised, as the error of the build.
+    """
+
+    name: str
+    records: Iterable[Any]
+    failure: SourceError | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One file to read.
@@ -58,6 +79,7 @@ class Input:
         num_bytes, mtime_ns: what it was when the build began.
         format: one of the formats above.
         compression: None, ``gzip``, ``zstd``, ``bz2`` or ``xz``.
+        records: what gives the records, if that is no file; only in the process that was given it.
     """
 
     index: int
@@ -68,6 +90,12 @@ class Input:
     mtime_ns: int
     format: str
     compression: str | None
+    records: RecordSource | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_read_once(self) -> bool:
+        """Whether it can be read once only, from its start, by the process that plans."""
+        return self.mtime_ns == READ_ONCE
 
 
 class Inputs(Sequence[Input]):
@@ -83,6 +111,26 @@ class Inputs(Sequence[Input]):
         self._sizes, self._times, self._ends = array("q"), array("q"), array("q")
         self._paths = bytearray()
         self._known_kinds: list[tuple[str, str | None]] = []
+        self._records: dict[int, RecordSource] = {}
+        self.read_once: list[str] = []
+        """Roots of the inputs that can be read once only."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_records": {}}  # an iterator stays in its process
+
+    def append_records(self, argument: int, records: RecordSource) -> None:
+        """Add the records of a Python object at the end."""
+        if any(other.records is records.records for other in self._records.values()):
+            raise UsageError(
+                f"{records.name} is given twice, and it can be read once only", hint="give every source once"
+            )
+        self._records[argument] = records
+        self.append(argument, "", (RECORDS, None), 0, READ_ONCE)
+
+    def original(self, error: TokshardError) -> TokshardError:
+        """The error with the exception that caused it, which it loses on its way through another process."""
+        failures = (records.failure for records in self._records.values())
+        return next((failure for failure in failures if failure and failure.problem == error.problem), error)
 
     def append(self, argument: int, path: str, kind: tuple[str, str | None], num_bytes: int, mtime_ns: int) -> None:
         """Add one at the end; `kind` is its format and compression."""
@@ -94,6 +142,8 @@ class Inputs(Sequence[Input]):
         self._times.append(mtime_ns)
         self._paths += path.encode()
         self._ends.append(len(self._paths))
+        if mtime_ns == READ_ONCE:
+            self.read_once.append(self.roots[argument])
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -120,11 +170,12 @@ class Inputs(Sequence[Input]):
             mtime_ns=self._times[number],
             format=form,
             compression=compression,
+            records=self._records.get(argument),
         )
 
-    def is_stdin(self, index: int) -> bool:
-        """Whether an input is standard input."""
-        return self.roots[self._arguments[index]] == STDIN
+    def is_read_once(self, index: int) -> bool:
+        """Whether an input can be read once only."""
+        return self._times[index] == READ_ONCE
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -153,7 +204,7 @@ class Discovery:
     notes: tuple[str, ...] = ()
 
 
-def discover(arguments: Sequence[str], *, input_format: str | None) -> Discovery:
+def discover(arguments: Sequence[str | RecordSource], *, input_format: str | None) -> Discovery:
     """Find the inputs: arguments as given, and inside a directory or glob bytewise by relative path.
 
     Takes 10 us per file, and beside the result about 100 bytes for each file of the largest directory.
@@ -166,6 +217,11 @@ def discover(arguments: Sequence[str], *, input_format: str | None) -> Discovery
     ignored: Counter[str] = Counter()
     places = _Places()
     for number, argument in enumerate(arguments):
+        if isinstance(argument, RecordSource):
+            inputs.roots.append(argument.name)
+            labels.append(argument.name)
+            inputs.append_records(number, argument)
+            continue
         passed_over: Counter[str] = Counter()
         found = _expand(argument)
         inputs.roots.append(found.root)
@@ -189,8 +245,18 @@ def discover(arguments: Sequence[str], *, input_format: str | None) -> Discovery
             )
         ignored.update(passed_over)
     places.check(inputs)
-    notes = (STDIN_NOTE,) if STDIN in inputs.roots else ()
+    notes = tuple(map(read_once_note, dict.fromkeys(inputs.read_once)))
     return Discovery(inputs=inputs, arguments=tuple(labels), ignored=dict(sorted(ignored.items())), notes=notes)
+
+
+def read_once_name(root: str) -> str:
+    """How messages call an input that can be read once only."""
+    return "standard input" if root == STDIN else root
+
+
+def read_once_note(root: str) -> str:
+    """What a user should know before such an input is read."""
+    return f"{read_once_name(root)} can be read once only: a build that stops has to start over"
 
 
 def display_path(argument: str, path: str) -> str:
@@ -204,7 +270,7 @@ def check_unchanged(source: Input) -> None:
     Raises:
         SourceError: it is gone, or its size or modification time differs.
     """
-    if source.location == STDIN:
+    if source.is_read_once:
         return
     try:
         stat = os.stat(source.location)
@@ -365,7 +431,7 @@ def _describe(
                 f"{form} cannot be read from standard input: its end says what it holds",
                 hint="write it to a file first",
             )
-        return kind, 0, 0
+        return kind, 0, READ_ONCE
     if any("\udc80" <= character <= "\udcff" for character in os.path.abspath(location)):
         raise UsageError(
             f"{os.fsencode(location)!r}: the path is not UTF-8, and the corpus records it", hint="rename the file"

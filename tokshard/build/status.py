@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
-from tokshard.build.progress import human
 from tokshard.build.receipts import Receipt, read_receipts
-from tokshard.build.sources import STDIN
+from tokshard.build.sources import read_once_name
 from tokshard.build.workspace import Workspace, load_bad_inputs, load_command, load_settings, lock_holder
 from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig
 from tokshard.format.reader import read_manifest
 from tokshard.format.storage import local_directory
+from tokshard.wording import bytes_text, counted
 
 _OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
 
@@ -37,7 +37,7 @@ class BuildStatus:
         tasks_done, segments_done: of the stage; segments are of streams that are not read to their end.
         left_out: reason to count, so far.
         command, working_directory: what continues the build, if it is known and possible.
-        reads_stdin: it reads standard input, of which nobody knows the size, and cannot be continued.
+        read_once: inputs of unknown size that can be read once only, so that the build cannot be continued.
     """
 
     directory: str
@@ -58,7 +58,7 @@ class BuildStatus:
     config: BuildConfig | None = None
     command: tuple[str, ...] = ()
     working_directory: str = ""
-    reads_stdin: bool = False
+    read_once: tuple[str, ...] = ()
 
 
 def read_status(location: str | os.PathLike[str]) -> BuildStatus:
@@ -75,7 +75,7 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         return _finished(workspace)
     holder = lock_holder(workspace)
     command = load_command(workspace)
-    reads_stdin = STDIN in settings.sources.roots
+    read_once = tuple(map(read_once_name, settings.sources.read_once))
     encoding = [receipt for receipt, _ in read_receipts(workspace.receipts)]
     stage = "hashing" if settings.config.dedup == "exact" and not encoding else "encoding"
     receipts = encoding
@@ -105,43 +105,48 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         damaged_inputs=len(load_bad_inputs(workspace)),
         left_out=dict(sorted(left_out.items())),
         config=settings.config,
-        command=() if command is None or reads_stdin else tuple(command.words),
-        working_directory="" if command is None or reads_stdin else command.directory,
-        reads_stdin=reads_stdin,
+        command=() if command is None or read_once else tuple(command.words),
+        working_directory="" if command is None or read_once else command.directory,
+        read_once=read_once,
     )
 
 
-def status_text(status: BuildStatus) -> str:
-    """The status in lines of ``label   value``."""
+def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
+    """The status as labels and values."""
     lines = [("directory", status.directory)]
     if status.state == COMPLETE:
-        lines.append(("state", f"complete: {status.documents:,} documents, {status.tokens:,} tokens"))
+        lines.append(("state", f"complete: {_written(status)}"))
     else:
         by = f" by {status.holder}" if status.holder else ""
-        more = f", {status.segments_done:,} segments of other streams" if status.segments_done else ""
+        more = f", and {counted(status.segments_done, 'segment')} of streams" if status.segments_done else ""
         share = status.bytes_done / max(1, status.total_bytes)
-        size = f" of {human(status.total_bytes)}B ({min(1.0, share):.0%})"
+        size = f" of {bytes_text(status.total_bytes)} ({min(1.0, share):.0%})"
         total = f" of {status.num_tasks:,}" if status.num_tasks else ""
         lines += [
             ("state", f"{status.state}{by}, {status.stage}"),
             ("tasks", f"{status.tasks_done:,}{total} done{more}"),
-            ("read", f"{human(status.bytes_done)}B" + ("" if status.reads_stdin else size)),
-            ("written", f"{status.documents:,} documents, {status.tokens:,} tokens"),
+            ("read", bytes_text(status.bytes_done) + ("" if status.read_once else size)),
+            ("written", _written(status)),
         ]
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.left_out.items())
     lines.append(("left out", reasons or "nothing"))
     if status.damaged_inputs and status.state != COMPLETE:
-        lines.append(("", f"{status.damaged_inputs:,} damaged inputs, whole"))
+        lines.append(("", f"{counted(status.damaged_inputs, 'damaged input')}, whole"))
     if status.config is not None and status.state != COMPLETE:
         config = msgspec.structs.asdict(status.config)
         lines.append(
             ("settings", ", ".join(f"{name} {value}" for name, value in config.items() if value not in (None, {})))
         )
-    if status.state == UNFINISHED and status.reads_stdin:
-        lines.append(("continue", "not possible: standard input can be read once only; start over with --force"))
+    if status.state == UNFINISHED and status.read_once:
+        once = ", ".join(status.read_once)
+        lines.append(("continue", f"not possible: {once} can be read once only; start over with --force"))
     if status.state == UNFINISHED and status.command:
         lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {shlex.join(status.command)}"))
-    return "\n".join(f"{label:<12}{value}" for label, value in lines)
+    return lines
+
+
+def _written(status: BuildStatus) -> str:
+    return f"{counted(status.documents, 'document')}, {counted(status.tokens, 'token')}"
 
 
 def status_json(status: BuildStatus) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from typing import overload
 from tokshard.build.streams import CHUNK_BYTES
 
 MIN_TASK_BYTES = 16 << 20
-_MAX_TASK_BYTES = 128 << 20
+_MAX_TASK_BYTES = 512 << 20
+_MAX_SEGMENT_BYTES = 256 << 20
+"""A worker holds a segment of a stream that was handed to it, but never more than a chunk of any other task."""
 _TASKS_WANTED = 256
 _MAX_GROUP_INPUTS = 16_384
 """In one task: opening a file costs more than reading a tiny one, and a receipt has a line for each. Decides shards."""
@@ -132,13 +134,18 @@ class StreamTask:
 
 
 def default_task_bytes(total_bytes: int) -> int:
-    """About `_TASKS_WANTED` tasks, each of 16 to 128 MiB: enough to share, few enough shards.
+    """About `_TASKS_WANTED` tasks, each of 16 to 512 MiB: enough to share, and large shards where there is much.
 
     Args:
         total_bytes: size of all inputs.
     """
     wanted = max(MIN_TASK_BYTES, min(_MAX_TASK_BYTES, total_bytes // _TASKS_WANTED))
     return round_task_bytes(wanted)
+
+
+def segment_bytes(task_bytes: int) -> int:
+    """Size of the segments of a stream, in bytes of text: that of a task, as far as a worker may hold it."""
+    return min(task_bytes, _MAX_SEGMENT_BYTES)
 
 
 def round_task_bytes(task_bytes: int) -> int:

@@ -16,6 +16,9 @@ from tokshard.numbers import read_count
 MIN_RECORDS = 10_000
 """Records that must have been read before a share of bad ones stops a build that is under way."""
 
+_LOUD_RECORDS = 1_000
+"""Records that must have been read before a build that is under way says that half of them are bad."""
+
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)[ ]?%", re.ASCII)
 
 
@@ -74,3 +77,17 @@ def parse_bad_record_limit(text: str | int | None) -> BadRecordLimit | None:
         return BadRecordLimit(count=read_count(str(text)))
     except UsageError as error:
         raise UsageError(f"max_bad_records is {text!r}", hint=hint) from error
+
+
+def loss_warning(bad: int, records: int, example: str = "", *, is_end: bool) -> str | None:
+    """What to say when half of the records read, or more, are left out as bad; None where fewer are.
+
+    Args:
+        example: what is wrong with one of them.
+        is_end: these are all; else `_LOUD_RECORDS` must have been read.
+    """
+    if 2 * bad < records or records < (1 if is_end else _LOUD_RECORDS):
+        return None
+    so_far = "" if is_end else " read so far"
+    such_as = f", such as: {example}" if example else ""
+    return f"{bad / records:.0%} of the records{so_far} are bad and left out ({bad:,} of {records:,}){such_as}"

@@ -13,6 +13,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,8 +21,9 @@ import msgspec
 import numpy as np
 
 from tokshard.build.documents import DocumentRules
+from tokshard.build.options import change_text
 from tokshard.build.records import RecordSpec
-from tokshard.build.sources import STDIN, Inputs
+from tokshard.build.sources import READ_ONCE, Inputs, read_once_name
 from tokshard.errors import BuildError, ConfigurationChangedError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
@@ -269,6 +271,12 @@ class SourceStates(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.sizes) // 8
 
+    @property
+    def read_once(self) -> list[str]:
+        """Roots of the inputs that can be read once only."""
+        arguments, times = (np.frombuffer(column, np.int64) for column in (self.arguments, self.times))
+        return list(dict.fromkeys(self.roots[argument] for argument in arguments[times == READ_ONCE].tolist()))
+
     def __iter__(self) -> Iterator[SourceState]:
         numbers = (np.frombuffer(column, np.int64) for column in (self.arguments, self.sizes, self.times))
         for path, argument, size, mtime_ns in zip(self.paths.split(b"\0"), *numbers, strict=False):
@@ -327,7 +335,7 @@ class WorkerContext:
 
 def source_states(inputs: Inputs) -> SourceStates:
     """The inputs as they are now."""
-    roots = [root if root == STDIN else os.path.abspath(root) for root in inputs.roots]
+    roots = [root if root in inputs.read_once else os.path.abspath(root) for root in inputs.roots]
     return pack_states(roots, ((source.argument, source.path, source.num_bytes, source.mtime_ns) for source in inputs))
 
 
@@ -538,12 +546,18 @@ def _differences(before: Settings, now: Settings) -> Iterator[str]:
                 key == "name" and isinstance(part_now, TokenizerInfo)  # of its folder: what it does is its hash
             )
             if old[key] != new[key] and not follows:
-                yield f"{key} was {_short(old[key])}, now {_short(new[key])}"
+                change = change_text(key, old[key], new[key])
+                if change is not None:
+                    yield change
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before, policy) == "skip" and getattr(now, policy) == "fail":
-            yield f"{policy} was skip, now fail"
-    if STDIN in now.sources.roots:
-        yield "standard input cannot be read again"
+            yield f"--{policy.replace('_', '-')} was skip, now fail"
+    yield from _differences_of_sources(before, now)
+
+
+def _differences_of_sources(before: Settings, now: Settings) -> Iterator[str]:
+    if now.sources.read_once:
+        yield f"{', '.join(map(read_once_name, now.sources.read_once))} cannot be read again"
     elif _is_reordered(before.arguments, now.arguments) or _is_reordered(before.sources.roots, now.sources.roots):
         yield "the order of the sources changed"
     else:
@@ -572,10 +586,13 @@ def _source_change(before: SourceState, now: SourceState) -> str | None:
     if before.num_bytes != now.num_bytes:
         return f"source {now.location} had {before.num_bytes} bytes, now {now.num_bytes}"
     if before.mtime_ns != now.mtime_ns:
-        return f"source {now.location} was modified since (mtime_ns {before.mtime_ns}, now {now.mtime_ns})"
+        then, since = _date(before.mtime_ns), _date(now.mtime_ns)
+        return f"source {now.location} was modified since: at {since}, and before at {then}"
     return None
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _date(time_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(time_ns / 1e9, tz=UTC).astimezone().isoformat(sep=" ")
+    except (OverflowError, OSError, ValueError):  # the clock of a file may say anything
+        return f"{time_ns} ns"

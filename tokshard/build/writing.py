@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokshard.build.documents import Documents, split_documents, within_limits
 from tokshard.build.duplicates import DUPLICATE
 from tokshard.build.encoding import DocumentEncoder
-from tokshard.build.receipts import OutputCounts, Receipt, SourceCounts, write_receipt
+from tokshard.build.receipts import OutputCounts, Progress, Receipt, SourceCounts, write_receipt
 from tokshard.build.records import EMPTY, NOT_ENCODED, SPECIAL_TOKEN, BadRecord, Records, positions_array, utf8_sizes
 from tokshard.build.rejects import RejectsFile
 from tokshard.build.special import SpecialText
@@ -87,12 +87,8 @@ class WritingTask:
         """Whether as many documents are written as may be."""
         return self._cap is not None and self._written >= self._cap
 
-    def take(self, index: int, records: Records) -> tuple[int, int]:
-        """Write the records of a chunk of an input.
-
-        Returns:
-            Documents and tokens written.
-        """
+    def take(self, index: int, records: Records) -> Progress:
+        """Write the records of a chunk of an input."""
         documents, bad, left_out = self._encode(records)
         documents, too_long_or_short = within_limits(documents, self._context.rules)
         left_out.update(too_long_or_short)
@@ -117,7 +113,8 @@ class WritingTask:
         self._input_bytes += records.input_bytes
         self._fields |= records.fields
         self._num_marks += records.num_marks
-        return len(documents), len(documents.tokens)
+        example = f"{bad[0].reason}: {bad[0].detail}" if bad else ""
+        return Progress(records.input_bytes, len(documents), len(documents.tokens), count, len(bad), example)
 
     def finish(self, *, previous: int | None, is_last: bool) -> Receipt:
         """Publish shards and rejects, and last the receipt."""

@@ -8,15 +8,16 @@ from typing import Any
 
 import click
 
-from tokshard.build.estimate import estimate_build, estimate_json, estimate_text
+from tokshard.build.estimate import estimate_build, estimate_json, estimate_lines
 from tokshard.build.options import BuildOptions
 from tokshard.build.pipeline import build_corpus
-from tokshard.build.report import build_json, speed_text
+from tokshard.build.report import build_json, build_lines
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import CorpusRequest, is_recipe_path, one_corpus, read_recipe
 from tokshard.cli.sizes import BYTES, COUNT
 from tokshard.format.reader import read_sources
 from tokshard.inspect.summary import summary_text
+from tokshard.wording import aligned, one_line
 
 
 @click.command()
@@ -57,7 +58,7 @@ from tokshard.inspect.summary import summary_text
     "--shard-tokens", type=COUNT, default="256M", show_default=True, help="A shard closes before it has more tokens."
 )
 @click.option(
-    "--task-bytes", type=BYTES, help="Input bytes per unit of work.  [default: 16MiB to 128MiB, by input size]"
+    "--task-bytes", type=BYTES, help="Input bytes per unit of work.  [default: 16MiB to 512MiB, by input size]"
 )
 @click.option(
     "--max-document-bytes", type=BYTES, default="16MiB", show_default=True, help="A longer text is a bad record."
@@ -118,30 +119,40 @@ def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dr
     and any option under its long name with underscores, and [defaults] for all; options given here win over both.
     """
     is_recipe = is_recipe_path(sources)
+    fits = True
     requests = read_recipe(sources[0], context) if is_recipe else [one_corpus(sources, options)]
     for number, request in enumerate(requests):
         if is_recipe and not as_json:
-            click.echo(f"{'' if not number else chr(10)}{request.name}")
-        shown = _estimate(request, as_json) if dry_run else _build(request, as_json)
+            click.echo(f"{'' if not number else chr(10)}{one_line(request.name)}")
+        if dry_run:
+            estimate = estimate_build(request.sources, BuildOptions(**request.options))
+            shown = estimate_json(estimate) if as_json else aligned(estimate_lines(estimate), width=_columns())
+            fits = fits and estimate.fits
+        else:
+            shown = _build(request, as_json)
         # several objects are lines, one is for people too
         click.echo(json.dumps(shown, indent=None if is_recipe else 2) if as_json else shown)
+    if not fits:
+        context.exit(1)
 
 
 def _build(request: CorpusRequest, as_json: bool) -> Any:
     result = build_corpus(request.sources, **request.options)
     if as_json:
+        for warning in result.warnings:
+            click.echo(f"warning: {one_line(warning)}", err=True)
         return build_json(result)
     for note in result.notes:
-        click.echo(f"note: {note}", err=True)
-    lines = [] if result.is_new else [f"nothing to do: {result.directory} is complete"]
+        click.echo(f"note: {one_line(note)}", err=True)
+    width = _columns()
+    lines = [] if result.is_new else [f"nothing to do: {one_line(str(result.directory))} is complete"]
     for corpus in result.corpora:
         counts = read_sources(corpus.directory, corpus.manifest)
         if len(result.corpora) > 1:
-            lines.append(f"{'corpus':<12}{corpus.directory}")
-        lines.append(summary_text(corpus.manifest, counts, width=shutil.get_terminal_size().columns))
-    return "\n".join([*lines, speed_text(result)])
+            lines.append(aligned([("corpus", str(corpus.directory))], width=width))
+        lines.append(summary_text(corpus.manifest, counts, width=width))
+    return "\n".join([*lines, aligned(build_lines(result), width=width)])
 
 
-def _estimate(request: CorpusRequest, as_json: bool) -> Any:
-    estimate = estimate_build(request.sources, BuildOptions(**request.options))
-    return estimate_json(estimate) if as_json else estimate_text(estimate)
+def _columns() -> int:
+    return shutil.get_terminal_size().columns

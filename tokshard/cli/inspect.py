@@ -43,9 +43,9 @@ from tokshard.inspect.terminal import one_line
 from tokshard.inspect.token_counts import count_tokens
 from tokshard.inspect.vocabulary import load_vocabulary
 from tokshard.runtime.mix import load_mix
+from tokshard.wording import bytes_text
 
 _SAMPLES = 3
-from tokshard.wording import bytes_text
 
 
 @click.command()

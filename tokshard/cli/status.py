@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
-from tokshard.build.status import read_status, status_json, status_text
+from tokshard.build.status import read_status, status_json, status_lines
 from tokshard.cli.options import debug_option, json_option
+from tokshard.wording import aligned
 
 
 @click.command()
@@ -17,4 +19,5 @@ from tokshard.cli.options import debug_option, json_option
 def status(directory: str, as_json: bool) -> None:
     """Show how far the build in DIR is, what it left out so far, and the command that continues it."""
     found = read_status(directory)
-    click.echo(json.dumps(status_json(found), indent=2) if as_json else status_text(found))
+    # a line each, however long: the command that continues the build is there to be copied
+    click.echo(json.dumps(status_json(found), indent=2) if as_json else aligned(status_lines(found), width=sys.maxsize))

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from tokshard.format import names
-from tokshard.format.manifest import BuildConfig, DocumentLengths, Manifest, TokenizerInfo
+from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig, DocumentLengths, Manifest, TokenizerInfo
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.terminal import aligned, printable, shorten
 from tokshard.wording import bytes_text, counted
 
 _WORST_SOURCES = 10
+_OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
 
 
 def source_label(manifest: Manifest, source: SourceInfo) -> str:
@@ -41,7 +42,7 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
     """
     lengths, records = manifest.document_lengths, manifest.records
     mean = manifest.num_tokens / manifest.num_documents
-    num_left_out = sum(records.left_out.values())
+    num_left_out = sum(_without_other_split(records.left_out).values())
     lines = [
         (
             "documents",
@@ -54,8 +55,10 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
         ("settings", _settings_text(manifest.build)),
         (
             "records",
-            f"{records.read:,} read = {records.written:,} written + {num_left_out:,} left out"
-            + (f" ({_reasons_text(records.left_out)})" if num_left_out else ""),
+            f"{records.read:,} read = {records.written:,} written"
+            + "".join(f" + {n:,} {reason}" for reason, n in records.left_out.items() if reason in _OTHER_SPLIT)
+            + f" + {num_left_out:,} left out"
+            + (f" ({_reasons_text(_without_other_split(records.left_out))})" if num_left_out else ""),
         ),
     ]
     lines += _left_out_lines(manifest, sources, width=width)
@@ -164,8 +167,8 @@ def _left_out_lines(manifest: Manifest, sources: Sequence[SourceInfo], *, width:
     lines = []
     for source in worst[:_WORST_SOURCES]:
         label = shorten(printable(source_label(manifest, source)), max(20, width // 2))
-        count = sum(source.left_out.values())
-        reasons = _reasons_text(source.left_out)
+        left_out = _without_other_split(source.left_out)
+        count, reasons = sum(left_out.values()), _reasons_text(left_out)
         lines.append(("", f"{label}: {count:,} of {source.records_read:,} left out ({reasons})"))
     if len(worst) > _WORST_SOURCES:
         lines.append(("", f"and records of {counted(len(worst) - _WORST_SOURCES, 'more file')}"))
@@ -174,7 +177,13 @@ def _left_out_lines(manifest: Manifest, sources: Sequence[SourceInfo], *, width:
 
 def _most_left_out(sources: Sequence[SourceInfo]) -> list[SourceInfo]:
     """The sources with records left out, most first; equal ones in input order."""
-    return sorted((source for source in sources if source.left_out), key=lambda source: -sum(source.left_out.values()))
+    counts = [(sum(_without_other_split(source.left_out).values()), source) for source in sources if source.left_out]
+    return [source for count, source in sorted(counts, key=lambda pair: -pair[0]) if count]
+
+
+def _without_other_split(left_out: Mapping[str, int]) -> dict[str, int]:
+    """What is in neither corpus of a build with a validation split."""
+    return {reason: count for reason, count in left_out.items() if reason not in _OTHER_SPLIT}
 
 
 def _reasons_text(left_out: Mapping[str, int]) -> str:
