@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import click
 
 from tokshard.build.status import read_status, status_json, status_text
 from tokshard.cli.options import debug_option, json_option
+from tokshard.errors import UsageError
 
 
 @click.command()
@@ -16,5 +18,7 @@ from tokshard.cli.options import debug_option, json_option
 @debug_option
 def status(directory: str, as_json: bool) -> None:
     """Show how far the build in DIR is, what it left out so far, and the command that continues it."""
+    if os.path.isfile(directory):
+        raise UsageError(f"{directory} is a file", hint="give the directory of 'tokshard build --out'")
     found = read_status(directory)
     click.echo(json.dumps(status_json(found), indent=2) if as_json else status_text(found))

@@ -115,7 +115,7 @@ def trace(
     ranks = RankView(world_size=dp_world_size, rank=dp_rank)
     width = shutil.get_terminal_size().columns
     for note in notes_of(run, steps):
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {one_line(note)}", err=True)
     if document is not None:
         _show_readings(run, document, epochs, ranks, as_json=as_json, width=width)
         return
