@@ -228,7 +228,7 @@ def test_a_path_that_does_not_exist_is_wrong_usage_for_every_command(shell, corp
     assert err.splitlines()[1].startswith("hint: ")
 
 
-@pytest.mark.parametrize("command", ["inspect --grep", "verify"])
+@pytest.mark.parametrize("command", ["inspect --grep", "verify", "status"])
 def test_a_file_in_place_of_a_corpus_is_wrong_usage(shell, tmp_path, command):
     (tmp_path / "file").touch()
     exit_code, _, err = shell(*(word.format(tmp_path / "file") for word in COMMANDS_ON[command]))

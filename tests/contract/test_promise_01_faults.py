@@ -248,7 +248,7 @@ def test_a_build_interrupted_at_any_step_and_run_again_gives_the_same_bytes(
 def check_ending(outcome: Outcome, act: str) -> None:
     """Whether a build ends as it should when something happens to it, or did not come so far."""
     allowed = {"kill": {-9, 0}, "orphan": {-9, 0}, "error": {0, 1}, "full": {0, 1}, "SIGINT": {130, 0}}
-    assert outcome.exit_code in allowed.get(act, {130, 0}), outcome.errors
+    assert outcome.exit_code in allowed.get(act, {143, 0}), outcome.errors
     assert "internal: " not in outcome.errors
     if outcome.exit_code == 1:
         assert "error: cannot write to " in outcome.errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tokshard.runtime.mix import Mix
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -59,6 +62,17 @@ def test_the_commands_and_the_python_examples_of_the_readme_run_one_after_anothe
             script = directory / f"example_{number}.py"
             script.write_text(example, encoding="utf-8")
             run([sys.executable, str(script)], directory)
+
+
+def test_every_block_says_what_it_is() -> None:
+    kinds = re.findall(r"^```(.*)\n", README, re.MULTILINE)[::2]
+    assert set(kinds) == {"console", "python", "py", "text"}
+
+
+def test_the_table_of_keys_names_every_key_of_a_mix_in_toml() -> None:
+    keys = re.findall(r"^\| `(\w+)` \|", README.partition("| key of a `mix.toml`")[2], re.MULTILINE)
+    assert sorted(keys) == sorted(item.name for item in dataclasses.fields(Mix))
+    assert keys[:3] == ["corpora", "seq_len", "global_batch_size"]
 
 
 def test_every_file_that_the_readme_links_to_exists() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import os
 
 import click
 
 from tokshard.build.status import read_status, status_json, status_lines
 from tokshard.cli.options import debug_option, json_option
 from tokshard.wording import aligned
+from tokshard.errors import UsageError
 
 
 @click.command()
@@ -18,6 +20,8 @@ from tokshard.wording import aligned
 @debug_option
 def status(directory: str, as_json: bool) -> None:
     """Show how far the build in DIR is, what it left out so far, and the command that continues it."""
+    if os.path.isfile(directory):
+        raise UsageError(f"{directory} is a file", hint="give the directory of 'tokshard build --out'")
     found = read_status(directory)
     # a line each, however long: the command that continues the build is there to be copied
     click.echo(json.dumps(status_json(found), indent=2) if as_json else aligned(status_lines(found), width=sys.maxsize))
