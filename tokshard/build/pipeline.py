@@ -282,7 +282,7 @@ def settle(arguments: Sequence[str], options: BuildOptions) -> Request:
             "--dedup exact reads its sources twice, and standard input can be read once only",
             hint="write it to a file first, or leave out --dedup",
         )
-    found = discover(arguments, input_format=options.input_format)
+    found = discover(arguments, input_format=options.input_format, keep_unreadable=options.on_bad_source == "skip")
     num_workers = options.workers or _cpu_count()
     total_bytes = found.inputs.num_bytes
     if num_workers > 1 and total_bytes > MIN_TASK_BYTES:

@@ -22,7 +22,7 @@ def speed_text(result: BuildResult) -> str:
             lines.append(("speed", f"{human(rate)} tokens/s, {human(per_core)} tokens/s per core"))
     if result.ignored:
         counts = ", ".join(f"{count:,} x {suffix}" for suffix, count in result.ignored.items())
-        lines.append(("not read", f"files of unknown format: {counts}"))
+        lines.append(("not read", f"files of unknown format, or hidden: {counts}"))
     return "\n".join(f"{label:<12}{value}" for label, value in lines)
 
 
