@@ -188,9 +188,11 @@ def test_json_that_is_nested_deeply_is_a_bad_record_or_passed_over(what, how, bu
 
 def test_members_of_json_that_are_nested_deeply_are_bad_records(build, tmp_path):
     path = tmp_path / "a.tar"
-    path.write_bytes(tar_bytes([("a.txt", b"good"), ("b.txt", b"x"), ("b.json", NESTED)]))
-    for field in ("text", "txt"):
-        outcome = build(path, "--text-field", field, "--keep", "json.x", "--on-bad-record", "skip", "--force")
+    path.write_bytes(
+        tar_bytes([("a.txt", b"good"), ("a.json", b'{"x": 1, "text": "a"}'), ("b.txt", b"x"), ("b.json", NESTED)])
+    )
+    for field, kept in (("text", "x"), ("txt", "json.x")):
+        outcome = build(path, "--text-field", field, "--keep", kept, "--on-bad-record", "skip", "--force")
         assert outcome.exit_code == 0, outcome.problem
         assert outcome.left_out() == {"malformed": 1}
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -142,6 +143,12 @@ def test_a_hub_that_does_not_answer_is_an_error_of_the_run(fake):
 
 
 # data sets
+
+
+def test_a_library_that_may_run_the_code_of_a_repository_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(__version__="3.6.0"))
+    with pytest.raises(UsageError, match=r"needs datasets 4 or later, this is 3\.6\.0, which may run the code of"):
+        hub.fetch_dataset("hf://someone/rows")
 
 
 def test_a_data_set_of_the_hub_needs_an_extra(monkeypatch):

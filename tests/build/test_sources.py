@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def test_hidden_files_and_directories_are_left_out_unless_named():
     write("d/a.jsonl", "d/.hidden.jsonl", "d/.cache/b.jsonl")
     assert found("d") == ["d/a.jsonl"]
     assert found("d/.hidden.jsonl", "d/.cache") == [".hidden.jsonl", ".cache/b.jsonl"]
+    assert discover(["d"], input_format=None).ignored == {"hidden": 2}
 
 
 def test_a_glob_gives_its_files_in_bytewise_order_below_its_fixed_part():
@@ -236,8 +238,21 @@ def test_a_directory_that_links_to_itself_is_read_once():
 def test_a_link_to_nothing_is_named():
     write("d/a.jsonl")
     os.symlink("gone.jsonl", "d/b.jsonl")
-    with pytest.raises(SourceError, match=r"^d/b\.jsonl cannot be read: No such file or directory$"):
+    with pytest.raises(
+        SourceError, match=r"^d/b\.jsonl cannot be read: No such file or directory: it is a link to"
+    ) as caught:
         discover(["d"], input_format=None)
+    assert caught.value.hint.endswith("or leave such files out with --on-bad-source skip")
+
+
+@pytest.mark.parametrize("name", ["d/b.jsonl", "d/b.arrow", "d/b.txt"])
+def test_a_link_to_nothing_is_left_out_and_listed_if_that_is_asked_for(name, tmp_path):
+    write("d/a.jsonl")
+    os.symlink("gone", name)
+    corpus = inputs.build("d", tmp_path / "out", on_bad_source="skip")
+    assert [source.left_out for source in corpus.sources()] == [{}, {"damaged input": 1}]
+    (reject,) = map(json.loads, (tmp_path / "out" / "rejects.jsonl").read_text().splitlines())
+    assert (reject["source"], reject["reason"]) == (name, "damaged input")
 
 
 def test_a_directory_that_cannot_be_listed_is_named(monkeypatch):

@@ -27,7 +27,7 @@ from tokshard.build.tokenizer import (
     inline_groups,
     read_tokenizer,
 )
-from tokshard.errors import TokenizerError
+from tokshard.errors import SourceError, TokenizerError
 from tokshard.format.manifest import TokenizerInfo
 
 Json = dict[str, Any]
@@ -692,6 +692,25 @@ def test_a_configuration_that_is_not_json_is_named(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{eos_token: </s>}")
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json is not JSON"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["typo.json", "typo.model", "typo.tiktoken"])
+def test_a_file_that_does_not_exist_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TokenizerError, match=rf"^tok/{name} cannot be read: No such file or directory"):
+        read(Path("tok", name))
+
+
+def test_a_name_in_a_directory_that_exists_here_is_said_not_to_exist_before_the_hub_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tok").mkdir()
+
+    def refuse(location: str) -> None:
+        raise SourceError(f"{location} cannot be fetched: no network", hint="check the network")
+
+    monkeypatch.setattr(tokenizer, "fetch_tokenizer", refuse)
+    with pytest.raises(SourceError, match=r"^tok/typo does not exist here, and on the hub: tok/typo cannot be fetched"):
+        read(Path("tok/typo"))
 
 
 @pytest.mark.parametrize("place", ["nowhere", "empty", "nowhere.json"])

@@ -35,7 +35,7 @@ def shell(tmp_path, monkeypatch, capsys):
 
 
 def write(name, texts):
-    Path(name).write_bytes(jsonl([{"text": text} for text in texts]))
+    Path(name).write_bytes(jsonl([{"text": text, "n": number} for number, text in enumerate(texts)]))
 
 
 RECIPE = """

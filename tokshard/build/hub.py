@@ -22,6 +22,8 @@ _DATASET = re.compile(
     rf"(?:@(?P<revision>[^:]+))?(?::(?P<split>{_PART}))?"
 )
 _MODEL = re.compile(rf"(?:hf://)?(?P<repository>{_PART}/{_PART})(?:@(?P<revision>.+))?")
+_FIRST_WITHOUT_SCRIPTS = 4
+"""Major version of `datasets` that runs no code of a repository, whatever the environment asks for."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -59,6 +61,12 @@ def fetch_dataset(argument: str) -> HubFiles:
             f"{argument} needs the packages datasets and huggingface_hub: {error}",
             hint="pip install 'tokshard[hf]'",
         ) from error
+    if int(datasets.__version__.partition(".")[0]) < _FIRST_WITHOUT_SCRIPTS:
+        raise UsageError(
+            f"{argument} needs datasets {_FIRST_WITHOUT_SCRIPTS} or later, this is {datasets.__version__}, "
+            "which may run the code of a repository",
+            hint="pip install 'tokshard[hf]'",
+        )
     repository, config, split = match["repository"], match["config"], match["split"]
     commit = _commit(argument, lambda api: api.dataset_info(repository, revision=match["revision"]))
     try:

@@ -313,7 +313,7 @@ def settle(arguments: Sequence[str | RecordSource], options: BuildOptions) -> Re
         raise UsageError("no source is given", hint="give files, directories or globs")
     workspace = Workspace(local_directory(options.out), attempt=secrets.token_hex(8))
     _check_apart(workspace.out, arguments, options.tokenizer)
-    found = discover(arguments, input_format=options.input_format)
+    found = discover(arguments, input_format=options.input_format, keep_unreadable=options.on_bad_source == "skip")
     _check_no_output(workspace.out, found.inputs)
     if options.dedup == "exact" and found.inputs.read_once:
         raise UsageError(

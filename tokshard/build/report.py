@@ -28,7 +28,7 @@ def build_lines(result: BuildResult) -> list[tuple[str, str]]:
             lines.append(("speed", f"{rate} tokens/s with {processes}, {per_second} per CPU-second"))
     if result.ignored:
         counts = ", ".join(f"{count:,} x {suffix}" for suffix, count in result.ignored.items())
-        lines.append(("not read", f"files of unknown format: {counts}"))
+        lines.append(("not read", f"files of unknown format, or hidden: {counts}"))
     return [*lines, *(("warning", warning) for warning in result.warnings)]
 
 

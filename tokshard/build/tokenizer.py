@@ -22,11 +22,13 @@ from tokenizers import Tokenizer
 from tokshard.build.conversion import Conversion, convert, is_foreign, probes
 from tokshard.build.encoding import EncodingError
 from tokshard.build.hub import SCHEME, fetch_tokenizer, is_model_id
-from tokshard.errors import TokenizerError
+from tokshard.errors import SourceError, TokenizerError, UsageError
 from tokshard.format.manifest import TokenizerInfo, canonical_json
 
 _FILES = ("tokenizer.json", "tokenizer.model")
 """What a directory is searched for."""
+_LOCAL_SUFFIXES = (".json", ".model", ".tiktoken", ".bpe")
+"""A location that ends so is a file, never a model of the hub."""
 BOS_FROM_TOKENIZER = "auto"
 """Value of ``--bos`` that takes the token which the tokenizer's own configuration names."""
 MAX_VOCABULARY = 1 << 24
@@ -136,8 +138,16 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
 def _find(location: str) -> tuple[Path, str]:
     """The file of a tokenizer, fetched if it is on the hub, and what the tokenizer is called."""
     path = Path(location)
-    if location.startswith(SCHEME) or (not path.exists() and is_model_id(location)):
-        files = fetch_tokenizer(location)
+    is_hub_id = not path.exists() and is_model_id(location) and path.suffix not in _LOCAL_SUFFIXES
+    if location.startswith(SCHEME) or is_hub_id:
+        try:
+            files = fetch_tokenizer(location)
+        except (SourceError, UsageError) as error:
+            if location.startswith(SCHEME) or not path.parent.is_dir():
+                raise
+            raise type(error)(
+                f"{location} does not exist here, and on the hub: {error.problem}", hint=error.hint
+            ) from error
         return Path(files.root) / "tokenizer.json", files.label
     if path.is_dir():
         path = next((path / name for name in _FILES if (path / name).exists()), path / _FILES[0])

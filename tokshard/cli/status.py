@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 import os
+import sys
 
 import click
 
 from tokshard.build.status import read_status, status_json, status_lines
 from tokshard.cli.options import debug_option, json_option
-from tokshard.wording import aligned
 from tokshard.errors import UsageError
+from tokshard.wording import aligned
 
 
 @click.command()
