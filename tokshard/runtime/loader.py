@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 import os
@@ -10,13 +11,15 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tokshard.errors import PlanError
+from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.arguments import integer, real
 from tokshard.runtime.cursor import Cursor, adopt_cursor, load_cursor, save_cursor
 from tokshard.runtime.packing import Packed, Recycler, widen
@@ -33,6 +36,9 @@ _HELD_BATCHES = 4
 
 _MAX_AHEAD = 1 << 16
 
+_MAX_LOOP_WORKERS = 1 << 12
+"""DataLoader workers that a dataset tells apart."""
+
 STATE_KEY = "cursor"
 WORKER_KEY = "is_under_way"
 
@@ -41,10 +47,17 @@ class StreamingLoader:
     """Batches of a plan, from a cursor on.
 
     The global batch of a step is the same for every world size, number of workers and history of stops. The state
-    counts what
-    the loop received, is the same on every rank and a few hundred bytes long; loading it on another world size,
-    batch size or number of workers is exact and replays nothing. It follows the ``Stateful`` protocol of
-    torch.distributed.checkpoint.
+    counts what the loop received, is the same on every rank and small, whatever the plan has in store; loading it on
+    another world size, batch size or number of workers is exact and replays nothing. It follows the ``Stateful``
+    protocol of torch.distributed.checkpoint. A loader is for one thread of one process.
+
+    A batch is a dict of CPU tensors; a rank has ``rows = global_batch_size / dp_world_size``:
+
+    - ``input_ids``, ``labels``, ``position_ids``: int64 [rows, seq_len]. A label is the document's next token, or -100
+      where there is none, at the end of a document and in padding. Positions start at 0 in each piece of a document.
+    - ``corpus_index``, ``sample_index``: int64 [rows], the corpus in plan order and the global sample; -1 for padding.
+    - ``cu_seqlens``: int32 [n], the boundaries of all pieces in the flattened batch, for attention within documents;
+      its end is repeated up to a multiple of 64 entries. ``max_seqlen``: int64 [], the longest piece.
 
     Args:
         plan: what to read.
@@ -53,7 +66,8 @@ class StreamingLoader:
         dp_mesh: the data-parallel device mesh; of several dimensions (HSDP), all count.
         num_workers: processes that read; 0: a thread does, which is quicker for all but very short documents.
         prefetch_factor: batches made ahead per worker.
-        pin_memory: give tensors in page-locked memory.
+        pin_memory: give tensors in page-locked memory, which ``tensor.to(device, non_blocking=True)`` needs: other
+            memory is used again as soon as the tensor is gone, even if a device still copies from it.
         uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
             ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
         timeout_seconds: longest wait for one batch; the error names the shard that was read.
@@ -99,12 +113,15 @@ class StreamingLoader:
         self._used_up: set[str] = set()  # corpora that were told of
         self._prefetcher: Prefetcher | None = None
         self._is_stale = True
+        self._pid = os.getpid()
+        self._users: dict[str, int] = {}  # the thread that is in here
         self._wait_seconds, self._num_batches, self._token_bytes = 0.0, 0, 0
 
     def __iter__(self) -> Iterator[Batch]:
         """Go on from the cursor; after a finished pass, from the start."""
         if self.plan.num_samples is not None and self._cursor.sample >= self.plan.num_samples:
-            self._go_on_from(self.plan.cursor())
+            with self._alone():
+                self._go_on_from(self.plan.cursor())
         return self._batches()
 
     def __len__(self) -> int:
@@ -146,7 +163,8 @@ class StreamingLoader:
             PlanMismatchError: the state is of another plan, or of no tokshard loader.
         """
         cursor = _loaded(self.plan, state, weights=weights, corpora=corpora)
-        self._go_on_from(cursor)
+        with self._alone():
+            self._go_on_from(cursor)
 
     def set_weights(self, weights: Weights) -> None:
         """Read with other weights from the next batch on. The plan is not changed, nothing is caught up.
@@ -154,7 +172,9 @@ class StreamingLoader:
         Raises:
             PlanError: the weights do not fit the plan.
         """
-        self._go_on_from(self.plan.compacted(self._cursor.weighted(self.plan.checked_weights(weights))))
+        checked = self.plan.checked_weights(weights)
+        with self._alone():
+            self._go_on_from(self.plan.compacted(self._cursor.weighted(checked)))
 
     def skip(self, num_samples: int) -> None:
         """Pass over the next samples, on record in the state; a multiple of the batch keeps steps aligned.
@@ -163,11 +183,12 @@ class StreamingLoader:
             PlanError: it is not an integer, or negative, or leads beyond sample 2**62.
         """
         num_samples = integer("num_samples", num_samples, least=0)
-        if self.plan.num_samples is not None:
-            num_samples = min(num_samples, self.plan.num_samples - self._cursor.sample)
-        integer("the sample to skip to", self._cursor.sample + num_samples)
-        if num_samples:
-            self._go_on_from(self._cursor.skipping(num_samples))
+        with self._alone():
+            if self.plan.num_samples is not None:
+                num_samples = min(num_samples, self.plan.num_samples - self._cursor.sample)
+            integer("the sample to skip to", self._cursor.sample + num_samples)
+            if num_samples:
+                self._go_on_from(self._cursor.skipping(num_samples))
 
     def stats(self) -> dict[str, Any]:
         """What the loader did and where it is.
@@ -198,32 +219,61 @@ class StreamingLoader:
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None
+        if self._pid != os.getpid():
+            self._users.clear()  # a thread of the parent
 
     def _batches(self) -> Iterator[Batch]:
         size = self._ranks.global_batch_size
         while not is_last(self._cursor.sample, self.plan.num_samples, self._limit, size):
-            prefetcher = self._started()
-            started = time.perf_counter()
-            try:
-                batch = prefetcher.take()
-            except BaseException:
-                self.close()
-                raise
-            self._wait_seconds += time.perf_counter() - started
-            self._num_batches += 1
-            self._token_bytes += batch["input_ids"].numel() * self.plan.sources[0].dtype.itemsize
-            following = self._cursor.sample + size
-            if self.plan.num_samples is not None:
-                following = min(following, self.plan.num_samples)
-            if self.plan.on_max_epochs == "warn":
-                _warn_of_use(self._limits, self._cursor.sample, following, self._used_up)
-            self._cursor = self._cursor.advanced(following - self._cursor.sample)
+            with self._alone():
+                batch = self._next()
             yield batch
         if self.plan.num_samples is None or self._cursor.sample < self.plan.num_samples:
             _warn_of_stop(self._limits[0], self._cursor.sample)
 
+    def _next(self) -> Batch:
+        prefetcher = self._started()
+        started = time.perf_counter()
+        try:
+            batch: Batch = prefetcher.take()
+        except BaseException:
+            self.close()
+            raise
+        self._wait_seconds += time.perf_counter() - started
+        self._num_batches += 1
+        self._token_bytes += batch["input_ids"].numel() * self.plan.sources[0].dtype.itemsize
+        following = self._cursor.sample + self._ranks.global_batch_size
+        if self.plan.num_samples is not None:
+            following = min(following, self.plan.num_samples)
+        if self.plan.on_max_epochs == "warn":
+            _warn_of_use(self._limits, self._cursor.sample, following, self._used_up)
+        self._cursor = self._cursor.advanced(following - self._cursor.sample)
+        return batch
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse two threads at once, and a forked child that would read what its parent reads."""
+        if self._prefetcher is not None and self._prefetcher.pid != os.getpid():
+            raise LoaderError(
+                f"process {self._prefetcher.pid} reads from this loader, and this is process {os.getpid()}, forked "
+                "from it",
+                hint="make a loader in each process, or close this one here first",
+            )
+        me = threading.get_ident()
+        if self._users.setdefault("thread", me) != me:  # one step, which no other thread interrupts
+            raise LoaderError(
+                "this loader is used by two threads at once",
+                hint="use it from one thread, or make one loader per thread",
+            )
+        try:
+            yield
+        finally:
+            self._users.clear()
+
     def _started(self) -> Prefetcher:
         if self._prefetcher is None:
+            if self._pid != os.getpid():
+                self.plan, self._pid = self.plan.reopened(), os.getpid()
             self._prefetcher = Prefetcher(
                 self.plan,
                 partial(as_tensors, recycler=Recycler(self._depth + _HELD_BATCHES), pin_memory=self._pin_memory),
@@ -255,7 +305,9 @@ class StreamDataset(IterableDataset[Batch]):
     """The same batches, for ``DataLoader(dataset, batch_size=None)`` of torch and ``StatefulDataLoader`` of torchdata.
 
     DataLoader worker w of W makes the steps w, w + W, ..., which DataLoader hands out in turn, so the order is that of
-    `StreamingLoader`. Resuming through ``StatefulDataLoader`` needs the same number of workers, as it always does.
+    `StreamingLoader`. Resuming through ``StatefulDataLoader`` needs the same number of workers, as it always does. A
+    plain ``DataLoader`` with workers is exact for one loop, and for each whole pass of a finite plan: where its workers
+    are is lost with a loop that ends before, so that a second one is refused.
 
     Args:
         plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, uneven: as for `StreamingLoader`.
@@ -276,11 +328,31 @@ class StreamDataset(IterableDataset[Batch]):
         self._cursor = plan.cursor()
         self._used_up: set[str] = set()  # corpora that were told of
         self._is_under_way = False
+        self._pid = os.getpid()
+        self._is_loaded = False
+        self._loops = RawArray("B", _MAX_LOOP_WORKERS)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if get_spawning_popen() is None:  # a copy, not a worker: its loops are its own
+            del state["_loops"]
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pid = os.getpid()
+        self.__dict__.setdefault("_loops", RawArray("B", _MAX_LOOP_WORKERS))
 
     def __iter__(self) -> Iterator[Batch]:
-        """The steps of this DataLoader worker, from its cursor on; after a finished pass, from the start."""
+        """The steps of this DataLoader worker, from its cursor on; after a finished pass, from the start.
+
+        Raises:
+            LoaderError: with DataLoader workers, a second loop after one that did not end: it would start over.
+        """
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if info is not None:
+            self._begin(worker)
         plan, size, since = self.plan.reader(), self._ranks.global_batch_size, self._cursor.sample
         if self._is_under_way:  # steps of other workers may be missing since the last one of this worker
             since = max(since - (num_workers - 1) * size, self._cursor.segments[0].start)
@@ -299,6 +371,22 @@ class StreamDataset(IterableDataset[Batch]):
             _warn_of_stop(limits[0], self._cursor.sample)
         else:
             self._cursor, self._is_under_way = plan.cursor(), False
+            self._loops[worker % _MAX_LOOP_WORKERS] = 0
+
+    def _begin(self, worker: int) -> None:
+        """The beginning of a loop of a DataLoader worker."""
+        if self._pid != os.getpid():
+            self.plan, self._pid = self.plan.reopened(), os.getpid()
+        place = worker % _MAX_LOOP_WORKERS
+        if self._loops[place] and not self._is_loaded:
+            # the way out stands in the problem: DataLoader shows no more of an error
+            raise LoaderError(
+                "a second loop over a StreamDataset in a DataLoader with workers would not continue the first, which "
+                "did not end: use StreamingLoader, or load_state_dict of StatefulDataLoader, or num_workers=0; a new "
+                "StreamDataset starts over",
+                hint="StreamingLoader(plan, global_batch_size=..., num_workers=...) continues",
+            )
+        self._loops[place], self._is_loaded = 1, False
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor of this DataLoader worker: the step that it makes next, if it has made one."""
@@ -310,7 +398,7 @@ class StreamDataset(IterableDataset[Batch]):
         Raises:
             PlanMismatchError: the state is of another plan.
         """
-        self._cursor = _loaded(self.plan, state)
+        self._cursor, self._is_loaded = _loaded(self.plan, state), True
         self._is_under_way = bool(state.get(WORKER_KEY))
 
     def _advance(self, num_steps: int) -> None:
@@ -347,7 +435,7 @@ def _ranks(  # noqa: PLR0917 - the arguments of both loaders
     dp_rank: int | None,
     dp_world_size: int | None,
     dp_mesh: DeviceMesh | None,
-    uneven: str,
+    uneven: Literal["refuse", "pad"],
 ) -> Ranks:
     if not isinstance(plan, StreamPlan):
         raise PlanError(f"the plan is {plan!r:.100}", hint="give StreamPlan(corpora, seq_len=...)")

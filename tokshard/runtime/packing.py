@@ -50,18 +50,19 @@ class Packed:
 
 
 class Recycler:
-    """Arrays of batches that are used again once nobody else holds them.
+    """Arrays of batches that are used again once nothing else holds them.
 
     A batch of some hundred kilobytes costs more in page faults than in copying if its memory is new, and the allocator
-    gives such memory back as soon as it is freed. Whether somebody holds an array is its reference count: tensors and
-    views of it count.
+    gives such memory back as soon as it is freed. Whether an array is held is its reference count: tensors and views of
+    it count, a device that copies from it does not. Without the GIL, counts are not exact, and nothing is used again.
 
     Args:
         size: arrays that are kept.
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+        self._size = size if has_gil else 0
         self._arrays: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         self._unused = self._holders(0)
         self._arrays.clear()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -296,6 +297,14 @@ class StreamPlan:
     def compacted(self, cursor: Cursor) -> Cursor:
         """A cursor with the same future and a short past."""
         return cursor.compacted(self.mixture(cursor))
+
+    def reopened(self) -> StreamPlan:
+        """The same plan over corpora that are opened again: for a forked process.
+
+        A thread of the parent may have held a lock of a corpus at the fork, which no thread of the child gives back.
+        """
+        sources = {name: _reopened(source) for name, source in zip(self.names, self.sources, strict=True)}
+        return StreamPlan(sources, **self._arguments)
 
     def check_pass(self, cursor: Cursor) -> None:
         """Refuse a cursor at which a finite pass would be counted wrong.
@@ -605,6 +614,15 @@ def _open(corpus: CorpusLike) -> TokenSource:
 
         return CorpusSource(corpus)
     return corpus
+
+
+def _reopened(source: TokenSource) -> TokenSource:
+    try:
+        content = pickle.dumps(source)
+    except Exception:  # noqa: BLE001 - of a user's class; then its locks are its own
+        return source
+    reopened: TokenSource = pickle.loads(content)  # noqa: S301 - of this process
+    return reopened
 
 
 def _check_sources(names: Sequence[str], sources: Sequence[TokenSource]) -> None:

@@ -10,16 +10,19 @@ import contextlib
 import ctypes
 import fcntl
 import multiprocessing
+import multiprocessing.process
+import os
 import pickle
 import queue
 import signal
 import struct
 import threading
-import weakref
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
@@ -31,6 +34,11 @@ from tokshard.runtime.windows import TokenSource
 
 _SHARD_NAME_BYTES = 4096
 _STOP_SECONDS = 5.0
+"""What still hangs after this time is left alone: a read from storage that is gone may survive SIGKILL."""
+
+_EXIT_PRIORITY = 100
+"""Workers ignore SIGTERM, so they must end before multiprocessing ends its processes with it and waits for them."""
+
 _MESSAGE_BYTES = 1 << 20
 _ALIGNMENT = 64
 
@@ -126,16 +134,25 @@ class Prefetcher:
         self._plan = plan
         if num_workers:
             _check_pickles(plan)
-        self._workers = [_Worker(plan, number, num_workers, start_method) for number in range(num_workers)]
+        self._workers: list[_Worker] = []
         self._thread = threading.Thread(
             target=_run,
             args=(_Inbox(self._messages, depth), self._results, plan, self._workers, finish),
             name="tokshard-prefetch",
             daemon=True,
         )
+        # also when the loader is forgotten without close, or the interpreter ends; in a forked child it does nothing
+        self._finalizer = Finalize(
+            self, _stop, (self._messages, self._thread, self._workers), exitpriority=_EXIT_PRIORITY
+        )
+        self.pid = os.getpid()
+        try:
+            for number in range(num_workers):
+                self._workers.append(_Worker(plan, number, num_workers, start_method))
+        except BaseException:
+            self.close()  # those that have started
+            raise
         self._thread.start()
-        # also when the loader is forgotten without close, or the interpreter ends
-        self._finalizer = weakref.finalize(self, _stop, self._messages, self._thread, self._workers)
 
     def start(self, mixture: Mixture, ranks: Ranks, sample: int, limit: int | None) -> None:
         """Make the batches from a sample on; those that were made for another job are not wanted any more."""
@@ -168,8 +185,10 @@ class Prefetcher:
             return result.value
 
     def close(self) -> None:
-        """Stop thread and workers."""
+        """Stop thread and workers, and a `take` that another thread waits in."""
         self._finalizer()
+        error = LoaderError("the loader was closed while a batch was awaited", hint="iterate it again, or not at all")
+        self._results.put(_Result(self._job, None, error))
 
     def _timed_out(self) -> LoaderError:
         if self._workers:
@@ -232,11 +251,14 @@ def _received(workers: list[_Worker], job: Job) -> Iterator[Packed]:
 
 
 def _stop(messages: queue.SimpleQueue[Job | int | None], thread: threading.Thread, workers: list[_Worker]) -> None:
+    deadline = time.monotonic() + _STOP_SECONDS
     for worker in workers:
-        worker.stop()
+        worker.kill()
     messages.put(None)
-    if thread is not threading.current_thread():
+    if thread.ident is not None and thread is not threading.current_thread():
         thread.join(_STOP_SECONDS)
+    for worker in workers:
+        worker.leave(max(0.0, deadline - time.monotonic()), may_close=not thread.is_alive())
 
 
 class _Worker:
@@ -284,14 +306,22 @@ class _Worker:
         name: bytes = self._reading.value
         return name.decode(errors="replace")
 
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.join(_STOP_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._answers.close()
-        self._jobs.close()
+    def kill(self) -> None:
+        """End the process, which holds nothing that it would have to put in order."""
+        self._process.kill()
+
+    def leave(self, seconds: float, *, may_close: bool) -> None:
+        """Wait for the end of a killed process, but not longer than this.
+
+        Args:
+            may_close: no thread reads the pipes any more.
+        """
+        self._process.join(seconds)
+        if self._process.is_alive():  # or the interpreter would wait for it when it ends
+            getattr(multiprocessing.process, "_children", set()).discard(self._process)
+        if may_close:
+            self._answers.close()
+            self._jobs.close()
 
     def _death(self) -> LoaderError:
         self._process.join(_STOP_SECONDS)
@@ -322,8 +352,9 @@ def _worker_main(  # noqa: PLR0917 - a process gets what it is by position
     num_workers: int,
     reading: Any,
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the loop decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl-C and the SIGTERM of torchrun reach the whole group; the loop decides, and may still want batches
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if inherited:
         for connection in inherited:
             connection.close()  # fork copied the other ends of the pipes, which would keep them open for ever
@@ -336,18 +367,18 @@ def _worker_main(  # noqa: PLR0917 - a process gets what it is by position
         if hasattr(source, "on_shard"):
             source.on_shard = watch
     # a thread takes the jobs: a job and batches that wait for each other in full pipes would wait for ever
-    waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     threading.Thread(target=_take_jobs, args=(jobs, waiting), daemon=True).start()
     with contextlib.suppress(OSError):
-        while (job := waiting.get()) is not None:
-            _work(plan, job, answers, waiting, number, num_workers)
+        while True:
+            _work(plan, waiting.get(), answers, waiting, number, num_workers)
 
 
 def _work(  # noqa: PLR0917 - as above
     plan: StreamPlan,
     job: Job,
     answers: Connection,
-    waiting: queue.SimpleQueue[Job | None],
+    waiting: queue.SimpleQueue[Job],
     number: int,
     num_workers: int,
 ) -> None:
@@ -406,11 +437,11 @@ def _enlarge(connection: Connection) -> None:
             fcntl.fcntl(connection.fileno(), fcntl.F_SETPIPE_SZ, _MESSAGE_BYTES)
 
 
-def _take_jobs(connection: Connection, jobs: queue.SimpleQueue[Job | None]) -> None:
+def _take_jobs(connection: Connection, jobs: queue.SimpleQueue[Job]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             jobs.put(connection.recv())
-    jobs.put(None)
+    os._exit(0)  # the loop's process is gone; a read that hangs must not keep this one
 
 
 def _answers(plan: StreamPlan, job: Job, number: int, num_workers: int) -> Iterator[Packed | BaseException | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,7 @@ class Ranks:
         PlanError: the numbers do not fit each other.
     """
 
-    def __init__(self, global_batch_size: int, rank: int, world_size: int, uneven: str) -> None:
+    def __init__(self, global_batch_size: int, rank: int, world_size: int, uneven: Literal["refuse", "pad"]) -> None:
         global_batch_size = integer("global_batch_size", global_batch_size, least=1, most=_MAX_BATCH)
         rank, world_size = integer("dp_rank", rank), integer("dp_world_size", world_size, least=1, most=_MAX_BATCH)
         if not 0 <= rank < world_size:

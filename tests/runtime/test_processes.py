@@ -1,0 +1,342 @@
+"""Threads, forked children, signals and storage that never answers: a loader says so, and harms nothing of others."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing import util
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.sources import ListSource
+from tests.runtime.test_loader import expected_rows, one_corpus, rows_of, take, two_corpora
+from tokshard.errors import LoaderError
+from tokshard.runtime import prefetch
+from tokshard.runtime.loader import StreamDataset, StreamingLoader
+from tokshard.runtime.plan import StreamPlan
+
+NO_DATASET: Any = None
+
+
+class WaitingSource(ListSource):
+    """A source that reads only while a gate is open."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(lengths)
+        self.gate, self.is_reading = threading.Event(), threading.Event()
+
+    def views(self, starts: Any, lengths: Any) -> list[Any]:
+        self.is_reading.set()
+        assert self.gate.wait(60)
+        return super().views(starts, lengths)
+
+    def spans(self, starts: Any, lengths: Any) -> None:
+        return None
+
+
+@pytest.fixture
+def waiting() -> Iterator[WaitingSource]:
+    source = WaitingSource([9, 4, 30])
+    yield source
+    source.gate.set()
+
+
+def waiting_loader(source: WaitingSource) -> StreamingLoader:
+    plan = StreamPlan(source, seq_len=6, block_tokens=24, window_blocks=2)
+    return StreamingLoader(plan, global_batch_size=2, prefetch_factor=1)
+
+
+# threads
+
+
+def test_a_second_thread_is_refused_while_the_first_waits_for_a_batch_and_the_first_gets_it(
+    waiting: WaitingSource,
+) -> None:
+    loader = waiting_loader(waiting)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(next(iter(loader))))
+    thread.start()
+    assert waiting.is_reading.wait(60)
+    for use in (
+        lambda: next(iter(loader)),
+        lambda: loader.skip(2),
+        lambda: loader.set_weights({"corpus": 1}),
+        lambda: loader.load_state_dict(loader.state_dict()),
+    ):
+        with pytest.raises(LoaderError, match="used by two threads at once") as caught:
+            use()
+        assert caught.value.hint
+    assert loader.stats()["samples"] == 0  # looking is for every thread
+    waiting.gate.set()
+    thread.join(60)
+    assert rows_of(found) == expected_rows(loader.plan, range(2))
+    assert rows_of(take(loader, 1)) == expected_rows(loader.plan, range(2, 4))  # one thread after the other is fine
+    loader.close()
+
+
+def test_a_state_taken_by_another_thread_is_of_before_or_after_a_batch_and_loses_none() -> None:
+    loader = StreamingLoader(two_corpora(), global_batch_size=2)
+    for number in range(40):  # as many as make the state shorter when it is saved
+        take(loader, 1)
+        loader.set_weights({"a": 1 + number, "b": 1})
+    before = loader.cursor
+    loader.state_dict()
+    assert loader.cursor is before
+    loader.close()
+
+
+def test_a_loader_that_another_thread_closes_wakes_the_one_that_waits(waiting: WaitingSource) -> None:
+    loader = waiting_loader(waiting)
+    found: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            next(iter(loader))
+        except LoaderError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert waiting.is_reading.wait(60)
+    waiting.gate.set()
+    loader.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert all("closed while a batch was awaited" in str(error) for error in found)
+
+
+# forked children
+
+
+def in_child(check: Any) -> None:
+    """Run a check in a forked child, which ends as a forgotten one would: with what runs at the end of Python."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            check()
+            code = 0
+        finally:
+            util._run_finalizers()  # type: ignore[attr-defined]
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_refused_may_close_and_read_on_alone_and_leaves_the_parent_its_workers() -> None:
+    plan = two_corpora()
+    loader = StreamingLoader(plan, global_batch_size=2, num_workers=1, multiprocessing_context="fork")
+    batches = iter(loader)
+    next(batches)
+
+    def check() -> None:
+        for use in (lambda: next(batches), lambda: next(iter(loader)), lambda: loader.skip(2)):
+            with pytest.raises(LoaderError, match=f"process {os.getppid()} reads from this loader"):
+                use()
+        loader.close()
+        assert rows_of(take(loader, 1)) == expected_rows(loader.plan, range(2, 4))
+        loader.close()
+
+    in_child(check)
+    in_child(lambda: None)
+    assert rows_of([next(batches) for _ in range(40)]) == expected_rows(plan, range(2, 82))
+    loader.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_the_parent_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dataset = StreamDataset(two_corpora(), global_batch_size=2)
+    place = torch.utils.data._utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=NO_DATASET)
+    expected = expected_rows(dataset.plan, range(2))
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with dataset.plan.streams[0]._lock, dataset.plan.streams[1]._lock:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+
+    def check() -> None:
+        signal.alarm(20)  # rather than for ever
+        monkeypatch.setattr("tokshard.runtime.loader.get_worker_info", lambda: place)
+        assert rows_of([next(iter(dataset))]) == expected
+
+    in_child(check)
+    done.set()
+    thread.join()
+
+
+# signals
+
+
+SIGNALLED = """
+import os, signal, time
+from tests.runtime.test_loader import expected_rows, rows_of, two_corpora
+from tokshard.runtime import StreamingLoader
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a trainer, which decides when to stop
+    plan = two_corpora()
+    loader = StreamingLoader(plan, global_batch_size=2, num_workers=2, multiprocessing_context="fork")
+    batches = iter(loader)
+    next(batches)
+    workers = [worker._process.pid for worker in loader._prefetcher._workers]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            os.killpg(0, number)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass
+        loader.skip(2)  # what was made ahead is not what comes next
+        position = loader.cursor.sample
+        assert rows_of([next(batches) for _ in range(4)]) == expected_rows(plan, range(position, position + 8))
+    assert workers == [worker._process.pid for worker in loader._prefetcher._workers]
+    print("done")
+"""
+
+
+@pytest.mark.slow
+def test_workers_leave_ctrl_c_and_the_sigterm_of_a_launcher_to_the_loop_and_end_with_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SIGNALLED)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        start_new_session=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+# what cannot be ended
+
+
+class Immortal:
+    """A process in an uninterruptible wait: SIGKILL does not reach it."""
+
+    pid, exitcode = 1, None
+
+    def __init__(self) -> None:
+        self.waits: list[float | None] = []
+
+    def kill(self) -> None:
+        pass
+
+    def is_alive(self) -> bool:
+        return True
+
+    def join(self, timeout: float | None = None) -> None:
+        self.waits.append(timeout)
+        assert timeout is not None, "it would wait for ever"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_time_out_is_raised_although_the_worker_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_STOP_SECONDS", 0.05)
+    loader = StreamingLoader(
+        two_corpora(),
+        global_batch_size=2,
+        num_workers=1,
+        prefetch_factor=1,
+        multiprocessing_context="fork",
+        timeout_seconds=0.5,
+    )
+    batches = iter(loader)
+    next(batches)
+    assert loader._prefetcher is not None
+    (worker,) = loader._prefetcher._workers
+    thread, process, immortal = loader._prefetcher._thread, worker._process, Immortal()
+    os.kill(process.pid, signal.SIGSTOP)
+    worker._process = immortal
+    with pytest.raises(LoaderError, match=r"no batch came for 0\.5 s"):
+        deque(batches, maxlen=0)
+    assert immortal.waits
+    assert thread.is_alive()  # it may still read from the pipe, which is therefore open
+    assert not worker._answers.closed
+    process.kill()
+    process.join()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_when_a_worker_cannot_be_started_those_before_it_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    make = prefetch._Worker
+
+    def made(plan: StreamPlan, number: int, *arguments: Any) -> Any:
+        if number == 2:
+            raise OSError("no more processes")
+        started.append(make(plan, number, *arguments))
+        return started[-1]
+
+    monkeypatch.setattr(prefetch, "_Worker", made)
+    loader = StreamingLoader(two_corpora(), global_batch_size=2, num_workers=3, multiprocessing_context="fork")
+    with pytest.raises(OSError, match="no more processes"):
+        next(iter(loader))
+    assert [worker._process.is_alive() for worker in started] == [False, False]
+    assert all(worker._answers.closed and worker._jobs.closed for worker in started)
+    monkeypatch.undo()
+    loader.close()
+
+
+# loops of a DataLoader
+
+
+def dataloader(dataset: StreamDataset, **options: Any) -> Any:
+    return torch.utils.data.DataLoader(dataset, batch_size=None, multiprocessing_context="fork", **options)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_a_second_loop_of_dataloader_workers_is_refused_unless_the_first_was_a_whole_pass(is_persistent: bool) -> None:
+    plan = one_corpus(epochs=2)
+    whole = expected_rows(plan, range(plan.num_samples or 0))
+    loader = dataloader(StreamDataset(plan, global_batch_size=4), num_workers=2, persistent_workers=is_persistent)
+    for _ in range(2):
+        assert [row for row in rows_of(list(loader)) if row["sample_index"] >= 0] == whole
+    next(iter(loader))
+    with pytest.raises(
+        RuntimeError, match=r"a second loop over a StreamDataset .* use StreamingLoader, or load_state_dict"
+    ):
+        list(loader)
+
+
+def test_without_workers_a_second_loop_continues() -> None:
+    plan = two_corpora()
+    loader = torch.utils.data.DataLoader(StreamDataset(plan, global_batch_size=4), batch_size=None)
+    rows = []
+    for _ in range(3):
+        batches = iter(loader)
+        rows += rows_of([next(batches), next(batches)])
+    assert rows == expected_rows(plan, range(24))
+
+
+def test_a_copied_dataset_has_loops_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = torch.utils.data._utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=NO_DATASET)
+    monkeypatch.setattr("tokshard.runtime.loader.get_worker_info", lambda: place)
+    first = StreamDataset(two_corpora(), global_batch_size=2)
+    next(iter(first))
+    for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert len(rows_of([next(iter(other))])) == 2
+        with pytest.raises(LoaderError, match="a second loop"):
+            next(iter(other))
+        other.load_state_dict(first.state_dict())
+        assert rows_of([next(iter(other))]) == expected_rows(first.plan, range(2, 4))
