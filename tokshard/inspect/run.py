@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tokshard.errors import UsageError
 from tokshard.runtime.cursor import Cursor, load_cursor
@@ -51,7 +51,7 @@ class Run:
     cursor: Cursor
     step: int | None = 0
     checkpoint: str = ""
-    uneven: str = "refuse"
+    uneven: Literal["refuse", "pad"] = "refuse"
 
     @property
     def directories(self) -> list[str]:
