@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tests.corpora import EOS, TOKENIZER, Source, write_corpus
+from tests.corpora import EOS, TINY_TOKENIZER, TOKENIZER, Source, write_corpus
 from tokshard.errors import DamagedCorpusError, TokenizerError, UsageError
 from tokshard.format.decode import load_decoder
 from tokshard.format.reader import open_corpus
@@ -118,3 +118,20 @@ def test_a_report_holds_summary_histogram_and_samples(directory):
     assert text.count("\ndocument ") == 3
     assert [sample["document"] for sample in report_json(report)["samples"]] == [0, 2, 3]
     assert report_json(report)["corpus"] == str(directory)
+
+
+def test_the_start_of_a_document_ends_in_time_with_boundaries_too(tmp_path):
+    with open_corpus(write_corpus(tmp_path / "corpus", [[*[3] * 400, 0]], tokenizer=TINY_TOKENIZER)) as corpus:
+        found = view_document(corpus, corpus.sources(), load_decoder(corpus), 0, as_excerpt=True, with_boundaries=True)
+    assert found.is_excerpt
+    assert 290 < sum(len(piece.text) for piece in found.pieces) <= 300
+
+
+def test_a_long_document_of_little_text_is_an_excerpt(tmp_path):
+    """Its first 512 tokens are all that is decoded of the start, however short their text is."""
+    without_ones = b'{"type": "Replace", "pattern": {"String": "one"}, "content": ""}'
+    decoder = b'{"type": "Sequence", "decoders": [' + without_ones + b', {"type": "Fuse"}]}'
+    tokenizer = TINY_TOKENIZER.replace(b'"decoder": null', b'"decoder": ' + decoder)
+    with open_corpus(write_corpus(tmp_path / "corpus", [[2, *[1] * 600, 3, 0]], tokenizer=tokenizer)) as corpus:
+        found = view_document(corpus, corpus.sources(), load_decoder(corpus), 0, as_excerpt=True)
+    assert (found.is_excerpt, found.text) == (True, "two ... <eos>")

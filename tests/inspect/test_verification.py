@@ -263,7 +263,7 @@ def test_a_file_that_does_not_belong_is_reported_with_its_name(corpus):
 
 def test_the_report_of_a_build_and_its_leftover_folder_belong(corpus):
     (corpus / "build-report.json").touch()
-    (corpus / ".build").mkdir()
+    (corpus / names.WORK).mkdir()
     assert verify_corpus(corpus).is_ok
 
 

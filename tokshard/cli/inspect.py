@@ -110,18 +110,12 @@ def inspect(
     tokshard inspect --diff shards/code other/code
     tokshard inspect mix.toml --html plan.html
     """  # noqa: D301 - click's mark for lines that are kept
-    modes = {
-        "--document": document is not None,
-        "--grep": pattern is not None,
-        "--diff": diff,
-        "--html": html is not None,
-    }
-    if sum(modes.values()) > 1:
-        raise click.UsageError(f"{' and '.join(name for name, given in modes.items() if given)} exclude each other.")
+    modes = {"--document": document, "--grep": pattern, "--diff": diff or None, "--html": html}
+    given = [name for name, value in modes.items() if value is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} exclude each other.")
     if tokens is not None and html is None:
         raise click.UsageError("--tokens goes with --html.")
-    if tokens is not None and tokens < 1:
-        raise click.BadParameter("must be at least 1", param_hint="'--tokens'")
     if diff:
         _diff(corpora, is_full=full, as_json=as_json)
     elif html is not None:
