@@ -176,9 +176,7 @@ def test_a_limit_takes_the_first_documents_and_reads_no_further(name, limit, tmp
 # plain text
 
 
-@pytest.mark.parametrize(
-    "text", ["a line\n", "no end", "\n\n", "\ttab\r\n", "é🙂", "\ufeffbyte order mark", "text " * 5_000]
-)
+@pytest.mark.parametrize("text", ["a line\n", "no end", "\n\n", "\ttab\r\n", "é🙂", "text " * 5_000])
 @pytest.mark.parametrize(
     ("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".zst", zstd)], ids=["plain", "gz", "zst"]
 )
