@@ -25,7 +25,6 @@ from tokshard.runtime import prefetch
 from tokshard.runtime.loader import StreamDataset, StreamingLoader
 from tokshard.runtime.plan import StreamPlan
 
-
 NO_DATASET: Any = None
 
 
