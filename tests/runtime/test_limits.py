@@ -312,3 +312,57 @@ def test_limits_that_say_nothing_are_refused(options: dict[str, Any], problem: s
         plan_of(**options)
     assert problem in caught.value.problem
     assert caught.value.hint
+
+
+class Workers:
+    """DataLoader workers that make their steps in turn, in this process.
+
+    Args:
+        states: of each worker, to resume from.
+    """
+
+    def __init__(self, plan: StreamPlan, workers: int, states: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.datasets = [StreamDataset(plan, global_batch_size=1) for _ in range(workers)]
+        for dataset, state in zip(self.datasets, states, strict=False):
+            dataset.load_state_dict(state)
+        self.loops = [iter(dataset) for dataset in self.datasets]
+        self.messages: list[str] = []
+        self._patch = monkeypatch
+
+    def make(self, step: int) -> list[int]:
+        """The sample of a step, if there is one."""
+        worker = step % len(self.loops)
+        place: Any = torch.utils.data._utils.worker.WorkerInfo(
+            id=worker, num_workers=len(self.loops), seed=0, dataset=self.datasets[worker]
+        )
+        self._patch.setattr("tokshard.runtime.loader.get_worker_info", lambda: place)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            batch = next(self.loops[worker], None)
+        self.messages += [text for warning in caught if "is used up" in (text := str(warning.message))]
+        return [] if batch is None else batch["sample_index"].tolist()
+
+    def states(self) -> list[Any]:
+        return [dataset.state_dict() for dataset in self.datasets]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_dataloader_workers_that_resume_around_the_end_of_a_corpus_stop_and_warn_where_one_alone_does(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping, telling = (plan_of(max_epochs={"b": 1}, on_max_epochs=what) for what in ("stop", "warn"))
+    (limit,) = stopping.limits(stopping.cursor())
+    for plan in (stopping, telling):
+        first = Workers(plan, workers, [], monkeypatch)
+        for step in range(limit.sample + 8):
+            first.make(step)
+            second = Workers(plan, workers, first.states(), monkeypatch)
+            found = [sample for later in range(step + 1, limit.sample + 30) for sample in second.make(later)]
+            if plan is stopping:
+                assert found == list(range(step + 1, limit.sample))
+                continue
+            assert found == list(range(step + 1, limit.sample + 30))
+            told = [f"sample {limit.sample}:" in message for message in second.messages]
+            assert sum(told) == (step < limit.sample)
+            assert told, "who reads on is told"
+        assert len(first.messages) == (plan is telling)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import random
 import signal
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -437,7 +437,7 @@ def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     worker = loader._prefetcher._workers[0]._process
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(LoaderError, match="was killed by SIGKILL"):
-        list(itertools.islice(batches, 50))
+        deque(batches, maxlen=0)  # the worker may have made a thousand ahead
     # and the loader can go on where the loop was
     position = loader.cursor.sample
     assert rows_of(take(loader, 2)) == expected_rows(two_corpora(), range(position, position + 4))

@@ -227,6 +227,12 @@ class StreamingLoader:
         while not is_last(self._cursor.sample, self.plan.num_samples, self._limit, size):
             with self._alone():
                 batch = self._next()
+                following = self._cursor.sample + size
+                if self.plan.num_samples is not None:
+                    following = min(following, self.plan.num_samples)
+                if self.plan.on_max_epochs == "warn":
+                    _warn_of_use(self._limits, self._cursor.sample, following, self._used_up)
+                self._cursor = self._cursor.advanced(following - self._cursor.sample)
             yield batch
         if self.plan.num_samples is None or self._cursor.sample < self.plan.num_samples:
             _warn_of_stop(self._limits[0], self._cursor.sample)
@@ -242,12 +248,6 @@ class StreamingLoader:
         self._wait_seconds += time.perf_counter() - started
         self._num_batches += 1
         self._token_bytes += batch["input_ids"].numel() * self.plan.sources[0].dtype.itemsize
-        following = self._cursor.sample + self._ranks.global_batch_size
-        if self.plan.num_samples is not None:
-            following = min(following, self.plan.num_samples)
-        if self.plan.on_max_epochs == "warn":
-            _warn_of_use(self._limits, self._cursor.sample, following, self._used_up)
-        self._cursor = self._cursor.advanced(following - self._cursor.sample)
         return batch
 
     @contextlib.contextmanager
@@ -354,8 +354,9 @@ class StreamDataset(IterableDataset[Batch]):
         if info is not None:
             self._begin(worker)
         plan, size, since = self.plan.reader(), self._ranks.global_batch_size, self._cursor.sample
-        if self._is_under_way:  # steps of other workers may be missing since the last one of this worker
-            since = max(since - (num_workers - 1) * size, self._cursor.segments[0].start)
+        if self._is_under_way:
+            if plan.on_max_epochs == "stop":  # steps of other workers may be missing, and all workers stop at one place
+                since = max(since - (num_workers - 1) * size, self._cursor.segments[0].start)
         else:
             self._advance(worker)  # to the first step of this worker
             self._is_under_way = True
