@@ -33,6 +33,7 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "runtime/recipes.py": "import tokshard.errors",
     "runtime/reader.py": "import tokshard.format.reader",
     "runtime/loader.py": "import torch, tokshard.runtime.plan",
+    "runtime/checkpoints.py": "import torch",
     "trainer/__init__.py": "",
     "trainer/config.py": "import tokshard.errors, tokshard.runtime.recipes",
     "trainer/loop.py": "import torch, tokshard.runtime.loader, tokshard.errors",
