@@ -24,7 +24,17 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "format/decode.py": "import tokenizers",
     **{
         f"runtime/{name}.py": ""
-        for name in ("copying", "cursor", "finding", "forking", "infilling", "layout", "mixture", "packing")
+        for name in (
+            "arguments",
+            "copying",
+            "cursor",
+            "finding",
+            "forking",
+            "infilling",
+            "layout",
+            "mixture",
+            "packing",
+        )
     },
     **{f"runtime/{name}.py": "" for name in ("permutation", "seeds", "steps", "transforms", "windows")},
     "runtime/__init__.py": "",
