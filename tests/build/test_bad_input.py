@@ -275,7 +275,7 @@ def test_under_skip_a_bad_record_is_left_out_counted_and_listed(what, tokshard_b
     assert seen.left_out == [{bad.reason: 1}]
     assert seen.rejects == [{"source": bad.file, "record": 2, "reason": bad.reason, "detail": bad.detail}]
     with open_corpus(seen.directory) as corpus:
-        assert [corpus.provenance(index).record for index in (0, 1)] == [0, 2]
+        assert [corpus.provenance(index).record for index in (0, 1)] == [1, 3]
         assert corpus.manifest.records.left_out == {bad.reason: 1}
     assert f"3 read = 2 written + 1 left out (1 {bad.reason})" in " ".join(seen.out.split())
 
@@ -434,7 +434,7 @@ def test_special_and_other_bad_records_are_listed_in_the_order_of_lines(tokshard
     ]
     assert seen.left_out == [{"empty": 1, "malformed": 1, "special token in text": 2}]
     with open_corpus(seen.directory) as corpus:
-        assert [corpus.provenance(index).record for index in (0, 1)] == [0, 5]
+        assert [corpus.provenance(index).record for index in (0, 1)] == [1, 6]
 
 
 def test_a_text_on_which_the_tokenizer_fails_is_a_bad_record(tokshard_build, tmp_path):
@@ -718,7 +718,7 @@ def test_line_numbers_count_from_the_start_of_the_file_in_every_task(file, compr
     kept = [n for n in range(1, 81) if n not in (5, 6, line)]
     assert seen.texts == [f"line {n}" for n in kept]
     with open_corpus(seen.directory) as corpus:
-        assert [corpus.provenance(index).record + 1 for index in range(len(corpus))] == kept
+        assert [corpus.provenance(index).record for index in range(len(corpus))] == kept
 
 
 @pytest.mark.parametrize("file", ["a.parquet", "a.arrow", "b.arrow", "a.csv"])
@@ -740,7 +740,7 @@ def test_record_numbers_count_from_the_start_of_the_file_in_every_task(file, tok
     seen = tokshard_build(file, "--task-bytes", "128", "--on-bad-record", "skip")
     assert [(reject["source"], reject["record"]) for reject in seen.rejects] == [(file, 61), (file, 77)]
     with open_corpus(seen.directory) as corpus:
-        numbers = [corpus.provenance(index).record + 1 for index in range(len(corpus))]
+        numbers = [corpus.provenance(index).record for index in range(len(corpus))]
         assert numbers == [n for n in range(1, 81) if n not in (61, 77)]
 
 

@@ -69,7 +69,7 @@ def test_an_iterable_of_records_is_a_source(sources, name, build, capsys):
     with open_corpus("out") as corpus:
         assert texts_of(corpus) == TEXTS
         assert corpus.manifest.arguments == [name]
-        assert corpus.provenance(39).record == 39
+        assert corpus.provenance(39).record == 40
 
 
 def test_workers_share_an_iterable_and_write_what_one_process_writes(build):

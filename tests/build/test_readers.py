@@ -113,7 +113,7 @@ def test_a_build_of_any_format_holds_its_documents_in_order(name, task_bytes, tm
     path.write_bytes(FORMATS[name](RECORDS, 5))
     corpus = build(path, tmp_path / "out", task_bytes=task_bytes, shard_tokens=300, keep=["n:int64"])
     assert texts_of(corpus) == TEXTS
-    assert [corpus.provenance(index).record for index in range(len(corpus))] == [*range(len(TEXTS))]
+    assert [corpus.provenance(index).record for index in range(len(corpus))] == [*range(1, len(TEXTS) + 1)]
     assert [corpus.metadata(index) for index in range(len(corpus))] == [{"n": index} for index in range(len(TEXTS))]
     (source,) = corpus.sources()
     assert (source.records_read, source.documents, source.left_out) == (len(TEXTS), len(TEXTS), {})
@@ -133,8 +133,8 @@ def test_all_formats_in_one_build_follow_each_other(tmp_path, monkeypatch):
         tmp_path / "in", tmp_path / "out", task_bytes=512, shard_tokens=500, keep=["n"], on_bad_record="skip"
     )
     assert texts_of(corpus) == [text for name in FORMATS for text in [*TEXTS, f"a text after {name}\n"]]
-    place = [(2 * number, record) for number in range(len(FORMATS)) for record in range(len(TEXTS))]
-    place += [(2 * number + 1, 0) for number in range(len(FORMATS))]
+    place = [(2 * number, record) for number in range(len(FORMATS)) for record in range(1, len(TEXTS) + 1)]
+    place += [(2 * number + 1, 1) for number in range(len(FORMATS))]
     found = [(corpus.provenance(i).source, corpus.provenance(i).record) for i in range(len(corpus))]
     assert found == sorted(place)
 
@@ -148,7 +148,7 @@ def test_provenance_and_counts_are_right_around_records_that_are_left_out(name, 
     path.write_bytes(FORMATS[name](records, 4))
     corpus = build(path, tmp_path / "out", task_bytes=256, shard_tokens=200)
     assert texts_of(corpus) == [TEXTS[number] for number in kept]
-    assert [corpus.provenance(index).record for index in range(len(corpus))] == kept
+    assert [corpus.provenance(index).record for index in range(len(corpus))] == [number + 1 for number in kept]
     (source,) = corpus.sources()
     assert source.left_out == {"empty": len(records) - len(kept)}
     assert source.records_read == len(records)
@@ -362,7 +362,7 @@ def test_a_nested_text_field_is_found_below_missing_parents_too(name, tmp_path):
     corpus = build(path, tmp_path / "out", text_field="data.body", keep=["data.meta.url"], on_bad_record="skip")
     assert texts_of(corpus) == ["a", "d"]
     assert [corpus.metadata(index) for index in (0, 1)] == [{"data.meta.url": "u1"}, {"data.meta.url": None}]
-    assert [corpus.provenance(index).record for index in (0, 1)] == [0, 3]
+    assert [corpus.provenance(index).record for index in (0, 1)] == [1, 4]
     assert corpus.sources()[0].left_out == {"missing text": 2}
 
 
@@ -489,7 +489,7 @@ def test_a_csv_field_too_long_to_be_held_is_one_bad_record_whatever_its_rest_loo
     path.write_text("\n".join(rows) + "\n")
     corpus = build(path, tmp_path / "out", max_document_bytes=100, on_bad_record="skip")
     assert texts_of(corpus) == ["ok", "also ok", "two\nlines"]
-    assert [corpus.provenance(index).record for index in range(3)] == [0, 2, 4]
+    assert [corpus.provenance(index).record for index in range(3)] == [1, 3, 5]
     rejects = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
     assert [(reject["record"], reject["reason"]) for reject in rejects] == [
         (2, "over max-document-bytes"),

@@ -688,10 +688,6 @@ class _Build:
         )
 
 
-_REPAIRS = {MISSING_TEXT: "check --text-field", TOO_LONG: "give a larger --max-document-bytes"}
-"""Reason to the first half of a hint, where the record itself may be right."""
-
-
 def _warnings(schedule: Schedule) -> tuple[str, ...]:
     total = progress_of(schedule.receipts_in_order())
     warning = loss_warning(total.bad, total.records, is_end=True)
