@@ -221,7 +221,7 @@ def test_the_summary_says_what_is_unusual_and_writes_numbers_one_way(shell, monk
     assert (exit_code, err) == (0, "")
     lines = summary(out)
     assert lines["normalizer"] == "NFKC: text is changed before it is encoded"
-    assert lines["shards"] == "18 tokens each, because a shard ends with its task of 64 B of input (--task-bytes)"
+    assert lines["shards"] == "14 tokens each, because a shard ends with its task of 64 B of input (--task-bytes)"
     assert lines["specials"].startswith("1 document spells a special token")
     assert re.fullmatch(r"\S+ tokens/s with 1 process, \S+ per CPU-second", lines["speed"])
     lines = summary(shell("build", "a.jsonl", *options, "--force")[1])
@@ -276,7 +276,7 @@ def test_verbose_shows_a_line_for_each_task(shell, monkeypatch):
     assert exit_code == 0
     assert err.splitlines() == [
         "a.jsonl: 64 B, 2 documents of 2 records, 46 tokens",
-        "a.jsonl, segment 1: 23 B, 1 document of 1 record, 5 tokens",
+        "a.jsonl, segment 1: 47 B, 1 document of 1 record, 5 tokens",
     ]
 
 

@@ -25,7 +25,7 @@ OPTIONS = {
         "--task-bytes": BYTES,
         "--max-document-bytes": BYTES,
     },
-    "inspect": {"--document": COUNT, "--sample": COUNT, "--limit": POSITIVE_COUNT},
+    "inspect": {"--document": COUNT, "--sample": COUNT, "--limit": POSITIVE_COUNT, "--tokens": POSITIVE_COUNT},
     "plan": {
         "--tokens": POSITIVE_COUNT,
         "--simulate": POSITIVE_COUNT,

@@ -107,10 +107,10 @@ def test_a_page_of_a_plan_with_a_corpus_that_is_hardly_read(page, tmp_path, weig
     assert max(shares["b"]) <= 0.25
 
 
-def test_a_page_ends_before_samples_that_have_no_number(tmp_path, capsys, page):
+def test_a_page_of_more_samples_than_have_a_number_is_refused(tmp_path, capsys, page):
     mix = write_mix(tmp_path)
-    mix.write_text(f'corpora = {{ a = "{tmp_path / "a"}" }}\nseq_len = 1\nglobal_batch_size = 1\nepochs = {1 << 60}\n')
-    assert run(["inspect", str(mix), "--html", str(tmp_path / "x")]) == 2
+    mix.write_text(f'corpora = {{ a = "{tmp_path / "a"}" }}\nseq_len = 1\nglobal_batch_size = 1\n')
+    assert run(["inspect", str(mix), "--html", str(tmp_path / "x"), "--tokens", str((1 << 62) + 1)]) == 2
     assert "is beyond 2**62" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 

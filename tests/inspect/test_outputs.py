@@ -121,7 +121,7 @@ def test_a_file_that_a_corpus_links_to_is_an_input(tmp_path):
 
 def test_a_checkpoint_that_a_trace_reads_is_not_overwritten(mix, tmp_path, capsys):
     plan = load_mix(str(mix)).plan()
-    state = save_cursor(plan.cursor().advanced(8), plan.identity, plan.names)
+    state = save_cursor(plan.cursor().advanced(8), plan.identity, plan.names, plan.schedule)
     checkpoint = tmp_path / "state.json"
     checkpoint.write_text(state)
     trace = ["trace", str(mix), "--step", "3", "--checkpoint", str(checkpoint), "--parquet"]

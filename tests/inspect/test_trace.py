@@ -54,7 +54,7 @@ def test_a_finished_pass_has_done_the_step_that_was_padded(corpus, tmp_path):
     )
     plan = load_mix(str(mix)).plan()
     for samples, step in ((7, 4), (6, 3), (5, None)):
-        state = save_cursor(plan.cursor().advanced(samples), plan.identity, plan.names)
+        state = save_cursor(plan.cursor().advanced(samples), plan.identity, plan.names, plan.schedule)
         (tmp_path / "state.json").write_text(state)
         assert open_run(str(mix), {}, checkpoint=str(tmp_path / "state.json")).step == step
 

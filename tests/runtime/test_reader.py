@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -266,6 +267,7 @@ def test_pread_opens_a_shard_once_and_then_those_that_were_used_last_again(
         source.views(rng.permutation(40) * 10, np.full(40, 10))
     assert len(opened) == 40
     monkeypatch.setattr(reader, "_MAX_DESCRIPTORS", 4)
+    monkeypatch.setattr(reader._OpenFiles, "_all", weakref.WeakSet())  # without corpora of other tests
     source = CorpusSource(source.location, access="pread")
     for shard in (0, 1, 2, 3, 0, 1, 4):  # 4 takes the place of 2
         source.views(np.array([10 * shard]), np.array([10]))

@@ -28,6 +28,9 @@ _MAX_COUNT = MAX_SAMPLE + (MAX_SAMPLE >> 1)
 
 _DAMAGED = "load an older checkpoint, or start without the loader's state"
 
+_SCHEDULE_DIGITS = 16
+"""Hexadecimal digits of the hash that names a schedule: enough to notice another one."""
+
 MAX_SEGMENTS = 16
 """A longer schedule of past weights is saved as the balance that it led to: a run that anneals its mix keeps a small
 state."""
@@ -99,7 +102,7 @@ class Schedule:
         for segment in reversed(self.segments):
             content = struct.pack(f"<q{len(segment.weights)}d", segment.start, *segment.weights)
             found.append(hashlib.sha256(found[-1] + content).digest())
-        return [digest.hex() for digest in reversed(found)]
+        return [digest.hex()[:_SCHEDULE_DIGITS] for digest in reversed(found)]
 
     def _num_started(self, sample: int) -> int:
         return bisect_right(self.segments, sample, key=lambda segment: segment.start)

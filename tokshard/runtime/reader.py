@@ -182,7 +182,8 @@ class CorpusSource:
     ) -> tuple[_OpenBatches, NDArray[np.int64], NDArray[np.int64]]:
         """Open record batches, in which of them each piece lies, and where it starts there."""
         first_tokens, _ = self._record_batches
-        batches = first_tokens.searchsorted(starts, "right") - 1
+        # a position beyond the corpus follows from changed offsets: it is beyond the last batch, too
+        batches = np.minimum(first_tokens.searchsorted(starts, "right") - 1, len(first_tokens) - 2)
         beyond = np.flatnonzero(starts + lengths > first_tokens[batches + 1])
         if len(beyond):
             raise self._damage(int(batches[beyond[0]]))
@@ -287,6 +288,7 @@ class _MappedShard:
         self._corpus, self._index = corpus, index
         shard = corpus.shard(index)
         self.path = str(shard.path)
+        self._num_bytes = corpus.shards[index].num_bytes
         self._first_documents = _starts([place.num_documents for place in shard.places])
         self._starts = _starts([place.num_tokens for place in shard.places])
         self._batches: dict[int, tuple[NDArray[np.int64], NDArray[Any]]] = {}
@@ -359,6 +361,10 @@ class _MappedShard:
         return self._starts[batch + 1] - self._starts[batch]
 
     def _changed(self, batch: int) -> DamagedCorpusError:
+        if os.stat(self.path).st_size != self._num_bytes:
+            return DamagedCorpusError(
+                f"{self.path} is not as long as its manifest says: it was cut under the running job", hint=RESTORE
+            )
         return DamagedCorpusError(
             f"{self.path}, batch {batch}: the offsets of its documents no longer ascend from 0 to "
             f"{self._num_tokens(batch)}: the file was changed under the running job",
