@@ -122,6 +122,7 @@ def in_child(check: Any) -> None:
     """Run a check in a forked child, which ends as a forgotten one would: with what runs at the end of Python."""
     pid = os.fork()
     if not pid:
+        signal.alarm(30)  # rather than to hang
         code = 1
         try:
             check()
@@ -172,7 +173,6 @@ def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_
     assert held.wait(60)
 
     def check() -> None:
-        signal.alarm(20)  # rather than for ever
         monkeypatch.setattr("tokshard.runtime.loader.get_worker_info", lambda: place)
         assert rows_of([next(iter(dataset))]) == expected
 
@@ -263,13 +263,15 @@ def test_a_time_out_is_raised_although_the_worker_cannot_be_killed(monkeypatch: 
     thread, process, immortal = loader._prefetcher._thread, worker._process, Immortal()
     os.kill(process.pid, signal.SIGSTOP)
     worker._process = immortal
-    with pytest.raises(LoaderError, match=r"no batch came for 0\.5 s"):
-        deque(batches, maxlen=0)
-    assert immortal.waits
-    assert thread.is_alive()  # it may still read from the pipe, which is therefore open
-    assert not worker._answers.closed
-    process.kill()
-    process.join()
+    try:
+        with pytest.raises(LoaderError, match=r"no batch came for 0\.5 s"):
+            deque(batches, maxlen=0)
+        assert immortal.waits
+        assert thread.is_alive()  # it may still read from the pipe, which is therefore open
+        assert not worker._answers.closed
+    finally:
+        process.kill()
+        process.join()
     thread.join(60)
     assert not thread.is_alive()
 
@@ -287,10 +289,11 @@ def test_when_a_worker_cannot_be_started_those_before_it_end(monkeypatch: pytest
 
     monkeypatch.setattr(prefetch, "_Worker", made)
     loader = StreamingLoader(two_corpora(), global_batch_size=2, num_workers=3, multiprocessing_context="fork")
-    with pytest.raises(OSError, match="no more processes"):
+    with pytest.raises(OSError, match="no more processes") as caught:
         next(iter(loader))
     assert [worker._process.is_alive() for worker in started] == [False, False]
     assert all(worker._answers.closed and worker._jobs.closed for worker in started)
+    assert caught.tb  # which still holds what was made
     monkeypatch.undo()
     loader.close()
 
