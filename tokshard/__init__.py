@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokshard.build.pipeline import build_corpus
     from tokshard.errors import TokshardError
     from tokshard.format.reader import Corpus, open_corpus
+    from tokshard.pipeline.build import build_corpus
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ __all__ = ["Corpus", "TokshardError", "__version__", "build_corpus", "open_corpu
 _HOMES = {
     "Corpus": "tokshard.format.reader",
     "TokshardError": "tokshard.errors",
-    "build_corpus": "tokshard.build.pipeline",
+    "build_corpus": "tokshard.pipeline.build",
     "open_corpus": "tokshard.format.reader",
 }
 

@@ -23,7 +23,7 @@ from tests.benchmark.shards import corpus
 
 if TYPE_CHECKING:
     from tests.benchmark.reading import Reading
-    from tokshard.inspect.limits import Limits
+    from tokshard.inspect.plan.limits import Limits
 
 # what reads is imported by the functions that use it: a worker imports this module again, and torch takes a second
 
@@ -95,7 +95,7 @@ def measure_speed(bench: Bench, groups: set[str]) -> dict[Case, list[Speed]]:
     from tests.benchmark import page_cache
     from tests.benchmark.reading import MODES, read, shards
     from tokshard.format.reader import open_corpus
-    from tokshard.inspect.limits import LimitReader, mapped_tokens
+    from tokshard.inspect.plan.limits import LimitReader, mapped_tokens
 
     limit_reader = LimitReader(mapped_tokens([open_corpus(bench.limits())]))
     found: dict[Case, list[Speed]] = {}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.runtime.sources import PeriodicSource
-from tokshard.inspect.speed import take_steps
+from tokshard.inspect.plan.speed import take_steps
 from tokshard.runtime.plan import StreamPlan
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _STATE_REPEATS = 20  # more than a state keeps changes of weights, so that it is
 def first(arguments: argparse.Namespace) -> dict[str, Any]:
     """From the names of the corpora to the first batch."""
     import tokshard.runtime.loader
-    import tokshard.runtime.reader  # noqa: F401 - what a plan of paths imports
+    import tokshard.runtime.shards  # noqa: F401 - what a plan of paths imports
 
     started = time.perf_counter()
     plan = StreamPlan(_corpora(arguments), seq_len=SEQ_LEN, seed=17)

@@ -2,7 +2,7 @@
 
     python -m tests.benchmark.stages TEXT... --tokenizer PATH
 
-Functions of the rooms `build` and `format` are wrapped in clocks, so a stage is named by what it calls, and its time
+Functions of the rooms `pipeline` and `format` are wrapped in clocks, so a stage is named by what it calls, and its time
 leaves out the stages inside of it. The clocks cost about 2 us a call, which is nothing beside a chunk of 1 MiB.
 """
 
@@ -18,9 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmark.report import aligned
-from tokshard.build import encoding, pipeline, runner, special, streams, tokenizer, writing
-from tokshard.build.pipeline import BuildResult
 from tokshard.format import storage, writer
+from tokshard.pipeline import build as pipeline
+from tokshard.pipeline.build import BuildResult
+from tokshard.pipeline.encode import encoder as encoding
+from tokshard.pipeline.encode import special_text as special
+from tokshard.pipeline.encode import tokenizer
+from tokshard.pipeline.sources import streams
+from tokshard.pipeline.tasks import runner, writing
 
 STAGES: tuple[tuple[str, Any, str], ...] = (
     ("settle: options, inputs, tokenizer.json", pipeline, "settle"),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.benchmark import page_cache
 from tests.benchmark.shards import corpus
-from tokshard.inspect.verification import verify_corpus
+from tokshard.inspect.verify.verification import verify_corpus
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.build.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
+from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 from tokshard import open_corpus
-from tokshard.build.workspace import Workspace, lock
 from tokshard.cli.main import run
 from tokshard.format import names
+from tokshard.pipeline.workspace.workspace import Workspace, lock
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -187,7 +187,7 @@ def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(shell, monkeyp
     write("a.jsonl", ["text"])
     options = ["--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--dry-run"]
     assert shell("build", "a.jsonl", *options)[0] == 0
-    monkeypatch.setattr("tokshard.build.estimate.shutil.disk_usage", lambda _: SimpleNamespace(free=1))
+    monkeypatch.setattr("tokshard.pipeline.estimate.shutil.disk_usage", lambda _: SimpleNamespace(free=1))
     exit_code, out, _ = shell("build", "a.jsonl", *options)
     assert exit_code == 1
     assert "the disk is too small for this build\n" in out

@@ -8,8 +8,8 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.cli.main import run
+from tokshard.jobs.plan_file import load_mix
 from tokshard.runtime.loader import StreamingLoader
-from tokshard.runtime.mix import load_mix
 
 MIX = 'corpora = { code = "code", prose = "prose" }\nweights = { code = 3, prose = 1 }\n'
 SIZES = "seq_len = 64\nglobal_batch_size = 8\nseed = 5\nblock_tokens = 256\n"
@@ -154,9 +154,9 @@ def test_a_simulation_measures_the_next_samples(shell, tmp_path):
 
 
 def test_a_terminal_without_lines_gets_ascii(shell):
-    from tokshard.inspect.plan_report import report_plan
-    from tokshard.inspect.plan_text import plan_tree
-    from tokshard.inspect.run import open_run
+    from tokshard.inspect.plan.plan_report import report_plan
+    from tokshard.inspect.plan.plan_text import plan_tree
+    from tokshard.inspect.plan.run import open_run
 
     report = report_plan(open_run("mix.toml", {}), num_tokens=1, max_epochs_warn=4)
     assert [line[:3] for line in plan_tree(report, encoding="ascii", width=200).splitlines()[1:]] == [

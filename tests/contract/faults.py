@@ -150,7 +150,7 @@ def serve() -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    import tokshard.build.pipeline
+    import tokshard.pipeline.build
     from tokshard.cli.main import main
 
     code: Any = 70
@@ -164,7 +164,7 @@ def _become(request: dict[str, Any]) -> None:
         install()
         preload = multiprocessing.set_forkserver_preload
         multiprocessing.set_forkserver_preload = lambda names: preload([*names, __name__])
-        tokshard.build.pipeline.MIN_TASK_BYTES = 0  # the server that workers are forked from starts at once
+        tokshard.pipeline.build.MIN_TASK_BYTES = 0  # the server that workers are forked from starts at once
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["tokshard", *request["arguments"]]
         try:
@@ -182,7 +182,9 @@ def _become(request: dict[str, Any]) -> None:
 
 def install() -> None:
     """Have this process, and every worker of the build that it coordinates, do what the environment says."""
-    from tokshard.build import plaintext, readers, streams, tar, tasks
+    from tokshard.pipeline.sources import plain_text as plaintext
+    from tokshard.pipeline.sources import readers, streams, tar
+    from tokshard.pipeline.tasks import planning as tasks
 
     for module in (plaintext, readers, streams, tar, tasks):
         module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[attr-defined]
@@ -295,7 +297,7 @@ class _Steps:
 
     def _outlive(self) -> None:
         """Let workers notice late that their coordinator is gone."""
-        from tokshard.build import executors
+        from tokshard.pipeline.executors import processes as executors
 
         def die_late() -> None:
             parent = multiprocessing.parent_process()

@@ -17,7 +17,7 @@ import zstandard
 from tests.contract import builds
 from tests.contract.faults import Fault, Launcher, Outcome
 from tokshard.format import names
-from tokshard.inspect.verification import verify_corpus
+from tokshard.inspect.verify.verification import verify_corpus
 
 pytestmark = pytest.mark.timeout(900)
 

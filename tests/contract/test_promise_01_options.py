@@ -17,7 +17,7 @@ import zstandard
 from tests.contract import builds
 from tokshard.format import names
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.verification import verify_corpus
+from tokshard.inspect.verify.verification import verify_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -116,7 +116,7 @@ def test_a_build_stopped_between_its_two_manifests_is_completed(sources: list[st
     out, options = tmp_path / "out", ["--validation-fraction", "0.2"]
     reference = build(sources, tmp_path / "reference", *options)
     stop = (
-        "import os, tokshard.build.pipeline as p\n"
+        "import os, tokshard.pipeline.build as p\n"
         "publish = p.publish\n"
         "def stop(*arguments):\n"
         "    publish(*arguments)\n"
@@ -192,7 +192,7 @@ def test_an_input_that_vanishes_after_it_was_hashed_is_no_first_of_its_texts(
     again = tmp_path / "again.jsonl"
     again.write_bytes(Path(copies[0]).read_bytes())
     script = (
-        "import os, sys, tokshard.build.pipeline as p\n"
+        "import os, sys, tokshard.pipeline.build as p\n"
         "find = p.find_duplicates\n"
         "def find_and_remove(*arguments):\n"
         f"    os.path.exists({str(copies[0])!r}) and os.remove({str(copies[0])!r})\n"

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import builds
-from tokshard.build import pipeline
-from tokshard.build.receipts import Progress
-from tokshard.build.runner import TaskRunner
-from tokshard.build.tasks import StreamTask, Task
 from tokshard.format import names
 from tokshard.format.reader import open_corpus
+from tokshard.pipeline import build as pipeline
+from tokshard.pipeline.tasks.planning import StreamTask, Task
+from tokshard.pipeline.tasks.runner import TaskRunner
+from tokshard.pipeline.workspace.receipts import Progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -84,7 +84,7 @@ def test_tasks_completed_in_any_order_give_the_same_bytes(
 
 
 def _segments(context, task: StreamTask):  # type: ignore[no-untyped-def]
-    from tokshard.build.runner import open_segments
+    from tokshard.pipeline.tasks.runner import open_segments
 
     for segment in open_segments(context, task):
         segment.skip()
@@ -177,7 +177,7 @@ def test_a_build_that_finds_any_subset_of_its_tasks_done_gives_the_same_bytes(
             raise StoppedError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokshard.build.progress.ProgressDisplay.__call__", stop)
+        patch.setattr("tokshard.pipeline.progress.ProgressDisplay.__call__", stop)
         try:
             pipeline.build_corpus(sources, **options)
         except StoppedError:

@@ -14,7 +14,7 @@ import pytest
 from tests.contract import builds
 from tokshard import TokshardError, build_corpus, open_corpus
 from tokshard.format import names
-from tokshard.inspect.verification import verify_corpus
+from tokshard.inspect.verify.verification import verify_corpus
 
 
 @pytest.fixture(scope="module")

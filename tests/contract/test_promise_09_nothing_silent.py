@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.contract import builds
 from tokshard import build_corpus, open_corpus
-from tokshard.build.records import EMPTY, INVALID_UTF8, MALFORMED, MISSING_TEXT, NOT_A_STRING, TOO_LONG
 from tokshard.format import names
+from tokshard.pipeline.sources.records import EMPTY, INVALID_UTF8, MALFORMED, MISSING_TEXT, NOT_A_STRING, TOO_LONG
 
 RECORDS = {
     None: b'{"text": "a document"}',

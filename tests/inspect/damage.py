@@ -18,7 +18,7 @@ from unittest import mock
 
 from tokshard.errors import TokshardError
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.verification import verify_corpus
+from tokshard.inspect.verify.verification import verify_corpus
 
 Files = dict[str, bytes]
 Changes = dict[str, bytes | None]

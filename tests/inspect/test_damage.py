@@ -101,7 +101,7 @@ def test_files_that_are_cut_at_any_moment_end_no_verification(corpus, tmp_path):
     copy = tmp_path / "corpus"
     shutil.copytree(corpus, copy)
     script = (
-        "import sys, time; from tokshard.inspect.verification import verify_corpus\n"
+        "import sys, time; from tokshard.inspect.verify.verification import verify_corpus\n"
         "stop = time.monotonic() + 5\n"
         "while time.monotonic() < stop: print(len(verify_corpus(sys.argv[1], workers=2).problems), flush=True)\n"
     )

@@ -14,13 +14,13 @@ from tests.inspect.pages import write_mix
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.inspect.outputs import is_stdout, output_file
+from tokshard.jobs.plan_file import load_mix
 from tokshard.runtime.cursor import save_cursor
-from tokshard.runtime.mix import load_mix
 
 
 @pytest.fixture(autouse=True)
 def _without_the_library(monkeypatch):
-    monkeypatch.setattr("tokshard.inspect.html.plotly_source", lambda: "/* the library */")
+    monkeypatch.setattr("tokshard.inspect.page.html.plotly_source", lambda: "/* the library */")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import UsageError
-from tokshard.inspect.run import Run
+from tokshard.inspect.plan.run import Run
 from tokshard.runtime.plan import StreamPlan
 
 

@@ -13,9 +13,9 @@ from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.difference import check_hashes, compare_corpora, compare_mixes, difference_text
-from tokshard.inspect.search import compile_pattern, match_text, search
-from tokshard.runtime.mix import load_mix
+from tokshard.inspect.corpus.difference import check_hashes, compare_corpora, compare_mixes, difference_text
+from tokshard.inspect.corpus.search import compile_pattern, match_text, search
+from tokshard.jobs.plan_file import load_mix
 
 TEXTS = ["def main(): pass", "nothing here\x1b[2J", "a main and a main", "M\u00e4in \u6570\u636e", "(main"]
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import UsageError
-from tokshard.inspect.run import Run
-from tokshard.inspect.simulation import UNIFORM_DISTANCE, simulate, worst_error
-from tokshard.runtime.mixture import Segment
+from tokshard.inspect.plan.run import Run
+from tokshard.inspect.plan.simulation import UNIFORM_DISTANCE, simulate, worst_error
+from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.plan import StreamPlan
 
 

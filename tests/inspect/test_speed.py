@@ -10,9 +10,9 @@ import torch
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.format.reader import open_corpus
-from tokshard.inspect import speed
-from tokshard.inspect.limits import LimitReader, mapped_tokens
-from tokshard.inspect.speed import endless, take_steps
+from tokshard.inspect.plan import speed
+from tokshard.inspect.plan.limits import LimitReader, mapped_tokens
+from tokshard.inspect.plan.speed import endless, take_steps
 
 
 def test_the_limits_are_read_from_the_shards_of_all_corpora_in_turn(tmp_path):

@@ -8,10 +8,10 @@ import pytest
 from tests.corpora import TINY_TOKENIZER, Source, change_table, documents_of, write_corpus
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
-from tokshard.inspect.run import Run, open_run
-from tokshard.inspect.trace import DocumentReader, RankView, trace_samples, trace_steps
+from tokshard.inspect.plan.run import Run, open_run
+from tokshard.inspect.plan.trace import DocumentReader, RankView, trace_samples, trace_steps
+from tokshard.jobs.plan_file import load_mix
 from tokshard.runtime.cursor import save_cursor
-from tokshard.runtime.mix import load_mix
 from tokshard.runtime.plan import StreamPlan
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tokshard.runtime.mix import Mix
+from tokshard.jobs.plan_file import Mix
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

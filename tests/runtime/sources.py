@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.copying import Memory, Spans, address_of
-from tokshard.runtime.windows import DocumentPlace
+from tokshard.runtime.order.windows import DocumentPlace
 
 EOS = 0
 

@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError
-from tokshard.runtime.checkpoints import load_checkpoint, read_metadata
+from tokshard.jobs.saved_state import read_state
+from tokshard.jobs.torch_checkpoints import load_checkpoint, read_metadata
 from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.saved import read_state
 
 # DCP of torch 2.13 itself warns
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]

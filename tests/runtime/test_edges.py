@@ -28,9 +28,9 @@ from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, global_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError, LoaderError, PlanMismatchError
 from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.order.windows import CorpusStream
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.reader import CorpusSource
-from tokshard.runtime.windows import CorpusStream
+from tokshard.runtime.shards import CorpusSource
 
 ROOT = Path(__file__).parents[2]
 ACCESS = ["mmap", "pread"]
@@ -272,7 +272,7 @@ MANY_SHARDS = r"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 from tokshard.runtime import StreamPlan, StreamingLoader
-from tokshard.runtime.reader import CorpusSource
+from tokshard.runtime.shards import CorpusSource
 source = CorpusSource(sys.argv[1], access=sys.argv[2])
 plan = StreamPlan({"many": source}, seq_len=10, epochs=2, block_tokens=64, window_blocks=500)
 loader = StreamingLoader(plan, global_batch_size=64)
@@ -305,7 +305,7 @@ def watch(event, arguments):
     elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"):
         written.append(f"{event} {arguments}")
 from tokshard.runtime import StreamPlan, StreamingLoader
-from tokshard.runtime.reader import CorpusSource
+from tokshard.runtime.shards import CorpusSource
 def read(access):
     plan = StreamPlan({"corpus": CorpusSource(sys.argv[1], access=access)}, seq_len=8, epochs=1)
     loader = StreamingLoader(plan, global_batch_size=2)

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.runtime import naive
-from tokshard.runtime.mixture import ONE, Balance, Mixture, Segment, are_weights
-from tokshard.runtime.seeds import derive_key
+from tokshard.runtime.order.mixture import ONE, Balance, Mixture, Segment, are_weights
+from tokshard.runtime.order.seeds import derive_key
 
 seeds = st.integers(0, 2**64 - 1)
 

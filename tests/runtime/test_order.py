@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from tests.runtime import naive
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import PlanError
-from tokshard.runtime import permutation as permutations
-from tokshard.runtime.permutation import KEY_WORDS, MAX_SORTED, Permutation
+from tokshard.runtime.order import permutation as permutations
+from tokshard.runtime.order.permutation import KEY_WORDS, MAX_SORTED, Permutation
+from tokshard.runtime.order.seeds import ORDER_VERSION, derive_key
+from tokshard.runtime.order.windows import CorpusStream, Shape
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.seeds import ORDER_VERSION, derive_key
-from tokshard.runtime.windows import CorpusStream, Shape
 
 MODULUS = 1 << 64
 seeds = st.integers(0, MODULUS - 1)

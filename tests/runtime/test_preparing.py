@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
-from tokshard.runtime import steps, windows
+from tokshard.runtime import steps
 from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.order import windows
+from tokshard.runtime.order.windows import CorpusStream, PieceTable, Shape, _Preparation
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.steps import Ranks, packed_steps
-from tokshard.runtime.windows import CorpusStream, PieceTable, Shape, _Preparation
 
 SEQ_LEN, BLOCK, WINDOW = 8, 64, 32
 BATCH = 4

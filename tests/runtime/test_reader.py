@@ -26,10 +26,10 @@ from tokshard.format import names
 from tokshard.format import reader as format_reader
 from tokshard.format import writer as format_writer
 from tokshard.format.schema import ORDINAL_STRIDE
-from tokshard.runtime import reader
+from tokshard.runtime import shards as reader
 from tokshard.runtime.packing import widen
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.reader import CorpusSource
+from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.steps import Ranks, packed_steps
 
 LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')

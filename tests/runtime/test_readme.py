@@ -10,9 +10,9 @@ import numpy as np
 
 from tests.runtime.sources import ListSource
 from tokshard.runtime.cursor import save_cursor
+from tokshard.runtime.order.seeds import ORDER_VERSION, Purpose
+from tokshard.runtime.order.windows import Window
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.seeds import ORDER_VERSION, Purpose
-from tokshard.runtime.windows import Window
 
 README = Path(__file__).parents[2] / "tokshard" / "runtime" / "README.md"
 SOURCE = ListSource([5, 6, 3, 7, 4])

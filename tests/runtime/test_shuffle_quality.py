@@ -30,7 +30,7 @@ from tests.runtime.scores import (
     scores,
     t_quantile,
 )
-from tokshard.runtime.permutation import MAX_SORTED
+from tokshard.runtime.order.permutation import MAX_SORTED
 
 NUM_SEEDS = 64
 SEEDS, OTHER_SEEDS = range(NUM_SEEDS), range(10_000, 10_000 + NUM_SEEDS)

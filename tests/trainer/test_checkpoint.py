@@ -19,11 +19,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError, TokshardError, TrainerError
-from tokshard.runtime.checkpoints import read_metadata
+from tokshard.jobs.plan_file import load_mix
+from tokshard.jobs.saved_state import read_state
+from tokshard.jobs.torch_checkpoints import read_metadata
 from tokshard.runtime.loader import StreamingLoader
-from tokshard.runtime.mix import load_mix
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.saved import read_state
 from tokshard.trainer import checkpoint, config
 from tokshard.trainer.checkpoint import State
 from tokshard.trainer.model import Shape, Transformer, initialise

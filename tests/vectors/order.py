@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tests.runtime.sources import ListSource, PeriodicSource
+from tokshard.runtime.order.seeds import ORDER_VERSION
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.seeds import ORDER_VERSION
 
 FILE = Path(__file__).with_name("order.json")
 

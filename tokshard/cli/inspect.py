@@ -16,19 +16,16 @@ from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.comparison import comparison_text
-from tokshard.inspect.difference import (
+from tokshard.inspect.corpus.comparison import comparison_text
+from tokshard.inspect.corpus.difference import (
     check_hashes,
     compare_corpora,
     compare_mixes,
     difference_json,
     difference_text,
 )
-from tokshard.inspect.documents import view_json, view_text
-from tokshard.inspect.html_corpus import corpora_page
-from tokshard.inspect.html_plan import plan_page
-from tokshard.inspect.outputs import is_stdout, output_file, refuse_inputs
-from tokshard.inspect.report import (
+from tokshard.inspect.corpus.documents import view_json, view_text
+from tokshard.inspect.corpus.report import (
     CorpusReport,
     corpus_lengths,
     distribution_text,
@@ -37,12 +34,15 @@ from tokshard.inspect.report import (
     report_json,
     report_text,
 )
-from tokshard.inspect.run import open_run
-from tokshard.inspect.search import compile_pattern, match_json, match_text, search
+from tokshard.inspect.corpus.search import compile_pattern, match_json, match_text, search
+from tokshard.inspect.corpus.token_counts import count_tokens
+from tokshard.inspect.corpus.vocabulary import load_vocabulary
+from tokshard.inspect.outputs import is_stdout, output_file, refuse_inputs
+from tokshard.inspect.page.html_corpus import corpora_page
+from tokshard.inspect.page.html_plan import plan_page
+from tokshard.inspect.plan.run import open_run
 from tokshard.inspect.terminal import one_line
-from tokshard.inspect.token_counts import count_tokens
-from tokshard.inspect.vocabulary import load_vocabulary
-from tokshard.runtime.mix import load_mix
+from tokshard.jobs.plan_file import load_mix
 from tokshard.wording import bytes_text
 
 _SAMPLES = 3

@@ -11,10 +11,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from tokshard.build.sources import STDIN
 from tokshard.cli.failures import did_you_mean
 from tokshard.cli.sizes import WrongNumber
 from tokshard.errors import UsageError
+from tokshard.pipeline.sources.discover import STDIN
 
 _SECTIONS = ("defaults", "corpora")
 _NO_KEYS = frozenset({"sources", "as_json", "dry_run", "help", "debug"})

@@ -8,9 +8,9 @@ import sys
 
 import click
 
-from tokshard.build.status import read_status, status_json, status_lines
 from tokshard.cli.options import debug_option, json_option
 from tokshard.errors import UsageError
+from tokshard.pipeline.status import read_status, status_json, status_lines
 from tokshard.wording import aligned
 
 

@@ -13,11 +13,11 @@ from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT, Span
 from tokshard.errors import PlanError
 from tokshard.inspect.outputs import is_stdout
-from tokshard.inspect.readings import find_documents, readings_json, readings_text
-from tokshard.inspect.run import Run, open_run
+from tokshard.inspect.plan.readings import find_documents, readings_json, readings_text
+from tokshard.inspect.plan.run import Run, open_run
+from tokshard.inspect.plan.trace import RankView, TraceRow, trace_samples, trace_steps
+from tokshard.inspect.plan.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
 from tokshard.inspect.terminal import one_line
-from tokshard.inspect.trace import RankView, TraceRow, trace_samples, trace_steps
-from tokshard.inspect.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
 from tokshard.runtime.steps import Ranks
 from tokshard.wording import counted
 

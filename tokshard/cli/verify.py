@@ -13,7 +13,7 @@ from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.errors import RESTORE, CorpusError
 from tokshard.inspect.terminal import one_line
-from tokshard.inspect.verification import VerifyReport, verify_corpus
+from tokshard.inspect.verify.verification import VerifyReport, verify_corpus
 from tokshard.wording import bytes_text, counted
 
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.arguments import MAX_SAMPLE
-from tokshard.runtime.mixture import Balance, Mixture, Segment, are_weights
-from tokshard.runtime.seeds import derive_key
+from tokshard.runtime.order.mixture import Balance, Mixture, Segment, are_weights
+from tokshard.runtime.order.seeds import derive_key
 
 STATE_VERSION = 1
 """Names the form of a saved cursor. Bump when an older tokshard would misread it."""

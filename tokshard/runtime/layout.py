@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.copying import GATHER_BELOW, Copier, Gather, Memory, Reads, ReadViews, Slices, address_of
+from tokshard.runtime.order.windows import Pieces, TokenSource
 from tokshard.runtime.packing import Packed
-from tokshard.runtime.windows import Pieces, TokenSource
 
 _NO_LABEL = -1
 

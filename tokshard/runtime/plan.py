@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.arguments import MAX_SAMPLE, integer, real
 from tokshard.runtime.cursor import CorpusIdentity, Cursor, PlanIdentity, Schedule
-from tokshard.runtime.finding import find_document
 from tokshard.runtime.layout import Layout, corpus_rows, lay_out
-from tokshard.runtime.mixture import Balance, Mixture, Segment, are_weights
+from tokshard.runtime.order.finding import find_document
+from tokshard.runtime.order.mixture import Balance, Mixture, Segment, are_weights
+from tokshard.runtime.order.seeds import ORDER_VERSION
+from tokshard.runtime.order.windows import CorpusStream, Shape, TokenSource
 from tokshard.runtime.packing import PADDING_INDEX, Packed, first_row, widen
-from tokshard.runtime.seeds import ORDER_VERSION
 from tokshard.runtime.transforms import Transform, transformed
-from tokshard.runtime.windows import CorpusStream, Shape, TokenSource
 
 MIN_BLOCK_TOKENS = 65_536
 WINDOW_TOKENS = 64 << 20
@@ -610,7 +610,7 @@ def _named(corpora: CorpusLike | Mapping[str, CorpusLike]) -> dict[str, CorpusLi
 
 def _open(corpus: CorpusLike) -> TokenSource:
     if isinstance(corpus, str | os.PathLike):
-        from tokshard.runtime.reader import CorpusSource  # brings pyarrow, which an order does not need
+        from tokshard.runtime.shards import CorpusSource  # brings pyarrow, which an order does not need
 
         return CorpusSource(corpus)
     return corpus

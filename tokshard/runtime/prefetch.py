@@ -26,11 +26,11 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
-from tokshard.runtime.mixture import Mixture
+from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.order.windows import TokenSource
 from tokshard.runtime.packing import Packed
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.steps import Ranks, packed_steps
-from tokshard.runtime.windows import TokenSource
 
 _SHARD_NAME_BYTES = 4096
 _STOP_SECONDS = 5.0

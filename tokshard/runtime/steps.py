@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.arguments import integer
-from tokshard.runtime.mixture import Mixture
+from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.packing import PADDING_INDEX, Packed
 from tokshard.runtime.plan import StreamPlan
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tokshard.errors import TrainerError
-from tokshard.runtime.checkpoints import METADATA_FILE, load_checkpoint, read_metadata
+from tokshard.jobs.torch_checkpoints import METADATA_FILE, load_checkpoint, read_metadata
 from tokshard.trainer.directory import sync
 from tokshard.trainer.parallel import together
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
-from tokshard.runtime.mix import TrainerData as Data
-from tokshard.runtime.recipes import convert, read_toml
+from tokshard.jobs.plan_file import TrainerData as Data
+from tokshard.jobs.strict_toml import convert, read_toml
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]

@@ -22,7 +22,7 @@ from tokshard.errors import TokshardError, TrainerError, UsageError
 from tokshard.runtime.loader import Batch, StreamingLoader
 from tokshard.runtime.packing import IGNORED
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.reader import CorpusSource
+from tokshard.runtime.shards import CorpusSource
 from tokshard.trainer import checkpoint, config, metrics
 from tokshard.trainer.attention import Documents
 from tokshard.trainer.config import Config

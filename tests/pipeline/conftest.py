@@ -1,0 +1,37 @@
+"""Fixtures of several modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.inputs import write_byte_tokenizer
+from tests.pipeline.places import TEXTS, StoppedError, build, write
+from tokshard.pipeline import build as pipeline
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with a tokenizer ``tok`` and a source ``a.jsonl``."""
+    write_byte_tokenizer(tmp_path / "tok")
+    write(tmp_path / "a.jsonl", TEXTS)
+    return tmp_path
+
+
+@pytest.fixture
+def stop(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a build that is stopped when its tasks are done, before it is put together."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StoppedError
+
+    def stopped(*sources: Path, **options: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(pipeline, "assemble", refuse)
+            with pytest.raises(StoppedError):
+                build(place, *sources, **options)
+
+    return stopped

@@ -1,0 +1,193 @@
+"""Inputs of every format, builds of them, and what the corpora hold, as text."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import itertools
+import json
+import lzma
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from pyarrow import feather, ipc
+
+from tokshard import build_corpus, open_corpus
+from tokshard.format.reader import Corpus
+from tokshard.pipeline.sources import plain_text as plaintext
+from tokshard.pipeline.sources import readers, streams, tar
+from tokshard.pipeline.tasks import planning as tasks
+
+TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
+EOS = "<|endoftext|>"
+
+Record = Mapping[str, Any]
+
+
+def jsonl(records: Sequence[Record]) -> bytes:
+    return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
+
+
+def zstd(data: bytes, *, window_log: int | None = None, checksum: bool = False) -> bytes:
+    """One frame; with `window_log` one that asks for a window of ``2**window_log`` bytes."""
+    if window_log is None:
+        return zstandard.ZstdCompressor(write_checksum=checksum).compress(data)
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log, compression_level=1)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()  # its frames do not say their size
+    return stream.compress(data) + stream.flush()
+
+
+def frames(data: bytes, compress: Callable[[bytes], bytes], count: int) -> bytes:
+    """`data` as `count` frames or members, cut anywhere."""
+    cuts = [len(data) * number // count for number in range(count + 1)]
+    return b"".join(compress(data[start:stop]) for start, stop in itertools.pairwise(cuts))
+
+
+def csv_bytes(records: Sequence[Record], line_end: str = "\n", delimiter: str = ",") -> bytes:
+    file = io.StringIO(newline="")
+    # without quotes, a lone carriage return in a text would end its row
+    writer = csv.DictWriter(
+        file, fieldnames=list(records[0]), lineterminator=line_end, quoting=csv.QUOTE_ALL, delimiter=delimiter
+    )
+    writer.writeheader()
+    writer.writerows(records)
+    return file.getvalue().encode()
+
+
+def table(records: Sequence[Record]) -> pa.Table:
+    return pa.Table.from_pylist(list(records))
+
+
+def parquet_bytes(found: pa.Table, rows_per_group: int | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(found, sink, row_group_size=rows_per_group)
+    return sink.getvalue().to_pybytes()
+
+
+def arrow_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with ipc.new_file(sink, found.schema) as writer:
+        writer.write_table(found, max_chunksize=rows_per_batch)
+    return sink.getvalue().to_pybytes()
+
+
+def arrow_stream_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, found.schema) as writer:
+        writer.write_table(found, max_chunksize=rows_per_batch)
+    return sink.getvalue().to_pybytes()
+
+
+def feather_bytes(found: pa.Table, rows_per_batch: int | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    feather.write_feather(found, sink, compression="lz4", chunksize=rows_per_batch)
+    return sink.getvalue().to_pybytes()
+
+
+def tar_bytes(members: Sequence[tuple[str, bytes]], *, form: int = tarfile.PAX_FORMAT) -> bytes:
+    """An archive of regular files."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def json_members(records: Sequence[Record], size: int) -> list[tuple[str, bytes]]:
+    """Members of one pretty object each, and members of `size` lines, in turns."""
+    members: list[tuple[str, bytes]] = []
+    rest = list(records)
+    while rest:
+        if len(members) % 2:
+            part, rest = rest[:size], rest[size:]
+            members.append((f"{len(members):03d}.jsonl", jsonl(part)))
+        else:
+            members.append((f"a folder/{len(members):03d}.json", json.dumps(rest.pop(0), indent=1).encode()))
+    return members
+
+
+Encode = Callable[[Sequence[Record], int], bytes]
+"""Records to the bytes of a file, cut into groups, batches, frames or members of so many records, where it can be."""
+
+FORMATS: dict[str, Encode] = {
+    "plain.jsonl": lambda records, size: jsonl(records),
+    "members.jsonl.gz": lambda records, size: frames(jsonl(records), gzip.compress, -(-len(records) // size)),
+    "frames.jsonl.zst": lambda records, size: frames(jsonl(records), zstd, -(-len(records) // size)),
+    "streams.jsonl.bz2": lambda records, size: frames(jsonl(records), bz2.compress, -(-len(records) // size)),
+    "streams.jsonl.xz": lambda records, size: frames(jsonl(records), lzma.compress, -(-len(records) // size)),
+    "lines.json": lambda records, size: jsonl(records),
+    "table.parquet": lambda records, size: parquet_bytes(table(records), size),
+    "file.arrow": lambda records, size: arrow_bytes(table(records), size),
+    "stream.arrow": lambda records, size: arrow_stream_bytes(table(records), size),
+    "file.feather": lambda records, size: feather_bytes(table(records), size),
+    "plain.csv": lambda records, size: csv_bytes(records),
+    "members.csv.gz": lambda records, size: frames(csv_bytes(records, "\r\n"), gzip.compress, 2),
+    "plain.tsv": lambda records, size: csv_bytes(records, delimiter="\t"),
+    "members.tar": lambda records, size: tar_bytes(json_members(records, size)),
+    "members.tar.zst": lambda records, size: frames(
+        tar_bytes(json_members(records, size), form=tarfile.GNU_FORMAT), zstd, 2
+    ),
+}
+"""File name to encoder, for every format that holds many records."""
+
+
+def patch_chunk_bytes(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    """Make chunks so small that little data fills many; spawned workers keep the real size."""
+    for module in (streams, readers, plaintext, tar, tasks):
+        monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
+
+
+def build(sources: Sequence[Path | str] | Path | str, out: Path, **options: Any) -> Corpus:
+    """Build in this process with the tokenizer of bytes, and open the result."""
+    arguments = [sources] if isinstance(sources, Path | str) else list(sources)
+    settings: dict[str, Any] = {"workers": 1, "quiet": True, **options}
+    if "tokenizer" not in settings:
+        settings["tokenizer"] = write_byte_tokenizer(out.parent / ".tokenizer")  # hidden, so that it is no source
+    return open_corpus(build_corpus(arguments, out=out, **settings).directory)
+
+
+def write_byte_tokenizer(directory: Path) -> Path:
+    """A tokenizer with an id per byte, so small that a build with it takes milliseconds: EOS is 0, byte b is b + 1."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    spelled = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    directory.mkdir(parents=True, exist_ok=True)
+    content = {
+        "version": "1.0",
+        "added_tokens": [special_token(0, EOS)],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {EOS: 0, **{spelled[b]: b + 1 for b in range(256)}}, "merges": []},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}), encoding="utf-8")
+    return directory
+
+
+def special_token(index: int, content: str, **changes: Any) -> dict[str, Any]:
+    """An entry of ``added_tokens``."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": index, "content": content, **flags, **changes}
+
+
+def texts_of(corpus: Corpus) -> list[str]:
+    """The documents of a corpus made with the tokenizer of bytes; each ends in its EOS and holds no other."""
+    return [bytes(token - 1 for token in document[:-1].tolist()).decode() for document in _checked(corpus)]
+
+
+def _checked(corpus: Corpus) -> Iterator[Any]:
+    for document in corpus.documents():
+        assert document.tolist().index(corpus.eos_id) == len(document) - 1
+        yield document

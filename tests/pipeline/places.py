@@ -1,0 +1,40 @@
+"""Small builds, and what they leave in their directory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.pipeline.inputs import jsonl
+from tokshard import build_corpus
+from tokshard.format import names
+
+TEXTS = [f"text {number}" for number in range(40)]
+SPLIT = {"validation_fraction": 0.25}
+
+
+def write(path: Path, texts: Sequence[str]) -> Path:
+    """A file of JSON lines."""
+    path.write_bytes(jsonl([{"text": text} for text in texts]))
+    return path
+
+
+def build(place: Path, *sources: Path, **options: Any) -> Path:
+    """Build into ``out`` of a place, in this process."""
+    settings = {"tokenizer": place / "tok", "out": place / "out", "workers": 1, "quiet": True}
+    return build_corpus(sources or [place / "a.jsonl"], **{**settings, **options}).directory
+
+
+def files(directory: Path) -> dict[str, str]:
+    """Every file below a directory, links not followed, but for build reports, which are not pure."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != names.REPORT
+    }
+
+
+class StoppedError(Exception):
+    """Ends a build where a kill would."""

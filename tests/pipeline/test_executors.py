@@ -1,0 +1,87 @@
+"""Worker processes: what a build leaves in the program that calls it, and what it says when they cannot be had."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.inputs import patch_chunk_bytes
+from tests.pipeline.places import build
+from tokshard.errors import BuildError
+from tokshard.pipeline.executors import processes as executors
+
+PROGRAM = """
+import os, sys
+from multiprocessing import forkserver
+
+def server():
+    return forkserver._forkserver._forkserver_pid
+
+def child(queue):
+    queue.put({name: os.environ.get(name) for name in WATCHED})
+
+WATCHED = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_")
+
+if __name__ == "__main__":
+    place, before = sys.argv[1], dict(os.environ)
+    from tokshard.pipeline import build as pipeline
+    from tokshard.pipeline.estimate import estimate_build
+    from tokshard.pipeline.options import BuildOptions
+    from tokshard import build_corpus
+    pipeline.MIN_TASK_BYTES = 0
+    sources, options = [place + "/a.jsonl"], {"tokenizer": place + "/tok", "out": place + "/out", "workers": 2}
+    estimate_build(sources, BuildOptions(**options))
+    assert server() is None, "an estimate started a fork server"
+    assert build_corpus(sources, **options, task_bytes=1 << 20, quiet=True).num_workers == 2
+    assert server() is None, "a build left a fork server"
+    pipeline.executors.prepare_workers = None
+    assert not build_corpus(sources, **options, task_bytes=1 << 20, quiet=True).is_new
+    assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
+    import multiprocessing
+    context = multiprocessing.get_context("forkserver")
+    queue = context.SimpleQueue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    assert set(queue.get().values()) == {None}
+    process.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_build_leaves_the_program_that_calls_it_as_it_was(place):
+    line = b'{"text": "some text of a document"}\n'
+    (place / "a.jsonl").write_bytes(line * ((3 << 20) // len(line)))
+    (place / "program.py").write_text(PROGRAM)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "OMP_NUM_THREADS")
+    }
+    environment["PYTHONPATH"] = str(Path(executors.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, str(place / "program.py"), str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("error", [EOFError("unexpected EOF"), ConnectionRefusedError(111, "Connection refused")])
+def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monkeypatch, error):
+    def start(self: Any) -> None:
+        raise error
+
+    context = multiprocessing.get_context(executors._START_METHOD)
+    monkeypatch.setattr(context.Process, "start", start)
+    patch_chunk_bytes(monkeypatch, 64)
+    with pytest.raises(BuildError, match=f"worker 0 cannot be started: {type(error).__name__}") as caught:
+        build(place, workers=2, task_bytes=64)
+    assert caught.value.hint.startswith("run the same command again: finished tasks are kept")

@@ -1,0 +1,159 @@
+"""What a document is in plain text: the file, a line, a paragraph."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pipeline.inputs import build, patch_chunk_bytes, tar_bytes, texts_of, zstd
+from tokshard.errors import BadRecordError, UsageError
+from tokshard.pipeline.sources.discover import discover
+from tokshard.pipeline.sources.readers import read_span, read_stream, split_of
+from tokshard.pipeline.sources.records import Records, RecordSpec
+from tokshard.pipeline.tasks.planning import Task, Unit, plan_tasks
+
+VERSE = "first line\nsecond line\r\n\n \t\n  indented\n\n\nlast, without an end"
+COMPRESSIONS = {"": bytes, ".gz": gzip.compress, ".zst": zstd, ".bz2": bz2.compress, ".xz": lzma.compress}
+every_compression = pytest.mark.parametrize("suffix", COMPRESSIONS)
+
+
+@every_compression
+@pytest.mark.parametrize("is_member", [False, True], ids=["file", "member of a tar"])
+@pytest.mark.parametrize(
+    ("mode", "expected", "num_empty"),
+    [
+        ("file", [VERSE], 0),
+        ("line", ["first line", "second line", " \t", "  indented", "last, without an end"], 3),
+        ("paragraph", ["first line\nsecond line", "  indented", "last, without an end"], 0),
+    ],
+)
+def test_the_text_mode_says_what_a_document_is(mode, expected, num_empty, suffix, is_member, tmp_path):
+    path = tmp_path / (f"a.tar{suffix}" if is_member else f"a.txt{suffix}")
+    path.write_bytes(COMPRESSIONS[suffix](tar_bytes([("a.txt", VERSE.encode())]) if is_member else VERSE.encode()))
+    corpus = build(path, tmp_path / "out", text_mode=mode)
+    assert texts_of(corpus) == expected
+    assert corpus.sources()[0].left_out == ({"empty": num_empty} if num_empty else {})
+    assert corpus.manifest.build.text_mode == mode
+
+
+def test_an_unknown_text_mode_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(UsageError, match="text_mode is 'word'") as caught:
+        build(tmp_path / "a.txt", tmp_path / "out", text_mode="word")
+    assert caught.value.hint == "give one of file, line, paragraph"
+
+
+pieces = st.sampled_from([b"\n", b"\n\n", b"\r\n", b" \n", b"\t\r\n", b"word", b" two words ", b"\xff", b"long " * 12])
+contents = st.lists(st.one_of(pieces, st.binary(max_size=6)), max_size=30).map(b"".join)
+
+
+def documents_of(content: bytes, mode: str) -> list[bytes]:
+    """What the modes promise, without thought of memory."""
+    if mode == "line":
+        lines = content.split(b"\n")
+        return [line.removesuffix(b"\r") for line in (lines if lines[-1] else lines[:-1])]
+    lines = re.findall(rb"[^\n]*\n|[^\n]+\Z", content)
+    found: list[bytes] = [b""]
+    for line in lines:
+        found[-1] += line if line.strip(b" \t\r\f\v\n") else b""
+        if not line.strip(b" \t\r\f\v\n"):
+            found.append(b"")
+    return [text.removesuffix(b"\n").removesuffix(b"\r") for text in found if text]
+
+
+@given(
+    content=contents,
+    mode=st.sampled_from(["line", "paragraph"]),
+    is_compressed=st.booleans(),
+    chunk_bytes=st.integers(2, 40),
+    limit=st.integers(1, 60),
+)
+def test_every_cut_gives_every_document_once_and_in_order(
+    content, mode, is_compressed, chunk_bytes, limit, tmp_path_factory
+):
+    path = tmp_path_factory.mktemp("texts") / ("a.txt.gz" if is_compressed else "a.txt")
+    path.write_bytes(gzip.compress(content) if is_compressed else content)
+    (source,) = discover([str(path)], input_format=None).inputs
+    spec = RecordSpec(text_field="text", columns={}, max_document_bytes=limit, text_mode=mode)
+    found: list[tuple[int, bytes | None]] = []
+    count = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch_chunk_bytes(patch, chunk_bytes)
+        task_bytes = 2 * chunk_bytes
+        split = split_of(source, mode) if source.num_bytes > task_bytes else Unit()
+        parts: list[Any] = []
+        for task in plan_tasks([source.num_bytes], [split], task_bytes):
+            if isinstance(task, Task):
+                parts += [part for _, span in task.parts for part in read_span(source, span, spec)]
+            else:
+                numbered = list(read_stream(source, spec, task_bytes=task_bytes))
+                assert [number for number, _ in numbered] == sorted(number for number, _ in numbered)
+                parts += [part for _, part in numbered]
+    for part in parts:
+        assert isinstance(part, Records)
+        found += [(count + at, text.encode()) for at, text in zip(part.positions, part.texts, strict=True)]
+        found += [(count + bad.position, None) for bad in part.bad]
+        count += part.count
+    expected = documents_of(content, mode)
+    assert count == len(expected)
+    assert sorted(found) == [
+        (at, text if len(text) <= limit and is_utf8(text) else None) for at, text in enumerate(expected) if text
+    ]
+
+
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix"),
+    [
+        ("paragraph", ".xz"),
+        *(pytest.param(*kind, marks=pytest.mark.slow) for kind in (("paragraph", ""), ("line", ""), ("line", ".xz"))),
+    ],
+)
+def test_several_workers_share_one_text_and_give_the_corpus_of_one_process(mode, suffix, tmp_path):
+    path = tmp_path / f"a.txt{suffix}"
+    text = "".join(
+        f"line {number} {random.Random(number).randbytes(700).hex()}\n" + "\n" * (number % 3) for number in range(3_000)
+    )
+    path.write_bytes(lzma.compress(text.encode(), preset=0) if suffix else text.encode())
+    options: dict[str, Any] = {"text_mode": mode, "task_bytes": 1 << 20}
+    alone = build(path, tmp_path / "alone", **options)
+    shared = build(path, tmp_path / "shared", workers=3, **options)
+    assert len({shard.name[:24] for shard in alone.shards}) >= 3
+    assert shared.manifest == alone.manifest
+    assert texts_of(alone) == [part.decode() for part in documents_of(text.encode(), mode) if part]
+
+
+@pytest.mark.parametrize("mode", ["line", "paragraph"])
+def test_a_document_that_is_too_long_is_named_by_its_number(mode, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(f"good\n\n{'x' * 60}\n\ngood\n")
+    with pytest.raises(BadRecordError, match=r"record [23]: over max-document-bytes: .* has 6[01] bytes, at most 50"):
+        build(path, tmp_path / "out", text_mode=mode, max_document_bytes=50)
+    corpus = build(path, tmp_path / "out", text_mode=mode, max_document_bytes=50, on_bad_record="skip")
+    assert texts_of(corpus) == ["good", "good"]
+    assert corpus.sources()[0].left_out["over max-document-bytes"] == 1
+
+
+def test_lines_of_many_files_keep_their_record_numbers(tmp_path: Path):
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / "in" / f"{number}.txt").write_text("one\n\nthree\n")
+    corpus = build(tmp_path / "in", tmp_path / "out", text_mode="line")
+    places = [(corpus.provenance(i).source, corpus.provenance(i).record) for i in range(len(corpus))]
+    assert places == [(source, record) for source in range(3) for record in (1, 3)]

@@ -1,0 +1,192 @@
+"""Standard input as a source: read once, by the process that was started, and never twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.inputs import arrow_stream_bytes, csv_bytes, jsonl, table, tar_bytes, texts_of, write_byte_tokenizer
+from tokshard import open_corpus
+from tokshard.pipeline.sources.discover import STDIN, read_once_note
+from tokshard.pipeline.status import read_status, status_lines
+
+RECORDS = [{"text": f"document {number}", "pad": "x" * 1_500} for number in range(3_000)]
+
+
+def build(
+    content: bytes, directory: Path, *options: str, source: str = "-", out: bool = True
+) -> subprocess.CompletedProcess[bytes]:
+    tokenizer = write_byte_tokenizer(directory / ".tokenizer")
+    command = [sys.executable, "-m", "tokshard", "build", source, "--tokenizer", str(tokenizer)]
+    return subprocess.run(
+        [*command, *(("--out", "out") if out else ()), *options],
+        input=content,
+        capture_output=True,
+        cwd=directory,
+        timeout=60,
+        check=False,
+    )
+
+
+FORMATS: dict[str, bytes] = {
+    "jsonl": jsonl(RECORDS),
+    "csv": csv_bytes(RECORDS),
+    "tsv": csv_bytes(RECORDS, delimiter="\t"),
+    "tar": tar_bytes([("a.jsonl", jsonl(RECORDS))]),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    "name", ["jsonl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("csv", "tsv", "tar"))]
+)
+def test_standard_input_gives_the_corpus_that_a_file_gives(name, workers, tmp_path):
+    options = ["--workers", str(workers), "--task-bytes", "1MiB", "--input-format", name]
+    done = build(FORMATS[name], tmp_path, *options, "--json")
+    assert done.returncode == 0, done.stderr
+    assert f"note: {read_once_note(STDIN)}" in done.stderr.decode()
+    with open_corpus(tmp_path / "out") as corpus:
+        assert texts_of(corpus) == [record["text"] for record in RECORDS]
+        if name == "jsonl":  # csv is cut by its text, of which there is little
+            assert len({shard.name[:24] for shard in corpus.shards}) >= 4
+        assert (corpus.manifest.arguments, corpus.sources()[0].path) == (["stdin"], "")
+        assert corpus.provenance(2_999).record == 3_000
+        hashes: Any = [shard.sha256 for shard in corpus.shards]
+    if workers == 3:
+        alone = build(FORMATS[name], tmp_path, *options, "--workers", "1", "--force", "--quiet")
+        assert (alone.returncode, alone.stderr) == (0, b"")
+        with open_corpus(tmp_path / "out") as corpus:
+            assert [shard.sha256 for shard in corpus.shards] == hashes
+
+
+def test_a_limit_on_standard_input_is_exact_for_any_number_of_workers(tmp_path):
+    options = ["--workers", "3", "--task-bytes", "1MiB", "--input-format", "jsonl", "--limit", "2900"]
+    assert build(FORMATS["jsonl"], tmp_path, *options).returncode == 0
+    assert texts_of(open_corpus(tmp_path / "out")) == [record["text"] for record in RECORDS[:2_900]]
+
+
+def test_standard_input_may_stand_among_files(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": "from a file"}]))
+    done = build(b"a line\nanother\n", tmp_path, "-", "--input-format", "txt", "--text-mode", "line", source="a.jsonl")
+    assert done.returncode == 0, done.stderr
+    # --input-format counts for all sources
+    assert texts_of(open_corpus(tmp_path / "out")) == ['{"text": "from a file"}', "a line", "another"]
+
+
+def test_a_finished_corpus_of_standard_input_is_only_replaced_by_force(tmp_path):
+    assert build(b"a\n", tmp_path, "--input-format", "txt").returncode == 0
+    again = build(b"b\n", tmp_path, "--input-format", "txt")
+    assert (again.returncode, again.stdout) == (2, b"")
+    assert "out belongs to another build: standard input cannot be read again" in again.stderr.decode()
+    assert texts_of(open_corpus(tmp_path / "out")) == ["a\n"]
+    assert build(b"b\n", tmp_path, "--input-format", "txt", "--force").returncode == 0
+    assert texts_of(open_corpus(tmp_path / "out")) == ["b\n"]
+
+
+def test_a_build_of_standard_input_that_stopped_has_to_start_over(tmp_path):
+    broken = jsonl(RECORDS) + b"{\n"
+    options = ["--input-format", "jsonl", "--task-bytes", "1MiB", "--workers", "1"]
+    first = build(broken, tmp_path, *options)
+    assert first.returncode == 1
+    assert "error: -, line 3001: malformed" in first.stderr.decode()
+    again = build(jsonl(RECORDS), tmp_path, *options)
+    assert again.returncode == 2
+    assert "standard input cannot be read again" in again.stderr.decode()
+    assert "--force to start over" in again.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ([], "-: the name does not tell the format"),
+        (["--input-format", "parquet"], "parquet cannot be read from standard input"),
+        (["--input-format", "arrow"], "arrow cannot be read from standard input"),
+        (["-", "--input-format", "txt"], "- is an input twice"),
+    ],
+)
+def test_what_standard_input_cannot_be_is_refused(options, problem, tmp_path):
+    done = build(arrow_stream_bytes(table([{"text": "a"}])), tmp_path, *options)
+    assert done.returncode == 2
+    assert problem in done.stderr.decode()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", [("--dedup", "exact"), ("--dry-run",)])
+def test_what_would_read_standard_input_twice_is_refused(option, tmp_path):
+    done = build(FORMATS["jsonl"], tmp_path, "--input-format", "jsonl", *option)
+    assert done.returncode == 2
+    assert "can be read once only" in done.stderr.decode()
+    assert f"hint: write it to a file first, or leave out {option[0]}" in done.stderr.decode()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_gives_standard_input_to_one_corpus_only(tmp_path):
+    (tmp_path / "two.toml").write_text(
+        '[defaults]\ninput_format = "txt"\ntext_mode = "line"\n'
+        '[corpora.a]\nsources = "-"\nout = "a"\n[corpora.b]\nsources = "two.toml"\nout = "b"\n'
+    )
+    assert build(b"one\ntwo\n", tmp_path, source="two.toml", out=False).returncode == 0
+    assert texts_of(open_corpus(tmp_path / "a")) == ["one", "two"]
+    again = (tmp_path / "two.toml").read_text().replace('"two.toml"', '["-"]')
+    (tmp_path / "two.toml").write_text(again)
+    done = build(b"one\n", tmp_path, source="two.toml", out=False)
+    assert done.returncode == 2
+    assert "corpora.a and corpora.b read standard input, which can be read once only" in done.stderr.decode()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("limit", [(), ("--limit", "2")])
+def test_a_damaged_standard_input_is_left_out_whole(workers, limit, tmp_path):
+    for name in ("a", "z"):
+        (tmp_path / f"{name}.tar").write_bytes(tar_bytes([(f"{name}.txt", name.encode())]))
+    cut = FORMATS["tar"][: 4 << 20]
+    options = ["--input-format", "tar", "--on-bad-source", "skip", "--task-bytes", "1MiB", *limit]
+    done = build(cut, tmp_path, "-", "z.tar", *options, "--workers", str(workers), source="a.tar")
+    if limit:  # it falls before the damage
+        assert done.returncode == 0, done.stderr
+        assert texts_of(open_corpus(tmp_path / "out")) == ["a", "document 0"]
+        return
+    assert done.returncode == 0, done.stderr
+    with open_corpus(tmp_path / "out") as corpus:
+        assert texts_of(corpus) == ["a", "z"]
+        assert [source.left_out for source in corpus.sources()] == [{}, {"damaged input": 1}, {}]
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_damage_of_standard_input_before_a_limit_counts_and_nothing_is_read_again(policy, tmp_path):
+    (tmp_path / "z.tar").write_bytes(tar_bytes([("z.txt", b"z")]))
+    options = ["--input-format", "tar", "--on-bad-source", policy, "--task-bytes", "1MiB", "--limit", "5000"]
+    done = build(FORMATS["tar"][: 4 << 20], tmp_path, "z.tar", *options)
+    if policy == "fail":
+        assert done.returncode == 1
+        assert "- is damaged: the archive is cut off" in done.stderr.decode()
+        return
+    assert done.returncode == 0, done.stderr
+    with open_corpus(tmp_path / "out") as corpus:
+        assert texts_of(corpus) == ["z"]
+
+
+def test_a_bad_record_of_standard_input_before_a_limit_stops_the_build(tmp_path):
+    options = ["--input-format", "jsonl", "--task-bytes", "1MiB", "--limit", "5000"]
+    done = build(jsonl(RECORDS[:2_000]) + b"{\n" + jsonl(RECORDS), tmp_path, *options)
+    assert done.returncode == 1
+    assert "error: -, line 2001: malformed" in done.stderr.decode()
+
+
+def test_the_status_of_a_stopped_build_of_standard_input_says_that_it_has_to_start_over(tmp_path):
+    options = ["--input-format", "jsonl", "--task-bytes", "1MiB", "--workers", "1"]
+    assert build(jsonl(RECORDS) + b"{\n", tmp_path, *options).returncode == 1
+    status = str(status_lines(read_status(tmp_path / "out")))
+    assert "not possible: standard input can be read once only; start over with --force" in status
+    assert "tokshard build" not in status
+
+
+def test_an_empty_standard_input_writes_no_document(tmp_path):
+    done = build(b"", tmp_path, "--input-format", "jsonl", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"].startswith("the build wrote no document: 0 records read")

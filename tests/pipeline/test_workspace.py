@@ -1,0 +1,184 @@
+"""The folder of an unfinished build: who holds it, and what it says when a file of it is damaged or gone."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import ipc
+
+from tests.pipeline.inputs import texts_of
+from tests.pipeline.places import TEXTS, build
+from tokshard import open_corpus
+from tokshard.cli.main import run
+from tokshard.errors import BuildError
+from tokshard.format import names
+from tokshard.pipeline import build as pipeline
+from tokshard.pipeline.status import read_status
+from tokshard.pipeline.tasks import duplicates
+from tokshard.pipeline.workspace import receipts, workspace
+from tokshard.pipeline.workspace.receipts import read_receipt, read_receipts
+from tokshard.pipeline.workspace.workspace import LOCK, Workspace, lock, lock_holder
+
+# the lock
+
+
+def without_locks(code: int) -> Any:
+    def flock(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return flock
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_builds_with_a_note(place, monkeypatch, capsys, code):
+    monkeypatch.setattr(fcntl, "flock", without_locks(code))
+    out = build(place, quiet=False)
+    assert texts_of(open_corpus(out)) == TEXTS
+    assert "has no locks: start no other build there until this one ends" in capsys.readouterr().err
+    assert not (out / names.WORK).exists()
+
+
+def test_the_status_of_a_build_on_a_file_system_without_locks(place, stop, monkeypatch):
+    stop()
+    monkeypatch.setattr(fcntl, "flock", without_locks(errno.ENOSYS))
+    assert read_status(place / "out").state == "unfinished"
+
+
+def test_a_lock_that_fails_in_another_way_is_an_error_and_leaves_no_descriptor(place, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", without_locks(errno.EIO))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(BuildError, match="cannot write to"):
+        build(place)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_lock_is_taken_on_the_file_that_is_there_and_not_on_one_that_was_removed(tmp_path, monkeypatch):
+    held = Workspace(tmp_path)
+    flock, removed = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not removed:
+            removed.append(True)
+            (held.root / LOCK).unlink()  # by the build before, which just ends
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with lock(held):
+        assert removed
+        assert lock_holder(held) == (held.root / LOCK).read_text()
+
+
+# errors of the disk
+
+
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    [(errno.ENOSPC, "make room, or give"), (errno.EACCES, "check the disk and its permissions, or")],
+)
+def test_only_a_full_disk_asks_for_room(code, way_out):
+    hint = workspace.cannot_write(Path("out"), OSError(code, os.strerror(code))).hint
+    assert hint.startswith(way_out)
+
+
+def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(place, monkeypatch):
+    def fail(*_: object) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        yield
+
+    monkeypatch.setattr("tokshard.pipeline.tasks.runner.read_span", fail)
+    with pytest.raises(pipeline.TokshardError, match=r"a\.jsonl cannot be read: Input/output error"):
+        build(place)
+
+
+# receipts
+
+
+def some_receipt(place: Path) -> Path:
+    (path,) = (place / "out" / names.WORK / "receipts").glob("*.arrow")
+    return path
+
+
+def test_a_receipt_with_too_few_batches_is_damaged(place, stop):
+    stop()
+    path = some_receipt(place)
+    schema = ipc.open_file(pa.py_buffer(path.read_bytes())).schema
+    with ipc.new_file(str(path), schema):
+        pass
+    with pytest.raises(BuildError, match="0 batches of shards for 1 corpora"):
+        read_receipt(path)
+    assert run(["status", str(place / "out")]) == 1
+
+
+def test_a_receipt_that_goes_while_the_status_is_read_is_passed_over(place, stop, monkeypatch):
+    stop()
+    path = some_receipt(place)
+    map_file = receipts.map_file
+
+    def late(found: Path) -> Any:
+        path.unlink()
+        return map_file(found)
+
+    monkeypatch.setattr(receipts, "map_file", late)
+    status = read_status(place / "out")
+    assert (status.state, status.documents) == ("unfinished", 0)
+    assert list(read_receipts(path.parent)) == []
+    with pytest.raises(BuildError, match="is gone"):
+        read_receipt(path)
+
+
+def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monkeypatch):
+    stop()
+
+    def late(directory: Path) -> Any:
+        build(place)
+        return read_receipts(directory)
+
+    monkeypatch.setattr("tokshard.pipeline.status.read_receipts", late)
+    assert read_status(place / "out").state == "complete"
+
+
+@pytest.mark.parametrize("change", [-4, 4])
+def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, monkeypatch, change):
+    find = duplicates.find_duplicates
+
+    def change_first(found: Workspace, *arguments: Any) -> Any:
+        (path,) = found.hashes.glob("0*.bin")
+        content = path.read_bytes()
+        path.write_bytes(content[:change] if change < 0 else content + bytes(change))
+        return find(found, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "find_duplicates", change_first)
+        with pytest.raises(BuildError, match=r"0000000-000000\.bin is damaged: it has .* bytes, expected"):
+            build(place, dedup="exact")
+    assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
+
+
+def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkeypatch):
+    find = duplicates.find_duplicates
+
+    def lose(*arguments: Any) -> Any:
+        found = find(*arguments)
+        for path in found.workspace.hashes.glob("drops-*"):
+            path.unlink()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "find_duplicates", lose)
+        with pytest.raises(BuildError, match=r"drops-.* cannot be read: No such file") as caught:
+            build(place, dedup="exact")
+    assert caught.value.hint.startswith("run the same command again")
+    assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
+
+
+def test_a_build_that_writes_nothing_leaves_no_table(place):
+    (place / "a.jsonl").write_bytes(b'{"text": ""}\n')
+    with pytest.raises(BuildError, match="wrote no document"):
+        build(place)
+    assert [path.name for path in (place / "out").iterdir()] == [names.WORK]

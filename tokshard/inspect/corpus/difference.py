@@ -1,0 +1,216 @@
+"""What differs between two corpora, or between two plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokshard.errors import DamagedCorpusError
+from tokshard.format.reader import Corpus
+from tokshard.inspect.terminal import one_line
+from tokshard.inspect.verify.careful_files import ByteCounter, OnProgress, UnreadableError, hash_chunks, opened
+from tokshard.jobs.plan_file import Mix
+
+_MAX_NAMES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What differs; nothing if both are the same.
+
+    Args:
+        is_equal: whether both hold the same tokens, or read the same tokens in the same order.
+        is_hashed: whether that was seen in the bytes of the shards; else their manifests say so.
+        verdict: that, in a sentence.
+        fields: dotted name to both values; None where one has no such field.
+        notes: what is no field, a sentence each.
+    """
+
+    is_equal: bool
+    is_hashed: bool
+    verdict: str
+    fields: dict[str, tuple[Any, Any]]
+    notes: list[str]
+
+
+def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress | None = None) -> None:
+    """Hash every shard of corpora; 1 to 2 GB per second.
+
+    Raises:
+        DamagedCorpusError: a shard is not what its manifest says.
+    """
+    counter = ByteCounter(sum(corpus.manifest.num_bytes for corpus in corpora), on_progress)
+    for corpus in corpora:
+        for shard in corpus.shards:
+            path = corpus.directory / shard.name
+            try:
+                with opened(path, shard.num_bytes) as descriptor:
+                    found = hash_chunks(descriptor, shard.num_bytes, counter)
+            except UnreadableError as error:
+                raise _damaged(corpus, f"{path} {error}") from error
+            if found != shard.sha256:
+                raise _damaged(corpus, f"{path} has SHA-256 {found}, expected {shard.sha256}")
+
+
+def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -> Difference:
+    """Compare manifests, shard tables and sizes of shards; where shards differ, documents until the first that differs.
+
+    Args:
+        is_hashed: whether `check_hashes` has found the shards to be what the manifests say.
+
+    Raises:
+        CorpusError: a corpus cannot be read, or a shard has not the size that its manifest says.
+    """
+    for corpus in (first, second):
+        _check_sizes(corpus)
+    manifests = [msgspec.to_builtins(corpus.manifest) for corpus in (first, second)]
+    for fields in manifests:
+        del fields["files"]  # their hashes follow from the rest
+    differing = _differing(manifests[0], manifests[1])
+    if [shard.sha256 for shard in first.shards] == [shard.sha256 for shard in second.shards]:
+        return Difference(
+            is_equal=True,
+            is_hashed=is_hashed,
+            verdict=("the same tokens, byte for byte" if is_hashed else "the same tokens by their manifests")
+            + (", built in another way" if differing else ", built in the same way")
+            + ("" if is_hashed else "; the bytes were not read, --full hashes them"),
+            fields=differing,
+            notes=[],
+        )
+    notes = [_shards_note(first, second)]
+    document = None if first.fingerprint == second.fingerprint else _first_differing(first, second)
+    shared = min(first.num_documents, second.num_documents)
+    if document is not None:
+        notes.append(f"the first document that differs is {document:,}")
+        verdict = "the documents differ"
+    elif first.num_documents != second.num_documents:
+        notes.append(f"the first {shared:,} documents are equal; one corpus goes on")
+        verdict = "one corpus starts with the other"
+    else:
+        verdict = "the same documents in other shards"
+    is_same = document is None and first.num_documents == second.num_documents
+    if first.manifest.tokenizer.canonical_sha256 != second.manifest.tokenizer.canonical_sha256:
+        is_same, verdict = False, f"{verdict}, and the tokenizers differ: equal ids may mean other text"
+    return Difference(is_equal=is_same, is_hashed=is_hashed, verdict=verdict, fields=differing, notes=notes)
+
+
+def compare_mixes(first: Mix, second: Mix) -> Difference:
+    """Compare two plans by what decides their order, and then by what their files say.
+
+    Raises:
+        PlanError: one makes no plan.
+        CorpusError: a corpus cannot be read.
+    """
+    plans = [mix.plan() for mix in (first, second)]
+    same_order = plans[0].fingerprint == plans[1].fingerprint
+    same_weights = plans[0].cursor() == plans[1].cursor()
+    fields = _differing(dataclasses.asdict(first), dataclasses.asdict(second))
+    identities: list[dict[str, Any]] = []
+    for plan in plans:
+        corpora = {
+            name: dataclasses.asdict(corpus) for name, corpus in zip(plan.names, plan.identity.corpora, strict=True)
+        }
+        weights = {
+            f"from sample {segment.start}": dict(zip(plan.names, segment.weights, strict=True))
+            for segment in plan.cursor().segments
+        }
+        identities.append({**plan.identity.fields, "corpus": corpora, "weight": weights})
+    fields |= {f"plan.{name}": values for name, values in _differing(identities[0], identities[1]).items()}
+    if same_order and same_weights:
+        verdict = "the same samples in the same order"
+    elif same_order:
+        verdict = (
+            "the same order within each corpus, other weights: a checkpoint of one can be continued with the other"
+        )
+    else:
+        verdict = "other orders: a checkpoint of one is refused by the other"
+    return Difference(is_equal=same_order and same_weights, is_hashed=False, verdict=verdict, fields=fields, notes=[])
+
+
+def difference_text(difference: Difference, names: tuple[str, str]) -> str:
+    """The verdict, and a block for each field that differs."""
+    lines = [f"{'equal' if difference.is_equal else 'different'}: {difference.verdict}"]
+    lines += difference.notes
+    width = max(len(one_line(name)) for name in names)
+    for field, values in difference.fields.items():
+        lines.append(one_line(field))
+        lines += [
+            f"  {one_line(name):<{width}}  {'(none)' if value is None else one_line(str(value))}"
+            for name, value in zip(names, values, strict=True)
+        ]
+    return "\n".join(lines)
+
+
+def difference_json(difference: Difference) -> dict[str, Any]:
+    """A difference as plain values."""
+    return {
+        "equal": difference.is_equal,
+        "hashed": difference.is_hashed,
+        "verdict": difference.verdict,
+        "fields": {name: list(values) for name, values in difference.fields.items()},
+        "notes": difference.notes,
+    }
+
+
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Leaves of two nested mappings that differ, by dotted name."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in dict.fromkeys([*first, *second]):
+        one, other = first.get(key), second.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found |= _differing(one, other, f"{prefix}{key}.")
+        elif one != other:
+            found[f"{prefix}{key}"] = (one, other)
+    return found
+
+
+def _check_sizes(corpus: Corpus) -> None:
+    for name, expected in zip(corpus.shard_names(), corpus.shard_sizes().tolist(), strict=True):
+        path = corpus.directory / name
+        try:
+            found = os.stat(path).st_size
+        except OSError as error:
+            raise _damaged(corpus, f"{path} cannot be read: {error.strerror}") from error
+        if found != expected:
+            raise _damaged(corpus, f"{path} has {found} bytes, expected {expected}")
+
+
+def _damaged(corpus: Corpus, problem: str) -> DamagedCorpusError:
+    return DamagedCorpusError(problem, hint=f"'tokshard verify {corpus.directory}' lists everything that is damaged")
+
+
+def _shards_note(first: Corpus, second: Corpus) -> str:
+    """Shards by name: equal, with other bytes, or in one corpus alone."""
+    hashes = [{shard.name: shard.sha256 for shard in corpus.shards} for corpus in (first, second)]
+    shared = [name for name in hashes[0] if name in hashes[1]]
+    differing = [name for name in shared if hashes[0][name] != hashes[1][name]]
+    parts = [f"shards: {len(shared) - len(differing):,} with the same name and hash"]
+    for names, what in (
+        (differing, "with another hash"),
+        ([name for name in hashes[0] if name not in hashes[1]], "only in the first"),
+        ([name for name in hashes[1] if name not in hashes[0]], "only in the second"),
+    ):
+        if names:
+            shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+            parts.append(f"{len(names):,} {what} ({shown})")
+    return ", ".join(parts)
+
+
+def _first_differing(first: Corpus, second: Corpus) -> int | None:
+    """The first document that both have and that is not the same in both; equal shards at the start are not read."""
+    document, shared = 0, min(first.num_documents, second.num_documents)
+    for one, other in zip(first.shards, second.shards, strict=False):
+        if one.sha256 != other.sha256:
+            break
+        document += one.num_documents
+    while document < shared:
+        if not np.array_equal(first.document(document), second.document(document)):
+            return document
+        document += 1
+    return None

@@ -1,0 +1,215 @@
+"""The page of a plan: the mixture over time, epochs, what the shuffle does, the first samples token by token."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.format.decode import Decode, load_decoder
+from tokshard.format.reader import open_corpus
+from tokshard.inspect.corpus.pieces import token_pieces
+from tokshard.inspect.corpus.vocabulary import load_vocabulary
+from tokshard.inspect.page.html import Section, render_page
+from tokshard.inspect.plan.plan_report import PlanReport, report_plan
+from tokshard.inspect.plan.run import Run
+from tokshard.runtime.order.windows import CorpusStream
+from tokshard.runtime.plan import StreamPlan
+
+_STEPS = 200
+_WINDOWS = 8
+_POINTS = 2_400
+_SAMPLE_TOKENS = 400
+_MAX_PICTURES = 8
+
+
+def plan_page(run: Run, *, name: str, num_samples: int, num_tokens: int | None = None) -> str:
+    """The page. The shuffle picture makes the tables of `_WINDOWS` windows of each corpus, half a second each.
+
+    Args:
+        num_samples: that are shown with their tokens.
+        num_tokens: to train on, as for `report_plan`.
+
+    Raises:
+        UsageError: plotly is not installed, or the run makes no plan.
+        CorpusError: a corpus cannot be read.
+    """
+    plan, cursor = run.plan, run.cursor
+    report = report_plan(run, num_tokens=num_tokens, max_epochs_warn=math.inf)
+    stop = max(1, report.num_samples)
+    changes = [segment.start for segment in cursor.segments if segment.start <= stop]
+    marks = np.array(sorted({*(stop * index // _STEPS for index in range(_STEPS + 1)), *changes}), np.int64)
+    counts = np.array([plan.mixture(cursor).counts_before(mark) for mark in marks.tolist()], np.int64)
+    with open_corpus(run.directories[0]) as corpus:
+        decode, vocabulary = load_decoder(corpus), load_vocabulary(corpus)
+    sections: list[Section] = [
+        {"kind": "heading", "title": "Plan"},
+        _cards(run, report),
+        {"kind": "facts", "title": "What it is", "rows": _facts(run, report)},
+        _mixture_chart(run, marks, counts),
+        _epochs_chart(run, marks, counts),
+        {"kind": "heading", "title": "Shuffle"},
+        *(
+            _shuffle_chart(plan, number)
+            for number in range(min(len(plan.names), _MAX_PICTURES))
+            if any(segment.weights[number] for segment in cursor.segments)
+        ),
+        {"kind": "heading", "title": "Samples"},
+        _samples(plan, decode, sorted(vocabulary.special_ids), num_samples),
+    ]
+    return render_page(title=name, subtitle=f"plan {plan.fingerprint[:16]}", sections=sections)
+
+
+def _cards(run: Run, report: PlanReport) -> Section:
+    plan, size = run.plan, run.global_batch_size
+    total = sum(stream.num_tokens for stream in plan.streams)
+    items = [
+        ("corpora", f"{len(plan.names)}", f"{total:,} tokens"),
+        ("steps shown", f"{report.num_steps:,}", f"{report.num_tokens:,} tokens; --tokens shows more or fewer"),
+        ("sample", f"{plan.seq_len:,}", "tokens"),
+        ("step", f"{size:,}", f"samples, {size * plan.seq_len:,} tokens"),
+        ("block", f"{plan.shape.block_tokens:,}", "tokens stay together until they are cut at documents"),
+        ("window", f"{plan.shape.window_blocks:,}", "blocks are shuffled together"),
+        ("seed", f"{plan.seed}", ""),
+    ]
+    return {"kind": "cards", "items": [{"label": label, "value": value, "more": more} for label, value, more in items]}
+
+
+def _facts(run: Run, report: PlanReport) -> list[list[str]]:
+    plan = run.plan
+    places = plan.places_per_step(run.global_batch_size)
+    rows = [["fingerprint", plan.fingerprint]]
+    for corpus in report.corpora:
+        steps = corpus.steps_per_window
+        mixed = "all of it is shuffled together" if steps is None else f"a window lasts {steps:,.0f} steps"
+        share = f"{corpus.weight_share:.2%} of the samples at first, {corpus.epoch_tokens:,} tokens"
+        rows.append([corpus.name, f"{share}, {mixed}, a step draws from {places[corpus.name]:,.0f} places"])
+        rows.append(["", corpus.directory])
+    rows += [
+        [f"{name} is used up", f"before sample {sample:,}, which would read more of it than max_epochs"]
+        for sample, name in plan.limits(run.cursor)
+    ]
+    return rows
+
+
+def _mixture_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
+    plan = run.plan
+    shares = np.diff(counts, axis=0) / np.diff(marks)[:, None]
+    shares = np.concatenate([shares, shares[-1:]])
+    return {
+        "kind": "chart",
+        "title": "Mixture over time",
+        "note": "Share of the samples that come from each corpus, under the weights of the plan and its schedule.",
+        "hovermode": "x unified",
+        "traces": [
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "stackgroup": "shares",
+                "name": name,
+                "color": number,
+                "shape": "hv",
+                "x": (marks / run.global_batch_size).tolist(),
+                "y": shares[:, number].tolist(),
+                "hovertemplate": "%{y:.2%}",
+            }
+            for number, name in enumerate(plan.names)
+        ],
+        "xaxis": {"title": {"text": "step"}, "rangemode": "tozero"},
+        "yaxis": {"tickformat": ".0%", "range": [0, 1]},
+    }
+
+
+def _epochs_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
+    plan = run.plan
+    return {
+        "kind": "chart",
+        "title": "Epochs per corpus",
+        "note": "How often each corpus has been read.",
+        "hovermode": "x unified",
+        "traces": [
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": name,
+                "color": number,
+                "x": (marks / run.global_batch_size).tolist(),
+                "y": (counts[:, number] * (plan.seq_len / stream.num_tokens)).tolist(),
+                "hovertemplate": "%{y:.2f}",
+            }
+            for number, (name, stream) in enumerate(zip(plan.names, plan.streams, strict=True))
+        ],
+        "xaxis": {"title": {"text": "step"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "epochs"}, "rangemode": "tozero"},
+    }
+
+
+def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
+    stream, name = plan.streams[number], plan.names[number]
+    per_epoch = max(1, stream.num_tokens // plan.seq_len)
+    ordinals = _ordinals(stream, plan.seq_len, per_epoch)
+    counts, pieces = stream.pieces_of(ordinals)
+    firsts = np.cumsum(counts) - counts
+    windows = f"the {_WINDOWS} windows shown" if stream.num_windows > _WINDOWS else "its first epoch"
+    return {
+        "kind": "chart",
+        "title": f"{name}: position in the corpus against position in training",
+        "note": f"A dot per sample, for {len(ordinals):,} samples from {windows}: where in the corpus its first token "
+        "lies. A shuffled corpus fills the picture evenly; lines would be order that is left.",
+        "height": 380,
+        "traces": [
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "color": number,
+                "x": (ordinals / per_epoch).tolist(),
+                "y": (pieces.starts[firsts] / stream.source.num_tokens).tolist(),
+                "hovertemplate": "read after %{x:.1%} of the epoch<br>lies at %{y:.1%} of the corpus<extra></extra>",
+            }
+        ],
+        "xaxis": {"title": {"text": "part of the epoch read before"}, "tickformat": ".0%", "range": [0, 1]},
+        "yaxis": {"title": {"text": "place in the corpus"}, "tickformat": ".0%", "range": [0, 1]},
+    }
+
+
+def _ordinals(stream: CorpusStream, seq_len: int, per_epoch: int) -> NDArray[np.int64]:
+    """Samples of the first epoch, the same distance apart; of a large corpus those of a few windows."""
+    if stream.num_windows <= _WINDOWS:
+        return np.unique(np.linspace(0, per_epoch - 1, _POINTS).astype(np.int64))
+    parts = []
+    for index in np.linspace(0, stream.num_windows - 1, _WINDOWS).astype(np.int64).tolist():
+        window = stream.window(0, index)
+        first, last = -(-window.start // seq_len), min(per_epoch, window.stop // seq_len) - 1
+        parts.append(np.linspace(first, max(first, last), _POINTS // _WINDOWS).astype(np.int64))
+    return np.unique(np.concatenate(parts))
+
+
+def _samples(plan: StreamPlan, decode: Decode, specials: list[int], num_samples: int) -> Section:
+    items: list[dict[str, Any]] = []
+    most = num_samples if plan.num_samples is None else min(num_samples, plan.num_samples)
+    for sample in range(most):
+        tokens = plan.sample(sample)["input_ids"]
+        parts, place = [], 0
+        for piece in plan.trace(sample):
+            if place >= _SAMPLE_TOKENS:
+                break
+            length = piece.stop - piece.start
+            shown = tokens[place : min(place + length, _SAMPLE_TOKENS)]
+            parts.append(
+                {
+                    "title": f"document {piece.document:,} of {piece.corpus}, tokens {piece.start:,} to "
+                    f"{piece.stop - 1:,}" + (f", the first {len(shown)} shown" if len(shown) < length else ""),
+                    "pieces": [[text, *ids] for ids, text in token_pieces(shown, decode)],
+                }
+            )
+            place += length
+        items.append({"title": f"sample {sample:,}", "parts": parts})
+    return {
+        "kind": "tokens",
+        "title": "The first samples",
+        "note": f"The first {_SAMPLE_TOKENS} tokens of each, document by document.",
+        "specials": specials,
+        "items": items,
+    }

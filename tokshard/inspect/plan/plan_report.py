@@ -1,0 +1,214 @@
+"""What a plan comes to: tokens and epochs of each corpus, steps, bytes, and what to think about before it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tokshard.errors import UsageError
+from tokshard.inspect.plan.run import Run, check_sample
+from tokshard.inspect.plan.simulation import Simulation
+from tokshard.runtime.plan import MIN_WINDOW_STEPS
+from tokshard.runtime.shards import CorpusSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusPlan:
+    """A corpus in a plan.
+
+    Args:
+        directory: of the corpus.
+        fingerprint: of its content.
+        weight_share: its part of the weights at the start.
+        take, start_epoch: as in the plan.
+        max_epochs: None: no limit.
+        epoch_tokens: of one pass over what is taken.
+        num_documents: in the corpus.
+        num_blocks, num_windows: of an epoch; the short tail is not counted.
+        samples, tokens, epochs: that are read, the last two with the samples' padding.
+        share: of the samples that are read.
+        documents: about how many different ones are read, at least in part.
+        bytes: of token ids that are read.
+        steps_per_window: None: the whole corpus is one window, or it is not read.
+    """
+
+    name: str
+    directory: str
+    fingerprint: str
+    weight_share: float
+    take: float
+    start_epoch: int
+    max_epochs: float | None
+    epoch_tokens: int
+    num_documents: int
+    num_blocks: int
+    num_windows: int
+    samples: int
+    tokens: int
+    epochs: float
+    share: float
+    documents: int
+    bytes: int
+    steps_per_window: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightChange:
+    """Weights that hold from a sample on, as shares; `step` is the one that it belongs to, if that is known."""
+
+    sample: int
+    step: int | None
+    shares: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """A plan up to so many steps.
+
+    Args:
+        fingerprint: of the order.
+        sizes: order_version, seed, seq_len, block_tokens, window_blocks.
+        num_steps, num_samples, num_tokens: that are read; what a checkpoint skipped counts as read.
+        bytes_per_token: on disk.
+        changes: of the weights, without those that hold at the start.
+        warnings: what may not be meant.
+    """
+
+    fingerprint: str
+    sizes: dict[str, int]
+    global_batch_size: int
+    num_steps: int
+    num_samples: int
+    num_tokens: int
+    bytes_per_token: int
+    corpora: Sequence[CorpusPlan]
+    changes: Sequence[WeightChange]
+    warnings: Sequence[str]
+    simulation: Simulation | None = None
+
+
+def report_plan(
+    run: Run, *, num_tokens: int | None, max_epochs_warn: float, simulation: Simulation | None = None
+) -> PlanReport:
+    """Work out what a run reads; arithmetic, at any size.
+
+    Args:
+        num_tokens: to train on, rounded up to whole steps; None: a finite pass, or as many as the corpora hold.
+        max_epochs_warn: a corpus that is read more often is worth a warning.
+
+    Raises:
+        UsageError: the checkpoint does not say what was read up to there.
+    """
+    plan, size = run.plan, run.global_batch_size
+    step_tokens = size * plan.seq_len
+    if num_tokens is None:
+        num_tokens = sum(stream.num_tokens for stream in plan.streams) * (plan.epochs or 1)
+    steps = wanted = max(1, -(-num_tokens // step_tokens))
+    samples = steps * size
+    if plan.num_samples is not None:
+        samples = min(samples, plan.num_samples)
+        steps = -(-samples // size)
+    limit = run.limit
+    if limit is not None and samples > limit.sample:
+        steps = limit.sample // size
+        samples = steps * size
+    check_sample(samples)
+    mixture = plan.mixture(run.cursor)
+    if samples < mixture.segments[0].start:
+        raise UsageError(
+            f"{run.checkpoint} keeps the weights from sample {mixture.segments[0].start} on, beyond the {samples} "
+            "samples that are asked for",
+            hint="give more --tokens, or leave out --checkpoint",
+        )
+    counts = mixture.counts_before(samples)
+    corpora = _corpora(run, counts, samples)
+    warnings = _warnings(run, corpora, max_epochs_warn)
+    if steps < wanted and limit is not None:
+        warnings.insert(0, f"the pass ends after step {steps:,} of {wanted:,}: corpus {limit.corpus!r} is used up")
+    elif steps < wanted:
+        warnings.insert(0, f"the pass ends after step {steps:,} of {wanted:,}: it is finite")
+    return PlanReport(
+        fingerprint=plan.fingerprint,
+        sizes=dict(plan.identity.fields),
+        global_batch_size=size,
+        num_steps=steps,
+        num_samples=samples,
+        num_tokens=samples * plan.seq_len,
+        bytes_per_token=plan.sources[0].dtype.itemsize,
+        corpora=corpora,
+        changes=[
+            WeightChange(
+                sample=segment.start,
+                step=None if (place := run.place_of(segment.start)) is None else place.step,
+                shares=_shares(plan.names, segment.weights),
+            )
+            for segment in run.cursor.segments[1:]
+        ],
+        warnings=warnings,
+        simulation=simulation,
+    )
+
+
+def plan_json(report: PlanReport) -> dict[str, Any]:
+    """A report as plain values."""
+    return asdict(report)
+
+
+def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
+    plan, found = run.plan, []
+    windows = plan.steps_per_window(run.global_batch_size, run.cursor)
+    shares = _shares(plan.names, run.cursor.segments[0].weights)
+    for name, source, stream, most, count in zip(
+        plan.names, plan.sources, plan.streams, plan.max_epochs, counts, strict=True
+    ):
+        assert isinstance(source, CorpusSource)
+        corpus, tokens = source.corpus, count * plan.seq_len
+        part = min(1.0, tokens / stream.num_tokens) * stream.num_tokens / source.num_tokens
+        found.append(
+            CorpusPlan(
+                name=name,
+                directory=str(corpus.directory),
+                fingerprint=source.fingerprint,
+                weight_share=shares[name],
+                take=stream.take,
+                start_epoch=stream.start_epoch,
+                max_epochs=None if math.isinf(most) else most,
+                epoch_tokens=stream.num_tokens,
+                num_documents=corpus.num_documents,
+                num_blocks=stream.num_full_blocks,
+                num_windows=stream.num_windows,
+                samples=count,
+                tokens=tokens,
+                epochs=tokens / stream.num_tokens,
+                share=count / samples if samples else 0.0,
+                documents=math.ceil(part * corpus.num_documents),
+                bytes=tokens * source.dtype.itemsize,
+                steps_per_window=None if math.isinf(windows[name]) else windows[name],
+            )
+        )
+    return found
+
+
+def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -> list[str]:
+    warnings = [
+        f"corpus {corpus.name!r} is read {corpus.epochs:,.1f} times; more than {max_epochs_warn:g} epochs of the "
+        "same data help little"
+        for corpus in corpora
+        if corpus.epochs > max_epochs_warn
+    ]
+    window_blocks = run.plan.shape.window_blocks
+    for corpus in corpora:
+        steps = corpus.steps_per_window
+        if steps is not None and steps < MIN_WINDOW_STEPS:
+            enough = math.ceil(window_blocks * MIN_WINDOW_STEPS / steps)
+            warnings.append(
+                f"a window of corpus {corpus.name!r} lasts {steps:.1f} steps, and documents meet only those of their "
+                f"window; window_blocks = {enough} makes it {MIN_WINDOW_STEPS}"
+            )
+    return warnings
+
+
+def _shares(names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:
+    return {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True)}

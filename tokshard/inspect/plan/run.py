@@ -1,0 +1,196 @@
+"""A run of a plan: which step read which samples, also before and after the checkpoint that is at hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from tokshard.errors import UsageError
+from tokshard.jobs.plan_file import is_checkpoint, load_mix
+from tokshard.jobs.saved_state import read_state
+from tokshard.runtime.cursor import Cursor, load_cursor
+from tokshard.runtime.plan import Limit, StreamPlan
+from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.steps import is_last
+from tokshard.wording import counted
+
+
+class StepPlace(NamedTuple):
+    """Where a sample is among the steps.
+
+    Args:
+        step: counted from 1.
+        row: of the global batch, from 0.
+    """
+
+    step: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A plan, a batch size, and where a job is.
+
+    Steps count from 1, as in the trainer's log and in the names of its checkpoints: step n is the n-th batch that the
+    training loop received. Each has the `global_batch_size` samples after those of the step before; what was
+    skipped belongs to no step. Both ways are arithmetic from the cursor, so they hold as long as the batch size is the
+    same between the cursor and the step that is asked for.
+
+    Args:
+        cursor: that of a checkpoint, or the start of the plan.
+        step: steps done at the cursor; None: the checkpoint does not say, and the batch size does not divide what was
+            read.
+        checkpoint: where the cursor is from; empty for the start of the plan.
+        uneven: what happens to a world size that does not divide the batch, as for `StreamingLoader`.
+    """
+
+    plan: StreamPlan
+    global_batch_size: int
+    cursor: Cursor
+    step: int | None = 0
+    checkpoint: str = ""
+    uneven: Literal["refuse", "pad"] = "refuse"
+
+    @property
+    def directories(self) -> list[str]:
+        """Those of the corpora on disk."""
+        return [str(source.corpus.directory) for source in self.plan.sources if isinstance(source, CorpusSource)]
+
+    @property
+    def num_received(self) -> int:
+        """Samples that the training loop has received."""
+        return self.cursor.sample - sum(stop - start for start, stop in self.cursor.skipped)
+
+    @property
+    def had_other_batch_size(self) -> bool:
+        """Whether the steps done were not all of this batch size, so that early ones are not known exactly."""
+        return self.step is None or self.step != -(-self.num_received // self.global_batch_size)
+
+    @property
+    def limit(self) -> Limit | None:
+        """Where the run stops because a corpus is used up."""
+        limits = self.plan.limits(self.cursor) if self.plan.on_max_epochs == "stop" else []
+        return limits[0] if limits else None
+
+    def start_of(self, step: int) -> int:
+        """The first sample of a step.
+
+        Raises:
+            UsageError: there is no such step, or it is not known which samples it has.
+        """
+        if step < 1:
+            raise UsageError(
+                f"there is no step {step}: steps count from 1, as in the trainer's log",
+                hint="--step 1 is the first; its rows are samples 0, 1, ...",
+            )
+        done, size = self._steps_done(), self.global_batch_size
+        if step <= done:
+            start = self._received_before((done - step + 1) * size)
+            if start < 0:
+                raise UsageError(
+                    f"step {step} is not known: {self.checkpoint} has read {counted(self.num_received, 'sample')} "
+                    f"in {counted(done, 'step')}, fewer than {size} a step",
+                    hint="give the --global-batch-size that it had, or ask by --sample",
+                )
+            return start
+        start = self._end + (step - done - 1) * size
+        check_sample(start + size)
+        if self._is_beyond(start):
+            limit = self.limit
+            why = f"corpus {limit.corpus!r} is used up at {limit.sample}" if limit else "the pass is over"
+            raise UsageError(
+                f"there is no step {step}: it would start at sample {start}, and {why}", hint="ask for an earlier step"
+            )
+        return start
+
+    def place_of(self, sample: int) -> StepPlace | None:
+        """The step of a sample; None if it was skipped, is never read, or its step is not known."""
+        size, done = self.global_batch_size, self.step
+        if done is None or any(start <= sample < stop for start, stop in self.cursor.skipped):
+            return None
+        if sample < self.cursor.sample:
+            passed = sum(stop - start for start, stop in self.cursor.skipped if start > sample)
+            back = self._end - sample - passed
+            step = done - (back - 1) // size
+            return StepPlace(step, -back % size) if step > 0 else None
+        step, row = divmod(sample - self._end, size)
+        return None if self._is_beyond(sample - row) else StepPlace(done + 1 + step, row)
+
+    @property
+    def _end(self) -> int:
+        """The sample after the last step's; after a finished pass the last step was padded."""
+        is_finished = self.cursor.sample == self.plan.num_samples
+        return self.cursor.sample + (-self.num_received % self.global_batch_size if is_finished else 0)
+
+    def _steps_done(self) -> int:
+        if self.step is None:
+            raise UsageError(
+                f"{self.checkpoint} has read {counted(self.num_received, 'sample')}, no multiple of a batch of "
+                f"{self.global_batch_size}: the batch size was another for a while, so steps cannot be counted",
+                hint="give the --global-batch-size that it had, or ask by --sample",
+            )
+        return self.step
+
+    def _received_before(self, count: int) -> int:
+        """The sample from which on so many were received up to the cursor."""
+        position = self._end
+        for start, stop in reversed(self.cursor.skipped):
+            if position - stop >= count:
+                break
+            count -= position - stop
+            position = start
+        return position - count
+
+    def _is_beyond(self, start: int) -> bool:
+        """Whether a step that would start at a sample is not read any more."""
+        limit = self.limit
+        return is_last(start, self.plan.num_samples, limit and limit.sample, self.global_batch_size)
+
+
+def check_sample(sample: int) -> None:
+    """Refuse a sample whose number is too large to count with.
+
+    Raises:
+        UsageError: it is 2**62 or more.
+    """
+    if sample >> 62:
+        raise UsageError(f"sample {sample:,} is beyond 2**62, where samples end", hint="ask for an earlier one")
+
+
+def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: str | None = None) -> Run:
+    """A run from a plan and perhaps a checkpoint.
+
+    Args:
+        location: what `load_mix` takes; a checkpoint of the trainer is read as both.
+        options: key to value, which override the file.
+        checkpoint: what `read_state` takes; of the trainer's, `location` may be left out.
+
+    Raises:
+        TokshardError: the plan or the state cannot be read, or they do not fit each other.
+    """
+    if location is None and checkpoint is None:
+        raise UsageError("no plan is given", hint="give a mix.toml, a corpus directory or a checkpoint")
+    location = location or str(checkpoint)
+    mix = load_mix(location, options)
+    plan = mix.plan()
+    if checkpoint is None and is_checkpoint(location):
+        checkpoint = location
+    if checkpoint is None:
+        return Run(plan=plan, global_batch_size=mix.global_batch_size, cursor=plan.cursor(), uneven=mix.uneven)
+    state = read_state(checkpoint)
+    run = Run(
+        plan=plan,
+        global_batch_size=mix.global_batch_size,
+        cursor=load_cursor(state.cursor, plan.identity, plan.schedule),
+        step=state.step,
+        checkpoint=os.path.normpath(checkpoint),
+        uneven=mix.uneven,
+    )
+    if run.step is not None:
+        return run
+    steps, rest = divmod(run.num_received, run.global_batch_size)
+    if rest and run.cursor.sample != plan.num_samples:
+        return run
+    return replace(run, step=steps + bool(rest))

@@ -1,0 +1,271 @@
+"""One shard: its structure from its offsets, its content in one pass, and what its documents add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
+from tokshard.format import names
+from tokshard.format.content import TokenHash, hash_tokens
+from tokshard.format.reader import Corpus, Runs, Shard
+from tokshard.format.schema import ORDINAL_STRIDE
+from tokshard.format.tables import BatchPlace, ShardInfo
+from tokshard.inspect.verify.careful_files import ByteCounter, Skeleton, UnreadableError, hash_chunks, opened
+
+_MESSAGE_BYTES = 65_536
+_COLUMN_BYTES = 128
+"""The description of a record batch lies before its first buffer and takes less: 64 bytes for each column of text, the
+most of any type, and some hundred of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong.
+
+    Args:
+        file: name in the corpus directory.
+        message: what is wrong, with found and expected value.
+    """
+
+    file: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRuns:
+    """What a shard says of its sources: int64 [runs] each, in the order of its documents.
+
+    Args:
+        source: index of the source.
+        record: its first record number.
+        documents, tokens: of the run.
+    """
+
+    source: NDArray[np.int64]
+    record: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardFindings:
+    """What is wrong with a shard, and what its documents add up to as far as they could be read.
+
+    Args:
+        lengths: int64 [documents], None if the structure is damaged.
+        runs: None if they are damaged.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    lengths: NDArray[np.int64] | None = None
+    runs: SourceRuns | None = None
+
+
+def check_shard(corpus: Corpus, index: int, counter: ByteCounter, *, is_quick: bool) -> ShardFindings:
+    """Check one shard against the shard table. Many threads may do so with one corpus.
+
+    Each byte of the file is read once, offsets twice; memory is 24 bytes per document and two megabytes, with kept
+    columns also those of one record batch.
+
+    Args:
+        is_quick: the structure alone: sizes, schema, record batches, offsets, runs. Reads 8 bytes per document.
+    """
+    info = corpus.shards[index]
+    found = ShardFindings()
+    structure = _Structure(corpus, index, found)
+    try:
+        with opened(corpus.directory / info.name, info.num_bytes) as descriptor:
+            # a full check reads the same bytes again, and counts them then
+            skeleton = Skeleton(descriptor, info.num_bytes, counter.read if is_quick else lambda _: None)
+            structure.read(skeleton, with_columns=not is_quick)
+            if is_quick:
+                counter.settle(info.num_bytes)
+            else:
+                tokens = _TokenCheck(corpus, structure, first_document=corpus.first_document(index))
+                digest = hash_chunks(descriptor, info.num_bytes, counter, tokens.look)
+                if digest != info.sha256:
+                    found.problems.insert(0, hash_problem(info.name, digest, info.sha256))
+                elif found.lengths is not None and tokens.content != info.tokens_hash:
+                    message = f"gives {info.name} another hash of its tokens than the shard has"
+                    found.problems.append(Problem(file=names.SHARD_TABLE, message=message))
+                found.problems += (Problem(file=info.name, message=message) for message in tokens.messages())
+    except UnreadableError as error:
+        # what a missing or cut file looks like inside says nothing new
+        return ShardFindings(problems=[Problem(file=info.name, message=str(error))])
+    structure.check_table()
+    return found
+
+
+class _Structure:
+    """Where the documents of a shard lie, as its own offsets say."""
+
+    def __init__(self, corpus: Corpus, index: int, found: ShardFindings) -> None:
+        self._corpus = corpus
+        self._index = index
+        self._info: ShardInfo = corpus.shards[index]
+        self._found = found
+        self._strides: NDArray[np.int64] | None = None
+        self._runs: Runs | None = None
+        self.starts = np.zeros(1, np.int64)
+        """int64 [documents + 1], in tokens from the start of the shard, of the batches that are whole."""
+        self.batches: list[tuple[BatchPlace, int]] = []
+        """Each with the ordinal of its first document."""
+
+    def read(self, skeleton: Skeleton, *, with_columns: bool) -> None:
+        """Read the offsets of every record batch, and the kept columns."""
+        corpus = self._corpus
+        try:
+            places = corpus.batch_places(self._index)
+            self._strides, self._runs = corpus.stride_documents(self._index), corpus.runs(self._index)
+        except CorpusError as error:
+            self._found.problems.append(problem_of(corpus.directory, names.SHARD_TABLE, error))
+            return
+        try:
+            self._read_batches(skeleton, places, with_columns=with_columns and bool(corpus.manifest.columns))
+        except CorpusError as error:
+            self._found.problems.append(problem_of(corpus.directory, self._info.name, error))
+
+    def _read_batches(self, skeleton: Skeleton, places: list[BatchPlace], *, with_columns: bool) -> None:
+        path = self._corpus.directory / self._info.name
+        message_bytes = _MESSAGE_BYTES + _COLUMN_BYTES * len(self._corpus.manifest.columns)
+        skeleton.load_footer()
+        skeleton.load(0, message_bytes)
+        shard = Shard(path, self._info, places, self._corpus.shard_schema, load=lambda _: skeleton.buffer)
+        starts = np.zeros(self._info.num_documents + 1, np.int64)
+        row = token = end = 0
+        for index, place in enumerate(places):
+            begin = end
+            end = place.values_position + place.num_tokens * self._corpus.dtype.itemsize
+            skeleton.load(
+                max(begin, place.offsets_position - message_bytes),
+                place.offsets_position + 8 * (place.num_documents + 1),
+            )
+            if with_columns:
+                after = places[index + 1].offsets_position if index + 1 < len(places) else self._info.num_bytes
+                skeleton.load(end, after)
+            offsets, _ = shard.batch(index)
+            if place.values_position % 8:
+                raise DamagedCorpusError(f"{path}, batch {index}: tokens at byte {place.values_position}", hint=RESTORE)
+            if with_columns:
+                shard.columns(index)
+            starts[row + 1 : row + len(offsets)] = offsets[1:] + token
+            self.batches.append((place, row))
+            row, token = row + len(offsets) - 1, token + int(offsets[-1])
+            self.starts = starts[: row + 1]
+            if index + 1 < len(places):
+                skeleton.unload(begin, places[index + 1].offsets_position - message_bytes)
+        self._found.lengths = np.diff(starts)
+
+    def check_table(self) -> None:
+        """Compare what the shard table says of documents and sources."""
+        found, info = self._found, self._info
+        if found.lengths is None or self._strides is None or self._runs is None:
+            return
+        expected = np.searchsorted(self.starts, np.arange(0, info.num_tokens, ORDINAL_STRIDE), "right") - 1
+        if not np.array_equal(self._strides, expected):
+            wrong = int(np.argmax(self._strides != expected))
+            found.problems.append(
+                Problem(
+                    file=names.SHARD_TABLE,
+                    message=f"says that token {wrong * ORDINAL_STRIDE} of {info.name} is in its document "
+                    f"{self._strides[wrong]}, expected {expected[wrong]}",
+                )
+            )
+        documents = self._runs.document
+        bounds = np.append(documents, info.num_documents)
+        if documents[:1].tolist() != [0] or not bool(np.all(bounds[1:] > bounds[:-1])):
+            message = f"has runs of {info.name} that do not ascend from document 0 to {info.num_documents}"
+            found.problems.append(Problem(file=names.SHARD_TABLE, message=message))
+            return
+        found.runs = SourceRuns(
+            source=self._runs.source,
+            record=self._runs.record,
+            documents=np.diff(bounds),
+            tokens=self.starts[bounds[1:]] - self.starts[bounds[:-1]],
+        )
+
+
+class _TokenCheck:
+    """Looks at the ids of a shard chunk by chunk: delimiters where they belong, and none beyond the vocabulary."""
+
+    def __init__(self, corpus: Corpus, structure: _Structure, *, first_document: int) -> None:
+        self._corpus = corpus
+        self._first_document = first_document
+        self._starts = structure.starts
+        self._batches = structure.batches
+        self._item = corpus.dtype.itemsize
+        self._can_exceed = corpus.vocab_size <= np.iinfo(corpus.dtype).max
+        self._batch = 0
+        self._first_token = 0  # of the batch, from the start of the shard
+        self.content = TokenHash()
+        self._faults: dict[str, list[int]] = {}
+        """What is wrong, to the first document of the corpus, its batch, and how many there are."""
+
+    def look(self, position: int, chunk: memoryview) -> None:
+        """The next bytes of the file."""
+        stop = position + len(chunk)
+        while self._batch < len(self._batches):
+            place, _ = self._batches[self._batch]
+            begin, end = place.values_position, place.values_position + place.num_tokens * self._item
+            low, high = max(position, begin), min(stop, end)
+            if low < high:
+                tokens: NDArray[Any] = np.frombuffer(
+                    chunk, self._corpus.dtype, count=(high - low) // self._item, offset=low - position
+                )
+                self._check(tokens, self._first_token + (low - begin) // self._item)
+            if end > stop:
+                return
+            self._first_token += place.num_tokens
+            self._batch += 1
+
+    def _check(self, tokens: NDArray[Any], first: int) -> None:
+        eos_id, bos_id = self._corpus.eos_id, self._corpus.bos_id
+        self.content = self.content.then(hash_tokens(tokens))
+        begin, end = np.searchsorted(self._starts, [first, first + len(tokens)])
+        starts = self._starts[begin:end] - first
+        begin, end = np.searchsorted(self._starts[1:], [first + 1, first + len(tokens) + 1])
+        lasts = self._starts[1:][begin:end] - 1 - first
+        if self._can_exceed and int(tokens.max()) >= self._corpus.vocab_size:
+            beyond = np.flatnonzero(tokens >= self._corpus.vocab_size)
+            size = self._corpus.vocab_size
+            self._note(f": id {tokens[beyond[0]]} is outside the vocabulary of {size} ids", first + beyond)
+        self._note(f" does not end with EOS ({eos_id})", first + lasts[tokens[lasts] != eos_id])
+        if bos_id is not None:
+            self._note(f" does not start with BOS ({bos_id})", first + starts[tokens[starts] != bos_id])
+        delimiters = lasts if bos_id != eos_id else np.union1d(starts, lasts)
+        is_eos = tokens == eos_id
+        if np.count_nonzero(is_eos) != np.count_nonzero(is_eos[delimiters]):
+            is_eos[delimiters] = False
+            self._note(f" has EOS ({eos_id}) inside", first + np.flatnonzero(is_eos))
+
+    def _note(self, fault: str, places: NDArray[np.int64]) -> None:
+        if not len(places):
+            return
+        if fault in self._faults:
+            self._faults[fault][2] += len(places)
+            return
+        document = int(np.searchsorted(self._starts, int(places[0]), "right")) - 1
+        self._faults[fault] = [self._first_document + document, self._batch, len(places)]
+
+    def messages(self) -> Iterator[str]:
+        """Each kind of fault once, with the first place and how many more there are."""
+        for fault, (document, batch, count) in sorted(self._faults.items(), key=lambda item: item[1][0]):
+            more = f", and {count - 1} more" if count > 1 else ""
+            yield f"batch {batch}, document {document} of the corpus{fault}{more}"
+
+
+def problem_of(directory: Path, file: str, error: CorpusError) -> Problem:
+    """An error as the problem of a file: the message without the path that the file's name repeats."""
+    message = error.problem.removeprefix(str(directory / file)).lstrip(" ,:")
+    return Problem(file=file, message=message)
+
+
+def hash_problem(file: str, found: str, expected: str) -> Problem:
+    """A file whose bytes changed."""
+    return Problem(file=file, message=f"has SHA-256 {found}, expected {expected}")

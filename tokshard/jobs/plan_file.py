@@ -1,0 +1,155 @@
+"""A plan from a file: the arguments of `StreamPlan` as TOML, for the commands that need a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tokshard.errors import UsageError
+from tokshard.jobs.strict_toml import convert, example_of, key, read_toml
+from tokshard.numbers import read_count, read_length
+from tokshard.runtime.plan import StreamPlan
+
+STATE_FILE = "state.json"
+"""The file of a trainer's checkpoint that holds its recipe and the loader's state."""
+
+_HINT = "the keys of a mix.toml are in README.md, under 'Look at a loss spike'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """Corpora and how they are read; all but `global_batch_size` and `uneven` as for `StreamPlan`.
+
+    Args:
+        corpora: name to corpus directory; in a mix.toml relative to the file, else to the working directory.
+        global_batch_size: samples of an optimizer step, over all ranks.
+        weights: name to weight; empty: the corpora's token counts.
+        epochs: of a finite pass over one corpus; 0: endless.
+        take, max_epochs: one number for all corpora, or name to number.
+        schedule: (global sample, weights).
+        uneven: as for `StreamingLoader`.
+    """
+
+    corpora: dict[str, str] = field(metadata=key('corpora = { code = "shards/code" }'))
+    seq_len: int = field(metadata=key("seq_len = 4096", read=read_length))
+    global_batch_size: int = field(metadata=key("global_batch_size = 512", read=read_count))
+    weights: dict[str, float] = field(default_factory=dict, metadata=key("weights = { code = 0.7, prose = 0.3 }"))
+    seed: int = field(default=0, metadata=key("seed = 17"))
+    epochs: int = field(default=0, metadata=key("epochs = 1"))
+    block_tokens: int | None = field(default=None, metadata=key("block_tokens = 65536", read=read_length))
+    window_blocks: int | None = field(default=None, metadata=key("window_blocks = 1024", read=read_length))
+    take: float | dict[str, float] | None = field(default=None, metadata=key("take = { code = 0.1 }"))
+    max_epochs: float | dict[str, float] | None = field(default=None, metadata=key("max_epochs = { code = 4 }"))
+    start_epoch: dict[str, int] = field(default_factory=dict, metadata=key("start_epoch = { code = 1 }"))
+    schedule: list[tuple[int, dict[str, float]]] = field(
+        default_factory=list, metadata=key("schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]")
+    )
+    uneven: Literal["refuse", "pad"] = field(default="refuse", metadata=key('uneven = "pad"'))
+    loss_across_documents: bool = field(default=False, metadata=key("loss_across_documents = true"))
+    allow_small_blocks: bool = field(default=False, metadata=key("allow_small_blocks = true"))
+
+    def plan(self) -> StreamPlan:
+        """Open the corpora, and make the plan.
+
+        Raises:
+            PlanError: the values make no plan.
+            CorpusError: a corpus cannot be opened.
+        """
+        # what StreamPlan has no neutral value for is given only if the file has it
+        given: dict[str, Any] = {
+            name: value for name in ("take", "max_epochs") if (value := getattr(self, name)) is not None
+        }
+        return StreamPlan(
+            self.corpora,
+            seq_len=self.seq_len,
+            seed=self.seed,
+            weights=self.weights or None,
+            epochs=self.epochs or None,
+            block_tokens=self.block_tokens,
+            window_blocks=self.window_blocks,
+            schedule=self.schedule,
+            start_epoch=self.start_epoch,
+            loss_across_documents=self.loss_across_documents,
+            allow_small_blocks=self.allow_small_blocks,
+            **given,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerData(Mix):
+    """The ``[data]`` table of a trainer's recipe: a mix, and how the trainer loads it.
+
+    Args:
+        num_workers: as for `StreamingLoader`.
+    """
+
+    num_workers: int = 0
+
+
+def load_mix(
+    location: str, options: Mapping[str, Any] | None = None, *, defaults: Mapping[str, Any] | None = None
+) -> Mix:
+    """A mix from a TOML file, a trainer's recipe (its ``[data]`` table) or checkpoint, or from one corpus directory.
+
+    A mix.toml lies beside its corpora: their paths are relative to the file. Those of the trainer's are relative to the
+    working directory, as they are for the trainer itself.
+
+    Args:
+        location: a file, a checkpoint directory or a corpus directory.
+        options: name to value; None leaves what the file says.
+        defaults: name to value, for keys that neither names.
+
+    Raises:
+        UsageError: no such file, no TOML, an unknown or missing key, a wrong type.
+    """
+    prefix, fields = "", {}
+    kind: type[Mix] = Mix
+    is_mix_file = False
+    if location.endswith(".toml") or os.path.isfile(location):
+        fields = read_toml(location, hint="give a mix such as mix.toml, or a corpus directory")
+        is_mix_file = not isinstance(fields.get("data"), Mapping)
+        if not is_mix_file:
+            kind, fields, prefix = TrainerData, dict(fields["data"]), "data."
+    elif is_checkpoint(location):
+        kind, fields, prefix = TrainerData, _recipe_of(location), "data."
+    else:
+        fields = {"corpora": {os.path.basename(os.path.normpath(location)): location}}
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    fields = {**(defaults or {}), **fields, **given}
+    for name in ("corpora", "seq_len", "global_batch_size"):
+        if name not in fields and not os.path.exists(location):
+            raise UsageError(f"{location} does not exist", hint="give a mix.toml, a corpus directory or a checkpoint")
+        if name not in fields:
+            option = "" if name == "corpora" else f", or --{name.replace('_', '-')} on the command line"
+            hint = f"give {example_of(Mix, name)} in a mix.toml{option}"
+            raise UsageError(f"{location}: no {prefix}{name}", hint=hint)
+    found = convert(fields, kind, where=location, hint=_HINT, prefix=prefix)
+    for name in ("seq_len", "global_batch_size"):
+        if (value := getattr(found, name)) < 1:
+            raise UsageError(f"{location}: {prefix}{name} is {value}, expected at least 1", hint="change it")
+    mix = Mix(**{item.name: getattr(found, item.name) for item in dataclasses.fields(Mix)})
+    if not is_mix_file:
+        return mix
+    directory = os.path.dirname(location)
+    corpora = {name: path if "://" in path else os.path.join(directory, path) for name, path in mix.corpora.items()}
+    return dataclasses.replace(mix, corpora=corpora)
+
+
+def is_checkpoint(location: str) -> bool:
+    """Whether a directory is a checkpoint of the trainer."""
+    return os.path.isfile(os.path.join(location, STATE_FILE))
+
+
+def _recipe_of(checkpoint: str) -> dict[str, Any]:
+    path = os.path.join(checkpoint, STATE_FILE)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return dict(json.load(file)["config"]["data"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} holds no recipe: {error!r}", hint="give a checkpoint of tokshard's trainer, or the mix itself"
+        ) from error

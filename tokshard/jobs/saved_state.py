@@ -1,0 +1,89 @@
+"""The loader's state out of whatever checkpoint it was saved in."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokshard.errors import UsageError
+from tokshard.jobs.plan_file import STATE_FILE, is_checkpoint
+
+_KEY = "cursor"
+_MARK = '{"tokshard_cursor":'
+_HINT = "give a checkpoint of the trainer, one that torch saved with the loader's state in it, or the state as JSON"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """Where a job was.
+
+    Args:
+        cursor: the line of JSON that `StreamingLoader.state_dict` gives.
+        step: optimizer steps done, if the checkpoint says so.
+    """
+
+    cursor: str
+    step: int | None
+
+
+def read_state(path: str) -> SavedState:
+    """The state in a checkpoint: a directory of the trainer, or what torch.distributed.checkpoint or torch.save wrote.
+
+    Nothing of it is executed. A text file that holds ``json.dumps(loader.state_dict())``, or only the cursor, will do,
+    too. Needs torch only for what torch has saved; no tensor is loaded.
+
+    Raises:
+        UsageError: there is no state in it, or several that differ.
+        LoaderError: a directory of torch that is damaged, or holds what would have to be executed.
+    """
+    saved = _read(path)
+    cursors = sorted(set(_cursors(saved)))
+    if len(cursors) != 1:
+        found = "no state" if not cursors else f"{len(cursors)} states, of several loaders or workers,"
+        raise UsageError(f"{path} holds {found} of a tokshard loader", hint=_HINT)
+    step = saved.get("step") if isinstance(saved, Mapping) else None
+    return SavedState(cursor=cursors[0], step=step if isinstance(step, int) else None)
+
+
+def _read(path: str) -> Any:
+    try:
+        if is_checkpoint(path):
+            path = os.path.join(path, STATE_FILE)
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                if file.read(1) in (b"{", b'"'):
+                    file.seek(0)
+                    return json.load(file)
+        elif not os.path.isdir(path):
+            raise UsageError(f"{path}: no such checkpoint", hint=_HINT)
+        from tokshard.jobs.torch_checkpoints import read_values
+
+        return read_values(path, _KEY)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError(
+            f"{path} was saved by torch, which is not installed", hint="pip install 'tokshard[torch]'"
+        ) from error
+    except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        raise UsageError(f"{path} is no checkpoint: {str(error).splitlines()[0]}", hint=_HINT) from error
+
+
+def _cursors(saved: Any) -> Iterator[str]:
+    """Every cursor in nested values, as a line of JSON."""
+    if isinstance(saved, str):
+        if saved.startswith(_MARK):
+            yield saved
+    elif isinstance(saved, Mapping):
+        if "tokshard_cursor" in saved:
+            yield json.dumps(saved, separators=(",", ":"))
+        else:
+            for value in saved.values():
+                yield from _cursors(value)
+    elif isinstance(saved, Sequence) and not isinstance(saved, bytes):
+        for value in saved:
+            yield from _cursors(value)

@@ -1,0 +1,408 @@
+"""From receipts to a corpus: the tables, the rejects file, the report, and last of all the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tokshard.errors import BuildError, UsageError
+from tokshard.format import names
+from tokshard.format.arrays import number_array, table_batch
+from tokshard.format.content import TokenHash
+from tokshard.format.manifest import (
+    DAMAGED_INPUT,
+    IN_OTHER_SPLIT,
+    BuildConfig,
+    DocumentLengths,
+    FileFacts,
+    Fingerprints,
+    Manifest,
+    Records,
+    TokenizerInfo,
+    content_fingerprint,
+    encode_manifest,
+    recipe_fingerprint,
+)
+from tokshard.format.schema import FORMAT_VERSION, token_dtype
+from tokshard.format.storage import atomic_file, atomic_write, file_sha256
+from tokshard.format.tables import (
+    SHARD_TABLE_SCHEMA,
+    SHARDS_PER_BATCH,
+    SOURCE_TABLE_SCHEMA,
+    SourceInfo,
+    Table,
+    write_table,
+)
+from tokshard.pipeline.sources.discover import Input, display_path
+from tokshard.pipeline.tasks.planning import Key
+from tokshard.pipeline.tasks.rejects import read_rejects
+from tokshard.pipeline.workspace.receipts import Receipt, read_receipt, receipt_name
+from tokshard.pipeline.workspace.workspace import Output, Settings, SourceStates, Workspace, load_paths, save_paths
+
+_SOURCES_PER_BATCH = 65_536
+_MAX_LISTED_SOURCES = 10_000
+"""In the build report; of more it has a hash."""
+
+
+def assemble(
+    workspace: Workspace,
+    keys: Sequence[Key],
+    *,
+    number: int,
+    output: Output,
+    config: BuildConfig,
+    columns: Mapping[str, str],
+    tokenizer: TokenizerInfo,
+    tokenizer_content: bytes,
+    inputs: Sequence[Input],
+    arguments: Sequence[str],
+    bad_inputs: Mapping[int, str],
+) -> Manifest:
+    """Turn the receipts of a finished build into a corpus; the manifest is written by `publish`.
+
+    Args:
+        keys: of the receipts that belong to the corpus, in order.
+        number, output: which of the build's corpora.
+        bad_inputs: index of each input that was left out whole, and what is wrong with it.
+
+    Raises:
+        BuildError: a receipt or rejects file is damaged, or no document was written.
+        UsageError: a file is in the way that no build wrote.
+        OSError: the output directory takes no more.
+    """
+    out = output.directory
+    _claim(workspace, out)
+    totals = _Totals(number, len(inputs), bad_inputs)
+    partial = workspace.partial
+    with atomic_file(out / names.SHARD_TABLE, partial_directory=partial) as file:
+        rows = _shard_rows(workspace, keys, totals)
+        write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
+    if not totals.documents:
+        (out / names.SHARD_TABLE).unlink()
+        raise _nothing_written(totals, output)
+    with atomic_file(out / names.SOURCE_TABLE, partial_directory=partial) as file:
+        write_table(file, SOURCE_TABLE_SCHEMA, _source_rows(inputs, totals), rows_per_batch=_SOURCES_PER_BATCH)
+    atomic_write(out / names.TOKENIZER, tokenizer_content, partial_directory=partial)
+    damaged = (
+        {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
+        for index, problem in sorted(bad_inputs.items())
+    )
+    rejects = heapq.merge(_rejects(workspace, totals), damaged, key=itemgetter("source"))
+    kept_files = [names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER]
+    if _write_rejects(out, partial, rejects, inputs, arguments):
+        kept_files.append(names.REJECTS)
+    return _manifest(
+        out,
+        totals,
+        inputs,
+        config=config,
+        columns=columns,
+        tokenizer=tokenizer,
+        arguments=arguments,
+        kept_files=kept_files,
+    )
+
+
+def publish(output: Output, manifest: Manifest, report: Mapping[str, Any]) -> None:
+    """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete."""
+    out, partial = output.directory, output.partial
+    wanted = _listed_shards(out)
+    for path in out.iterdir():
+        if names.is_shard_name(path.name) and path.name not in wanted:
+            path.unlink()  # of a task past the limit, or of an attempt that left no receipt
+    content = json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n"
+    atomic_write(out / names.REPORT, content, partial_directory=partial)  # the names before it are durable then, too
+    atomic_write(out / names.MANIFEST, encode_manifest(manifest), partial_directory=partial)
+
+
+def _claim(workspace: Workspace, out: Path) -> None:
+    """Write down which files of an output are the build's, before the first is written: `--force` removes no others.
+
+    Raises:
+        BuildError: there is such a file, and the build did not write it.
+    """
+    written = load_paths(workspace.assembled, below=workspace.out)
+    files = {out / name for name in names.SIDE_FILES}
+    if files <= written:
+        return
+    for path in sorted(files - written):
+        if os.path.lexists(path):
+            raise in_the_way(path)
+    save_paths(workspace.assembled, written | files, below=workspace.out)
+
+
+def in_the_way(path: Path) -> UsageError:
+    """The error for a file that a build would write over, though no build wrote it."""
+    return UsageError(
+        f"{path} was not written by a build, and the build would replace it",
+        hint="move it away and run the same command again, or give another --out",
+    )
+
+
+def check_shards(output: Output) -> None:
+    """Look that every shard of an assembled corpus is there, as long as its receipt says.
+
+    Raises:
+        BuildError: one is gone or has another size.
+    """
+    found = shard_sizes(output.directory)
+    for name, num_bytes in _listed_shards(output.directory).items():
+        if found.get(name) != num_bytes:
+            what = "is gone" if name not in found else f"has {found[name]:,} bytes, and had {num_bytes:,}"
+            raise BuildError(
+                f"{output.directory / name} {what} since its task was done",
+                hint="run the same command again: the task that wrote it runs again",
+            )
+
+
+def shard_sizes(directory: Path) -> dict[str, int]:
+    """The shards in a directory, with their sizes."""
+    with os.scandir(directory) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries if names.is_shard_name(entry.name)}
+
+
+def _listed_shards(directory: Path) -> dict[str, int]:
+    """The shards that the shard table names, with their sizes."""
+    columns = ("name", "num_bytes")
+    return {
+        name: num_bytes
+        for batch in Table(directory / names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
+        for name, num_bytes in zip(*(batch.column(column).to_pylist() for column in columns), strict=True)
+    }
+
+
+class _Totals:
+    """Sums over receipts in order, and how many records of each source came before the task at hand."""
+
+    def __init__(self, number: int, num_sources: int, bad_inputs: Iterable[int]) -> None:
+        # 32 bytes a source: there may be a million
+        self._counts = np.zeros((num_sources, len(_COUNTED)), np.int64)
+        self._left_out: dict[int, dict[str, int]] = {}
+        for index in bad_inputs:
+            self._counts[index, 0] = 1
+            self._left_out[index] = {DAMAGED_INPUT: 1}
+        self.documents = 0
+        self.tokens = 0
+        self.shards = 0
+        self.shard_bytes = 0
+        self.content = TokenHash()
+        self.lengths = np.zeros(0, np.int64)
+        self.shortest = 0
+        self.longest = 0
+        self.with_special_text = 0
+        self.records_before: dict[Key, dict[int, int]] = {}
+        self.with_rejects: list[Key] = []
+        self.number = number
+
+    def add(self, receipt: Receipt) -> None:
+        before: dict[int, int] = {}
+        part = receipt.outputs[self.number]
+        for counts in part.sources:
+            row = self._counts[counts.index]
+            if row[0]:
+                before[counts.index] = int(row[0])
+            row += [getattr(counts, name) for name in _COUNTED]
+            self.tokens += counts.tokens
+            self.with_special_text += counts.with_special_text
+            if counts.left_out:
+                left_out = self._left_out.setdefault(counts.index, {})
+                for reason, count in counts.left_out.items():
+                    left_out[reason] = left_out.get(reason, 0) + count
+        if before:
+            self.records_before[receipt.key] = before
+        if receipt.num_rejects:
+            self.with_rejects.append(receipt.key)
+        self.documents += part.documents
+        lengths = np.zeros(max(len(self.lengths), len(part.length_counts)), np.int64)
+        lengths[: len(self.lengths)] += self.lengths
+        lengths[: len(part.length_counts)] += np.array(part.length_counts, np.int64)
+        self.lengths = lengths
+        if part.documents:
+            self.shortest = min(self.shortest or part.shortest, part.shortest)
+            self.longest = max(self.longest, part.longest)
+
+    def source(self, source: Input) -> SourceInfo:
+        counts = dict(zip(_COUNTED, self._counts[source.index].tolist(), strict=True))
+        return SourceInfo(
+            argument=source.argument,
+            path=source.path,
+            num_bytes=source.num_bytes,
+            left_out=dict(sorted(self._left_out.get(source.index, {}).items())),
+            **counts,
+        )
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Reason to count, over all sources."""
+        result: dict[str, int] = {}
+        for counts in self._left_out.values():
+            for reason, count in counts.items():
+                result[reason] = result.get(reason, 0) + count
+        return dict(sorted(result.items()))
+
+    @property
+    def records_read(self) -> int:
+        """Records over all sources."""
+        return int(self._counts[:, 0].sum())
+
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of all documents."""
+        return int(self._counts[:, 3].sum())
+
+
+_COUNTED = ("records_read", "documents", "tokens", "text_bytes")
+
+
+def _shard_rows(workspace: Workspace, keys: Sequence[Key], totals: _Totals) -> Iterator[pa.RecordBatch]:
+    for key in keys:
+        receipt, shards = read_receipt(workspace.receipts / f"{receipt_name(key)}.arrow")
+        rows = shards[totals.number]
+        totals.add(receipt)
+        totals.shards += rows.num_rows
+        totals.shard_bytes += sum(rows.column("num_bytes").to_pylist())
+        for content, tokens in zip(
+            *(rows.column(name).to_pylist() for name in ("tokens_hash", "num_tokens")), strict=True
+        ):
+            totals.content = totals.content.then(TokenHash.from_bytes(content, tokens))
+        before = totals.records_before.get(key)
+        yield rows if before is None else _with_record_base(rows, before)
+
+
+def _with_record_base(rows: pa.RecordBatch, before: Mapping[int, int]) -> pa.RecordBatch:
+    """Record numbers counted from the start of the source rather than of the task."""
+    sources, records = rows.column("run_source"), rows.column("run_record")
+    values = records.values.to_numpy().copy()
+    of_value = sources.values.to_numpy()
+    for source, base in before.items():
+        values[of_value == source] += base
+    kind = rows.schema.field("run_record").type
+    moved = pa.LargeListArray.from_arrays(records.offsets, number_array(values), type=kind)
+    return rows.set_column(rows.schema.get_field_index("run_record"), rows.schema.field("run_record"), moved)
+
+
+def _source_rows(inputs: Sequence[Input], totals: _Totals) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(inputs), _SOURCES_PER_BATCH):
+        stop = min(start + _SOURCES_PER_BATCH, len(inputs))
+        part = [totals.source(inputs[index]) for index in range(start, stop)]
+        columns = {field.name: [getattr(source, field.name) for source in part] for field in SOURCE_TABLE_SCHEMA}
+        yield table_batch(columns, SOURCE_TABLE_SCHEMA)
+
+
+def _write_rejects(
+    out: Path, partial: Path, rejects: Iterator[dict[str, Any]], inputs: Sequence[Input], arguments: Sequence[str]
+) -> bool:
+    """One line per bad record or damaged input that was left out, in input order; False if there is none.
+
+    Source, record counted from 1 (null for an input), reason, detail.
+    """
+    final = out / names.REJECTS
+    first = next(rejects, None)
+    if first is None:
+        final.unlink(missing_ok=True)
+        return False
+    with atomic_file(final, partial_directory=partial) as file:
+        for reject in itertools.chain([first], rejects):
+            source = inputs[reject["source"]]
+            reject["source"] = display_path(arguments[source.argument], source.path)
+            file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+    return True
+
+
+def _rejects(workspace: Workspace, totals: _Totals) -> Iterator[dict[str, Any]]:
+    """What the tasks listed, with records counted from the start of their input."""
+    for key in totals.with_rejects:
+        before = totals.records_before.get(key, {})
+        for reject in read_rejects(workspace, key):
+            reject["record"] += before.get(reject["source"], 0) + 1
+            yield reject
+
+
+def _manifest(
+    out: Path,
+    totals: _Totals,
+    inputs: Sequence[Input],
+    *,
+    config: BuildConfig,
+    columns: Mapping[str, str],
+    tokenizer: TokenizerInfo,
+    arguments: Sequence[str],
+    kept_files: Sequence[str],
+) -> Manifest:
+    dtype = token_dtype(tokenizer.vocab_size)
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        num_documents=totals.documents,
+        num_tokens=totals.tokens,
+        num_shards=totals.shards,
+        num_bytes=totals.shard_bytes,
+        text_bytes=totals.text_bytes,
+        dtype=dtype,
+        columns=dict(columns),
+        fingerprints=Fingerprints(
+            content=content_fingerprint(
+                totals.content,
+                num_documents=totals.documents,
+                eos_id=tokenizer.eos_id,
+                bos_id=tokenizer.bos_id,
+            ),
+            recipe=recipe_fingerprint(
+                config, tokenizer, ((source.argument, source.path, source.num_bytes) for source in inputs)
+            ),
+        ),
+        tokenizer=tokenizer,
+        arguments=list(arguments),
+        build=config,
+        records=Records(
+            read=totals.records_read,
+            written=totals.documents,
+            left_out=totals.left_out,
+            with_special_text=totals.with_special_text,
+        ),
+        document_lengths=DocumentLengths(
+            shortest=totals.shortest, longest=totals.longest, counts=totals.lengths.tolist()
+        ),
+        files={
+            name: FileFacts(num_bytes=(out / name).stat().st_size, sha256=file_sha256(out / name))
+            for name in kept_files
+        },
+    )
+
+
+def _nothing_written(totals: _Totals, output: Output) -> BuildError:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.left_out.items())
+    found = f"{totals.records_read:,} records read" + (f", {reasons}" if reasons else "")
+    if output.name and IN_OTHER_SPLIT[output.name] in totals.left_out:
+        return BuildError(
+            f"the {output.name} split got no document: {found}",
+            hint="change --validation-fraction or leave it out, and start over with --force",
+        )
+    return BuildError(
+        f"the build wrote no document: {found}",
+        hint="check the sources and --text-field, and start over with --force",
+    )
+
+
+def report_json(settings: Settings, **facts: Any) -> Mapping[str, Any]:
+    """``build-report.json``: all that is not pure. Times, machine, absolute paths."""
+    sources = settings.sources
+    facts["roots"] = sources.roots
+    if len(sources) > _MAX_LISTED_SOURCES:
+        return {**facts, "sources": [], "num_sources": len(sources), "source_times_sha256": times_sha256(sources)}
+    return {**facts, "sources": [msgspec.to_builtins(source) for source in sources]}
+
+
+def times_sha256(sources: SourceStates) -> str:
+    """Hexadecimal SHA-256 of the modification times of all sources."""
+    return hashlib.sha256(sources.times).hexdigest()

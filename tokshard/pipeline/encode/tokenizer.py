@@ -1,0 +1,399 @@
+"""One narrow adapter over `tokenizers` 0.2x and 1.x. Text is never control: special tokens in it get ordinary ids."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from tokshard.errors import SourceError, TokenizerError, UsageError
+from tokshard.format.manifest import TokenizerInfo, canonical_json
+from tokshard.interop.tokenizers import Conversion, convert, is_foreign, probes
+from tokshard.pipeline.encode.encoder import EncodingError
+from tokshard.pipeline.sources.hub import SCHEME, fetch_tokenizer, is_model_id
+
+_FILES = ("tokenizer.json", "tokenizer.model")
+"""What a directory is searched for."""
+_LOCAL_SUFFIXES = (".json", ".model", ".tiktoken", ".bpe")
+"""A location that ends so is a file, never a model of the hub."""
+BOS_FROM_TOKENIZER = "auto"
+"""Value of ``--bos`` that takes the token which the tokenizer's own configuration names."""
+MAX_VOCABULARY = 1 << 24
+"""Ids that a tokenizer may have: tens of times the largest vocabulary. Readers of a corpus allocate by its size."""
+_SPACE = "\u2581"
+"""How a vocabulary of SentencePiece spells a space."""
+_INLINE_BYTES = 8_192
+"""Measured with tokenizers 1.0.0rc3; a wrong value costs speed, nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFile:
+    """A tokenizer as read from disk, nothing loaded yet.
+
+    Args:
+        content: the bytes of ``tokenizer.json``.
+        clean: the same JSON without its truncation and padding blocks, which silently cut and pad documents.
+        info: what the manifest says of it.
+        notes: what the user should know, a line each.
+        normalizer: names what changes text before it is encoded, such as ``NFKC, Lowercase``; None: nothing does.
+    """
+
+    content: bytes
+    clean: bytes
+    info: TokenizerInfo
+    notes: tuple[str, ...]
+    normalizer: str | None = None
+
+
+def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> TokenizerFile:
+    """Read a tokenizer and settle its delimiters.
+
+    EOS and BOS come from `eos` and `bos`, else from ``tokenizer_config.json`` in the same directory.
+
+    Args:
+        location: a ``tokenizer.json``, a directory that holds one, a model of the hub, a SentencePiece ``.model`` or
+            tiktoken ranks. A local path goes before a model of the hub.
+        bos: None for no BOS, a token, or `BOS_FROM_TOKENIZER`.
+
+    Raises:
+        TokenizerError: the file cannot be read, names no EOS, lacks a token, or has ids from `MAX_VOCABULARY` on.
+    """
+    path, name = _find(location)
+    converted = convert(path) if is_foreign(path) else None
+    if converted is None:
+        content, parsed = _read_json(path)
+    else:
+        content, parsed = converted.content, json.loads(converted.content)
+        _prove_equal(path, converted)
+    vocabulary, added = _vocabulary(parsed, path)
+    config_path = path.parent / "tokenizer_config.json"
+    config = _read_json(config_path)[1] if config_path.exists() else {}
+    if converted is not None:
+        config = {**converted.config, **config}
+    notes = _notes(parsed, config, bos) + (() if converted is None else (converted.note,))
+    eos = eos or _token_of(config, "eos_token")
+    unknown = _unknown(parsed)  # stands for pieces of text, so it is no control, whatever it is flagged as
+    flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special") and token != unknown}
+    if eos is None:
+        raise TokenizerError(
+            f"{location} names no EOS token, and every document has to end in one",
+            hint="give it with --eos TOKEN" + (f"; its special tokens are {_listed(flagged)}" if flagged else ""),
+        )
+    if bos == BOS_FROM_TOKENIZER:
+        bos = _token_of(config, "bos_token")
+        if bos is None:
+            raise TokenizerError(
+                f"{config_path} names no bos_token, which --bos {BOS_FROM_TOKENIZER} asks for",
+                hint="give the token with --bos TOKEN, or leave --bos out",
+            )
+    ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
+    for option, token in (("--eos", eos), ("--bos", bos)):
+        if token is not None and token not in ids:
+            raise TokenizerError(
+                f"token {token!r} ({option}) is not in the vocabulary of {path}",
+                hint="give one of its tokens" + (f", such as {_listed(flagged)}" if flagged else ""),
+            )
+    last = max(ids, key=ids.__getitem__)
+    if ids[last] >= MAX_VOCABULARY:
+        raise TokenizerError(
+            f"{path} gives {last!r} the id {ids[last]:,}; ids up to {MAX_VOCABULARY - 1:,} are supported",
+            hint="number its tokens without such a gap: a model has a row of its embedding for every id",
+        )
+    specials = {**flagged, eos: ids[eos], **({bos: ids[bos]} if bos else {})}
+    info = TokenizerInfo(
+        name=name,
+        sha256=hashlib.sha256(content).hexdigest(),
+        canonical_sha256=hashlib.sha256(canonical_json(parsed)).hexdigest(),
+        vocab_size=1 + ids[last],
+        library="tokenizers",
+        library_version=importlib.metadata.version("tokenizers"),
+        special_ids=dict(sorted(specials.items(), key=lambda item: item[1])),
+        eos=eos,
+        eos_id=ids[eos],
+        bos=bos,
+        bos_id=ids[bos] if bos else None,
+    )
+    return TokenizerFile(
+        content=content,
+        clean=_without_cutting(parsed, content),
+        info=info,
+        notes=notes,
+        normalizer=normalizer_name(parsed.get("normalizer")),
+    )
+
+
+def _find(location: str) -> tuple[Path, str]:
+    """The file of a tokenizer, fetched if it is on the hub, and what the tokenizer is called."""
+    path = Path(location)
+    is_hub_id = not path.exists() and is_model_id(location) and path.suffix not in _LOCAL_SUFFIXES
+    if location.startswith(SCHEME) or is_hub_id:
+        try:
+            files = fetch_tokenizer(location)
+        except (SourceError, UsageError) as error:
+            if location.startswith(SCHEME) or not path.parent.is_dir():
+                raise
+            raise type(error)(
+                f"{location} does not exist here, and on the hub: {error.problem}", hint=error.hint
+            ) from error
+        return Path(files.root) / "tokenizer.json", files.label
+    if path.is_dir():
+        path = next((path / name for name in _FILES if (path / name).exists()), path / _FILES[0])
+    return path, (path.parent if path.name in _FILES else path).resolve().name
+
+
+def _prove_equal(path: Path, converted: Conversion) -> None:
+    """Refuse a conversion that does not encode as the original does.
+
+    Raises:
+        TokenizerError: with a text on which they differ.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(converted.content)
+        file.flush()
+        encode = Encoder(Path(file.name))
+    for text in probes(converted):
+        expected, found = list(converted.original(text)), encode([text])[0].tolist()
+        if found != expected:
+            raise TokenizerError(
+                f"{path} cannot become a tokenizer.json: {text[:40]!r} has the ids {_some(expected)} by its own "
+                f"library and {_some(found)} by tokenizers {importlib.metadata.version('tokenizers')}",
+                hint="give the tokenizer.json that the model was published with, or another version of tokenizers",
+            )
+
+
+def _some(ids: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}]"
+
+
+class Encoder:
+    """Encodes texts in this process, on one thread.
+
+    ids equal those of ``tokenizers.Tokenizer.encode(text, add_special_tokens=False)`` of the installed version, with
+    special tokens in the text encoded as the ordinary text they are.
+
+    Raises:
+        TokenizerError: the library cannot load the file.
+    """
+
+    def __init__(self, clean_path: Path) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # 0.2x: workers are the parallelism
+        self._path = str(clean_path)
+        self._encode = self._load()
+
+    def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Token ids of each text, without delimiters: contiguous uint32 [tokens].
+
+        Raises:
+            EncodingError: the library fails on one of the texts; which one, it does not say.
+        """
+        try:
+            return self._encode(texts)
+        except MemoryError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                if not _is_panic(error):
+                    raise
+                self._encode = self._load()  # a lock that the panic left closed would fail on sound texts
+            raise EncodingError(f"tokenizers {_version()} fails on the text: {_first_line(error)}") from error
+
+    def _load(self) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
+        try:
+            tokenizer: Any = Tokenizer.from_file(self._path)
+            encode = (_encoder_02x if hasattr(tokenizer, "encode_batch_fast") else _encoder_1x)(tokenizer)
+            (found,) = encode(["a b"])  # some parts are only missed when they are used
+        except MemoryError:
+            raise
+        except BaseException as error:  # the library raises bare Exception
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
+            raise TokenizerError(
+                f"tokenizers {_version()} cannot load the tokenizer: {_first_line(error)}",
+                hint="check that it is a tokenizer.json, and try another version of tokenizers",
+            ) from error
+        if found.dtype != np.uint32:
+            raise TokenizerError(
+                f"tokenizers {_version()} gives ids as {found.dtype}, expected uint32",
+                hint="install another version of tokenizers",
+            )
+        return encode
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether Rust code of the library panicked, which is no `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
+def _version() -> str:
+    return importlib.metadata.version("tokenizers")
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _encoder_1x(tokenizer: Any) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
+    encode, encode_batch = tokenizer.encode, tokenizer.encode_batch
+
+    def encode_all(texts: Sequence[str]) -> list[NDArray[Any]]:
+        ids: list[NDArray[Any]] = []
+        for start, stop in inline_groups(texts):
+            if stop == start + 1:
+                ids.append(encode(texts[start], add_special_tokens=False, encode_special_tokens=True).ids_array)
+            else:
+                group = encode_batch(texts[start:stop], add_special_tokens=False, encode_special_tokens=True)
+                ids += [found.ids_array for found in group]
+        return ids
+
+    return encode_all
+
+
+def inline_groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Texts in order as half-open ranges that `encode_batch` of 1.x encodes without threads, or of one text each.
+
+    A call costs as much as 20 tokens, so one each costs short texts half of their speed; but above `_INLINE_BYTES` of
+    text a batch goes to threads, which costs up to half of the throughput per core.
+    """
+    # four bytes are the most that a character takes
+    ends = list(accumulate(len(text) if text.isascii() else 4 * len(text) for text in texts))
+    start, before = 0, 0
+    while start < len(ends):
+        stop = max(start + 1, bisect_right(ends, before + _INLINE_BYTES, start))
+        yield start, stop
+        start, before = stop, ends[stop - 1]
+
+
+def _encoder_02x(tokenizer: Any) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # pickling drops this, so tokenizers are never pickled
+    encode_batch = tokenizer.encode_batch_fast
+
+    def encode_all(texts: Sequence[str]) -> list[NDArray[Any]]:
+        return [np.array(found.ids, np.uint32) for found in encode_batch(texts, add_special_tokens=False)]
+
+    return encode_all
+
+
+def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(
+            f"{path} cannot be read: {error.strerror}",
+            hint="give a tokenizer.json, or a directory that holds one, with --tokenizer",
+        ) from error
+    try:
+        try:
+            parsed = msgspec.json.decode(content)
+        except (msgspec.MsgspecError, UnicodeError):
+            parsed = json.loads(content)  # takes lone surrogates and NaN, and says where the JSON is wrong
+        if not isinstance(parsed, dict):
+            raise TypeError(f"it holds a {type(parsed).__name__}, expected an object")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TokenizerError(
+            f"{path} is not JSON: {error}", hint="give a Hugging Face tokenizer.json with --tokenizer"
+        ) from error
+    return content, parsed
+
+
+def _vocabulary(parsed: Mapping[str, Any], path: Path) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+    """Token to id of the model, and token to entry of the added tokens."""
+    try:
+        vocab = parsed["model"]["vocab"]
+        if isinstance(vocab, dict):
+            is_sound = set(map(type, vocab.values())) <= {int}
+            tokens = vocab if is_sound else {token: int(index) for token, index in vocab.items()}
+        else:  # Unigram: a list of (token, score)
+            tokens = {str(entry[0]): index for index, entry in enumerate(vocab)}
+        added = {str(entry["content"]): {**entry, "id": int(entry["id"])} for entry in parsed.get("added_tokens") or []}
+        if not tokens and not added:
+            raise ValueError("the vocabulary is empty")
+        if min([*tokens.values(), *(entry["id"] for entry in added.values())]) < 0:
+            raise ValueError("the vocabulary has a negative id")
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise TokenizerError(
+            f"{path} is not a tokenizer.json: {error!r}", hint="give a Hugging Face tokenizer.json with --tokenizer"
+        ) from error
+    return tokens, added
+
+
+def _unknown(parsed: Mapping[str, Any]) -> str | None:
+    """The token that a model gives for text which it has no token for."""
+    model = parsed["model"]
+    unknown = model.get("unk_token")
+    if unknown is None and isinstance(model.get("unk_id"), int) and isinstance(model["vocab"], list):
+        unknown = next((entry[0] for entry in model["vocab"][model["unk_id"] :]), None)  # Unigram
+    return unknown if isinstance(unknown, str) else None
+
+
+def normalizer_name(normalizer: Any) -> str | None:
+    """The steps of a normalizer, in order, that decoding does not undo; None if there are none.
+
+    Args:
+        normalizer: the ``normalizer`` of a ``tokenizer.json``.
+    """
+    names: list[str] = []
+    pending = [normalizer]
+    while pending:
+        step = pending.pop()
+        if not isinstance(step, dict):
+            continue
+        steps = step.get("normalizers")
+        if isinstance(steps, list):
+            pending += reversed(steps)
+        elif not _is_undone(step):
+            names.append(str(step.get("type")))
+    return ", ".join(dict.fromkeys(names)) or None
+
+
+def _is_undone(step: Mapping[str, Any]) -> bool:
+    """Whether a step only spells text as the vocabulary does: bytes as characters, spaces as U+2581."""
+    if step.get("type") == "Replace":
+        return step.get("pattern") == {"String": " "} and step.get("content") == _SPACE
+    return step.get("type") == "ByteLevel" or (step.get("type") == "Prepend" and step.get("prepend") == _SPACE)
+
+
+def _without_cutting(parsed: dict[str, Any], content: bytes) -> bytes:
+    """The tokenizer without the blocks that cut and pad documents."""
+    if not parsed.get("truncation") and not parsed.get("padding"):
+        return content
+    return json.dumps({**parsed, "truncation": None, "padding": None}).encode()
+
+
+def _token_of(config: Mapping[str, Any], key: str) -> str | None:
+    value = config.get(key)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _notes(parsed: Mapping[str, Any], config: Mapping[str, Any], bos: str | None) -> tuple[str, ...]:
+    notes = [
+        f"the tokenizer asks for {block}; documents are never cut or padded, so that is ignored"
+        for block in ("truncation", "padding")
+        if parsed.get(block)
+    ]
+    if config.get("add_bos_token") is True and bos is None and _token_of(config, "bos_token"):
+        notes.append(
+            f"the tokenizer's configuration asks for BOS; documents get none (--bos {BOS_FROM_TOKENIZER} adds it)"
+        )
+    return tuple(notes)
+
+
+def _listed(tokens: Mapping[str, int]) -> str:
+    shown = list(tokens)[:5]
+    return ", ".join(repr(token) for token in shown) + (", ..." if len(tokens) > 5 else "")

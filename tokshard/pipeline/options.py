@@ -1,0 +1,188 @@
+"""What a build can be asked for, checked, and as the command that asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from tokshard.errors import UsageError
+from tokshard.pipeline.sources.discover import INPUT_FORMATS
+from tokshard.pipeline.sources.records import FILE, TEXT_MODES
+from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
+
+DEFAULT_SHARD_TOKENS = 256_000_000
+DEFAULT_MAX_DOCUMENT_BYTES = 16 << 20
+_SHOWN = 60
+"""Characters of a value in a message."""
+
+_REQUIRED_NUMBERS = ("shard_tokens", "max_document_bytes")
+_WHOLE_NUMBERS = (*_REQUIRED_NUMBERS, "task_bytes", "min_tokens", "max_tokens", "limit", "workers")
+_STRINGS = ("eos", "bos", "text_field", "id_field")
+_CHOICES = {
+    "on_bad_record": ("fail", "skip"),
+    "on_bad_source": ("fail", "skip"),
+    "dedup": ("none", "exact"),
+    "input_format": (None, *INPUT_FORMATS),
+    "text_mode": TEXT_MODES,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """The arguments of `build_corpus`, which explains them."""
+
+    tokenizer: str
+    out: str
+    eos: str | None = None
+    bos: str | None = None
+    text_field: str = "text"
+    id_field: str | None = None
+    keep: Sequence[str] = ()
+    input_format: str | None = None
+    text_mode: str = FILE
+    shard_tokens: int = DEFAULT_SHARD_TOKENS
+    task_bytes: int | None = None
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    dedup: str = "none"
+    validation_fraction: float | None = None
+    on_bad_record: str = "fail"
+    on_bad_source: str = "fail"
+    max_bad_records: str | int | None = None
+    limit: int | None = None
+    workers: int | None = None
+    force: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+
+def checked_options(options: BuildOptions) -> BuildOptions:
+    """The options with numbers as Python has them; values that mean nothing are refused.
+
+    Raises:
+        UsageError: one is of another type, or out of range, or unknown, or two of them contradict each other.
+    """
+    numbers: dict[str, Any] = {name: _whole_number(name, getattr(options, name)) for name in _WHOLE_NUMBERS}
+    options = dataclasses.replace(options, **numbers, validation_fraction=_share(options.validation_fraction))
+    for name in _STRINGS:
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, str):
+            raise _wrong_type(name, value, "a string", "leave it out for the default")
+    for item in options.keep:
+        if not isinstance(item, str):
+            raise _wrong_type("keep", item, "a string", "give FIELD or FIELD:TYPE")
+    for name, allowed in _CHOICES.items():
+        if getattr(options, name) not in allowed:
+            known = ", ".join(filter(None, allowed))
+            raise UsageError(f"{name} is {getattr(options, name)!r}", hint=f"give one of {known}")
+    fraction = options.validation_fraction
+    if fraction is not None and not 0 < fraction < 1:
+        raise UsageError(
+            f"validation_fraction is {fraction}, expected a share between 0 and 1",
+            hint="give --validation-fraction 0.01 for one document in a hundred, or leave it out",
+        )
+    if options.min_tokens is not None and options.max_tokens is not None and options.min_tokens > options.max_tokens:
+        raise UsageError(
+            f"min_tokens is {options.min_tokens}, more than max_tokens, which is {options.max_tokens}",
+            hint="give a --min-tokens that is not above --max-tokens",
+        )
+    if options.max_bad_records is not None and options.on_bad_record != "skip":
+        raise UsageError(
+            "max_bad_records bounds how many bad records are skipped, and on_bad_record is fail",
+            hint="give --on-bad-record skip too",
+        )
+    parse_bad_record_limit(options.max_bad_records)
+    return options
+
+
+def path_option(name: str, value: Any) -> str:
+    """A path as a string.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise _wrong_type(name, value, "a path", f"give {name} as a string or pathlib.Path")
+    return os.fsdecode(value)
+
+
+def _whole_number(name: str, value: Any) -> int | None:
+    if value is None and name not in _REQUIRED_NUMBERS:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise _wrong_type(name, value, "a whole number", "give a number such as 1_000_000")
+    if number < 1:
+        raise UsageError(f"{name} is {number}, expected at least 1", hint=f"give {_flag(name)} 1 or more")
+    return number
+
+
+def _share(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise _wrong_type("validation_fraction", value, "a number between 0 and 1", "give a number such as 0.01")
+    return float(value)
+
+
+def _wrong_type(name: str, value: Any, expected: str, hint: str) -> UsageError:
+    return UsageError(f"{name} is {value!r:.60}, expected {expected}", hint=hint)
+
+
+def command_words(sources: Sequence[str], options: BuildOptions) -> list[str]:
+    """The command line that asks for a build; options that only concern the run at hand are left out."""
+    words = ["tokshard", "build", *sources]
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value == field.default or field.name in ("force", "quiet", "verbose"):
+            continue
+        for item in value if isinstance(value, list | tuple) else [value]:
+            words += [_flag(field.name), str(item)]
+    return words
+
+
+def change_text(name: str, before: Any, now: Any) -> str | None:
+    """How a setting of a build has changed, in the words of the command line; None if another one says it better.
+
+    Args:
+        name: a field of `BuildConfig` or `TokenizerInfo`, or an option.
+    """
+    if name in _FOLLOWING:
+        return None
+    if name == "sha256":
+        return "the content of the tokenizer has changed"
+    flag = _flag("tokenizer" if name == "name" else name)
+    subject = _NO_OPTIONS.get(name, flag)
+    return f"{subject} was {_as_typed(before)}, now {_as_typed(now)}"
+
+
+_FOLLOWING = ("canonical_sha256", "vocab_size", "eos_id", "bos_id")
+"""Facts of a tokenizer that only change with its content or with the option."""
+_NO_OPTIONS = {
+    "library": "the library of the tokenizer",
+    "library_version": "the version of the tokenizer's library",
+    "special_ids": "the list of special tokens",
+}
+
+
+def _as_typed(value: Any) -> str:
+    if value is None or value == {}:
+        return "not given"
+    if isinstance(value, dict):
+        value = " ".join(f"{name}:{kind}" for name, kind in value.items())
+    text = value if isinstance(value, str) else str(value)
+    return shlex.quote(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,192 @@
+"""How far a build is: ``tokshard status``. Reads what the build left on disk, and changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tokshard.errors import UsageError
+from tokshard.format import names
+from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig
+from tokshard.format.reader import read_manifest
+from tokshard.format.storage import local_directory
+from tokshard.pipeline.sources.discover import read_once_name
+from tokshard.pipeline.workspace.receipts import Receipt, read_receipts
+from tokshard.pipeline.workspace.workspace import Workspace, load_bad_inputs, load_command, load_settings, lock_holder
+from tokshard.wording import bytes_text, counted
+
+_OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
+
+COMPLETE, RUNNING, UNFINISHED = "complete", "running", "unfinished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildStatus:
+    """How far a build is.
+
+    Args:
+        state: ``complete``, ``running`` (a process holds the lock) or ``unfinished``.
+        stage: of an unfinished build: ``hashing``, or ``encoding``.
+        holder: process and host of a running build, if it said so.
+        tasks_done, segments_done: of the stage; segments are of streams that are not read to their end.
+        left_out: reason to count, so far.
+        command, working_directory: what continues the build, if it is known and possible.
+        read_once: inputs of unknown size that can be read once only, so that the build cannot be continued.
+    """
+
+    directory: str
+    state: str
+    stage: str = ""
+    holder: str = ""
+    tasks_done: int = 0
+    num_tasks: int = 0
+    segments_done: int = 0
+    bytes_done: int = 0
+    total_bytes: int = 0
+    records: int = 0
+    documents: int = 0
+    tokens: int = 0
+    bad_records: int = 0
+    damaged_inputs: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    config: BuildConfig | None = None
+    command: tuple[str, ...] = ()
+    working_directory: str = ""
+    read_once: tuple[str, ...] = ()
+
+
+def read_status(location: str | os.PathLike[str]) -> BuildStatus:
+    """How far the build in a directory is.
+
+    Raises:
+        UsageError: there is none.
+        TokshardError: what it left is damaged.
+    """
+    out = local_directory(location)
+    workspace = Workspace(out)
+    settings = load_settings(workspace)
+    if settings is None:
+        return _finished(workspace)
+    holder = lock_holder(workspace)
+    command = load_command(workspace)
+    read_once = tuple(map(read_once_name, settings.sources.read_once))
+    encoding = [receipt for receipt, _ in read_receipts(workspace.receipts)]
+    stage = "hashing" if settings.config.dedup == "exact" and not encoding else "encoding"
+    receipts = encoding
+    if stage == "hashing":
+        receipts = [receipt for receipt, _ in read_receipts(workspace.hashing.receipts)]
+    if load_settings(workspace) is None:
+        return _finished(workspace)  # the build ended meanwhile, and what it had left is gone
+    left_out: Counter[str] = Counter()
+    for receipt in receipts:
+        for source in receipt.outputs[0].sources:
+            left_out.update({reason: n for reason, n in source.left_out.items() if reason not in _OTHER_SPLIT})
+    tasks_done, segments_done = _tasks_done(receipts)
+    return BuildStatus(
+        directory=str(out),
+        state=UNFINISHED if holder is None else RUNNING,
+        stage=stage,
+        holder=holder or "",
+        tasks_done=tasks_done,
+        num_tasks=0 if command is None else command.num_tasks,
+        segments_done=segments_done,
+        bytes_done=sum(receipt.input_bytes for receipt in receipts),
+        total_bytes=sum(source.num_bytes for source in settings.sources),
+        records=sum(receipt.records_read for receipt in receipts),
+        documents=sum(receipt.documents for receipt in encoding),
+        tokens=sum(receipt.tokens for receipt in encoding),
+        bad_records=sum(receipt.num_rejects for receipt in receipts),
+        damaged_inputs=len(load_bad_inputs(workspace)),
+        left_out=dict(sorted(left_out.items())),
+        config=settings.config,
+        command=() if command is None or read_once else tuple(command.words),
+        working_directory="" if command is None or read_once else command.directory,
+        read_once=read_once,
+    )
+
+
+def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
+    """The status as labels and values."""
+    lines = [("directory", status.directory)]
+    if status.state == COMPLETE:
+        lines.append(("state", f"complete: {_written(status)}"))
+    else:
+        by = f" by {status.holder}" if status.holder else ""
+        more = f", and {counted(status.segments_done, 'segment')} of streams" if status.segments_done else ""
+        share = status.bytes_done / max(1, status.total_bytes)
+        size = f" of {bytes_text(status.total_bytes)} ({min(1.0, share):.0%})"
+        total = f" of {status.num_tasks:,}" if status.num_tasks else ""
+        lines += [
+            ("state", f"{status.state}{by}, {status.stage}"),
+            ("tasks", f"{status.tasks_done:,}{total} done{more}"),
+            ("read", bytes_text(status.bytes_done) + ("" if status.read_once else size)),
+            ("written", _written(status)),
+        ]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.left_out.items())
+    lines.append(("left out", reasons or "nothing"))
+    if status.damaged_inputs and status.state != COMPLETE:
+        lines.append(("", f"{counted(status.damaged_inputs, 'damaged input')}, whole"))
+    if status.config is not None and status.state != COMPLETE:
+        config = msgspec.structs.asdict(status.config)
+        lines.append(
+            ("settings", ", ".join(f"{name} {value}" for name, value in config.items() if value not in (None, {})))
+        )
+    if status.state == UNFINISHED and status.read_once:
+        once = ", ".join(status.read_once)
+        lines.append(("continue", f"not possible: {once} can be read once only; start over with --force"))
+    if status.state == UNFINISHED and status.command:
+        lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {shlex.join(status.command)}"))
+    return lines
+
+
+def _written(status: BuildStatus) -> str:
+    return f"{counted(status.documents, 'document')}, {counted(status.tokens, 'token')}"
+
+
+def status_json(status: BuildStatus) -> dict[str, Any]:
+    """The status for ``--json``."""
+    config = None if status.config is None else msgspec.to_builtins(status.config)
+    fields = {field.name: getattr(status, field.name) for field in dataclasses.fields(status)}
+    return {**fields, "config": config, "command": list(status.command)}
+
+
+def _finished(workspace: Workspace) -> BuildStatus:
+    for is_split in (False, True):
+        outputs = workspace.outputs(is_split=is_split)
+        if not all((output.directory / names.MANIFEST).exists() for output in outputs):
+            continue
+        manifests = [read_manifest(output.directory) for output in outputs]
+        return BuildStatus(
+            directory=str(workspace.out),
+            state=COMPLETE,
+            records=manifests[0].records.read,
+            documents=sum(manifest.num_documents for manifest in manifests),
+            tokens=sum(manifest.num_tokens for manifest in manifests),
+            left_out={reason: n for reason, n in manifests[0].records.left_out.items() if reason not in _OTHER_SPLIT},
+            config=msgspec.structs.replace(manifests[0].build, split=None),
+        )
+    raise UsageError(
+        f"{workspace.out} holds neither a build nor a corpus", hint="give the directory of 'tokshard build --out'"
+    )
+
+
+def _tasks_done(receipts: list[Receipt]) -> tuple[int, int]:
+    """Tasks done, a stream counting as one; and segments of streams that are not read to their end."""
+    chains: Counter[int] = Counter()
+    ended = set()
+    tasks = 0
+    for receipt in receipts:
+        first = receipt.key[0]
+        if receipt.previous is None and receipt.is_last:
+            tasks += 1  # a task of its own, or a stream of one segment
+            continue
+        chains[first] += 1
+        if receipt.is_last:
+            ended.add(first)
+    return tasks + len(ended), sum(count for first, count in chains.items() if first not in ended)

@@ -1,0 +1,207 @@
+"""The tasks of a build: a pure function of the inputs and ``task_bytes``, never of workers.
+
+Nothing here does I/O. What had to be read to decide (how an input can be cut) comes in as a `Split`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import overload
+
+from tokshard.pipeline.sources.streams import CHUNK_BYTES
+
+MIN_TASK_BYTES = 16 << 20
+_MAX_TASK_BYTES = 512 << 20
+_MAX_SEGMENT_BYTES = 256 << 20
+"""A worker holds a segment of a stream that was handed to it, but never more than a chunk of any other task."""
+_TASKS_WANTED = 256
+_MAX_GROUP_INPUTS = 16_384
+"""In one task: opening a file costs more than reading a tiny one, and a receipt has a line for each. Decides shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All of an input."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """The lines of an input whose first byte is in ``[start, stop)``; `stop` None: to the end."""
+
+    start: int
+    stop: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Row groups (parquet) or record batches (Arrow) ``[start, stop)`` of an input."""
+
+    start: int
+    stop: int
+
+
+Span = Whole | ByteRange | Groups
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """An input that can be cut at any byte, because a line says where it starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """An input made of groups.
+
+    Args:
+        group_bytes: size of each, in bytes of the file.
+    """
+
+    group_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An input that can only be read from its start; cut into segments while it is read.
+
+    Args:
+        is_here: only this very process can read it, and nobody knows its size: standard input.
+    """
+
+    is_here: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """An input that is one record."""
+
+
+Split = Lines | Grouped | Stream | Unit
+
+SMALL = Unit()
+"""Of an input that is too small for the question."""
+
+Key = tuple[int, int]
+"""(index of the first input, segment): names a task and its shards, and orders the tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeInputs(Sequence[tuple[int, Span]]):
+    """The parts of a task that reads consecutive inputs ``[start, stop)`` whole, in a few bytes for any number."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, Span]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[tuple[int, Span]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[int, Span] | Sequence[tuple[int, Span]]:
+        inputs = range(self.start, self.stop)[index]
+        return [(number, Whole()) for number in inputs] if isinstance(inputs, range) else (inputs, Whole())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Work whose extent is known: spans of consecutive inputs.
+
+    Args:
+        key: names the task, its receipt and its shards.
+        parts: (index of the input, span), in order.
+    """
+
+    key: Key
+    parts: Sequence[tuple[int, Span]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTask:
+    """An input that is read from its start and cut into segments, each with a receipt of its own.
+
+    Args:
+        key: (index of the input, 0).
+        is_here: only the process that plans can read it.
+    """
+
+    key: Key
+    is_here: bool = False
+
+
+def default_task_bytes(total_bytes: int) -> int:
+    """About `_TASKS_WANTED` tasks, each of 16 to 512 MiB: enough to share, and large shards where there is much.
+
+    Args:
+        total_bytes: size of all inputs.
+    """
+    wanted = max(MIN_TASK_BYTES, min(_MAX_TASK_BYTES, total_bytes // _TASKS_WANTED))
+    return round_task_bytes(wanted)
+
+
+def segment_bytes(task_bytes: int) -> int:
+    """Size of the segments of a stream, in bytes of text: that of a task, as far as a worker may hold it."""
+    return min(task_bytes, _MAX_SEGMENT_BYTES)
+
+
+def round_task_bytes(task_bytes: int) -> int:
+    """The next multiple of `CHUNK_BYTES`, so that no chunk lies in two tasks."""
+    return max(1, -(-task_bytes // CHUNK_BYTES)) * CHUNK_BYTES
+
+
+def plan_tasks(num_bytes: Iterable[int], splits: Iterable[Split], task_bytes: int) -> Iterator[Task | StreamTask]:
+    """Group small inputs until they reach `task_bytes` or are `_MAX_GROUP_INPUTS`; cut big ones.
+
+    Args:
+        num_bytes: size of each input, in order.
+        splits: how each can be cut; only looked at for inputs bigger than `task_bytes`.
+    """
+    start = group_bytes = 0  # the group is [start, index)
+    index = -1
+    for index, (size, split) in enumerate(zip(num_bytes, splits, strict=True)):
+        is_cut = size > task_bytes or (isinstance(split, Stream) and split.is_here)
+        if is_cut and not isinstance(split, Unit):
+            if start < index:
+                yield _whole(start, index)
+            yield from _cut(index, size, split, task_bytes)
+            start, group_bytes = index + 1, 0
+            continue
+        group_bytes += size
+        if group_bytes >= task_bytes or index + 1 - start >= _MAX_GROUP_INPUTS:
+            yield _whole(start, index + 1)
+            start, group_bytes = index + 1, 0
+    if start <= index:
+        yield _whole(start, index + 1)
+
+
+def _whole(start: int, stop: int) -> Task:
+    return Task(key=(start, 0), parts=WholeInputs(start, stop))
+
+
+def _cut(index: int, size: int, split: Split, task_bytes: int) -> Iterator[Task | StreamTask]:
+    if isinstance(split, Lines):
+        starts = range(0, size, task_bytes)
+        for segment, start in enumerate(starts):
+            # the last range is open, so that a file never loses its end
+            stop = None if segment == len(starts) - 1 else start + task_bytes
+            yield Task(key=(index, segment), parts=((index, ByteRange(start, stop)),))
+    elif isinstance(split, Grouped):
+        for segment, (start, stop) in enumerate(pairwise(_group_bounds(split.group_bytes, task_bytes))):
+            yield Task(key=(index, segment), parts=((index, Groups(start, stop)),))
+    elif isinstance(split, Stream):
+        yield StreamTask(key=(index, 0), is_here=split.is_here)
+
+
+def _group_bounds(group_bytes: Sequence[int], task_bytes: int) -> list[int]:
+    bounds, filled = [0], 0
+    for number, size in enumerate(group_bytes):
+        if filled >= task_bytes:
+            bounds.append(number)
+            filled = 0
+        filled += size
+    bounds.append(len(group_bytes))
+    return bounds

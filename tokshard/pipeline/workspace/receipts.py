@@ -1,0 +1,228 @@
+"""Receipts: one small file that says a task or segment is done, and what it did.
+
+A receipt is an Arrow file: it has a record batch per corpus that the build writes, whose rows are those of the shard
+table for the shards that the task wrote, and its metadata holds a `Receipt` as JSON. One file, so that all appear
+together or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyarrow import ipc
+
+from tokshard.errors import BuildError
+from tokshard.format.storage import atomic_file, map_file
+from tokshard.format.tables import SHARD_TABLE_SCHEMA
+from tokshard.pipeline.tasks.planning import Key
+
+_METADATA_KEY = "tokshard.receipt"
+
+
+class SourceCounts(msgspec.Struct, kw_only=True):
+    """What a task did with one input, as one corpus sees it. ``records_read = documents + sum of left_out``."""
+
+    index: int
+    records_read: int = 0
+    documents: int = 0
+    tokens: int = 0
+    text_bytes: int = 0
+    with_special_text: int = 0
+    left_out: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class OutputCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task wrote into one corpus.
+
+    Args:
+        sources: one entry per input of the task, in order.
+        length_counts: documents by length in tokens, as in `DocumentLengths`.
+        shortest, longest: document lengths in tokens; 0 without documents.
+    """
+
+    sources: list[SourceCounts]
+    length_counts: list[int] = msgspec.field(default_factory=list)
+    shortest: int = 0
+    longest: int = 0
+
+    @property
+    def documents(self) -> int:
+        """Documents written into this corpus."""
+        return sum(source.documents for source in self.sources)
+
+    def without_sources(self) -> OutputCounts:
+        """The counts of all inputs in one, which is called as the first."""
+        total = SourceCounts(index=self.sources[0].index)
+        for counts in self.sources:
+            total.records_read += counts.records_read
+            total.documents += counts.documents
+            total.tokens += counts.tokens
+        return OutputCounts(sources=[total])
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task did.
+
+    Args:
+        key: the task.
+        previous: segment of the receipt before this one in the same stream; None for the first.
+        is_last: nothing of the input follows this segment.
+        cap: documents that the task was allowed to write, or None.
+        input_bytes: bytes of input it read, for the progress bar.
+        outputs: one entry per corpus of the build: two with a validation split. Records read are the same in each.
+        num_rejects, rejects_bytes: lines and bytes that it wrote to its rejects file.
+        fields: the kept columns that some record of it has a field for.
+        num_marks: byte order marks that were dropped.
+        drops: digest of the `DropLists` by which it left out duplicates; empty if it had none.
+        runs: of a hashing task: how many distinct hashes and how many repeats each run of its file holds.
+        hashes: of a hashing task: digest of its file.
+    """
+
+    key: Key
+    previous: int | None
+    is_last: bool
+    cap: int | None
+    input_bytes: int
+    outputs: list[OutputCounts]
+    num_rejects: int
+    rejects_bytes: int = 0
+    fields: list[str] = msgspec.field(default_factory=list)
+    num_marks: int = 0
+    drops: str = ""
+    runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    hashes: str = ""
+
+    @property
+    def documents(self) -> int:
+        """Documents written, over all corpora."""
+        return sum(output.documents for output in self.outputs)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens written, over all corpora."""
+        return sum(source.tokens for output in self.outputs for source in output.sources)
+
+    @property
+    def inputs(self) -> list[int]:
+        """Indices of the inputs it is about."""
+        return [source.index for source in self.outputs[0].sources]
+
+    @property
+    def records_read(self) -> int:
+        """Records of all inputs."""
+        return sum(source.records_read for source in self.outputs[0].sources)
+
+    def records_of(self, index: int) -> int:
+        """Records read of one input."""
+        return sum(source.records_read for source in self.outputs[0].sources if source.index == index)
+
+    def without_sources(self) -> Receipt:
+        """The receipt with the counts of several inputs in one: what a coordinator that has seen many should keep.
+
+        Inputs that share a task are whole, so nobody asks what came before in one of them.
+        """
+        if len(self.inputs) < 2:
+            return self
+        return msgspec.structs.replace(self, outputs=[output.without_sources() for output in self.outputs])
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What was done since the last report.
+
+    Args:
+        records: read, of which
+        bad: are left out because they cannot become documents, and
+        example: is what is wrong with one of them.
+    """
+
+    input_bytes: int
+    documents: int
+    tokens: int
+    records: int = 0
+    bad: int = 0
+    example: str = ""
+
+
+def progress_of(receipts: Iterable[Receipt]) -> Progress:
+    """What tasks that are done came to."""
+    input_bytes = documents = tokens = records = bad = 0
+    for receipt in receipts:
+        input_bytes += receipt.input_bytes
+        documents += receipt.documents
+        tokens += receipt.tokens
+        records += receipt.records_read
+        bad += receipt.num_rejects
+    return Progress(input_bytes, documents, tokens, records, bad)
+
+
+def receipt_name(key: Key) -> str:
+    """File name of the receipt of a task."""
+    return f"{key[0]:07d}-{key[1]:06d}"
+
+
+def write_receipt(
+    directory: Path, receipt: Receipt, shards: Sequence[pa.RecordBatch], *, partial_directory: Path
+) -> None:
+    """Publish a receipt, whole and durable.
+
+    Args:
+        shards: per corpus of the build, its rows of the shard table.
+        partial_directory: for the unfinished file.
+    """
+    schema = SHARD_TABLE_SCHEMA.with_metadata({_METADATA_KEY: msgspec.json.encode(receipt)})
+    final = directory / f"{receipt_name(receipt.key)}.arrow"
+    with atomic_file(final, partial_directory=partial_directory) as file, ipc.new_file(file, schema) as writer:
+        for rows in shards:
+            writer.write_batch(rows.replace_schema_metadata(schema.metadata))
+
+
+def read_receipts(directory: Path) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
+    """All receipts of a build, by key, each with its rows of the shard table; those that go meanwhile are passed over.
+
+    Raises:
+        BuildError: a receipt is damaged.
+    """
+    try:
+        found = sorted(path for path in directory.iterdir() if path.suffix == ".arrow")
+    except FileNotFoundError:
+        return
+    for path in found:
+        try:
+            yield _read(path)
+        except FileNotFoundError:
+            continue
+
+
+def read_receipt(path: Path) -> tuple[Receipt, list[pa.RecordBatch]]:
+    """One receipt, and per corpus of the build its rows of the shard table.
+
+    Raises:
+        BuildError: the file is gone or damaged.
+    """
+    try:
+        return _read(path)
+    except FileNotFoundError as error:
+        raise BuildError(f"{path} is gone", hint="run the same command again: its task runs again") from error
+
+
+def _read(path: Path) -> tuple[Receipt, list[pa.RecordBatch]]:
+    try:
+        reader = ipc.open_file(map_file(path))
+        receipt = msgspec.json.decode(reader.schema.metadata[_METADATA_KEY.encode()], type=Receipt)
+        batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+        for batch in batches:
+            batch.validate()
+        if len(batches) != len(receipt.outputs):
+            raise ValueError(f"{len(batches)} batches of shards for {len(receipt.outputs)} corpora")
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+        raise BuildError(
+            f"{path} is damaged: {error}", hint="delete that file and run the same command again: its task runs again"
+        ) from error
+    return receipt, [batch.replace_schema_metadata(SHARD_TABLE_SCHEMA.metadata) for batch in batches]
