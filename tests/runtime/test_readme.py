@@ -100,7 +100,7 @@ def rows_example() -> str:
 
 def state_example() -> str:
     """The state after six samples, one field a line."""
-    state = save_cursor(PLAN.cursor().advanced(6), PLAN.identity, PLAN.names)
+    state = save_cursor(PLAN.cursor().advanced(6), PLAN.identity, PLAN.names, PLAN.schedule)
     fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in json.loads(state).items()]
     return "{" + ",\n ".join(fields) + "}"
 

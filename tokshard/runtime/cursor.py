@@ -89,16 +89,16 @@ class Schedule:
         return self.segments[self._num_started(sample) :]
 
     def fingerprint_after(self, sample: int) -> str:
-        """A hash of what starts after a sample."""
+        """A hash of what starts after a sample; empty if nothing does."""
         return self._fingerprints[self._num_started(sample)]
 
     @cached_property
     def _fingerprints(self) -> list[str]:
         """Of the segments from each one on, and of none."""
-        found = [hashlib.sha256(b"tokshard schedule 1\n").digest()]
+        found = [b""]
         for segment in reversed(self.segments):
             content = struct.pack(f"<q{len(segment.weights)}d", segment.start, *segment.weights)
-            found.append(hashlib.sha256(found[-1] + content).digest())
+            found.append(hashlib.sha256(b"tokshard schedule 1\n" + found[-1] + content).digest())
         return [digest.hex() for digest in reversed(found)]
 
     def _num_started(self, sample: int) -> int:
