@@ -22,7 +22,7 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "inspect/decode.py": "import tokenizers",
     **{
         f"runtime/{name}.py": ""
-        for name in ("copying", "cursor", "finding", "infilling", "layout", "mixture", "packing")
+        for name in ("arguments", "copying", "cursor", "finding", "infilling", "layout", "mixture", "packing")
     },
     **{f"runtime/{name}.py": "" for name in ("permutation", "seeds", "steps", "transforms", "windows")},
     "runtime/__init__.py": "",
@@ -30,6 +30,7 @@ ROOMS_WITHOUT_A_WRONG_ARROW = {
     "runtime/mix.py": "import tokshard.runtime.plan, tokshard.runtime.recipes",
     "runtime/recipes.py": "import tokshard.errors",
     "runtime/reader.py": "import tokshard.format.reader",
+    "runtime/checkpoints.py": "import torch, tokshard.errors",
     "runtime/loader.py": "import torch, tokshard.runtime.plan",
     "trainer/__init__.py": "",
     "trainer/config.py": "import tokshard.errors, tokshard.runtime.recipes",
