@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import expected_rows, one_corpus, rows_of, take, two_corpora
 from tokshard.errors import PlanError, PlanMismatchError
+from tokshard.runtime.infilling import FillInTheMiddle
 from tokshard.runtime.loader import StreamDataset, StreamingLoader
 from tokshard.runtime.plan import StreamPlan
 
@@ -99,6 +100,7 @@ def test_the_hint_for_a_float_is_the_integer_that_was_meant() -> None:
 
 Plan: Any = StreamPlan
 Loader: Any = StreamingLoader
+FillIn: Any = FillInTheMiddle
 made: Any = one_corpus
 
 
@@ -128,6 +130,9 @@ made: Any = one_corpus
         lambda: made().find("corpus", "x"),
         lambda: made().find("corpus", 0, epochs=1.5),
         lambda: made().find("corpus", 0, epochs=["x"]),
+        lambda: FillIn(prefix_id="x", suffix_id=2, middle_id=3),
+        lambda: FillIn(prefix_id=1.0, suffix_id=2, middle_id=3),
+        lambda: FillIn(prefix_id=1, suffix_id=2, middle_id=3, rate="half"),
         lambda: Loader("corpus", global_batch_size=4),
         lambda: Loader(made(), global_batch_size=4, timeout_seconds="10"),
         lambda: Loader(made(), global_batch_size=4, timeout_seconds=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from tests.runtime.sources import ListSource
-from tokshard.errors import LoaderError
+from tokshard.errors import LoaderError, UsageError
 from tokshard.jobs.saved_state import read_state
 from tokshard.jobs.torch_checkpoints import load_checkpoint, read_metadata
 from tokshard.runtime.loader import StreamingLoader
@@ -123,9 +124,30 @@ def test_a_value_that_would_execute_something_is_refused_and_does_not(tmp_path: 
 
 def test_a_file_that_would_execute_something_is_refused_and_does_not(tmp_path: Path) -> None:
     torch.save({"cursor": Hostile(tmp_path / "executed")}, tmp_path / "file.pt")
-    with pytest.raises(Exception, match=r"file\.pt"):
+    with pytest.raises(UsageError, match=r"file\.pt is no checkpoint: torch cannot read it without executing"):
         read_state(str(tmp_path / "file.pt"))
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_damaged_bytes_anywhere_in_a_file_are_no_checkpoint_or_change_nothing(tmp_path: Path, is_zip: bool) -> None:
+    file = tmp_path / "file.pt"
+    torch.save({"loader": cursor()}, file, _use_new_zipfile_serialization=is_zip)
+    content = file.read_bytes()
+    for place in range(0, len(content), 5):
+        damaged = bytearray(content)
+        damaged[place] ^= 0x55
+        for bad in (bytes(damaged), content[:place]):
+            file.write_bytes(bad)
+            with contextlib.suppress(UsageError):
+                read_state(str(file))
+
+
+def test_a_state_in_json_that_is_nested_as_deeply_as_it_can_be_is_found(tmp_path: Path) -> None:
+    for depth in (500, 900, 100_000):
+        (tmp_path / "state.json").write_text('{"a":' * depth + json.dumps(cursor()) + "}" * depth)
+        with contextlib.suppress(UsageError):
+            assert read_state(str(tmp_path / "state.json")).cursor == cursor()["cursor"]
 
 
 def test_an_index_that_leads_outside_of_the_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,21 +68,22 @@ def _read(path: str) -> Any:
         raise UsageError(
             f"{path} was saved by torch, which is not installed", hint="pip install 'tokshard[torch]'"
         ) from error
-    except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{path} is no checkpoint: {str(error).splitlines()[0]}", hint=_HINT) from error
 
 
 def _cursors(saved: Any) -> Iterator[str]:
     """Every cursor in nested values, as a line of JSON."""
-    if isinstance(saved, str):
-        if saved.startswith(_MARK):
-            yield saved
-    elif isinstance(saved, Mapping):
-        if "tokshard_cursor" in saved:
-            yield json.dumps(saved, separators=(",", ":"))
-        else:
-            for value in saved.values():
-                yield from _cursors(value)
-    elif isinstance(saved, Sequence) and not isinstance(saved, bytes):
-        for value in saved:
-            yield from _cursors(value)
+    waiting = [saved]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            if value.startswith(_MARK):
+                yield value
+        elif isinstance(value, Mapping):
+            if "tokshard_cursor" in value:
+                yield json.dumps(value, separators=(",", ":"))
+            else:
+                waiting += value.values()
+        elif isinstance(value, Sequence) and not isinstance(value, bytes):
+            waiting += value

@@ -96,11 +96,18 @@ def read_values(path: str, ending: str) -> Any:
     """What a file of torch.save holds; of a checkpoint directory, the values whose names have an ending, by name.
 
     Raises:
-        OSError, RuntimeError, ValueError, pickle.UnpicklingError: it is neither.
+        OSError, ValueError: it is neither, or a file that is damaged or holds what would have to be executed.
         LoaderError: the checkpoint directory is damaged, or holds what would have to be executed.
     """
     if not os.path.isdir(path):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except OSError:
+            raise
+        except pickle.UnpicklingError as error:  # torch's text proposes weights_only=False
+            raise ValueError("torch cannot read it without executing what is in it") from error
+        except Exception as error:  # damaged bytes end in exceptions of any kind
+            raise ValueError(_line(error)) from error
     entries = read_metadata(path).state_dict_metadata
     found: dict[str, Any] = {
         name: None

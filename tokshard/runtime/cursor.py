@@ -28,9 +28,6 @@ _MAX_COUNT = MAX_SAMPLE + (MAX_SAMPLE >> 1)
 
 _DAMAGED = "load an older checkpoint, or start without the loader's state"
 
-_SCHEDULE_DIGITS = 16
-"""Hexadecimal digits of the hash that names a schedule: enough to notice another one."""
-
 MAX_SEGMENTS = 16
 """A longer schedule of past weights is saved as the balance that it led to: a run that anneals its mix keeps a small
 state."""
@@ -92,17 +89,17 @@ class Schedule:
         return self.segments[self._num_started(sample) :]
 
     def fingerprint_after(self, sample: int) -> str:
-        """A hash of what starts after a sample."""
+        """A hash of what starts after a sample; empty if nothing does."""
         return self._fingerprints[self._num_started(sample)]
 
     @cached_property
     def _fingerprints(self) -> list[str]:
         """Of the segments from each one on, and of none."""
-        found = [hashlib.sha256(b"tokshard schedule 1\n").digest()]
+        found = [b""]
         for segment in reversed(self.segments):
             content = struct.pack(f"<q{len(segment.weights)}d", segment.start, *segment.weights)
-            found.append(hashlib.sha256(found[-1] + content).digest())
-        return [digest.hex()[:_SCHEDULE_DIGITS] for digest in reversed(found)]
+            found.append(hashlib.sha256(b"tokshard schedule 1\n" + found[-1] + content).digest())
+        return [digest.hex() for digest in reversed(found)]
 
     def _num_started(self, sample: int) -> int:
         return bisect_right(self.segments, sample, key=lambda segment: segment.start)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tokshard.errors import PlanError
+from tokshard.runtime.arguments import integer, real
 from tokshard.runtime.packing import IGNORED
 from tokshard.runtime.transforms import Sample, SampleRandom
 
@@ -42,7 +43,9 @@ class FillInTheMiddle:
     spm_rate: float = 0.5
 
     def __post_init__(self) -> None:
-        ids = (self.prefix_id, self.suffix_id, self.middle_id)
+        ids = [integer(name, getattr(self, name)) for name in ("prefix_id", "suffix_id", "middle_id")]
+        for name in ("rate", "spm_rate"):
+            real(name, getattr(self, name))
         if min(ids) < 0 or len(set(ids)) < _NUM_SENTINELS or not (0 <= self.rate <= 1 and 0 <= self.spm_rate <= 1):
             raise PlanError(
                 f"{self!r}: ids are three different ones from 0 on, rates from 0 to 1",

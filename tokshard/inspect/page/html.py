@@ -71,7 +71,7 @@ def plotly_source() -> str:
 
 
 def _asset(name: str) -> str:
-    return importlib.resources.files("tokshard.inspect").joinpath("assets", name).read_text(encoding="utf-8")
+    return importlib.resources.files("tokshard.inspect.page").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _digest(script: str) -> str:
