@@ -193,3 +193,13 @@ def test_documents_of_every_kind_are_not_mixed_up_by_memory_that_is_used_again()
             real = [row for row in rows_of(list(loader)) if row["sample_index"] >= 0]
             assert real == expected_rows(plan, range(plan.num_samples or 0))
         loader.close()
+
+
+@pytest.mark.parametrize("has_gil", [True, False])
+def test_memory_is_used_again_only_where_reference_counts_are_exact(
+    has_gil: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: has_gil, raising=False)
+    recycler = Recycler(2)
+    recycler.empty((3, 4))  # which nothing holds any more
+    assert len(recycler._arrays) == has_gil
