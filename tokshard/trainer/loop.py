@@ -37,6 +37,7 @@ from tokshard.trainer.parallel import (
     sum_over_ranks,
     together,
 )
+from tokshard.wording import counted
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -205,7 +206,7 @@ class _Run:
         latest, start = checkpoint.find_latest(self.checkpoints), self.settings.checkpoint.load
         path = latest or start
         if not path:
-            self._say(f"a new run on {distributed.get_world_size()} ranks: {num_parameters(self.model):,} parameters")
+            self._say(f"a new run on {counted(distributed.get_world_size(), 'rank')}: {num_parameters(self.model):,} parameters")
             return 0
         state = checkpoint.load(path, self.model, self.optimizer)
         if latest and start and state.config.get("checkpoint", {}).get("load") != start:
@@ -214,7 +215,7 @@ class _Run:
                 hint="leave checkpoint.load out to continue that run, or give another train.out",
             )
         self.loader.load_state_dict(state.loader)
-        self._say(f"{path}: continuing after step {state.step} on {distributed.get_world_size()} ranks")
+        self._say(f"{path}: continuing after step {state.step} on {counted(distributed.get_world_size(), 'rank')}")
         return state.step
 
     def _save(self, step: int) -> None:
