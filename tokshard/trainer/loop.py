@@ -206,7 +206,8 @@ class _Run:
         latest, start = checkpoint.find_latest(self.checkpoints), self.settings.checkpoint.load
         path = latest or start
         if not path:
-            self._say(f"a new run on {counted(distributed.get_world_size(), 'rank')}: {num_parameters(self.model):,} parameters")
+            ranks = counted(distributed.get_world_size(), "rank")
+            self._say(f"a new run on {ranks}: {num_parameters(self.model):,} parameters")
             return 0
         state = checkpoint.load(path, self.model, self.optimizer)
         if latest and start and state.config.get("checkpoint", {}).get("load") != start:
