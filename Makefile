@@ -13,16 +13,18 @@ CODE := quickstart/shards/code
 PROSE := quickstart/shards/prose
 RECIPE := recipes/quickstart_train.toml
 RUN := quickstart/run
-# tests of numbers and commands, which one set of versions is enough for
-ONCE := tests/readme/test_readme.py tests/inspect/test_damage.py $(addprefix tests/runtime/test_,shuffle_quality.py finding.py)
+# what does not depend on the versions of other packages is tested with one set of them
+ONCE := $(addprefix tests/,architecture benchmark readme cli/test_bench.py inspect/test_damage.py pipeline/test_hub.py \
+	runtime/test_shuffle_quality.py runtime/test_finding.py)
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test soak test-interop test-browser benchmark lint format clean
+.PHONY: help quickstart check test soak test-interop test-browser benchmark lint format clean
 
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
-	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions"
+	@echo "make check         lint, types and the fast tests of the rooms that differ from BASE=HEAD; a minute or two"
+	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; ten minutes"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
 	@echo "make soak          minutes of random damage, kills and long permutations"
@@ -49,7 +51,16 @@ quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
 	$(BIN)/python recipes/quickstart_corpus.py quickstart/raw
 	@touch $@
 
-# the environments beside each other; then the files of tests, each as a whole, in the order of pyproject.toml
+# A file of tokshard/ROOM or tests/ROOM stands for the tests of that room; if nothing differs, all rooms are tested.
+BASE ?= HEAD
+ROOMS = $(shell { git diff --name-only $(BASE); git ls-files --others --exclude-standard; } | cut -d/ -f1,2 \
+	| sed -n -E -e 's,^tokshard/jobs$$,tests/runtime,p' -e 's,^tokshard/interop$$,tests/pipeline,p' \
+	-e 's,^tokshard/[a-z]+\.py$$,tests/cli,p' -e 's,^(tokshard|tests)/([a-z]+)$$,tests/\2,p' | sort -u)
+
+check: lint
+	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -q -n 2 tests/architecture $(or $(wildcard $(ROOMS)),tests)
+
+# the environments side by side; then the files of tests, each as a whole, in the order of pyproject.toml
 test:
 	$(MAKE) --jobs 2 lint $(LOWEST)/stamp-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser"
@@ -92,7 +103,7 @@ $(VENV)/stamp-browser: pyproject.toml constraints/default.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,dev,test-browser]'
 	@touch $@
 
-# transformers can't be installed beside tokenizers 1.x
+# transformers can't be installed together with tokenizers 1.x
 $(INTEROP)/stamp-test: pyproject.toml constraints/interop.txt | $(INTEROP)/bin/python
 	$(INTEROP)/bin/python $(PIP_INSTALL) --constraint constraints/interop.txt --editable '.[test-interop]'
 	@touch $@

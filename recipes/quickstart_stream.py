@@ -52,7 +52,7 @@ def main() -> None:
     for number, ranks in enumerate((3, 4), 1):
         more, state = stream(plan, world_size=ranks, steps=2, state=state)
         print(
-            f"{ranks} ranks go on with samples {len(rows)} to {len(rows) + len(more) - 1}"
+            f"{ranks} ranks continue with samples {len(rows)} to {len(rows) + len(more) - 1}"
             + ", and stop" * (number == 1)
         )
         rows += more

@@ -1,26 +1,26 @@
 """Every error that tokshard raises on purpose: one problem, one hint, one exit code.
 
-The tree::
+::
 
     TokshardError                      exit 1: the data or the run failed
-    |- UsageError                      exit 2: wrong option, path or configuration
-    |  |- TokenizerError               the tokenizer cannot be used as asked
-    |  |- PlanError                    corpora, weights and sizes that make no plan
-    |  |- PlanMismatchError            a checkpoint of another plan
-    |  `- ConfigurationChangedError    the directory holds a build with other settings
-    |- SourceError                     an input has changed, or cannot be listed
-    |  |- BadSourceError               an input is damaged or gone
-    |  `- BadRecordError               one record of an input cannot become a document
-    |- BuildError                      the build could not go on: disk, worker, lock
-    |- TrainerError                    training cannot go on: loss, checkpoint
-    |- LoaderError                     no batch comes: a worker died, a read hangs; a damaged checkpoint
-    `- CorpusError                     a corpus cannot be opened or read
-       |- MissingCorpusError           exit 2: there is no such directory
-       |- UnfinishedCorpusError        the directory has no manifest
-       |- UnsupportedFormatError       written by a newer tokshard
-       `- DamagedCorpusError           a file is not what the manifest says
+    ├─ UsageError                      exit 2: a wrong option, path or configuration
+    │  ├─ TokenizerError               the tokenizer cannot be used in this way
+    │  ├─ PlanError                    corpora, weights and sizes do not make a plan
+    │  ├─ PlanMismatchError            a checkpoint belongs to another plan
+    │  └─ ConfigurationChangedError    the directory holds a build with other settings
+    ├─ SourceError                     an input has changed, or cannot be listed
+    │  ├─ BadSourceError               an input is damaged or gone
+    │  └─ BadRecordError               a record cannot become a document
+    ├─ BuildError                      the build cannot continue: disk, worker, lock
+    ├─ LoaderError                     the loader cannot continue: a worker died, a read hangs, a checkpoint is damaged
+    ├─ TrainerError                    training cannot continue: loss, checkpoint, ranks
+    └─ CorpusError                     a corpus cannot be opened or read
+       ├─ MissingCorpusError           exit 2: the directory does not exist
+       ├─ UnfinishedCorpusError        the directory has no manifest
+       ├─ UnsupportedFormatError       written by a newer tokshard
+       └─ DamagedCorpusError           a file differs from what the manifest says
 
-A wrong argument to a Python function is a plain `ValueError`, `TypeError` or `IndexError`.
+Wrong arguments to a Python function raise a plain `ValueError`, `TypeError` or `IndexError`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESTORE = "restore the file from a copy, or rebuild with 'tokshard build --force
 
 
 class TokshardError(Exception):
-    """Something a user can fix.
+    """A problem that a user can fix.
 
     Args:
         problem: what is wrong with which value, where, and what was expected; one line.
@@ -58,65 +58,65 @@ class UsageError(TokshardError):
 
 
 class TokenizerError(UsageError):
-    """A tokenizer that cannot be loaded, or names no EOS, or lacks a token that was asked for."""
+    """The tokenizer cannot be loaded, does not name its EOS, or lacks a token that was asked for."""
 
 
 class PlanError(UsageError):
-    """Corpora, weights and sizes that make no plan."""
+    """Corpora, weights and sizes do not make a plan."""
 
 
 class PlanMismatchError(UsageError):
-    """A checkpoint that was taken on another plan than the one that is to continue it."""
+    """A checkpoint was taken on another plan than the one that should continue it."""
 
 
 class ConfigurationChangedError(UsageError):
-    """The output directory belongs to a build with other settings or other sources."""
+    """The output directory belongs to a build with other settings or sources."""
 
 
 class SourceError(TokshardError):
-    """An input that is damaged, gone, or not what it was when the build began."""
+    """An input is damaged, gone, or not what it was when the build began."""
 
 
 class BadSourceError(SourceError):
-    """An input that is damaged or gone, under ``--on-bad-source fail``."""
+    """An input is damaged or gone, with ``--on-bad-source fail``."""
 
 
 class BadRecordError(SourceError):
-    """A record that cannot become a document, under ``--on-bad-record fail``."""
+    """A record cannot become a document, with ``--on-bad-record fail``."""
 
 
 class BuildError(TokshardError):
-    """A build that could not go on: a full disk, a lost worker, a second build in the same place."""
+    """The build cannot continue: a full disk, a lost worker, another build in the same directory."""
 
 
 class LoaderError(TokshardError):
-    """A loader that gets no batch: a worker died, or a read hangs; or a checkpoint that is damaged."""
+    """The loader cannot continue: a worker died, a read hangs, or a checkpoint is damaged."""
 
 
 class TrainerError(TokshardError):
-    """A training run that cannot go on: a loss that is not finite, a checkpoint of another model."""
+    """Training cannot continue: the loss is not finite, a checkpoint does not fit, ranks do not share a disk."""
 
 
 class CorpusError(TokshardError):
-    """A corpus that cannot be opened or read."""
+    """A corpus cannot be opened or read."""
 
 
 class MissingCorpusError(CorpusError):
-    """A path that is no directory: wrong use, not damage."""
+    """The path is not a directory, which is wrong usage and not damage."""
 
     exit_code = 2
 
 
 class UnfinishedCorpusError(CorpusError):
-    """A directory without a manifest."""
+    """The directory has no manifest."""
 
 
 class UnsupportedFormatError(CorpusError):
-    """A corpus written by a newer tokshard than this one."""
+    """The corpus was written by a newer tokshard."""
 
 
 class DamagedCorpusError(CorpusError):
-    """A file of a corpus that is not what its manifest says."""
+    """A file of the corpus differs from what the manifest says."""
 
 
 def _rebuild(kind: type[TokshardError], problem: str, hint: str) -> TokshardError:

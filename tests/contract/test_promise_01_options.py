@@ -100,7 +100,8 @@ def test_any_number_of_workers_gives_the_same_bytes(case, tmp_path: Path, worker
     assert build(inputs, tmp_path / "out", *options, "--workers", str(workers)) == reference
 
 
-@pytest.mark.parametrize("moment", [0, *(pytest.param(moment, marks=pytest.mark.soak) for moment in range(1, 12))])
+@pytest.mark.soak  # test_promise_01_faults.py kills builds with these options at chosen steps
+@pytest.mark.parametrize("moment", range(12))
 def test_a_build_killed_at_random_moments_and_run_again_gives_the_same_bytes(case, tmp_path: Path, moment: int) -> None:
     inputs, options, reference = case
     rng = random.Random(moment)

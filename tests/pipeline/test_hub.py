@@ -60,6 +60,28 @@ class Hub(NamedTuple):
             check=False,
         )
 
+    def builds(self, *arguments: list[str]) -> list[tuple[int, str]]:
+        """Exit code and stderr of each build, all in one process, which imports the libraries of the hub once."""
+        script = (
+            "import contextlib, io, json, sys\n"
+            "from tokshard.cli.main import run\n"
+            "for arguments in json.loads(sys.argv[1]):\n"
+            "    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):\n"
+            "        code = run(arguments)\n"
+            "    print(json.dumps([code, err.getvalue()]))\n"
+        )
+        lines = [["build", *line, "--workers", "1", "--quiet"] for line in arguments]
+        done = subprocess.run(
+            [sys.executable, "-c", script, json.dumps(lines)],
+            env=self.environment,
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        )
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
     def texts(self) -> list[str]:
         return texts_of(open_corpus(self.directory / "out"))
 
@@ -102,12 +124,14 @@ def fake(tmp_path: Path) -> Iterator[Hub]:
 # tokenizers
 
 
-@pytest.mark.parametrize("location", ["someone/bytes", "hf://someone/bytes", f"someone/bytes@{COMMIT}"])
-def test_a_tokenizer_of_the_hub_is_fetched_alone_and_its_commit_recorded(location, fake):
-    done = fake.build("a.jsonl", "--tokenizer", location)
-    assert done.returncode == 0, done.stderr
-    assert fake.texts() == ["from disk"]
-    assert open_corpus(fake.directory / "out").manifest.tokenizer.name == f"someone/bytes@{COMMIT}"
+def test_a_tokenizer_of_the_hub_is_fetched_alone_and_its_commit_recorded(fake):
+    locations = {"id": "someone/bytes", "uri": "hf://someone/bytes", "commit": f"someone/bytes@{COMMIT}"}
+    done = fake.builds(*(["a.jsonl", "--tokenizer", where, "--out", out] for out, where in locations.items()))
+    assert done == [[0, ""]] * 3
+    for out in locations:
+        corpus = open_corpus(fake.directory / out)
+        assert texts_of(corpus) == ["from disk"]
+        assert corpus.manifest.tokenizer.name == f"someone/bytes@{COMMIT}"
     fetched = {path.rpartition("/")[2] for path in fake.asked if "/resolve/" in path}
     assert fetched == {"tokenizer.json", "tokenizer_config.json"}
 
@@ -119,20 +143,23 @@ def test_a_local_path_goes_before_a_model_of_the_hub(fake):
     assert fake.asked == []
 
 
-@pytest.mark.parametrize(
-    ("location", "problem", "hint"),
-    [
-        ("someone/nobody", "someone/nobody cannot be used: ", "check the id"),
-        ("someone/bytes@v9", "someone/bytes@v9 cannot be used: ", "check the id"),
-        ("someone/pieces", "someone/pieces has no tokenizer.json; it has tokenizer.model", "download tokenizer.model"),
-        ("hf://someone", "hf://someone is no model of the hub", "give hf://OWNER/NAME[@REVISION]"),
-    ],
-)
-def test_a_tokenizer_that_the_hub_does_not_have_is_named(location, problem, hint, fake):
-    done = fake.build("a.jsonl", "--tokenizer", location)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {problem}")
-    assert f"hint: {hint}" in done.stderr
+NO_TOKENIZERS = {
+    "someone/nobody": ("someone/nobody cannot be used: ", "check the id"),
+    "someone/bytes@v9": ("someone/bytes@v9 cannot be used: ", "check the id"),
+    "someone/pieces": (
+        "someone/pieces has no tokenizer.json; it has tokenizer.model",
+        "download tokenizer.model",
+    ),
+    "hf://someone": ("hf://someone is no model of the hub", "give hf://OWNER/NAME[@REVISION]"),
+}
+
+
+def test_a_tokenizer_that_the_hub_does_not_have_is_named(fake):
+    done = fake.builds(*(["a.jsonl", "--tokenizer", location, "--out", "out"] for location in NO_TOKENIZERS))
+    for (code, shown), (problem, hint) in zip(done, NO_TOKENIZERS.values(), strict=True):
+        assert code == 2
+        assert shown.startswith(f"error: {problem}")
+        assert f"hint: {hint}" in shown
 
 
 def test_a_hub_that_does_not_answer_is_an_error_of_the_run(fake):

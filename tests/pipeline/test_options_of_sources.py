@@ -109,6 +109,8 @@ KINDS = {
     "saved data set": Kind(_saved),
 }
 FAST = ("members.tar.zst", "text by line", "saved data set")
+SLOW = ("plain.jsonl", "table.parquet", "stream.arrow", "plain.csv", "files of text", "samples")
+"""With `FAST`, one of each way to cut an input into tasks; the other kinds differ by compression."""
 
 UNIQUE = [f"text {number}, " + "abc " * (2_000 + number % 9) for number in range(300)]
 TEXTS = [text for n, unique in enumerate(UNIQUE) for text in ([unique, UNIQUE[n // 2]] if n % 5 == 0 else [unique])]
@@ -128,7 +130,13 @@ def facts(out: Path) -> dict[str, tuple[list[str], list[str], dict[str, int], in
     return found
 
 
-@pytest.mark.parametrize("kind", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in KINDS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow if name in SLOW else pytest.mark.soak)
+        for name in KINDS
+    ],
+)
 def test_duplicates_and_the_split_are_the_same_for_any_number_of_workers(kind, tmp_path):
     write_byte_tokenizer(tmp_path / ".tokenizer")
     source = KINDS[kind].write(tmp_path, TEXTS)

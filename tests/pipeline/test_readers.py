@@ -562,10 +562,11 @@ def padded(number: int) -> dict[str, Any]:
         "frames.jsonl.zst",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                *("members.jsonl.gz", "members.csv.gz", "stream.arrow", "plain.jsonl", "streams.jsonl.bz2"),
-                *("streams.jsonl.xz", "file.feather", "plain.tsv", "members.tar.zst"),
-            )
+            for name in ("members.csv.gz", "stream.arrow", "plain.jsonl", "file.feather", "members.tar.zst")
+        ),
+        *(
+            pytest.param(name, marks=pytest.mark.soak)
+            for name in ("members.jsonl.gz", "streams.jsonl.bz2", "streams.jsonl.xz", "plain.tsv")
         ),
     ],
 )

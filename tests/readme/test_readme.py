@@ -1,4 +1,4 @@
-"""The examples of README.md run as they are written."""
+"""The examples of the pages for users run as they are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import pytest
 from tokshard.jobs.plan_file import Mix
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "tokshard/cli/README.md", ROOT / "tokshard/jobs/README.md"]
+"""In this order: the later ones use files that the examples of the first have made."""
+TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def examples() -> list[tuple[str, str]]:
     """Commands and Python examples, in the order in which a reader meets them."""
-    blocks = re.findall(r"^```(console|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(console|python)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     found = []
     for kind, block in blocks:
         if kind == "console":
@@ -53,7 +55,8 @@ def run(arguments: list[str] | str, directory: Path) -> None:
     assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
 
 
-def test_the_commands_and_the_python_examples_of_the_readme_run_one_after_another(directory: Path) -> None:
+@pytest.mark.timeout(300)  # some thirty processes, one after another
+def test_the_commands_and_the_python_examples_run_one_after_another(directory: Path) -> None:
     assert {kind for kind, _ in examples()} == {"console", "python"}
     for number, (kind, example) in enumerate(examples()):
         if kind == "console":
@@ -65,18 +68,25 @@ def test_the_commands_and_the_python_examples_of_the_readme_run_one_after_anothe
 
 
 def test_every_block_says_what_it_is() -> None:
-    kinds = re.findall(r"^```(.*)\n", README, re.MULTILINE)[::2]
-    assert set(kinds) == {"console", "python", "py", "text"}
+    kinds = re.findall(r"^```(.*)\n", TEXT, re.MULTILINE)[::2]
+    assert set(kinds) == {"console", "python", "py", "text", "toml"}
 
 
 def test_the_table_of_keys_names_every_key_of_a_mix_in_toml() -> None:
-    keys = re.findall(r"^\| `(\w+)` \|", README.partition("| key of a `mix.toml`")[2], re.MULTILINE)
+    keys = re.findall(r"^\| `(\w+)` \|", TEXT.partition("| key of a `mix.toml`")[2], re.MULTILINE)
     assert sorted(keys) == sorted(item.name for item in dataclasses.fields(Mix))
     assert keys[:3] == ["corpora", "seq_len", "global_batch_size"]
 
 
-def test_every_file_that_the_readme_links_to_exists() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_file_and_section_that_a_page_links_to_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^):]+)\)", text)
     assert links
     for link in links:
-        assert (ROOT / link).exists(), link
+        name, _, section = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        if section:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert section in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, link

@@ -409,8 +409,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("end", ["kill", "return"])
+@pytest.mark.parametrize(("method", "end"), [("spawn", "kill"), ("fork", "return")])
 def test_no_worker_outlives_a_job_that_is_killed_or_forgets_to_close(method: str, end: str) -> None:
     done = start_python(CHILD_OF_A_KILLED_JOB, method, end)
     assert done.returncode == (-signal.SIGKILL if end == "kill" else 0), done.stderr

@@ -24,7 +24,7 @@ from tokshard.runtime import StreamingLoader
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
-STEPS = 80
+STEPS = 40
 SEQ_LEN = 16
 
 pytestmark = [

@@ -94,9 +94,10 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
     path = directory / "flipped" / "step-00000001"
     (_, damaged, *_) = sorted(json.loads((path / "COMPLETE").read_text()))
     if rank == 1:
-        content = bytearray((path / damaged).read_bytes())
-        content[len(content) // 2] ^= 1
-        (path / damaged).write_bytes(content)
+        with (path / damaged).open("r+b") as file:  # never shorter: rank 0 may look at its size already
+            content = file.read()
+            file.seek(len(content) // 2)
+            file.write(bytes([content[len(content) // 2] ^ 1]))
     yield "a flipped bit in a file of rank 1's part", lambda: checkpoint.load(str(path), *trained(seed=1))
 
     def hold() -> None:

@@ -37,7 +37,13 @@ from tokshard.wording import aligned, one_line
     metavar="TOKEN",
     help="Token that starts every document; 'auto' takes it from tokenizer_config.json.  [default: none]",
 )
-@click.option("--text-field", default="text", show_default=True, metavar="FIELD", help="Dotted path of the text.")
+@click.option(
+    "--text-field",
+    default="text",
+    show_default=True,
+    metavar="FIELD",
+    help="Field of the text; a dot for a nested one.",
+)
 @click.option("--id-field", metavar="FIELD", help="Field to store as column 'id'.")
 @click.option(
     "--keep", multiple=True, metavar="FIELD[:TYPE]", help="Field to store as a column: string, int64, float64 or bool."
@@ -55,7 +61,11 @@ from tokshard.wording import aligned, one_line
     help="What a document is in plain text.",
 )
 @click.option(
-    "--shard-tokens", type=COUNT, default="256M", show_default=True, help="A shard closes before it has more tokens."
+    "--shard-tokens",
+    type=COUNT,
+    default="256M",
+    show_default=True,
+    help="A shard closes before it has more tokens than this.",
 )
 @click.option(
     "--task-bytes", type=BYTES, help="Input bytes per unit of work.  [default: 16MiB to 512MiB, by input size]"
@@ -68,19 +78,19 @@ from tokshard.wording import aligned, one_line
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="Stop at a record that is no document, or leave it out, counted and listed in rejects.jsonl.",
+    help="At a record that cannot become a document: stop, or leave it out, counted and listed in rejects.jsonl.",
 )
 @click.option(
     "--on-bad-source",
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="Stop at an input that is damaged or gone, or leave it out whole, counted and listed.",
+    help="At an input that is damaged or gone: stop, or leave out all of it, counted and listed.",
 )
 @click.option(
     "--max-bad-records",
     metavar="N|X%",
-    help="Stop when more records would be skipped: a number, or a share of the records read.  [default: any number]",
+    help="Stop when more records than this are skipped: a number, or a share of those read.  [default: no limit]",
 )
 @click.option("--min-tokens", type=COUNT, metavar="N", help="Leave out shorter documents; delimiters count.")
 @click.option("--max-tokens", type=COUNT, metavar="N", help="Leave out longer documents; delimiters count.")
@@ -89,16 +99,16 @@ from tokshard.wording import aligned, one_line
     type=click.Choice(["none", "exact"]),
     default="none",
     show_default=True,
-    help="Leave out texts that are equal to an earlier one, over all sources. Reads them twice.",
+    help="Leave out texts equal to an earlier one, over all sources. Reads the sources twice.",
 )
 @click.option(
     "--validation-fraction",
     type=float,
     metavar="X",
-    help="Write DIR/train and DIR/validation; a hash of the text puts a share X of the documents into the second.",
+    help="Write DIR/train and DIR/validation; a hash of the text puts a fraction X of the documents into the second.",
 )
-@click.option("--limit", type=COUNT, metavar="N", help="Stop after so many documents.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: the CPUs of this machine]")
+@click.option("--limit", type=COUNT, metavar="N", help="Stop after N documents.")
+@click.option("--workers", type=click.IntRange(min=1), help="Number of processes.  [default: the CPUs of this machine]")
 @click.option("--force", is_flag=True, help="Start over: remove the corpus or unfinished build in DIR first.")
 @click.option("--dry-run", is_flag=True, help="Write nothing; estimate tokens, time and disk space from a sample.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
@@ -113,10 +123,11 @@ def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dr
     parquet, arrow or feather; a directory saved by datasets; hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]; or - for
     standard input. Documents keep the order of the sources; inside a directory, the bytewise order of the paths.
 
-    A build that was stopped, by whatever, goes on when the same command runs again.
+    To continue a build that was interrupted, run the same command again.
 
-    RECIPE.toml in place of SOURCEs builds several corpora, one after another: tables [corpora.NAME] with sources, out
-    and any option under its long name with underscores, and [defaults] for all; options given here win over both.
+    A RECIPE.toml in place of SOURCEs builds several corpora, one after another. It has a table [corpora.NAME] for each,
+    with sources, out and any option by its long name with underscores, and [defaults] for all. Options on the command
+    line win over both.
     """
     is_recipe = is_recipe_path(sources)
     fits = True

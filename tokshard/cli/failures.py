@@ -1,4 +1,4 @@
-"""What a user sees of an error: one problem line, one hint line, an exit code."""
+"""How an error is shown: one problem line, one hint line, an exit code."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Failure:
 
 
 def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
-    """How an error is shown, whatever it is.
+    """Describe any exception for the user.
 
     Args:
-        command: whose help a user should read who has used it wrongly.
+        command: the command whose help is named after wrong usage.
     """
     help_page = f"see '{command} --help'"
     match error:
@@ -74,7 +74,7 @@ def describe(error: BaseException, *, command: str = "tokshard") -> Failure:
 
 
 def unwritten(error: OSError) -> Failure:
-    """What a command failed with that is done, but could not print its result."""
+    """The failure of a command that did its work but could not print the result."""
     return Failure(
         f"standard output cannot be written: {error.strerror}", "make room, or send the output to another place", 1
     )

@@ -24,7 +24,7 @@ from tokshard.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A subcommand that is imported when it runs.
+    """A subcommand that is imported only when it runs.
 
     Args:
         place: ``module:attribute`` of the click command.
@@ -38,7 +38,7 @@ class LazyCommand:
 COMMANDS = {
     "build": LazyCommand("tokshard.cli.build:build", "Tokenize text into a corpus of Arrow shards."),
     "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show what a corpus holds, and some of its documents."),
-    "status": LazyCommand("tokshard.cli.status:status", "Show how far a build is, and how to continue it."),
+    "status": LazyCommand("tokshard.cli.status:status", "Show how far a build has got, and how to continue it."),
     "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),
     "plan": LazyCommand("tokshard.cli.plan:plan", "Preview a mix before training: tokens, epochs, steps, bytes."),
     "trace": LazyCommand("tokshard.cli.trace:trace", "Show every document that a training step read."),
@@ -93,10 +93,10 @@ class LazyGroup(click.Group):
 @debug_option
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Raw text into tokenized Arrow shards.
+    """Turn raw text into tokenized Arrow shards, and preview what a training run reads of them.
 
     Results go to stdout; progress and errors go to stderr. Exit codes: 0 done, 1 the data or the run failed, 2 wrong
-    usage (a path that does not exist, too), 130 interrupted, 143 terminated.
+    usage or a path that does not exist, 130 interrupted, 143 terminated.
 
     Numbers of tokens, samples, documents and steps: 4096, 1_000, 1e6, 256k, 256M, 1.5B (or G, 10^9), 2T. Sizes in
     bytes: 4096, 256MB, 16MiB.

@@ -1,4 +1,4 @@
-"""How far a command is, on stderr: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINE_SECONDS = 10.0
 
 @contextlib.contextmanager
 def byte_progress(label: str, *, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
-    """A function that shows bytes done and bytes to do, or another unit, for as long as the context lasts."""
+    """A function that shows how much is done of how much, in bytes or another unit, while the context lasts."""
     label = one_line(label)
     if sys.stderr.isatty():
         with tqdm(
@@ -51,7 +51,7 @@ def byte_progress(label: str, *, unit: str = "B") -> Iterator[Callable[[int, int
 
 @contextlib.contextmanager
 def stage_progress(label: str) -> Iterator[Callable[[str], None]]:
-    """A function that shows what is done now, on a terminal only, for as long as the context lasts."""
+    """A function that shows the current stage, on a terminal only, while the context lasts."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

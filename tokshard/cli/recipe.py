@@ -35,10 +35,10 @@ def is_recipe_path(sources: Sequence[str]) -> bool:
 
 
 def one_corpus(sources: Sequence[str], options: Mapping[str, Any], *, name: str = "") -> CorpusRequest:
-    """A corpus whose options are converted.
+    """One corpus, from options that are already converted.
 
     Raises:
-        UsageError: it lacks a tokenizer or a directory.
+        UsageError: the tokenizer or the directory is missing.
     """
     for key in ("tokenizer", "out"):
         if options.get(key) is None:
@@ -50,11 +50,11 @@ def one_corpus(sources: Sequence[str], options: Mapping[str, Any], *, name: str 
 
 
 def read_recipe(path: str, context: click.Context) -> list[CorpusRequest]:
-    """The corpora of a recipe, in its order. What the command line gives wins over the recipe.
+    """The corpora of a recipe, in its order. Options on the command line win over the recipe.
 
     Raises:
-        UsageError: the file cannot be read, or names no corpus, an unknown key or a value of another kind, or two
-            corpora would be written into the same place.
+        UsageError: the file cannot be read, asks for no corpus, has an unknown key or a value of the wrong type, or
+            writes two corpora into the same directory.
     """
     sections = _load(path)
     _check_keys(sections, _SECTIONS, path)
@@ -118,7 +118,7 @@ def _check_keys(found: Iterable[str], known: Iterable[str], where: str) -> None:
 
 
 def _convert(option: click.Option, value: Any, where: str, context: click.Context) -> Any:
-    """A value of TOML as the command line would give it."""
+    """Convert a value of TOML as if it came from the command line."""
     items = value if isinstance(value, list) else [value]
     is_right = isinstance(value, list) == option.multiple and all(
         isinstance(item, bool) if option.is_flag else isinstance(item, str | int | float) and not isinstance(item, bool)

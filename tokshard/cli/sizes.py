@@ -1,4 +1,4 @@
-"""Numbers on the command line: counts, lengths, sizes in bytes, lists and ranges; `tokshard.numbers` reads them."""
+"""Numbers on the command line: counts, lengths, sizes in bytes, lists and ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The standard streams of a command: one that is closed or full takes nothing more, and the work continues."""
+"""The standard streams of a command: if one is closed or full, output is dropped and the work continues."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, TextIO
 
 
 class Sink(io.FileIO):
-    """A file descriptor to write to, which remembers its first error and drops all that comes after it.
+    """A file descriptor that remembers its first write error and drops everything after it.
 
     Args:
-        raises_broken_pipe: whether a reader that is gone is an error of the caller: it ends a long listing early.
+        raises_broken_pipe: raise when the reader is gone, so that a long listing ends early.
     """
 
     def __init__(self, descriptor: int, *, raises_broken_pipe: bool) -> None:
@@ -35,13 +35,13 @@ class Sink(io.FileIO):
 
 
 def open_streams() -> Sink:
-    """Replace stdout and stderr by streams that a command can write to whatever they are.
+    """Replace stdout and stderr by streams that a command can always write to.
 
     Descriptors 0 to 2 that are closed become /dev/null, before another file takes their numbers. What the encoding of a
     stream lacks is written as escapes.
 
     Returns:
-        What stdout is written to; its error is to be looked at when the command is done.
+        The sink of stdout; look at its error when the command is done.
     """
     for descriptor in range(3):
         try:

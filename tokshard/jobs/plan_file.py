@@ -17,7 +17,7 @@ from tokshard.runtime.plan import StreamPlan
 STATE_FILE = "state.json"
 """The file of a trainer's checkpoint that holds its recipe and the loader's state."""
 
-_HINT = "the keys of a mix.toml are in README.md, under 'Look at a loss spike'"
+_HINT = "tokshard/jobs/README.md lists the keys of a mix.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

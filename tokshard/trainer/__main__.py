@@ -10,7 +10,7 @@ from tokshard.trainer.config import load_config
 
 
 def main(arguments: list[str]) -> int:
-    """Run a recipe. Exit code 0: all steps are done; 2: wrong recipe; 128 + n: stopped by signal n, and saved."""
+    """Run a recipe. Exit codes: 0, all steps done; 2, a wrong recipe; 128 + n, saved and stopped by signal n."""
     if not arguments or arguments[0] in ("-h", "--help"):
         _say("usage: torchrun -m tokshard.trainer RECIPE.toml [section.key=value ...]")
         return 0 if arguments else 2

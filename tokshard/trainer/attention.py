@@ -1,4 +1,4 @@
-"""Causal attention within documents. Rows are flattened: a document is a range of places, never a mask."""
+"""Causal attention within documents. Rows are flattened: a document is a range of positions, never a mask."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """Where the pieces of documents lie in flattened rows.
+    """Where pieces of documents start and end in flattened rows.
 
     Args:
         cu_seqlens: int32 [n], on the device of the model.
-        bounds: the same without repeats, on the host: the CPU path loops over it.
+        bounds: the same values without repeats, on the host, for the loop of the CPU path.
         max_seqlen: the longest piece.
     """
 

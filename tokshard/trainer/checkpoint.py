@@ -1,10 +1,10 @@
-"""Checkpoints that exist wholly or not at all, for any number of ranks.
+"""Checkpoints that are complete or absent, for any number of ranks.
 
     OUT/checkpoints/step-00000100/     shards of DCP (model, optimizer, RNG), state.json, COMPLETE
 
-All of it is written in `step-....partial`, which one rename commits. COMPLETE lists every file with its size and
-SHA-256: a directory that was copied half, or has changed since, is not loaded. A `.partial` is what a job left that
-was killed while it saved or deleted; the next start removes it.
+Everything is written into `step-....partial`, and one rename commits it. COMPLETE lists every file with its size and
+SHA-256, so a directory that was only partly copied, or has changed since, is not loaded. A job that is killed while it
+saves or deletes leaves a `.partial`, which the next start removes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PARTIAL = re.compile(r"step-(\d{8,})\.partial")
 
 
 class State(msgspec.Struct):
-    """What a checkpoint holds besides tensors, in state.json: steps done, the loader's state, the recipe."""
+    """The contents of state.json: steps done, the loader's state, the recipe."""
 
     step: int
     loader: dict[str, Any]
@@ -51,13 +51,13 @@ class File(msgspec.Struct, frozen=True):
 
 
 def save(directory: str, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> str:
-    """Commit a checkpoint; every rank calls it, and returns when it is complete.
+    """Commit a checkpoint. Every rank calls this, and it returns once the checkpoint is complete.
 
     Args:
         state: the same on every rank.
 
     Raises:
-        TrainerError: the disk is full, or another error of the file system; on all ranks the same.
+        TrainerError: the disk is full, or the file system failed otherwise; the same error on all ranks.
     """
     final = os.path.join(directory, f"step-{state.step:08d}")
     partial, rank, files = final + ".partial", distributed.get_rank(), dict[str, File]()
@@ -85,13 +85,13 @@ def save(directory: str, model: nn.Module, optimizer: torch.optim.Optimizer, sta
 
 
 def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Load a checkpoint of any world size in place; returns its `state`. Every rank calls it.
+    """Load a checkpoint of any world size in place, and return its `state`. Every rank calls this.
 
-    Nothing is read before all hashes are checked: each rank checks its part of the files. A rank that the saving job
-    did not have keeps its random state.
+    All hashes are checked before anything is read; each rank checks a part of the files. A rank that the saving job did
+    not have keeps its random state.
 
     Raises:
-        TokshardError: the checkpoint is damaged or not complete, or of another model; on all ranks the same.
+        TokshardError: the checkpoint is damaged, incomplete, or of another model; the same error on all ranks.
     """
     tensors, rng, rank = _tensors(model, optimizer), _rng(), distributed.get_rank()
     with together(f"{path} cannot be read", hint="repair the disk, or use another checkpoint"):
@@ -120,13 +120,13 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> State
 
 
 def find_latest(directory: str) -> str | None:
-    """The newest checkpoint, as rank 0 sees it: all ranks agree. None: there is none, and the run is a new one.
+    """The newest checkpoint as rank 0 sees it, the same on all ranks; None if this is a new run.
 
-    Removes what a job that was killed left unfinished.
+    Removes what a killed job left unfinished.
 
     Raises:
-        TrainerError: one that is newer than the newest intact one is damaged. It is not passed over: the steps that it
-            holds would be trained again, or all of them.
+        TrainerError: a checkpoint newer than the newest intact one is damaged. Falling back silently would train its
+            steps again, or start over.
     """
     found: list[str | None] = [None]
     with together(f"{directory} cannot be looked through", hint="repair it, or give another train.out"):
@@ -139,10 +139,10 @@ def find_latest(directory: str) -> str | None:
 
 
 def contents(path: str) -> dict[str, File]:
-    """The files of a checkpoint, by name: all are there, each with its size. Hashes are not looked at.
+    """The files of a checkpoint, by name, after checking that each is there with its size. Hashes are not checked.
 
     Raises:
-        TrainerError: it is damaged, or not complete.
+        TrainerError: the checkpoint is damaged or incomplete.
     """
     try:
         with open(os.path.join(path, COMPLETE), "rb") as file:
@@ -161,10 +161,10 @@ def contents(path: str) -> dict[str, File]:
 
 
 def delete_old(directory: str, keep: int) -> Iterator[str]:
-    """Delete all but the newest `keep` complete checkpoints; 0: none. Damaged ones are neither counted nor deleted.
+    """Delete all but the newest `keep` complete checkpoints; 0 keeps all. Damaged ones are neither counted nor deleted.
 
     Yields:
-        What could not be deleted, and why: it is not a failure of the run.
+        What could not be deleted, and why. The run continues.
     """
     complete = [path for path in _entries(directory, _NAME) if _problem_of(path) is None] if keep else []
     for path in complete[:-keep]:
@@ -189,7 +189,7 @@ def _newest(directory: str) -> str | None:
 
 
 def _entries(directory: str, pattern: re.Pattern[str]) -> list[str]:
-    """The paths of a pattern, in the order of their steps."""
+    """Paths whose names match a pattern, in the order of their steps."""
     names = os.listdir(directory) if os.path.lexists(directory) else []
     found = sorted((int(match[1]), name) for name in names if (match := pattern.fullmatch(name)))
     return [os.path.join(directory, name) for _, name in found]
@@ -204,7 +204,7 @@ def _problem_of(path: str) -> str | None:
 
 
 def _named_by(index: Metadata) -> set[str]:
-    """The files that hold the tensors."""
+    """Names of the files that hold tensors."""
     return {place.relative_path for place in (index.storage_data or {}).values()}
 
 
@@ -224,7 +224,7 @@ def _damaged(path: str, what: str) -> TrainerError:
 
 
 def _commit(partial: str, final: str, state: State, files: dict[str, File]) -> None:
-    """Make what all ranks have written, and `state`, durable; then visible at once."""
+    """Make the files of all ranks and `state` durable, then visible at once."""
     for name in sorted(_named_by(read_metadata(partial)) | files.keys()):
         path = os.path.join(partial, name)
         if name not in files or not os.path.isfile(path) or os.path.getsize(path) != files[name].bytes:
@@ -240,7 +240,7 @@ def _commit(partial: str, final: str, state: State, files: dict[str, File]) -> N
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Every tensor under a name that depends on neither ranks nor decay groups."""
+    """Every tensor, by a name that does not depend on ranks or decay groups."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model.{name}"] = parameter.detach()
@@ -270,7 +270,7 @@ def _hashed(path: str) -> File:
 
 
 def _remove(path: str) -> None:
-    """A directory of ours, or a link to one, if it is there; what a link leads to is left alone."""
+    """Remove one of our directories if it exists, or a link to one; never the target of a link."""
     if os.path.islink(path):
         os.unlink(path)
     elif os.path.lexists(path):

@@ -26,7 +26,7 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A preset of model.py, and what differs from it.
+    """A preset of model.py, and the sizes that differ from it.
 
     Args:
         vocab_size: default: that of the corpora.
@@ -44,12 +44,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How the model lies on the ranks.
+    """How the model is distributed over ranks.
 
     Args:
         replicas: copies of the sharded model (HSDP); 1: FSDP over all ranks.
-        precision: of the forward and backward pass; the parameters and the optimizer stay fp32.
-        reduce: of gradients between ranks.
+        precision: dtype of the forward and backward pass; parameters and optimizer stay fp32.
+        reduce: dtype in which gradients are summed between ranks.
     """
 
     replicas: Positive = 1
@@ -63,9 +63,9 @@ class Optimizer:
     """AdamW, and its learning rate over the run.
 
     Args:
-        clip_norm: longest gradient; 0: no limit.
-        decay_steps: of WSD, at the end of the run; cosine decays all the way.
-        final_fraction: of `lr`, reached at the last step.
+        clip_norm: largest norm of the gradient; 0: no limit.
+        decay_steps: length of the decay of WSD, at the end of the run; cosine decays all the way.
+        final_fraction: the last step's rate as a fraction of `lr`.
     """
 
     lr: NotNegative = 3e-4
@@ -86,10 +86,10 @@ class Train:
 
     Args:
         out: directory of metrics and checkpoints.
-        steps: of the optimizer; the learning rate schedule ends there.
-        stop_after: save and leave after this step; 0: after the last.
-        micro_batch_size: rows of a rank that are in memory at once; 0: all, no accumulation.
-        seed: of the initial parameters.
+        steps: optimizer steps; the learning rate schedule ends there.
+        stop_after: save and exit after this step; 0: after the last.
+        micro_batch_size: rows that a rank has in memory at once; 0: all, without accumulation.
+        seed: for the initial parameters.
         log_every: steps between progress lines; metrics.jsonl has every step.
     """
 
@@ -103,11 +103,11 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """When to save, what to start from.
+    """When to save, and what to start from.
 
     Args:
-        every: steps; 0: only at the end.
-        keep: the newest so many; 0: all.
+        every: steps between saves; 0: only at the end.
+        keep: how many of the newest to keep; 0: all.
         load: a checkpoint to start from; default: a new run. A run continues from its own checkpoints.
     """
 
@@ -135,7 +135,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
         overrides: ``section.key=value``; the value as in TOML, or a bare word.
 
     Raises:
-        UsageError: no such file, no TOML, an unknown key, a wrong type or a value out of range.
+        UsageError: the file does not exist or is not TOML, or has an unknown key, a wrong type or a value out of range.
     """
     fields = read_toml(path, hint="give a recipe, such as recipes/*.toml")
     for override in overrides:
@@ -173,7 +173,7 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 
 
 def _check_ranges(config: Config, where: str) -> None:
-    """Those that lie not at one field of a section of this module."""
+    """Check the ranges that the types of this module do not express."""
     for name, low in (("seq_len", 1), ("global_batch_size", 1), ("num_workers", 0)):
         if (value := getattr(config.data, name)) < low:
             raise UsageError(f"{where}: data.{name} is {value}, expected at least {low}", hint="change it")

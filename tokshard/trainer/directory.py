@@ -1,4 +1,4 @@
-"""The directory of a run: written by one job, the same on all of its ranks."""
+"""The directory of a run: one job writes to it, and all of its ranks see the same one."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tokshard.trainer.parallel import together
 
 LOCK = "run.lock"
 SEEN_SECONDS = 10.0
-"""How long a rank looks for what rank 0 has written: a network file system may show it late."""
+"""How long a rank waits to see what rank 0 wrote: a network file system may show it late."""
 
 
 @contextmanager
 def held(out: str) -> Iterator[None]:
-    """Make the directory of a run and hold it; every rank calls it.
+    """Make the directory of a run and lock it. Every rank calls this.
 
-    Rank 0 has the lock. The system frees it when its process ends, however that ends.
+    Rank 0 holds the lock, and the system frees it when that process ends, for whatever reason.
 
     Raises:
-        TrainerError: it cannot be made, another job holds it, or a rank sees another directory there.
+        TrainerError: the directory cannot be made, another job holds it, or a rank sees a different directory.
     """
     path = os.path.join(out, LOCK)
     holder = [f"process {os.getpid()} on {platform.node()}, {secrets.token_hex(8)}"]
@@ -46,7 +46,7 @@ def held(out: str) -> Iterator[None]:
 
 
 def sync(path: str) -> None:
-    """Make a file, or the names in a folder, durable."""
+    """Flush a file, or the entries of a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -43,14 +43,14 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def train(settings: Config) -> int:
-    """Run a recipe to its end, from its latest checkpoint if there is one.
+    """Run a recipe to its end, continuing from its latest checkpoint if it has one.
 
     Returns:
         0, or the number of the signal that stopped the run after a save.
 
     Raises:
-        TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite. What fails on
-            one rank is raised on all.
+        TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite. An error on one
+            rank is raised on all.
     """
     with process_group(settings.parallel.device) as device, stop_signals() as received:
         with together():
@@ -131,7 +131,7 @@ class _Run:
     def _batches(self) -> Iterator[tuple[Batch, Tensor]]:
         """Each batch of this rank, and the targets of each corpus in it over all ranks.
 
-        The sum also tells every rank of a loader that has failed on one, so that none waits for that rank.
+        The sum also tells every rank whether the loader failed on one of them, so that no rank waits for it.
         """
         batches = iter(self.loader)
         while True:
@@ -151,7 +151,7 @@ class _Run:
             yield batch, counts[:-1]
 
     def _step(self, batch: Batch, targets: Tensor, step: int) -> tuple[dict[str, Any], int, bool]:
-        """One optimizer step. Returns its metrics, the signal of any rank, and whether metrics cannot be written."""
+        """One optimizer step. Returns its metrics, a signal that any rank received, and whether metrics failed."""
         rate = learning_rate(self.settings.optimizer, step, self.settings.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -259,7 +259,7 @@ def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:
 
 
 def micro_batches(batch: Batch, num_rows: int) -> Iterator[Batch]:
-    """A batch in parts of at most `num_rows` rows; 0: in one. Pieces never cross rows, so it can be cut at any."""
+    """A batch in parts of at most `num_rows` rows; 0: in one part. Pieces never cross rows, so any cut is fine."""
     rows, seq_len = batch["input_ids"].shape
     for start in range(0, rows, num_rows or rows):
         stop = min(rows, start + (num_rows or rows))
@@ -280,7 +280,7 @@ def sum_of_losses(model: nn.Module, batch: Batch, device: torch.device) -> Tenso
 
 
 def clip_gradients(model: nn.Module, longest: float) -> float:
-    """The norm of the gradient over all ranks, which is then at most `longest`; 0: no limit."""
+    """Clip the gradient to a norm of at most `longest`, 0: no limit. Returns its norm over all ranks before that."""
     parameters = list(model.parameters())
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if isinstance(norm, DTensor):
@@ -291,7 +291,7 @@ def clip_gradients(model: nn.Module, longest: float) -> float:
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Of the whole model, not of this rank's shards."""
+    """Parameters of the whole model, not only of this rank's shards."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -303,10 +303,10 @@ def _by_corpus(values: Tensor, batch: Batch, num_corpora: int) -> Tensor:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """The SIGTERM and SIGINT received so far; the step in progress ends first.
+    """Collects SIGTERM and SIGINT, so that the step in progress ends before the run stops.
 
-    Repeated ones change nothing: a terminal or scheduler signals this process, and so does torchrun, which kills what
-    is left after ``--shutdown-timeout`` (30 s). Signals belong to the main thread: in another one, none are caught.
+    Further signals change nothing: a terminal or scheduler signals this process, and torchrun does it again, and kills
+    what is left after ``--shutdown-timeout`` (30 s). Only the main thread can catch signals; others get an empty list.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

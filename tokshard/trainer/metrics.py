@@ -1,4 +1,4 @@
-"""What a run tells: a line of JSON per step, and a line for people every few steps."""
+"""What a run reports: a line of JSON per step, and a line for people every few steps."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tokshard.trainer.parallel import gather_rows
 
 
 class _Line(msgspec.Struct):
-    """What is read of a line; the rest is skipped."""
+    """The only field that is read back."""
 
     step: int
 
 
 class MetricsFile:
-    """``metrics.jsonl``: each step once, also after a resume.
+    """``metrics.jsonl``: each step once, even after a resume.
 
-    What the disk does not take is kept, and written first the next time; `failure` then says why.
+    Lines that could not be written are kept and written first the next time; `failure` says why.
 
     Args:
         path: the file.
-        last_step: what lies beyond this step is cut off: a job that died had not saved it.
+        last_step: later steps are cut off: the job that wrote them died before it saved them.
 
     Raises:
         OSError: the file cannot be written.
@@ -59,7 +59,7 @@ class MetricsFile:
 
 
 def _end_of(file: BinaryIO, path: str, last_step: int) -> int:
-    """The size of a file up to `last_step`, read line by line."""
+    """Where the line of `last_step` ends, in bytes."""
     end = step = 0
     file.seek(0)
     for number, line in enumerate(file, start=1):
@@ -80,7 +80,7 @@ def _end_of(file: BinaryIO, path: str, last_step: int) -> int:
 def batch_record(batch: Mapping[str, Tensor]) -> dict[str, Any]:
     """Which samples a step read, over all ranks, and a digest of their tokens and labels.
 
-    Equal for equal global batches, whatever the ranks. Costs about a millisecond per MB of batch and one small gather.
+    The same for a global batch on any number of ranks. Costs about a millisecond per MB of batch and a small gather.
     """
     columns = [batch[key].numpy().astype(np.int64) for key in ("input_ids", "labels")]
     digests = [row_digest(*(column[row] for column in columns)) for row in range(len(columns[0]))]
@@ -94,18 +94,18 @@ def batch_record(batch: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def row_digest(input_ids: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> int:
-    """Of one sample: int64 arrays [seq_len]."""
+    """The digest of one sample, from int64 arrays [seq_len]."""
     digest = hashlib.blake2b(input_ids.tobytes() + labels.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def step_digest(rows: list[tuple[int, int]]) -> str:
-    """Of the samples of a step with their digests, ascending."""
+    """The digest of a step, from its samples and their digests in ascending order."""
     return hashlib.blake2b(repr(rows).encode(), digest_size=8).hexdigest()
 
 
 def memory_bytes() -> int:
-    """The most memory that this rank has used: of the GPU, else of the process."""
+    """The peak memory of this rank: of its GPU, or of the process if it has none."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -113,7 +113,7 @@ def memory_bytes() -> int:
 
 
 def progress_line(record: Mapping[str, Any], num_steps: int) -> str:
-    """A step for people."""
+    """One step as a line for people."""
     by_corpus = ", ".join(f"{name} {loss:.3f}" for name, loss in record["loss_by_corpus"].items() if loss is not None)
     read = ", ".join(
         f"{name} {corpus['tokens']:,} (epoch {corpus['epoch']:.3f})" for name, corpus in record["corpora"].items()

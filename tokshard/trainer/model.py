@@ -1,6 +1,6 @@
 """A Llama-family transformer: grouped-query attention, RoPE, RMSNorm, SwiGLU; no biases, untied head.
 
-Shapes in names: B rows, S places of a row, T = B * S, D model width, H heads, K head width, V vocabulary.
+Shapes in names: B rows, S positions of a row, T = B * S, D model width, H heads, K head width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def rotate(heads_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # noqa: N803
 
 @torch.no_grad()
 def initialise(model: Transformer, *, seed: int) -> None:
-    """Give every parameter a value that depends on seed and name alone, not on ranks or sharding.
+    """Give every parameter a value that depends only on the seed and its name, not on ranks or sharding.
 
     Each rank draws the full tensor and keeps its shard: one tensor at a time in host memory, no communication.
     (Random init of the shards themselves gives the same numbers on every rank.)

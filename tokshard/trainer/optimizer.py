@@ -32,7 +32,7 @@ def make_optimizer(model: nn.Module, settings: config.Optimizer) -> torch.optim.
 
 
 def decay_groups(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-    """Parameters by name that weight decay pulls to zero, and those it leaves alone: norms and the embedding."""
+    """Parameters by name: those with weight decay, and those without (norms and the embedding)."""
     named = dict(model.named_parameters())
     kept = {name: p for name, p in named.items() if p.ndim < 2 or name.startswith("embedding.")}
     return {name: p for name, p in named.items() if name not in kept}, kept

@@ -1,4 +1,4 @@
-"""Process group, device mesh and FSDP2. One rank without torchrun is a group of one: there is a single code path."""
+"""Process group, device mesh and FSDP2. Without torchrun one rank is a group of one, so there is a single code path."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @contextmanager
 def process_group(choice: str) -> Iterator[torch.device]:
-    """Join the job of torchrun, or be a job of one; yields this rank's device. A group that exists is used.
+    """Join the job of torchrun, or be a job of one, and yield this rank's device. An existing group is used.
 
-    A rank that fails leaves the group to the end of its process: to destroy it would wait for the other ranks, which
-    wait for this one, and torchrun would see no process end.
+    A rank that fails does not destroy the group: that would wait for the other ranks, which wait for this one, so that
+    torchrun would never see a process end.
     """
     use_cuda = choice == "cuda" or (choice == "auto" and torch.cuda.is_available())
     if use_cuda and not torch.cuda.is_available():
@@ -52,10 +52,10 @@ def process_group(choice: str) -> Iterator[torch.device]:
 
 @contextmanager
 def together(problem: str = "", *, hint: str = "") -> Iterator[None]:
-    """What each rank does on its own, without collectives: if it fails on one rank, all raise that error.
+    """A block that each rank runs on its own, without collectives. If it fails on one rank, all raise that error.
 
     Args:
-        problem, hint: of the TrainerError that an OSError becomes.
+        problem, hint: for the TrainerError that replaces an OSError.
     """
     error: TokshardError | None = None
     try:
@@ -68,7 +68,7 @@ def together(problem: str = "", *, hint: str = "") -> Iterator[None]:
 
 
 def raise_together(error: TokshardError | None) -> None:
-    """Raise the error of the first rank that has one on all ranks. A collective: every rank calls it."""
+    """Raise the error of the first failing rank on all ranks. A collective: every rank calls it."""
     errors: list[TokshardError | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(errors, error)
     for rank, first in enumerate(errors):
@@ -97,7 +97,7 @@ def make_mesh(settings: config.Parallel, device: torch.device) -> DeviceMesh:
 def sharded_model(shape: Shape, mesh: DeviceMesh, settings: config.Parallel, *, seed: int) -> Transformer:
     """A model whose parameters are fp32 shards, each block gathered in `precision` while it is used.
 
-    Gradients are summed over ranks, not averaged: the loss is divided by the global number of targets before.
+    Gradients are summed over ranks, not averaged: the loss is already divided by the global number of targets.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[settings.precision],
@@ -125,7 +125,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """CPU tensors of one shape, [n, ...] on each rank, as [world_size * n, ...]."""
+    """Concatenate a CPU tensor [n, ...] of each rank to [world_size * n, ...]."""
     parts = [torch.empty_like(rows) for _ in range(distributed.get_world_size())]
     distributed.all_gather(parts, rows)
     return torch.cat(parts)
