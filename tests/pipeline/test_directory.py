@@ -133,6 +133,15 @@ def test_an_output_that_is_the_directory_of_the_tokenizer_is_refused(place, toke
     assert files(place) == before
 
 
+@pytest.mark.parametrize("name", [names.TRAIN, names.VALIDATION])
+def test_a_split_is_not_built_over_the_tokenizer_that_lies_in_one_of_its_corpora(place, name):
+    build(place, **SPLIT)
+    before = files(place)
+    with pytest.raises(UsageError, match="is the directory of the tokenizer"):
+        build(place, **SPLIT, tokenizer=place / "out" / name, force=True)
+    assert files(place) == before
+
+
 # starting over
 
 

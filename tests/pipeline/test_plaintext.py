@@ -150,6 +150,15 @@ def test_a_document_that_is_too_long_is_named_by_its_number(mode, tmp_path):
     assert corpus.sources()[0].left_out["over max-document-bytes"] == 1
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"], ids=["nothing", "LF", "CRLF"])
+@pytest.mark.parametrize("mode", ["line", "paragraph"])
+def test_a_text_of_exactly_the_largest_size_is_a_document_whatever_ends_it(mode, end, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * 50 + end.encode())
+    corpus = build(path, tmp_path / "out", text_mode=mode, max_document_bytes=50)
+    assert texts_of(corpus) == ["x" * 50]
+
+
 def test_lines_of_many_files_keep_their_record_numbers(tmp_path: Path):
     (tmp_path / "in").mkdir()
     for number in range(3):

@@ -619,6 +619,17 @@ def test_tasks_cover_every_input_once_and_in_order(sizes, data, task_bytes):
         assert (following, start) == ((index + 1, 0) if stop is None else (index, stop))
 
 
+def test_an_input_as_large_as_a_task_is_not_cut_and_ends_the_group_that_it_fills():
+    planned = list(plan_tasks([5, 10, 5], [tasks.Lines()] * 3, 10))
+    assert [[index for index, _ in task.parts] for task in planned if isinstance(task, Task)] == [[0, 1], [2]]
+
+
+def test_row_groups_as_large_as_a_task_are_a_task_each():
+    planned = list(plan_tasks([30], [tasks.Grouped((10, 10, 10))], 10))
+    spans = [span for task in planned if isinstance(task, Task) for _, span in task.parts]
+    assert spans == [tasks.Groups(start, start + 1) for start in range(3)]
+
+
 @pytest.mark.parametrize(
     ("total_bytes", "task_mib"), [(0, 16), (4 << 30, 16), (16 << 30, 64), (128 << 30, 512), (50 << 40, 512)]
 )

@@ -232,6 +232,7 @@ def test_a_directory_that_links_to_itself_is_read_once():
     write("d/sub/a.jsonl")
     os.symlink("..", "d/sub/up")
     os.symlink(".", "d/same")
+    os.symlink(".", "d/sub/same")
     assert found("d") == ["d/sub/a.jsonl"]
 
 

@@ -429,6 +429,15 @@ def test_numbers_that_do_not_fit_are_refused(options: dict[str, Any], problem: s
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(("batch", "ranks", "near"), [(5, 2, 4), (7, 3, 6), (2, 3, 3)])
+def test_ranks_that_do_not_divide_the_batch_are_told_the_nearest_batch_that_they_divide(
+    batch: int, ranks: int, near: int
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        StreamingLoader(two_corpora(), global_batch_size=batch, dp_rank=0, dp_world_size=ranks)
+    assert caught.value.hint == f"use uneven='pad', or a global_batch_size such as {near}"
+
+
 @pytest.mark.slow
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     loader = StreamingLoader(two_corpora(), global_batch_size=2, num_workers=2)

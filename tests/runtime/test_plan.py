@@ -152,6 +152,16 @@ def test_a_sample_beyond_2_to_the_40_is_as_quick_as_the_first() -> None:
         assert plan.trace(sample)
 
 
+@pytest.mark.parametrize("seq_len", [1, 63, 64, 65, 128])
+def test_the_boundaries_of_any_number_of_pieces_are_there_and_the_end_fills_up_a_power_of_two(seq_len: int) -> None:
+    plan = plan_of(ListSource([1] * 300), seq_len=seq_len)  # as many pieces as tokens
+    bounds = plan.sample(0)["cu_seqlens"].tolist()
+    assert bounds[: seq_len + 1] == list(range(seq_len + 1))
+    assert set(bounds[seq_len:]) == {seq_len}
+    assert len(bounds) >= 64
+    assert len(bounds).bit_count() == 1
+
+
 def test_a_plan_pickles_to_an_equal_plan() -> None:
     plan = plan_of({"a": ListSource([5, 9]), "b": ListSource([30], name="b")}, seq_len=4, seed=8)
     again = pickle.loads(pickle.dumps(plan))
@@ -194,6 +204,8 @@ def test_start_epoch_continues_the_order_of_an_earlier_plan() -> None:
         ({"epochs": 0}, "epochs is 0"),
         ({"block_tokens": 15, "allow_small_blocks": False}, "block_tokens is 15, less than 4 samples of 4"),
         ({"block_tokens": 2**30, "window_blocks": 4}, "2**32 tokens or more"),
+        # the last window of an epoch has the tail besides, almost another block
+        ({"block_tokens": 2**30, "window_blocks": 3}, "2**32 tokens or more"),
         ({"weights": {"x": 1.0}}, "weights are for x; the plan has corpus"),
         ({"weights": {"corpus": -1.0}}, "weights are {'corpus': -1.0}"),
         ({"weights": {"corpus": 0.0}}, "not all 0"),
