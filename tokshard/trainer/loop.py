@@ -37,7 +37,6 @@ from tokshard.trainer.parallel import (
     sum_over_ranks,
     together,
 )
-from tokshard.wording import counted
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -206,8 +205,7 @@ class _Run:
         latest, start = checkpoint.find_latest(self.checkpoints), self.settings.checkpoint.load
         path = latest or start
         if not path:
-            ranks = counted(distributed.get_world_size(), "rank")
-            self._say(f"a new run on {ranks}: {num_parameters(self.model):,} parameters")
+            self._say(f"a new run on {_ranks()}: {num_parameters(self.model):,} parameters")
             return 0
         state = checkpoint.load(path, self.model, self.optimizer)
         if latest and start and state.config.get("checkpoint", {}).get("load") != start:
@@ -216,7 +214,7 @@ class _Run:
                 hint="leave checkpoint.load out to continue that run, or give another train.out",
             )
         self.loader.load_state_dict(state.loader)
-        self._say(f"{path}: continuing after step {state.step} on {counted(distributed.get_world_size(), 'rank')}")
+        self._say(f"{path}: continuing after step {state.step} on {_ranks()}")
         return state.step
 
     def _save(self, step: int) -> None:
@@ -293,6 +291,12 @@ def clip_gradients(model: nn.Module, longest: float) -> float:
 def num_parameters(model: nn.Module) -> int:
     """Parameters of the whole model, not only of this rank's shards."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _ranks() -> str:
+    """``1 rank``, ``2 ranks``."""
+    number = distributed.get_world_size()
+    return f"{number} rank{'s' * (number != 1)}"
 
 
 def _by_corpus(values: Tensor, batch: Batch, num_corpora: int) -> Tensor:
