@@ -183,6 +183,7 @@ def test_no_option_reads_a_number_of_its_own():
         (["build", "a", "--task-bytes", "1G"], "'--task-bytes': '1G' has no unit of bytes", "give 1GB (a power of"),
         (["plan", "a", "--seq-len", "4k"], "'--seq-len': '4k' may be 4000 or 4096", "give 4000 or 4096"),
         (["plan", "a", "--tokens", "1e20"], "'--tokens': '1e20' is 2^63 or more", "plan --help"),
+        (["plan", "a", "--tokens", str(2**63)], f"'--tokens': '{2**63}' is 2^63 or more", "plan --help"),
         (["bench", "a", "--gpu-tokens", "0"], "'--gpu-tokens': must be at least 1", "bench --help"),
         (["trace", "a", "--step", "1MB"], "'1MB' is no number such as 1000", "k, M, B (or G) and T"),
     ],

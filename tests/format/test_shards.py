@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from tokshard.format import names, reader, writer
 from tokshard.format.reader import Provenance, open_corpus
 from tokshard.format.schema import ORDINAL_STRIDE, ShardFacts
 from tokshard.format.storage import HashingFile
+from tokshard.format.tables import Table, write_table
 from tokshard.format.writer import ShardWriter
 
 lengths_of_documents = st.lists(st.integers(1, 60), min_size=1, max_size=60)
@@ -167,6 +169,33 @@ def test_consecutive_records_are_one_run(tmp_path):
     directory = write_tiny(tmp_path / "corpus", [], sources=[source], documents_per_call=2)
     runs = open_corpus(directory).runs(0)
     assert (runs.document.tolist(), runs.record.tolist()) == ([0, 3, 7], [0, 5, 20])
+
+
+def test_a_run_ends_with_its_source_even_where_the_next_one_counts_on(tmp_path):
+    sources = [
+        Source(documents=documents_of([2] * 2), path="a"),
+        Source(documents=documents_of([2] * 2), path="b", records=[2, 3], left_out={"empty": 2}),
+    ]
+    corpus = open_corpus(write_tiny(tmp_path / "corpus", [], sources=sources))
+    assert [corpus.provenance(index) for index in range(4)] == [
+        Provenance(0, 1),
+        Provenance(0, 2),
+        Provenance(1, 3),
+        Provenance(1, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"), [([], []), ([5], [2, 2, 1]), ([2, 2], [2, 2]), ([3, 1], [2, 2]), ([1, 1, 1], [2, 1])], ids=str
+)
+def test_the_batches_of_a_table_are_full_but_for_the_last_and_none_is_empty(rows, expected, tmp_path):
+    schema = pa.schema([pa.field("n", pa.int64())])
+    batches = [pa.record_batch([pa.array(range(count), pa.int64())], schema=schema) for count in rows]
+    with (tmp_path / "table.arrow").open("wb") as file:
+        write_table(file, schema, batches, rows_per_batch=2)
+    table = Table(tmp_path / "table.arrow", schema)
+    assert [batch.num_rows for batch in table.batches()] == expected
+    assert table.numbers("n").tolist() == [number for count in rows for number in range(count)]
 
 
 def test_the_table_names_the_document_at_every_stride(tmp_path):

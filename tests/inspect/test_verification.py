@@ -124,6 +124,7 @@ def test_a_delimiter_may_be_both_eos_and_bos(tmp_path):
         ("stride_documents", [1], f"shards.arrow says that token 0 of {FIRST_SHARD} is in its document 1, expected 0"),
         ("stride_documents", [0, 0], f"shards.arrow {FIRST_SHARD} has 2 stride entries, expected 1"),
         ("run_document", [1], f"shards.arrow has runs of {FIRST_SHARD} that do not ascend from document 0 to 3"),
+        ("run_source", [2], "shards.arrow names the source 2; there are 2"),
         ("run_source", [7], "shards.arrow names the source 7; there are 2"),
         ("run_source", [-1], "shards.arrow names the source -1; there are 2"),
         ("run_record", [1], "shards.arrow has record 4 of source 0 (source-0.jsonl), which has 3"),
