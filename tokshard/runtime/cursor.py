@@ -7,13 +7,12 @@ copy, a few hundred bytes, and a job of any size continues from it without repla
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from bisect import bisect_right
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from tokshard.runtime.identity import CorpusIdentity
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment
 from tokshard.runtime.order.seeds import derive_key
 
@@ -21,45 +20,7 @@ MAX_SAMPLE = 1 << 62
 """Samples are counted up to here, which leaves room for batches made ahead in 64 bits."""
 
 MAX_SEGMENTS = 16
-"""A longer schedule of past weights is saved as the balance that it led to: a run that anneals its mix keeps a small
-state."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusIdentity:
-    """What must be equal for a corpus of a plan to read the same samples.
-
-    Args:
-        fingerprint: of its content.
-        ordinal: how often that content is listed before it.
-        start_epoch: the epoch that counts as its first.
-        take: the part of it that is read.
-    """
-
-    fingerprint: str
-    ordinal: int
-    start_epoch: int
-    take: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanIdentity:
-    """What must be equal for a cursor to mean the same samples. Neither names, paths nor weights are in it.
-
-    Args:
-        fields: order_version, seed, seq_len, block_tokens, window_blocks.
-        corpora: in plan order.
-    """
-
-    fields: Mapping[str, int]
-    corpora: tuple[CorpusIdentity, ...]
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of all of it."""
-        corpora = [asdict(corpus) for corpus in self.corpora]
-        content = json.dumps([dict(self.fields), corpora], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(b"tokshard plan 1\n" + content.encode()).hexdigest()
+"""More past weights than these are saved as the balance that they led to: the state of an anneal stays small."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +34,20 @@ class Schedule:
     segments: tuple[Segment, ...]
 
     def at(self, sample: int) -> Segment:
-        """What is in force at a sample."""
+        """The weights in force at a sample."""
         return self.segments[self._num_started(sample) - 1]
 
     def after(self, sample: int) -> tuple[Segment, ...]:
-        """What starts after a sample."""
+        """The weights that start after a sample."""
         return self.segments[self._num_started(sample) :]
 
     def fingerprint_after(self, sample: int) -> str:
-        """A hash of what starts after a sample; empty if nothing does."""
+        """A hash of the weights that start after a sample; empty if there are none."""
         return self._fingerprints[self._num_started(sample)]
 
     @cached_property
     def _fingerprints(self) -> list[str]:
-        """Of the segments from each one on, and of none."""
+        """The hash of the segments from each one on; the last is that of no segments."""
         found = [b""]
         for segment in reversed(self.segments):
             content = struct.pack(f"<q{len(segment.weights)}d", segment.start, *segment.weights)
@@ -99,10 +60,10 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusChange:
-    """A corpus that a run took up or put aside.
+    """A corpus that was added to a run or removed from it.
 
     Args:
-        sample: the first sample without or with it.
+        sample: the first one that is read with or without it.
         action: ``"added"`` or ``"removed"``.
         name: in the plan.
         identity: which corpus it is.
@@ -124,8 +85,8 @@ class Cursor:
         sample: global samples that the training loop received or skipped: the next one to read.
         segments: weights by the sample they start at, ascending.
         balance: of the corpora at the first segment's start.
-        skipped: ranges of samples that were passed over, ascending.
-        changes: corpora that were added and removed on the way.
+        skipped: ranges of samples that were left out, ascending.
+        changes: corpora that were added to the run and removed from it.
     """
 
     sample: int
@@ -139,14 +100,14 @@ class Cursor:
         return replace(self, sample=self.sample + num_samples)
 
     def skipping(self, num_samples: int) -> Cursor:
-        """After passing over so many samples, on record."""
+        """After leaving out so many samples, on record."""
         start, stop = self.sample, self.sample + num_samples
         if self.skipped and self.skipped[-1][1] == start:
             return replace(self, sample=stop, skipped=(*self.skipped[:-1], (self.skipped[-1][0], stop)))
         return replace(self, sample=stop, skipped=(*self.skipped, (start, stop)))
 
     def weighted(self, weights: tuple[float, ...]) -> Cursor:
-        """With other weights from the next sample on; what a schedule had in store for later is dropped."""
+        """With other weights from the next sample on; planned changes after it are dropped."""
         past = tuple(segment for segment in self.segments if segment.start < self.sample)
         return replace(self, segments=(*past, Segment(start=self.sample, weights=weights)))
 

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from tokshard.errors import PlanMismatchError
-from tokshard.runtime.cursor import MAX_SAMPLE, CorpusChange, CorpusIdentity, Cursor, PlanIdentity, Schedule
+from tokshard.runtime.cursor import MAX_SAMPLE, CorpusChange, Cursor, Schedule
+from tokshard.runtime.identity import CorpusIdentity, PlanIdentity
 from tokshard.runtime.order.mixture import Balance, Segment, are_weights
 
 STATE_VERSION = 1
@@ -21,9 +22,9 @@ _DAMAGED = "load an older checkpoint, or start without the loader's state"
 
 
 def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], schedule: Schedule) -> str:
-    """A cursor as JSON: one line, readable, the same on every rank.
+    """A cursor as one line of JSON, the same on every rank; ORDER.md says what it holds.
 
-    Changes of weights that the plan has in store are not in it, only a hash of them; its size does not depend on them.
+    Of planned changes of weights, it has a hash, so that its size does not depend on them.
     """
     started, later = cursor.segments[: cursor.num_started], cursor.segments[cursor.num_started :]
     follows = later == schedule.after(cursor.sample)
@@ -51,11 +52,11 @@ def load_cursor(
     """A cursor from JSON.
 
     Args:
-        schedule: of the plan. A run that followed the schedule of its plan needs the same changes still to come.
-        weights: ``"plan"``: continue with this schedule instead, whatever was in force and planned.
+        schedule: of the plan. If the run followed the schedule of its plan, the changes still to come must be the same.
+        weights: ``"plan"``: continue with this schedule instead, whatever weights were in force and planned.
 
     Raises:
-        PlanMismatchError: it is no cursor of tokshard, or of another plan; says which values differ.
+        PlanMismatchError: it is not a cursor of tokshard, or of another plan; says which values differ.
     """
     saved = _saved(text)
     _check_fields(saved, identity)
@@ -73,7 +74,7 @@ def adopt_cursor(
 ) -> Cursor:
     """A cursor of a run with other corpora, for a plan that adds some, removes some, or lists them in another order.
 
-    A corpus of both goes on where it was, by its content; one that was removed before goes on where it was then. The
+    A corpus of both plans, known by its content, continues where it was; so does one that was removed earlier. The
     weights are those of the plan. If the corpora are the same, this is `load_cursor`.
 
     Args:
@@ -81,7 +82,7 @@ def adopt_cursor(
         schedule: of the plan.
 
     Raises:
-        PlanMismatchError: it is no cursor of tokshard, or more than the corpora differ.
+        PlanMismatchError: it is not a cursor of tokshard, or more than the corpora differ.
     """
     saved = _saved(text)
     _check_fields(saved, identity)
@@ -232,7 +233,7 @@ def _check_fields(saved: _Saved, identity: PlanIdentity) -> None:
     ]
     if differences:
         raise _mismatch(differences, "give the values of the run that is to go on")
-    # what the hash covers, of the saved corpora: other corpora are looked at next
+    # the hash of what is saved: other corpora are compared next
     if PlanIdentity(fields=identity.fields, corpora=saved.corpora).fingerprint != saved.fields.get("plan"):
         raise PlanMismatchError(
             f"the saved cursor is damaged: its plan hash {saved.fields.get('plan')!r:.100} is not that of its corpora "

@@ -165,8 +165,35 @@ def transforms_of(transforms: Any, *, loss_across_documents: bool) -> tuple[Tran
     return found
 
 
-def start_epochs(names: Sequence[str], given: Any) -> list[int]:
-    """The epoch that counts as the first of each corpus, in plan order."""
+def streams_of(
+    names: Sequence[str],
+    sources: Sequence[TokenSource],
+    shape: Shape,
+    *,
+    seed: int,
+    start_epoch: Mapping[str, int] | None,
+    take: float | Mapping[str, float],
+) -> tuple[CorpusStream, ...]:
+    """The corpora in shuffled order, in plan order."""
+    first_epochs = _start_epochs(names, {} if start_epoch is None else start_epoch)
+    takes = per_corpus("take", take, names, default=1.0)
+    contents = [source.fingerprint for source in sources]
+    streams = tuple(
+        CorpusStream(
+            source,
+            shape,
+            seed=seed,
+            ordinal=contents[:index].count(contents[index]),  # a content may be listed several times
+            start_epoch=first_epochs[index],
+            take=takes[index],
+        )
+        for index, source in enumerate(sources)
+    )
+    _check_takes(names, streams)
+    return streams
+
+
+def _start_epochs(names: Sequence[str], given: Any) -> list[int]:
     if not isinstance(given, Mapping) or set(given) - set(names):
         raise PlanError(
             f"start_epoch is {given!r:.100}; the plan has {', '.join(names)}",
@@ -190,8 +217,7 @@ def per_corpus(
     return tuple(real(f"{argument} of {name!r}", value.get(name, default)) for name in names)
 
 
-def check_takes(names: Sequence[str], streams: Sequence[CorpusStream]) -> None:
-    """Refuse parts of corpora that are not in ``(0, 1]`` or hold no block."""
+def _check_takes(names: Sequence[str], streams: Sequence[CorpusStream]) -> None:
     for name, stream in zip(names, streams, strict=True):
         if not 0 < stream.take <= 1:
             raise PlanError(f"take is {stream.take} for corpus {name!r}", hint="give a part above 0 and at most 1")

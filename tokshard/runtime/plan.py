@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime import options
-from tokshard.runtime.cursor import MAX_SAMPLE, CorpusIdentity, Cursor, PlanIdentity
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
+from tokshard.runtime.identity import identity_of
 from tokshard.runtime.layout import Layout, corpus_rows, lay_out
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Balance, Mixture
-from tokshard.runtime.order.seeds import ORDER_VERSION
-from tokshard.runtime.order.windows import CorpusStream, Shape, TokenSource
+from tokshard.runtime.order.windows import TokenSource
 from tokshard.runtime.packing import PADDING_INDEX, Packed, first_row, widen
 from tokshard.runtime.tracing import Occurrence, Piece, occurrences, pieces_of_samples
 from tokshard.runtime.transforms import Transform, transformed
@@ -104,14 +104,9 @@ class StreamPlan:
         self.epochs = options.epochs_of(epochs, len(self.names))
         self.transforms = options.transforms_of(transforms, loss_across_documents=loss_across_documents)
         self.loss_across_documents = loss_across_documents
-        self.streams = _streams(
-            self.sources,
-            self.shape,
-            seed=self.seed,
-            start_epochs=options.start_epochs(self.names, {} if start_epoch is None else start_epoch),
-            takes=options.per_corpus("take", take, self.names, default=1.0),
+        self.streams = options.streams_of(
+            self.names, self.sources, self.shape, seed=self.seed, start_epoch=start_epoch, take=take
         )
-        options.check_takes(self.names, self.streams)
         self.stream_stop = None if self.epochs is None else self.epochs * self.streams[0].num_tokens
         self.num_samples = None if self.stream_stop is None else -(-self.stream_stop // self.seq_len)
         if self.num_samples is not None and self.num_samples > MAX_SAMPLE:
@@ -128,7 +123,7 @@ class StreamPlan:
         # one object, so that `mixture` recognizes its weights
         self._start = Cursor(sample=0, segments=self.schedule.segments, balance=Balance.at_start(len(self.names)))
         self._kept_mixture: Mixture | None = None
-        self.identity = _identity(self.shape, self.seed, self.streams)
+        self.identity = identity_of(self.shape, self.seed, self.streams)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (dict(zip(self.names, self.sources, strict=True)), self._arguments))
@@ -328,40 +323,3 @@ def _reopened(source: TokenSource) -> TokenSource:
         return source
     reopened: TokenSource = pickle.loads(content)  # noqa: S301 - of this process
     return reopened
-
-
-def _streams(
-    sources: Sequence[TokenSource], shape: Shape, *, seed: int, start_epochs: Sequence[int], takes: Sequence[float]
-) -> tuple[CorpusStream, ...]:
-    contents = [source.fingerprint for source in sources]
-    return tuple(
-        CorpusStream(
-            source,
-            shape,
-            seed=seed,
-            ordinal=contents[:index].count(contents[index]),  # a content may be listed several times
-            start_epoch=start_epochs[index],
-            take=takes[index],
-        )
-        for index, source in enumerate(sources)
-    )
-
-
-def _identity(shape: Shape, seed: int, streams: Sequence[CorpusStream]) -> PlanIdentity:
-    fields = {
-        "order_version": ORDER_VERSION,
-        "seed": seed,
-        "seq_len": shape.seq_len,
-        "block_tokens": shape.block_tokens,
-        "window_blocks": shape.window_blocks,
-    }
-    corpora = tuple(
-        CorpusIdentity(
-            fingerprint=stream.source.fingerprint,
-            ordinal=stream.ordinal,
-            start_epoch=stream.start_epoch,
-            take=stream.take,
-        )
-        for stream in streams
-    )
-    return PlanIdentity(fields=fields, corpora=corpora)
