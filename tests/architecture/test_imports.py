@@ -31,6 +31,8 @@ WRONG_ARROWS = [
     ("runtime/plan.py", "tokshard.trainer.config"),
     ("runtime/plan.py", "tokshard.jobs.plan_file"),
     ("runtime/order/windows.py", "pyarrow"),
+    ("runtime/loader.py", "torch"),
+    ("runtime/prefetch.py", "tokshard.runtime.tensors"),
     ("runtime/shards.py", "tokshard.pipeline"),
     ("runtime/shards.py", "torch"),
     ("jobs/plan_file.py", "tokshard.inspect.plan.run"),

@@ -16,10 +16,10 @@ import torch
 from tests.benchmark import page_cache
 from tests.benchmark.runtime_steps import BATCH_SIZE, BATCH_TOKENS, SEQ_LEN
 from tokshard.inspect.plan.speed import Steps, endless, take_steps
-from tokshard.runtime.loader import StreamDataset, StreamingLoader
 from tokshard.runtime.packing import Recycler
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
 INPUT_IDS, IN_PROCESS, THREAD = "input_ids alone", "in process", "thread"
 WORKERS = {"1 worker": 1, "2 workers": 2}
@@ -84,7 +84,7 @@ def read(corpora: list[Path], mode: str, *, num_tokens: int, is_cold: bool = Fal
 
 def input_ids_only(plan: StreamPlan, start: int) -> Iterator[dict[str, Any]]:
     """The batches of a plan without labels and positions."""
-    ranks = Ranks(BATCH_SIZE, 0, 1, "refuse")
+    ranks = Ranks(global_batch_size=BATCH_SIZE)
     recycler = Recycler(2)
     for packed in packed_steps(plan, plan.mixture(plan.cursor()), ranks, start):
         input_ids = recycler.empty((BATCH_SIZE, SEQ_LEN))

@@ -26,7 +26,7 @@ from tokshard.inspect.plan.speed import take_steps
 from tokshard.runtime.plan import StreamPlan
 
 if TYPE_CHECKING:
-    from tokshard.runtime.loader import StreamingLoader
+    from tokshard.runtime.tensors import StreamingLoader
 
 if "--torch" in sys.argv:
     import torch  # noqa: F401 - a worker imports the main module again, as it does with a training script
@@ -42,9 +42,6 @@ _STATE_REPEATS = 20  # more than a state keeps changes of weights, so that it is
 
 def first(arguments: argparse.Namespace) -> dict[str, Any]:
     """From the names of the corpora to the first batch."""
-    import tokshard.runtime.loader
-    import tokshard.runtime.shards  # noqa: F401 - what a plan of paths imports
-
     started = time.perf_counter()
     plan = StreamPlan(_corpora(arguments), seq_len=SEQ_LEN, seed=17)
     with closing(_loader(plan, arguments.workers)) as loader:
@@ -123,7 +120,7 @@ def _corpora(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _loader(plan: StreamPlan, num_workers: int) -> StreamingLoader:
-    from tokshard.runtime.loader import StreamingLoader
+    from tokshard.runtime.tensors import StreamingLoader
 
     return StreamingLoader(plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1, num_workers=num_workers)
 

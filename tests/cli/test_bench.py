@@ -130,7 +130,7 @@ def test_a_directory_that_is_no_corpus_is_refused(shell, tmp_path):
 
 
 def test_without_torch_the_hint_says_how_to_get_it(shell, mix, monkeypatch):
-    for name in [name for name in sys.modules if name == "torch" or name.startswith("tokshard.runtime.loader")]:
+    for name in [name for name in sys.modules if name == "torch" or name.startswith("tokshard.runtime.tensors")]:
         monkeypatch.delitem(sys.modules, name)
     real_import = builtins.__import__
 

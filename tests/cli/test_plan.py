@@ -9,7 +9,7 @@ import pytest
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.cli.main import run
 from tokshard.jobs.plan_file import load_mix
-from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.tensors import StreamingLoader
 
 MIX = 'corpora = { code = "code", prose = "prose" }\nweights = { code = 3, prose = 1 }\n'
 SIZES = "seq_len = 64\nglobal_batch_size = 8\nseed = 5\nblock_tokens = 256\n"

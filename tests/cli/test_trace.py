@@ -16,7 +16,7 @@ from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import PlanError
 from tokshard.jobs.plan_file import load_mix
-from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.tensors import StreamingLoader
 
 TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
 MIX = """

@@ -14,6 +14,7 @@ import pytest
 from tests.runtime.sources import PeriodicSource
 from tokshard.runtime import StreamPlan
 from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.options import checked_weights
 
 NAMES = [f"corpus {number}" for number in range(12)]
 
@@ -55,7 +56,7 @@ def test_each_corpus_is_within_8_samples_of_its_exact_share_within_a_segment(see
     for _ in range(20):
         weights = dict(zip(NAMES, rng.pareto(1.0, len(NAMES)).tolist(), strict=True))
         start = int(rng.integers(0, 1 << 49))
-        cursor = plan.cursor().advanced(start).weighted(plan.checked_weights(weights))
+        cursor = plan.cursor().advanced(start).weighted(checked_weights(plan.names, weights))
         before = plan.mixture(cursor).counts_before(start)
         for length in np.exp2(rng.uniform(0, 49, 10)).astype(np.int64).tolist():
             counts = plan.mixture(cursor).counts_before(start + length)
@@ -74,7 +75,7 @@ def test_a_change_of_weights_adds_at_most_16_samples_of_error(seed: int) -> None
         cursor = cursor.advanced(int(np.exp2(rng.uniform(0, 45))))
         weights = dict(zip(NAMES, rng.pareto(1.0, len(NAMES)).tolist(), strict=True))
         before = distances(plan, cursor, cursor.sample)
-        cursor = cursor.weighted(plan.checked_weights(weights))
+        cursor = cursor.weighted(checked_weights(plan.names, weights))
         later = cursor.sample + int(np.exp2(rng.uniform(0, 45)))
         for old, new in zip(before, distances(plan, cursor, later), strict=True):
             assert new <= old + 16

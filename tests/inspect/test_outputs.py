@@ -15,7 +15,7 @@ from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.inspect.outputs import is_stdout, output_file
 from tokshard.jobs.plan_file import load_mix
-from tokshard.runtime.cursor import save_cursor
+from tokshard.runtime.cursor_json import save_cursor
 
 
 @pytest.fixture(autouse=True)

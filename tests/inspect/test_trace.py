@@ -11,7 +11,7 @@ from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import DocumentReader, RankView, trace_samples, trace_steps
 from tokshard.jobs.plan_file import load_mix
-from tokshard.runtime.cursor import save_cursor
+from tokshard.runtime.cursor_json import save_cursor
 from tokshard.runtime.plan import StreamPlan
 
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from tests.runtime.shuffle import Order, ranked
 from tests.runtime.sources import ListSource
-from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.order.permutation import KEY_WORDS, NUM_ROUNDS, Permutation
 from tokshard.runtime.order.seeds import derive_key
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamingLoader
 
 
 def key_of(seed: int, *, epoch: int = 0, window: int = 0) -> NDArray[np.uint64]:

@@ -18,8 +18,8 @@ from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError, UsageError
 from tokshard.jobs.saved_state import read_state
 from tokshard.jobs.torch_checkpoints import load_checkpoint, read_metadata
-from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamingLoader
 
 # DCP of torch 2.13 itself warns
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]

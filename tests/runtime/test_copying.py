@@ -23,10 +23,10 @@ from tokshard.format import names
 from tokshard.runtime import layout as layouts
 from tokshard.runtime import shards as reader
 from tokshard.runtime.copying import Gather, Memory, Reads, Slices, address_of
-from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.packing import PADDING_INDEX
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource, _MappedShard
+from tokshard.runtime.tensors import StreamingLoader
 
 COPIERS = {"slices": (0, Slices), "gathered": (1 << 60, Gather)}
 

@@ -16,8 +16,8 @@ from tests.runtime import naive
 from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import PlanMismatchError
-from tokshard.runtime.loader import StreamDataset, StreamingLoader
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
 SOURCES = {
     "x": ListSource([9, 4, 30, 1, 12, 3]),

@@ -27,10 +27,10 @@ from tests.runtime import naive
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, global_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError, LoaderError, PlanMismatchError
-from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.order.windows import CorpusStream
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.tensors import StreamingLoader
 
 ROOT = Path(__file__).parents[2]
 ACCESS = ["mmap", "pread"]
@@ -384,7 +384,7 @@ def test_any_killed_worker_of_several_forked_ones_is_an_error_and_no_hang(killed
     )
     batches = iter(loader)
     next(batches)
-    worker = loader._prefetcher._workers[killed]._process  # type: ignore[union-attr]
+    worker = loader._feed.prefetcher._workers[killed]._process  # type: ignore[union-attr]
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(LoaderError, match=f"loader worker {killed} .* was killed by SIGKILL"):
         take_until_error(batches)
@@ -402,7 +402,7 @@ if __name__ == "__main__":
     plan = StreamPlan({"corpus": ListSource([9, 4, 30])}, seq_len=8)
     loader = StreamingLoader(plan, global_batch_size=2, num_workers=3, multiprocessing_context=sys.argv[1])
     next(iter(loader))
-    print(*(worker._process.pid for worker in loader._prefetcher._workers), flush=True)
+    print(*(worker._process.pid for worker in loader._feed.prefetcher._workers), flush=True)
     if sys.argv[2] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -475,7 +475,7 @@ def test_a_worker_that_stands_still_is_an_error_that_names_the_shard(tmp_path: P
     )
     batches = iter(loader)
     next(batches)
-    worker = loader._prefetcher._workers[1]._process  # type: ignore[union-attr]
+    worker = loader._feed.prefetcher._workers[1]._process  # type: ignore[union-attr]
     os.kill(worker.pid, signal.SIGSTOP)  # as in a page fault that is never served: not even SIGTERM ends it
     with pytest.raises(LoaderError, match=f"no batch came for 1 s; .*{shard_of(plan.sources[0], 0)}"):
         take_until_error(batches)

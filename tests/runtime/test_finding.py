@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import PlanError
 from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.options import checked_weights
 from tokshard.runtime.plan import StreamPlan
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=30)
@@ -151,7 +152,8 @@ def test_a_cursor_of_changed_weights_leads_to_the_samples_that_its_job_reads(
     cursor = plan.cursor()
     for _ in range(num_changes):
         weights = {name: random.choice([0.1, 1.0, 2.5]) for name in names}
-        cursor = plan.compacted(cursor.advanced(random.randint(1, 3)).weighted(plan.checked_weights(weights)))
+        cursor = cursor.advanced(random.randint(1, 3)).weighted(checked_weights(plan.names, weights))
+        cursor = cursor.compacted(plan.mixture(cursor))
     cursor = cursor.skipping(2)
     first = cursor.segments[0].start
     assert_inverse(plan, cursor, range(first, cursor.sample + 20), known=first == 0)

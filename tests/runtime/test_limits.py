@@ -17,8 +17,9 @@ from tests.runtime import naive
 from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import SIZES, Batch, expected_rows, rows_of, take
 from tokshard.errors import PlanError
-from tokshard.runtime.loader import StreamDataset, StreamingLoader
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.stop import used_up
+from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
 A, B = ListSource([9, 4, 30, 1, 12, 3]), ListSource([5, 17, 2, 7], first_token=1000)
 A_TOKENS, B_TOKENS = 59, 31
@@ -146,14 +147,14 @@ def test_other_weights_move_the_end_of_the_pass() -> None:
 
 def test_a_limit_in_a_scheduled_future_is_found() -> None:
     plan = plan_of(weights={"a": 1, "b": 0}, schedule=[(50, {"a": 0.5, "b": 0.5})], max_epochs={"b": 1})
-    (limit,) = plan.limits(plan.cursor())
+    (limit,) = used_up(plan, plan.cursor())
     corpora = corpora_of(plan, limit.sample + 1)
     assert (limit.corpus, corpora.count(1), corpora[-1]) == ("b", most_samples(1, B_TOKENS) + 1, 1)
 
 
 def test_a_corpus_that_is_never_read_has_no_limit() -> None:
     plan = plan_of(weights={"a": 1, "b": 0}, max_epochs={"b": 1})
-    assert plan.limits(plan.cursor()) == []
+    assert used_up(plan, plan.cursor()) == []
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -264,7 +265,7 @@ def worker_rows(plan: StreamPlan, states: list[Any], workers: int, monkeypatch: 
     found: list[list[Batch]] = []
     for worker in range(workers):
         place = torch.utils.data._utils.worker.WorkerInfo(id=worker, num_workers=workers, seed=0, dataset=None)
-        monkeypatch.setattr("tokshard.runtime.loader.get_worker_info", lambda place=place: place)
+        monkeypatch.setattr("tokshard.runtime.tensors.get_worker_info", lambda place=place: place)
         dataset = StreamDataset(plan, global_batch_size=3)
         if states:
             dataset.load_state_dict(states[worker])
@@ -344,7 +345,7 @@ class Workers:
         place: Any = torch.utils.data._utils.worker.WorkerInfo(
             id=worker, num_workers=len(self.loops), seed=0, dataset=self.datasets[worker]
         )
-        self._patch.setattr("tokshard.runtime.loader.get_worker_info", lambda: place)
+        self._patch.setattr("tokshard.runtime.tensors.get_worker_info", lambda: place)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             batch = next(self.loops[worker], None)
@@ -360,7 +361,7 @@ def test_dataloader_workers_that_resume_around_the_end_of_a_corpus_stop_and_warn
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopping, telling = (plan_of(max_epochs={"b": 1}, on_max_epochs=what) for what in ("stop", "warn"))
-    (limit,) = stopping.limits(stopping.cursor())
+    (limit,) = used_up(stopping, stopping.cursor())
     for plan in (stopping, telling):
         first = Workers(plan, workers, [], monkeypatch)
         for step in range(limit.sample + 8):

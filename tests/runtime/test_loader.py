@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import LoaderError, PlanError, PlanMismatchError
-from tokshard.runtime.loader import StreamDataset, StreamingLoader, data_parallel_place
+from tokshard.runtime.locality import blocks_per_step, steps_per_window
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamDataset, StreamingLoader, data_parallel_place
 
 SOAK = pytest.mark.soak
 Batch = dict[str, torch.Tensor]
@@ -443,7 +444,7 @@ def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     loader = StreamingLoader(two_corpora(), global_batch_size=2, num_workers=2)
     batches = iter(loader)
     next(batches)
-    worker = loader._prefetcher._workers[0]._process
+    worker = loader._feed.prefetcher._workers[0]._process
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(LoaderError, match="was killed by SIGKILL"):
         deque(batches, maxlen=0)  # the worker may have made a thousand ahead
@@ -576,8 +577,8 @@ def test_a_plan_says_how_many_steps_read_a_window_and_from_how_many_places() -> 
         weights={"big": 0.75, "small": 0.25, "off": 0},
         seq_len=4096,
     )
-    assert plan.steps_per_window(1024) == {"big": pytest.approx(64 / 3), "small": math.inf, "off": math.inf}
-    places = plan.places_per_step(1024)
+    assert steps_per_window(plan, 1024) == {"big": pytest.approx(64 / 3), "small": math.inf, "off": math.inf}
+    places = blocks_per_step(plan, 1024)
     assert 900 < places["big"] <= 1024
     assert places["small"] == pytest.approx(1_000_000 / 65_536, abs=1)
     assert places["off"] == 0

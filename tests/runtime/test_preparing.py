@@ -21,11 +21,11 @@ from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
 from tokshard.runtime import steps
-from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.order import windows
 from tokshard.runtime.order.windows import CorpusStream, PieceTable, Shape, _Preparation
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.runtime.tensors import StreamingLoader
 
 SEQ_LEN, BLOCK, WINDOW = 8, 64, 32
 BATCH = 4
@@ -76,7 +76,7 @@ def plan_of(*sources: Any, **options: Any) -> StreamPlan:
 
 
 def steps_of(plan: StreamPlan, count: int, **options: Any) -> Iterator[NDArray[np.int64]]:
-    made = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(BATCH, 0, 1, "refuse"), 0, **options)
+    made = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(global_batch_size=BATCH), 0, **options)
     for _, packed in zip(range(count), made, strict=False):
         yield packed.sample_index
 
@@ -121,7 +121,7 @@ def test_a_job_that_begins_in_a_window_makes_the_next_table_in_small_parts_too(w
     first = int(begun * window)
     plan.reader().sample(first)
     table = watch.steps
-    made = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(BATCH, 0, 1, "refuse"), first)
+    made = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(global_batch_size=BATCH), first)
     steps_made = [table, *(watch.steps for _ in zip(range((window - first) // BATCH), made, strict=False))]
     assert watch.late == 2, "only the first table is waited for, here and in the sample before"
     # a layout has four steps; the next table is ready at 80 % of the window, or at its end
@@ -182,7 +182,7 @@ def test_samples_that_are_asked_for_in_between_change_nothing(
         return StreamPlan(sources, weights={"a": 2, "b": 1}, seed=1, allow_small_blocks=True, **options)
 
     reference, read = plan(), plan()
-    ranks = Ranks(2, 0, 1, "refuse")
+    ranks = Ranks(global_batch_size=2)
     for step, packed in zip(range(20), packed_steps(read, read.mixture(read.cursor()), ranks, 0), strict=False):
         for moment, sample in asked:
             if moment == step:

@@ -22,8 +22,8 @@ from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import expected_rows, one_corpus, rows_of, take, two_corpora
 from tokshard.errors import LoaderError
 from tokshard.runtime import prefetch
-from tokshard.runtime.loader import StreamDataset, StreamingLoader
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
 NO_DATASET: Any = None
 
@@ -98,7 +98,7 @@ def test_a_state_taken_by_another_thread_is_of_before_or_after_a_batch_and_loses
 def test_a_loader_that_another_thread_closes_wakes_the_one_that_waits(
     waiting: WaitingSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "_STOP_SECONDS", 0.05)
+    monkeypatch.setattr(prefetch, "STOP_SECONDS", 0.05)
     loader = waiting_loader(waiting)
     found: list[str] = []
 
@@ -174,7 +174,7 @@ def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_
     assert held.wait(60)
 
     def check() -> None:
-        monkeypatch.setattr("tokshard.runtime.loader.get_worker_info", lambda: place)
+        monkeypatch.setattr("tokshard.runtime.tensors.get_worker_info", lambda: place)
         assert rows_of([next(iter(dataset))]) == expected
 
     in_child(check)
@@ -196,7 +196,7 @@ if __name__ == "__main__":
     loader = StreamingLoader(plan, global_batch_size=2, num_workers=2, multiprocessing_context="fork")
     batches = iter(loader)
     next(batches)
-    workers = [worker._process.pid for worker in loader._prefetcher._workers]
+    workers = [worker._process.pid for worker in loader._feed.prefetcher._workers]
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
             os.killpg(0, number)
@@ -206,7 +206,7 @@ if __name__ == "__main__":
         loader.skip(2)  # what was made ahead is not what comes next
         position = loader.cursor.sample
         assert rows_of([next(batches) for _ in range(4)]) == expected_rows(plan, range(position, position + 8))
-    assert workers == [worker._process.pid for worker in loader._prefetcher._workers]
+    assert workers == [worker._process.pid for worker in loader._feed.prefetcher._workers]
     print("done")
 """
 
@@ -248,7 +248,7 @@ class Immortal:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_time_out_is_raised_although_the_worker_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_STOP_SECONDS", 0.05)
+    monkeypatch.setattr(prefetch, "STOP_SECONDS", 0.05)
     loader = StreamingLoader(
         two_corpora(),
         global_batch_size=2,
@@ -259,9 +259,9 @@ def test_a_time_out_is_raised_although_the_worker_cannot_be_killed(monkeypatch: 
     )
     batches = iter(loader)
     next(batches)
-    assert loader._prefetcher is not None
-    (worker,) = loader._prefetcher._workers
-    thread, process, immortal = loader._prefetcher._thread, worker._process, Immortal()
+    assert loader._feed.prefetcher is not None
+    (worker,) = loader._feed.prefetcher._workers
+    thread, process, immortal = loader._feed.prefetcher._thread, worker._process, Immortal()
     os.kill(process.pid, signal.SIGSTOP)
     worker._process = immortal
     try:
@@ -280,7 +280,7 @@ def test_a_time_out_is_raised_although_the_worker_cannot_be_killed(monkeypatch: 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_when_a_worker_cannot_be_started_those_before_it_end(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    make = prefetch._Worker
+    make = prefetch.Worker
 
     def made(plan: StreamPlan, number: int, *arguments: Any) -> Any:
         if number == 2:
@@ -288,7 +288,7 @@ def test_when_a_worker_cannot_be_started_those_before_it_end(monkeypatch: pytest
         started.append(make(plan, number, *arguments))
         return started[-1]
 
-    monkeypatch.setattr(prefetch, "_Worker", made)
+    monkeypatch.setattr(prefetch, "Worker", made)
     loader = StreamingLoader(two_corpora(), global_batch_size=2, num_workers=3, multiprocessing_context="fork")
     with pytest.raises(OSError, match="no more processes") as caught:
         next(iter(loader))
@@ -335,7 +335,7 @@ def test_without_workers_a_second_loop_continues() -> None:
 
 def test_a_copied_dataset_has_loops_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     place = torch.utils.data._utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=NO_DATASET)
-    monkeypatch.setattr("tokshard.runtime.loader.get_worker_info", lambda: place)
+    monkeypatch.setattr("tokshard.runtime.tensors.get_worker_info", lambda: place)
     first = StreamDataset(two_corpora(), global_batch_size=2)
     next(iter(first))
     for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):

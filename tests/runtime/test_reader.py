@@ -322,7 +322,7 @@ def test_pread_reads_a_step_when_it_is_made_and_not_all_steps_that_are_laid_out_
         return views(source, starts, lengths)
 
     monkeypatch.setattr(CorpusSource, "views", watched)
-    steps = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(2, 0, 1, "refuse"), 0)
+    steps = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(global_batch_size=2), 0)
     for _, packed in zip(range(100), steps, strict=False):
         assert sum(asked) <= packed.tokens.size
         del asked[:]

@@ -13,8 +13,8 @@ from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import expected_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.test_weight_changes import long_schedule
 from tokshard.errors import PlanMismatchError
-from tokshard.runtime.loader import StreamDataset, StreamingLoader
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
 State = dict[str, Any]
 CHANGES: list[tuple[int, dict[str, float]]] = [(6, {"a": 0, "b": 1}), (14, {"a": 1, "b": 1})]

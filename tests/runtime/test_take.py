@@ -14,8 +14,9 @@ from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import take as take_batches
 from tests.runtime.test_plan import assert_equal
 from tokshard.errors import PlanError, PlanMismatchError
-from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.stop import used_up
+from tokshard.runtime.tensors import StreamingLoader
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=40)
 parts = st.floats(0.01, 1)
@@ -175,7 +176,7 @@ def test_each_corpus_of_a_plan_has_its_own_part() -> None:
 def test_limits_and_epochs_count_the_tokens_that_are_taken() -> None:
     source = ListSource([10] * 8)
     plan = StreamPlan({"a": source}, take=0.5, max_epochs=2, seq_len=5, block_tokens=20)
-    assert plan.limits(plan.cursor())[0].sample == 2 * 40 // 5
+    assert used_up(plan, plan.cursor())[0].sample == 2 * 40 // 5
     loader = StreamingLoader(plan, global_batch_size=4)
     take_batches(loader, 3)
     assert loader.stats()["corpora"]["a"] == {"samples": 12, "tokens": 60, "epoch": 1.5}

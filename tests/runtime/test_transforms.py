@@ -18,8 +18,8 @@ from tests.runtime.test_loader import expected_rows, global_rows, one_corpus, ro
 from tests.runtime.transforms import failing, note, reverse, roll, wrong
 from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.infilling import FillInTheMiddle
-from tokshard.runtime.loader import StreamDataset, StreamingLoader
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 from tokshard.runtime.transforms import Sample, SampleRandom
 
 PRE, SUF, MID = 900_001, 900_002, 900_003

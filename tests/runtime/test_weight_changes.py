@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, rows_of, take, two_corpora
-from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamingLoader
 
 NAMES = ["a", "b", "c", "d", "e"]
 Changes = list[tuple[int, dict[str, float]]]

@@ -22,8 +22,8 @@ from tokshard.errors import LoaderError, TokshardError, TrainerError
 from tokshard.jobs.plan_file import load_mix
 from tokshard.jobs.saved_state import read_state
 from tokshard.jobs.torch_checkpoints import read_metadata
-from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import checkpoint, config
 from tokshard.trainer.checkpoint import State
 from tokshard.trainer.model import Shape, Transformer, initialise

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.trainer.runs import configuration, corpora, steps_of
 from tokshard.errors import LoaderError, TokshardError, TrainerError, UsageError
-from tokshard.runtime.loader import StreamingLoader
+from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import loop
 from tokshard.trainer.config import resolve
 from tokshard.trainer.directory import held

@@ -10,8 +10,8 @@ import torch
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import UsageError
-from tokshard.runtime.loader import StreamingLoader
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import config
 from tokshard.trainer.attention import Documents
 from tokshard.trainer.loop import micro_batches, model_shape, sum_of_losses

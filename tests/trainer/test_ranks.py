@@ -62,7 +62,7 @@ def test_a_group_of_several_ranks_is_not_destroyed_after_a_failure(errors: list[
 def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from tests.trainer.test_checkpoint import trained
     from tokshard.errors import LoaderError
-    from tokshard.runtime.loader import StreamingLoader
+    from tokshard.runtime.tensors import StreamingLoader
     from tokshard.trainer import checkpoint
     from tokshard.trainer.config import resolve
     from tokshard.trainer.directory import held

@@ -141,7 +141,7 @@ def _check_ranks(run: Run, dp_world_size: int) -> None:
         PlanError: the ranks do not divide the batch, and do not pad.
     """
     try:
-        Ranks(run.global_batch_size, 0, dp_world_size, run.uneven)
+        Ranks(global_batch_size=run.global_batch_size, world_size=dp_world_size, uneven=run.uneven)
     except PlanError as error:
         raise PlanError(
             error.problem, hint="give another --dp-world-size, or --uneven pad for a job that pads"

@@ -17,7 +17,7 @@ from tokshard.runtime.plan import StreamPlan
 STATE_FILE = "state.json"
 """The file of a trainer's checkpoint that holds its recipe and the loader's state."""
 
-_HINT = "tokshard/jobs/README.md lists the keys of a mix.toml"
+_HINT = "the keys are the arguments of StreamPlan, and global_batch_size and uneven of StreamingLoader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,10 @@ class Mix:
         """Open the corpora, and make the plan.
 
         Raises:
-            PlanError: the values make no plan.
+            PlanError: a value is refused.
             CorpusError: a corpus cannot be opened.
         """
-        # what StreamPlan has no neutral value for is given only if the file has it
+        # StreamPlan has no value that stands for "not given" here
         given: dict[str, Any] = {
             name: value for name in ("take", "max_epochs") if (value := getattr(self, name)) is not None
         }
@@ -95,16 +95,16 @@ def load_mix(
 ) -> Mix:
     """A mix from a TOML file, a trainer's recipe (its ``[data]`` table) or checkpoint, or from one corpus directory.
 
-    A mix.toml lies beside its corpora: their paths are relative to the file. Those of the trainer's are relative to the
-    working directory, as they are for the trainer itself.
+    The paths of the corpora in a mix.toml are relative to the file; in a recipe or checkpoint of the trainer they are
+    relative to the working directory, as they are for the trainer itself.
 
     Args:
         location: a file, a checkpoint directory or a corpus directory.
         options: name to value; None leaves what the file says.
-        defaults: name to value, for keys that neither names.
+        defaults: name to value, for keys that neither has.
 
     Raises:
-        UsageError: no such file, no TOML, an unknown or missing key, a wrong type.
+        UsageError: the file does not exist or is not TOML, a key is unknown or missing, or a value has the wrong type.
     """
     prefix, fields = "", {}
     kind: type[Mix] = Mix

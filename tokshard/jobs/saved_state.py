@@ -1,4 +1,4 @@
-"""The loader's state out of whatever checkpoint it was saved in."""
+"""The state of a loader, found in whatever checkpoint it was saved in."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class SavedState:
 def read_state(path: str) -> SavedState:
     """The state in a checkpoint: a directory of the trainer, or what torch.distributed.checkpoint or torch.save wrote.
 
-    Nothing of it is executed. A text file that holds ``json.dumps(loader.state_dict())``, or only the cursor, will do,
-    too. Needs torch only for what torch has saved; no tensor is loaded.
+    Nothing of it is executed, and no tensor is loaded. A text file with ``json.dumps(loader.state_dict())``, or with
+    the cursor alone, is read too. Only what torch has saved needs torch.
 
     Raises:
-        UsageError: there is no state in it, or several that differ.
-        LoaderError: a directory of torch that is damaged, or holds what would have to be executed.
+        UsageError: it holds no state, or several that differ.
+        LoaderError: a directory that torch wrote is damaged, or could only be read by executing what is in it.
     """
     saved = _read(path)
     cursors = sorted(set(_cursors(saved)))

@@ -23,7 +23,7 @@ def key(example: str, *, read: Callable[[str], int] | None = None) -> dict[str, 
 
     Args:
         example: a line of TOML, for the hint of an error.
-        read: what a text in place of a number stands for, such as `read_count`; default: no text is taken.
+        read: what a text in place of a number stands for, such as `read_count`; default: a text is refused.
     """
     return {"example": example, "read": read}
 
@@ -35,7 +35,7 @@ def read_toml(path: str, *, hint: str) -> dict[str, Any]:
         hint: what to give instead, if there is no such file.
 
     Raises:
-        UsageError: no such file, or no TOML.
+        UsageError: the file does not exist, or is not TOML.
     """
     try:
         with open(path, "rb") as file:
@@ -51,7 +51,7 @@ def convert(fields: Mapping[str, Any], kind: type[Settings], *, where: str, hint
 
     Args:
         where: the file, for messages.
-        hint: where the keys and their types are told.
+        hint: where the keys and their types are listed.
         prefix: of the keys in messages, such as ``data.``.
 
     Raises:
@@ -70,7 +70,7 @@ def convert(fields: Mapping[str, Any], kind: type[Settings], *, where: str, hint
 
 
 def check_keys(kind: type, fields: Any, *, where: str, prefix: str = "") -> None:
-    """Refuse keys that are no fields of a dataclass.
+    """Refuse keys that are not fields of a dataclass.
 
     Raises:
         UsageError: names the key, and the nearest known one.

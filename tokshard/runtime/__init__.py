@@ -1,6 +1,6 @@
-"""What a job reads and in which order. README.md explains the order; plan.py is the place to start.
+"""What a job reads and in which order: ORDER.md specifies the order, README.md explains it, plan.py is where to start.
 
-The public names are imported when they are first used: only `StreamingLoader` and `StreamDataset` need torch.
+The public names are imported when they are first used. Only `StreamingLoader` and `StreamDataset` need torch.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokshard.runtime.cursor import Cursor
     from tokshard.runtime.infilling import FillInTheMiddle
-    from tokshard.runtime.loader import StreamDataset, StreamingLoader
-    from tokshard.runtime.plan import Piece, Reading, StreamPlan
+    from tokshard.runtime.loader import NumpyLoader
+    from tokshard.runtime.plan import StreamPlan
+    from tokshard.runtime.tensors import StreamDataset, StreamingLoader
+    from tokshard.runtime.tracing import Occurrence, Piece
     from tokshard.runtime.transforms import Sample, SampleRandom
 
 __all__ = [
     "Cursor",
     "FillInTheMiddle",
+    "NumpyLoader",
+    "Occurrence",
     "Piece",
-    "Reading",
     "Sample",
     "SampleRandom",
     "StreamDataset",
@@ -30,13 +33,14 @@ __all__ = [
 _HOMES = {
     "Cursor": "tokshard.runtime.cursor",
     "FillInTheMiddle": "tokshard.runtime.infilling",
-    "Piece": "tokshard.runtime.plan",
-    "Reading": "tokshard.runtime.plan",
+    "NumpyLoader": "tokshard.runtime.loader",
+    "Occurrence": "tokshard.runtime.tracing",
+    "Piece": "tokshard.runtime.tracing",
     "Sample": "tokshard.runtime.transforms",
     "SampleRandom": "tokshard.runtime.transforms",
-    "StreamDataset": "tokshard.runtime.loader",
+    "StreamDataset": "tokshard.runtime.tensors",
     "StreamPlan": "tokshard.runtime.plan",
-    "StreamingLoader": "tokshard.runtime.loader",
+    "StreamingLoader": "tokshard.runtime.tensors",
 }
 
 

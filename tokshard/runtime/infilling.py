@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tokshard.errors import PlanError
-from tokshard.runtime.arguments import integer, real
+from tokshard.runtime.options import integer, real
 from tokshard.runtime.packing import IGNORED
 from tokshard.runtime.transforms import Sample, SampleRandom
 

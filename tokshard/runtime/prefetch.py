@@ -1,65 +1,33 @@
-"""Batches made ahead of the training loop: in a thread, or in worker processes behind one.
+"""Batches made ahead of the training loop, in a thread.
 
-A job says from which sample on a rank reads, under which weights. Worker w of W makes every W-th of its steps, and the
-thread takes them in turn. A new job, after a change of weights or a skip, replaces the one that is under way.
+A job says from which sample on a rank reads, and under which weights. The thread makes its steps, or takes them from
+worker processes in turn: worker w of W makes every W-th step. A new job, after a change of weights or a skip, replaces
+the one before.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import fcntl
-import multiprocessing
-import multiprocessing.process
 import os
-import pickle
 import queue
-import signal
-import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from tokshard.errors import LoaderError, PlanError, TokshardError
+from tokshard.errors import LoaderError
 from tokshard.runtime.order.mixture import Mixture
-from tokshard.runtime.order.windows import TokenSource
 from tokshard.runtime.packing import Packed
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.runtime.steps import Ranks
+from tokshard.runtime.stop import Stop
+from tokshard.runtime.workers import STOP_SECONDS, Job, Worker, check_pickles, steps_of_workers
 
-_SHARD_NAME_BYTES = 4096
-_STOP_SECONDS = 5.0
-"""What still hangs after this time is left alone: a read from storage that is gone may survive SIGKILL."""
+Batch = TypeVar("Batch")
 
 _EXIT_PRIORITY = 100
 """Workers ignore SIGTERM, so they must end before multiprocessing ends its processes with it and waits for them."""
-
-_MESSAGE_BYTES = 1 << 20
-_ALIGNMENT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to read from now on.
-
-    Args:
-        number: counts the jobs of a prefetcher, from 0.
-        mixture: of the corpora.
-        ranks: which rows of a step are read.
-        sample: global sample at which the first step begins.
-        limit: global sample at which a corpus is used up.
-    """
-
-    number: int
-    mixture: Mixture
-    ranks: Ranks
-    sample: int
-    limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +38,7 @@ class _Result:
 
 
 class _Inbox:
-    """What the thread is told: the latest job, and how many of its batches the loop took. Only `put` is for others."""
+    """Messages to the thread: the latest job, and how many of its batches the loop took. Others only put them in."""
 
     def __init__(self, messages: queue.SimpleQueue[Job | int | None], depth: int) -> None:
         self._messages, self._depth = messages, depth
@@ -84,8 +52,8 @@ class _Inbox:
             self._read(self._messages.get())
         return None if self._is_closed else self._job
 
-    def may_go_on(self, job: int) -> bool:
-        """Wait until there is room for a batch of a job; False: it is not wanted any more."""
+    def may_continue(self, job: int) -> bool:
+        """Wait until there is room for a batch of a job; False: another job replaced it."""
         while not self._is_closed and self._job is not None and self._job.number == job:
             if self._free and self._messages.empty():
                 self._free -= 1
@@ -102,7 +70,7 @@ class _Inbox:
             self._free += 1
 
 
-class Prefetcher:
+class Prefetcher(Generic[Batch]):
     """Makes the batches of a job in order.
 
     Args:
@@ -120,7 +88,7 @@ class Prefetcher:
     def __init__(
         self,
         plan: StreamPlan,
-        finish: Callable[[Packed], Any],
+        finish: Callable[[Packed], Batch],
         *,
         num_workers: int,
         depth: int,
@@ -133,8 +101,8 @@ class Prefetcher:
         self._job = -1
         self._plan = plan
         if num_workers:
-            _check_pickles(plan)
-        self._workers: list[_Worker] = []
+            check_pickles(plan)
+        self._workers: list[Worker] = []
         self._thread = threading.Thread(
             target=_run,
             args=(_Inbox(self._messages, depth), self._results, plan, self._workers, finish),
@@ -148,23 +116,23 @@ class Prefetcher:
         self.pid = os.getpid()
         try:
             for number in range(num_workers):
-                self._workers.append(_Worker(plan, number, num_workers, start_method))
+                self._workers.append(Worker(plan, number, num_workers, start_method))
         except BaseException:
             self.close()  # those that have started
             raise
         self._thread.start()
 
-    def start(self, mixture: Mixture, ranks: Ranks, sample: int, limit: int | None) -> None:
-        """Make the batches from a sample on; those that were made for another job are not wanted any more."""
+    def start(self, mixture: Mixture, ranks: Ranks, sample: int, stop: Stop) -> None:
+        """Make the batches from a sample on; those of the job before are dropped."""
         self._job += 1
-        self._messages.put(Job(self._job, mixture, ranks, sample, limit))
+        self._messages.put(Job(self._job, mixture, ranks, sample, stop))
 
     @property
     def num_ready(self) -> int:
-        """Batches that can be taken at once, those not wanted included."""
+        """Batches that can be had at once, those of earlier jobs included."""
         return self._results.qsize()
 
-    def take(self) -> Any:
+    def next_batch(self) -> Batch:
         """The next batch.
 
         Raises:
@@ -182,10 +150,11 @@ class Prefetcher:
                 self.close()
                 raise result.error
             self._messages.put(self._job)  # there is room for one more
-            return result.value
+            batch: Batch = result.value
+            return batch
 
     def close(self) -> None:
-        """Stop thread and workers, and a `take` that another thread waits in."""
+        """Stop thread and workers, and a `next_batch` that another thread waits in."""
         self._finalizer()
         error = LoaderError("the loader was closed while a batch was awaited", hint="iterate it again, or not at all")
         self._results.put(_Result(self._job, None, error))
@@ -203,257 +172,30 @@ class Prefetcher:
         )
 
 
-def _check_pickles(plan: StreamPlan) -> None:
-    """A worker gets the plan as bytes, whatever the start method is."""
-    for part in (*plan.transforms, *plan.sources, plan):
-        try:
-            pickle.dumps(part)
-        except Exception as error:
-            raise PlanError(
-                f"{part!r} does not pickle, so worker processes cannot have it: {error}",
-                hint="define it in a module, as a function or a class, not as a lambda or in a function; or use "
-                "num_workers=0",
-            ) from error
-
-
 def _run(
     inbox: _Inbox,
     results: queue.SimpleQueue[_Result],
     plan: StreamPlan,
-    workers: list[_Worker],
+    workers: list[Worker],
     finish: Callable[[Packed], Any],
 ) -> None:
     last, plan = -1, plan.reader()
     while (job := inbox.next_job(last)) is not None:
         last = job.number
         try:
-            steps = _received(workers, job) if workers else _made(plan, job)
-            while inbox.may_go_on(job.number) and (packed := next(steps, None)) is not None:
+            steps = steps_of_workers(workers, job) if workers else job.steps(plan)
+            while inbox.may_continue(job.number) and (packed := next(steps, None)) is not None:
                 results.put(_Result(job.number, finish(packed)))
         except BaseException as error:  # noqa: BLE001 - the edge of a thread: the loop raises it
             results.put(_Result(job.number, None, error))
 
 
-def _made(plan: StreamPlan, job: Job, first: int = 0, stride: int = 1) -> Iterator[Packed]:
-    return packed_steps(plan, job.mixture, job.ranks, job.sample, limit=job.limit, first=first, stride=stride)
-
-
-def _received(workers: list[_Worker], job: Job) -> Iterator[Packed]:
-    """The steps of a job, from the workers in turn."""
-    for worker in workers:
-        worker.start(job)
-    while True:
-        for worker in workers:
-            packed = worker.receive(job.number)
-            if packed is None:
-                return
-            yield packed
-
-
-def _stop(messages: queue.SimpleQueue[Job | int | None], thread: threading.Thread, workers: list[_Worker]) -> None:
-    deadline = time.monotonic() + _STOP_SECONDS
+def _stop(messages: queue.SimpleQueue[Job | int | None], thread: threading.Thread, workers: list[Worker]) -> None:
+    deadline = time.monotonic() + STOP_SECONDS
     for worker in workers:
         worker.kill()
     messages.put(None)
     if thread.ident is not None and thread is not threading.current_thread():
-        thread.join(_STOP_SECONDS)
+        thread.join(STOP_SECONDS)
     for worker in workers:
         worker.leave(max(0.0, deadline - time.monotonic()), may_close=not thread.is_alive())
-
-
-class _Worker:
-    def __init__(self, plan: StreamPlan, number: int, num_workers: int, start_method: str) -> None:
-        context: Any = multiprocessing.get_context(start_method)
-        self._answers, their_answers = multiprocessing.Pipe(duplex=False)
-        their_jobs, self._jobs = multiprocessing.Pipe(duplex=False)
-        _enlarge(self._answers)
-        self._waiting: deque[tuple[int, Packed | BaseException | None]] = deque()
-        self._reading = context.RawArray(ctypes.c_char, _SHARD_NAME_BYTES)
-        inherited = (self._answers, self._jobs) if start_method == "fork" else ()
-        self._process = context.Process(
-            target=_worker_main,
-            args=(their_jobs, their_answers, inherited, plan, number, num_workers, self._reading),
-            name=f"tokshard-loader-{number}",
-            daemon=True,
-        )
-        self._process.start()
-        their_answers.close()  # so that the pipe ends when the worker does
-        their_jobs.close()
-        self._number, self._sources = number, plan.sources
-
-    def start(self, job: Job) -> None:
-        with contextlib.suppress(OSError):  # a dead worker is reported when its answer is missed
-            self._jobs.send(job)
-
-    def receive(self, job: int) -> Packed | None:
-        """The next step of a job; None after its last. Answers to earlier jobs are passed over."""
-        while True:
-            if not self._waiting:
-                try:
-                    self._waiting.extend(_loads(self._answers.recv_bytes()))
-                except (EOFError, OSError):
-                    raise self._death() from None
-            number, answer = self._waiting.popleft()
-            if number != job:
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            packed: Packed | None = answer
-            return packed
-
-    def reading(self) -> str:
-        """The shard that the worker touched last."""
-        name: bytes = self._reading.value
-        return name.decode(errors="replace")
-
-    def kill(self) -> None:
-        """End the process, which holds nothing that it would have to put in order."""
-        self._process.kill()
-
-    def leave(self, seconds: float, *, may_close: bool) -> None:
-        """Wait for the end of a killed process, but not longer than this.
-
-        Args:
-            may_close: no thread reads the pipes any more.
-        """
-        self._process.join(seconds)
-        if self._process.is_alive():  # or the interpreter would wait for it when it ends
-            getattr(multiprocessing.process, "_children", set()).discard(self._process)
-        if may_close:
-            self._answers.close()
-            self._jobs.close()
-
-    def _death(self) -> LoaderError:
-        self._process.join(_STOP_SECONDS)
-        code = self._process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
-        where = f"it last read {self.reading() or 'no shard'}"
-        if code == -signal.SIGBUS and (cut := _changed_shard(self._sources)):
-            where = f"{cut} is not as long as its manifest says"
-        return LoaderError(
-            f"loader worker {self._number} (pid {self._process.pid}) {how}; {where}",
-            hint="SIGKILL often means that memory ran out, SIGBUS that a shard was cut while it was mapped "
-            "(CorpusSource(..., access='pread') survives that)",
-        )
-
-
-def _changed_shard(sources: Sequence[TokenSource]) -> str | None:
-    """The shard whose cut killed a worker. Pages of a map are read long after the shard was touched, in any order."""
-    found = (source.changed_shard() for source in sources if hasattr(source, "changed_shard"))
-    return next((name for name in found if name), None)
-
-
-def _worker_main(  # noqa: PLR0917 - a process gets what it is by position
-    jobs: Connection,
-    answers: Connection,
-    inherited: Sequence[Connection],
-    plan: StreamPlan,
-    number: int,
-    num_workers: int,
-    reading: Any,
-) -> None:
-    # Ctrl-C and the SIGTERM of torchrun reach the whole group; the loop decides, and may still want batches
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if inherited:
-        for connection in inherited:
-            connection.close()  # fork copied the other ends of the pipes, which would keep them open for ever
-        plan = pickle.loads(pickle.dumps(plan))  # noqa: S301 - a thread may have held a lock of the plan at the fork
-
-    def watch(shard: str) -> None:
-        reading.value = shard.encode()[-_SHARD_NAME_BYTES + 1 :]
-
-    for source in plan.sources:
-        if hasattr(source, "on_shard"):
-            source.on_shard = watch
-    # a thread takes the jobs: a job and batches that wait for each other in full pipes would wait for ever
-    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    threading.Thread(target=_take_jobs, args=(jobs, waiting), daemon=True).start()
-    with contextlib.suppress(OSError):
-        while True:
-            _work(plan, waiting.get(), answers, waiting, number, num_workers)
-
-
-def _work(  # noqa: PLR0917 - as above
-    plan: StreamPlan,
-    job: Job,
-    answers: Connection,
-    waiting: queue.SimpleQueue[Job],
-    number: int,
-    num_workers: int,
-) -> None:
-    """Answer with the steps of a job, until it is over or another one comes; more and more steps in one message."""
-    steps = _answers(plan, job, number, num_workers)
-    most = 1
-    while waiting.empty():
-        message = [(job.number, answer) for answer in _some(steps, most)]
-        if not message:
-            return
-        answers.send_bytes(_dumps(message))
-        most = 2 * most
-
-
-def _some(steps: Iterator[Packed | BaseException | None], most: int) -> Iterator[Packed | BaseException | None]:
-    """Up to so many steps, and up to about a megabyte."""
-    size = 0
-    while most and size < _MESSAGE_BYTES:
-        for answer in steps:
-            yield answer
-            size += answer.tokens.nbytes if isinstance(answer, Packed) else 0
-            break
-        else:
-            return
-        most -= 1
-
-
-def _dumps(message: Sequence[tuple[int, Packed | BaseException | None]]) -> bytes:
-    """A pickle whose arrays follow it as they are, each at a multiple of 64 bytes."""
-    buffers: list[pickle.PickleBuffer] = []
-    parts = [memoryview(pickle.dumps(message, protocol=5, buffer_callback=buffers.append))]
-    parts += [buffer.raw() for buffer in buffers]
-    sizes = struct.pack(f"<{len(parts) + 1}q", len(parts), *(len(part) for part in parts))
-    return b"".join(piece for part in (memoryview(sizes), *parts) for piece in (part, bytes(-len(part) % _ALIGNMENT)))
-
-
-def _loads(content: bytes) -> list[tuple[int, Packed | BaseException | None]]:
-    """The message of a worker; arrays are views of it."""
-    (count,) = struct.unpack_from("<q", content)
-    sizes = struct.unpack_from(f"<{count}q", content, 8)
-    view = memoryview(content)
-    position = 8 * (count + 1)
-    parts = []
-    for size in sizes:
-        position += -position % _ALIGNMENT
-        parts.append(view[position : position + size])
-        position += size
-    message: list[tuple[int, Packed | BaseException | None]] = pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - from our own process
-    return message
-
-
-def _enlarge(connection: Connection) -> None:
-    """Let a pipe hold a message, where the system can."""
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):  # the user's limit is reached: slower, not wrong
-            fcntl.fcntl(connection.fileno(), fcntl.F_SETPIPE_SZ, _MESSAGE_BYTES)
-
-
-def _take_jobs(connection: Connection, jobs: queue.SimpleQueue[Job]) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            jobs.put(connection.recv())
-    os._exit(0)  # the loop's process is gone; a read that hangs must not keep this one
-
-
-def _answers(plan: StreamPlan, job: Job, number: int, num_workers: int) -> Iterator[Packed | BaseException | None]:
-    """The steps of a job that one worker makes, and None after the last."""
-    try:
-        yield from _made(plan, job, number, num_workers)
-        yield None
-    except TokshardError as error:
-        yield error
-    except Exception as error:  # noqa: BLE001 - a process edge
-        failure = LoaderError(
-            f"a loader worker failed: {type(error).__name__}: {error}",
-            hint="run with num_workers=0 for the traceback; unless a transform failed, report it as a bug of tokshard",
-        )
-        yield failure

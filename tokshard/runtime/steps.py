@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
-from tokshard.runtime.arguments import integer
+from tokshard.runtime.options import integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.packing import PADDING_INDEX, Packed
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.stop import Stop
 
 _LAYOUT_PIECES = 16_384
 _ROWS_PER_CORPUS = 24
-"""A layout has at least so many rows per corpus, so that the calls that each corpus costs are shared by many."""
+"""A layout has at least this many rows per corpus, so that many rows share the calls that each corpus costs."""
 
 _MAX_LAYOUT_PIECES = 65_536
-"""But no more pieces than this, so that no step takes long."""
+"""A layout has no more pieces than this, so that no step takes long."""
 
 _MAX_LAYOUT_ROWS = 2_048
 
 _MAX_BATCH = 1 << 40
 _MAX_BATCH_TOKENS = (1 << 31) - 1
-"""Of one rank: cu_seqlens is int32, as attention kernels want it."""
+"""On one rank: cu_seqlens is int32, as attention kernels want it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """How the rows of a global batch are dealt out to data-parallel ranks: contiguous slices, in order.
+    """How the rows of a global batch are split among data-parallel ranks: contiguous slices, in order.
 
     Args:
         global_batch_size: rows of a step over all ranks.
@@ -41,21 +44,32 @@ class Ranks:
         PlanError: the numbers do not fit each other.
     """
 
-    def __init__(self, global_batch_size: int, rank: int, world_size: int, uneven: Literal["refuse", "pad"]) -> None:
-        global_batch_size = integer("global_batch_size", global_batch_size, least=1, most=_MAX_BATCH)
-        rank, world_size = integer("dp_rank", rank), integer("dp_world_size", world_size, least=1, most=_MAX_BATCH)
+    global_batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    uneven: Literal["refuse", "pad"] = "refuse"
+
+    def __post_init__(self) -> None:
+        size = integer("global_batch_size", self.global_batch_size, least=1, most=_MAX_BATCH)
+        rank = integer("dp_rank", self.rank)
+        world_size = integer("dp_world_size", self.world_size, least=1, most=_MAX_BATCH)
         if not 0 <= rank < world_size:
             raise PlanError(f"dp_rank is {rank} of {world_size}", hint="give a rank from 0 to dp_world_size - 1")
-        if uneven not in ("refuse", "pad"):
-            raise PlanError(f"uneven is {uneven!r}", hint="give 'refuse' or 'pad'")
-        if global_batch_size % world_size and uneven == "refuse":
-            near = global_batch_size - global_batch_size % world_size or world_size
+        if self.uneven not in ("refuse", "pad"):
+            raise PlanError(f"uneven is {self.uneven!r}", hint="give 'refuse' or 'pad'")
+        if size % world_size and self.uneven == "refuse":
+            near = size - size % world_size or world_size
             raise PlanError(
-                f"{world_size} ranks do not divide a global batch of {global_batch_size} samples",
+                f"{world_size} ranks do not divide a global batch of {size} samples",
                 hint=f"use uneven='pad', or a global_batch_size such as {near}",
             )
-        self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
-        self.rows_per_rank = -(-global_batch_size // world_size)
+        for name, value in {"global_batch_size": size, "rank": rank, "world_size": world_size}.items():
+            object.__setattr__(self, name, value)  # numpy's integers become Python's
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Rows of a step on each rank, padding included."""
+        return -(-self.global_batch_size // self.world_size)
 
     def check_size(self, seq_len: int) -> None:
         """Refuse batches whose tokens cannot be counted.
@@ -70,12 +84,12 @@ class Ranks:
                 hint=f"give a global_batch_size of at most {_MAX_BATCH_TOKENS // seq_len * self.world_size}",
             )
 
-    def samples(self, starts: NDArray[np.int64], stop: int | None) -> NDArray[np.int64]:
+    def samples(self, starts: NDArray[np.int64], stop: Stop) -> NDArray[np.int64]:
         """This rank's samples of the steps that begin at some global samples.
 
         Args:
-            starts: int64 [steps], each below `stop`.
-            stop: number of samples of a finite pass.
+            starts: int64 [steps], samples at which `stop` has a step.
+            stop: where the pass ends.
 
         Returns:
             int64 [steps * rows_per_rank]; `PADDING_INDEX` for rows beyond the batch or the pass.
@@ -83,20 +97,10 @@ class Ranks:
         within = self.rank * self.rows_per_rank + np.arange(self.rows_per_rank)
         found: NDArray[np.int64] = starts[:, np.newaxis] + within
         is_padding = np.broadcast_to(within >= self.global_batch_size, found.shape)
-        if stop is not None:
-            is_padding = is_padding | (found >= stop)
+        if stop.sample is not None and stop.pads_last_step:
+            is_padding = is_padding | (found >= stop.sample)
         found[is_padding] = PADDING_INDEX
         return found.ravel()
-
-
-def is_last(sample: int, num_samples: int | None, limit: int | None, global_batch_size: int) -> bool:
-    """Whether no step begins at a sample: a finite pass is over, or a corpus would be used up within the step."""
-    stop = sample + global_batch_size
-    if num_samples is not None:
-        if sample >= num_samples:
-            return True
-        stop = min(stop, num_samples)
-    return limit is not None and stop > limit
 
 
 def packed_steps(
@@ -105,7 +109,7 @@ def packed_steps(
     ranks: Ranks,
     sample: int,
     *,
-    limit: int | None = None,
+    stop: Stop | None = None,
     first: int = 0,
     stride: int = 1,
 ) -> Iterator[Packed]:
@@ -115,23 +119,24 @@ def packed_steps(
     comes soon, and later ones share the cost of laying out.
 
     Args:
-        limit: global sample at which a corpus is used up.
-        first: steps to pass over at the start.
+        stop: where the pass ends; default: where the plan's finite pass does.
+        first: steps to leave out at the start.
 
     Raises:
         CorpusError: a shard is missing or not what its manifest says.
     """
+    stop = stop or Stop(sample=plan.num_samples)
     size, rows = ranks.global_batch_size, ranks.rows_per_rank
     steps = 1
     sample += first * size
     while True:
         starts: list[int] = []
-        while len(starts) < steps and not is_last(sample, plan.num_samples, limit, size):
+        while len(starts) < steps and stop.has_step(sample, size):
             starts.append(sample)
             sample += stride * size
         if not starts:
             return
-        samples = ranks.samples(np.array(starts, np.int64), plan.num_samples)
+        samples = ranks.samples(np.array(starts, np.int64), stop)
         layout = plan.lay_out(mixture, samples, is_sequential=True)
         for step in range(len(starts)):
             yield plan.pack(layout, step * rows, (step + 1) * rows)

@@ -15,8 +15,10 @@ from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.page.html import Section, render_page
 from tokshard.inspect.plan.plan_report import PlanReport, report_plan
 from tokshard.inspect.plan.run import Run
+from tokshard.runtime.locality import blocks_per_step
 from tokshard.runtime.order.windows import CorpusStream
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.stop import used_up
 
 _STEPS = 200
 _WINDOWS = 8
@@ -79,7 +81,7 @@ def _cards(run: Run, report: PlanReport) -> Section:
 
 def _facts(run: Run, report: PlanReport) -> list[list[str]]:
     plan = run.plan
-    places = plan.places_per_step(run.global_batch_size)
+    places = blocks_per_step(plan, run.global_batch_size)
     rows = [["fingerprint", plan.fingerprint]]
     for corpus in report.corpora:
         steps = corpus.steps_per_window
@@ -89,7 +91,7 @@ def _facts(run: Run, report: PlanReport) -> list[list[str]]:
         rows.append(["", corpus.directory])
     rows += [
         [f"{name} is used up", f"before sample {sample:,}, which would read more of it than max_epochs"]
-        for sample, name in plan.limits(run.cursor)
+        for sample, name in used_up(plan, run.cursor)
     ]
     return rows
 

@@ -10,7 +10,7 @@ from typing import Any
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.inspect.plan.simulation import Simulation
-from tokshard.runtime.plan import MIN_WINDOW_STEPS
+from tokshard.runtime.locality import MIN_WINDOW_STEPS, steps_per_window
 from tokshard.runtime.shards import CorpusSource
 
 
@@ -158,7 +158,7 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
 
 def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
     plan, found = run.plan, []
-    windows = plan.steps_per_window(run.global_batch_size, run.cursor)
+    windows = steps_per_window(plan, run.global_batch_size, run.cursor)
     shares = _shares(plan.names, run.cursor.segments[0].weights)
     for name, source, stream, most, count in zip(
         plan.names, plan.sources, plan.streams, plan.max_epochs, counts, strict=True

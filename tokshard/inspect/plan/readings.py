@@ -15,8 +15,8 @@ from tokshard.inspect.plan.run import Run
 from tokshard.inspect.plan.trace import ID, DocumentFacts, DocumentReader, RankView
 from tokshard.inspect.plan.trace_report import facts_json, metadata_text
 from tokshard.inspect.terminal import aligned, table
-from tokshard.runtime.plan import Reading
 from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.tracing import Occurrence
 from tokshard.wording import counted
 
 _MAX_EPOCHS = 16
@@ -126,7 +126,7 @@ def _epoch(run: Run, name: str) -> int:
     return count * run.plan.seq_len // run.plan.streams[number].num_tokens
 
 
-def _place(run: Run, reading: Reading, ranks: RankView) -> ReadingPlace:
+def _place(run: Run, reading: Occurrence, ranks: RankView) -> ReadingPlace:
     sample = reading.sample
     place = None if sample is None else run.place_of(sample)
     rank, row = (None, None) if place is None else ranks.place_of(place.row, run.global_batch_size)

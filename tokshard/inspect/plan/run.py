@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 from tokshard.errors import UsageError
 from tokshard.jobs.plan_file import is_checkpoint, load_mix
 from tokshard.jobs.saved_state import read_state
-from tokshard.runtime.cursor import Cursor, load_cursor
-from tokshard.runtime.plan import Limit, StreamPlan
+from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.cursor_json import load_cursor
+from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
-from tokshard.runtime.steps import is_last
+from tokshard.runtime.stop import UsedUp, stop_of, used_up
 from tokshard.wording import counted
 
 
@@ -69,9 +70,9 @@ class Run:
         return self.step is None or self.step != -(-self.num_received // self.global_batch_size)
 
     @property
-    def limit(self) -> Limit | None:
+    def limit(self) -> UsedUp | None:
         """Where the run stops because a corpus is used up."""
-        limits = self.plan.limits(self.cursor) if self.plan.on_max_epochs == "stop" else []
+        limits = used_up(self.plan, self.cursor) if self.plan.on_max_epochs == "stop" else []
         return limits[0] if limits else None
 
     def start_of(self, step: int) -> int:
@@ -145,8 +146,7 @@ class Run:
 
     def _is_beyond(self, start: int) -> bool:
         """Whether a step that would start at a sample is not read any more."""
-        limit = self.limit
-        return is_last(start, self.plan.num_samples, limit and limit.sample, self.global_batch_size)
+        return not stop_of(self.plan, self.cursor).has_step(start, self.global_batch_size)
 
 
 def check_sample(sample: int) -> None:

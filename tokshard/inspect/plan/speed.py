@@ -156,7 +156,7 @@ def measure_mode(mix: Mix, num_workers: int | None, *, seconds: float, world_siz
         num_workers: None: in this process.
         world_size: read as the first of so many data-parallel ranks.
     """
-    from tokshard.runtime.loader import StreamDataset, StreamingLoader
+    from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
     started = time.perf_counter()
     plan = mix.plan()
@@ -206,7 +206,7 @@ def take_steps(batches: Iterator[Any], *, seconds: float = 0.0, num_steps: int =
 
 def _require_torch() -> None:
     try:
-        import tokshard.runtime.loader  # noqa: F401 - also so that no mode pays for the import
+        import tokshard.runtime.tensors  # noqa: F401 - also so that no mode pays for the import
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -15,8 +15,8 @@ from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.summary import source_name
 from tokshard.inspect.plan.run import Run, check_sample
-from tokshard.runtime.plan import Piece
 from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.tracing import Piece
 
 ID = "id"
 """The column that ``--id-field`` makes."""

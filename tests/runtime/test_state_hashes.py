@@ -1,0 +1,56 @@
+"""The hashes of a state are made as section 12 of ORDER.md says, computed here from the page alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from typing import Any
+
+from tests.runtime.test_loader import two_corpora
+from tokshard.runtime import NumpyLoader
+
+
+def state_of(loader: NumpyLoader) -> dict[str, Any]:
+    line = loader.state_dict()["cursor"]
+    assert " " not in line
+    assert "\n" not in line
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def test_the_plan_hash_is_that_of_its_fields_and_corpora() -> None:
+    state = state_of(NumpyLoader(two_corpora(), global_batch_size=4))
+    names = ("order_version", "seed", "seq_len", "block_tokens", "window_blocks")
+    fields = ",".join(f'"{name}":{state[name]}' for name in sorted(names))
+    corpora = ",".join(
+        f'{{"fingerprint":"{corpus["fingerprint"]}","ordinal":{corpus["ordinal"]},'
+        f'"start_epoch":{corpus["start_epoch"]},"take":{corpus["take"]}}}'
+        for corpus in state["corpora"]
+    )
+    content = f"tokshard plan 1\n[{{{fields}}},[{corpora}]]"
+    assert hashlib.sha256(content.encode()).hexdigest() == state["plan"]
+
+
+def test_the_planned_changes_are_hashed_from_the_last_to_the_first() -> None:
+    plan = two_corpora(schedule=[(10, {"a": 0.25, "b": 0.5}), (15, {"a": 1, "b": 0})])
+    expected = b""
+    for start, weights in [(15, (1.0, 0.0)), (10, (0.25, 0.5))]:
+        content = b"tokshard schedule 1\n" + expected + struct.pack("<q2d", start, *weights)
+        expected = hashlib.sha256(content).digest()
+    loader = NumpyLoader(plan, global_batch_size=4)
+    assert state_of(loader)["schedule"] == expected.hex()
+    loader.set_weights({"a": 1, "b": 1})
+    assert state_of(loader)["schedule"] is None
+    loader.load_state_dict(NumpyLoader(plan, global_batch_size=4).state_dict())
+    loader.skip(15)
+    assert state_of(loader)["schedule"] == ""
+
+
+def test_keys_stand_in_the_order_of_the_page() -> None:
+    state = state_of(NumpyLoader(two_corpora(), global_batch_size=4))
+    assert list(state) == [
+        *("tokshard_cursor", "plan", "order_version", "seed", "seq_len", "block_tokens", "window_blocks"),
+        *("corpora", "sample", "weights", "schedule", "counts", "remainders", "skipped", "changes"),
+    ]
+    assert state["remainders"] == [2**63]

@@ -1,0 +1,292 @@
+"""A cursor as a line of JSON, and every reason to refuse one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from tokshard.errors import PlanMismatchError
+from tokshard.runtime.cursor import MAX_SAMPLE, CorpusChange, Cursor, Schedule
+from tokshard.runtime.identity import CorpusIdentity, PlanIdentity
+from tokshard.runtime.order.mixture import Balance, Segment, are_weights
+
+STATE_VERSION = 1
+"""Names the form of a saved cursor. Bump when an older tokshard would misread it."""
+
+_MAX_COUNT = MAX_SAMPLE + (MAX_SAMPLE >> 1)
+"""A run may have read on from the last sample that can be given."""
+
+_DAMAGED = "load an older checkpoint, or start without the loader's state"
+
+
+def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], schedule: Schedule) -> str:
+    """A cursor as one line of JSON, the same on every rank; ORDER.md says what it holds.
+
+    Of planned changes of weights, it has a hash, so that its size does not depend on them.
+    """
+    started, later = cursor.segments[: cursor.num_started], cursor.segments[cursor.num_started :]
+    follows = later == schedule.after(cursor.sample)
+    return json.dumps(
+        {
+            "tokshard_cursor": STATE_VERSION,
+            "plan": identity.fingerprint,
+            **identity.fields,
+            "corpora": [{"name": name, **asdict(corpus)} for name, corpus in zip(names, identity.corpora, strict=True)],
+            "sample": cursor.sample,
+            "weights": [[part.start, list(part.weights)] for part in (started if follows else cursor.segments)],
+            "schedule": schedule.fingerprint_after(cursor.sample) if follows else None,
+            "counts": list(cursor.balance.counts),
+            "remainders": list(cursor.balance.remainders),
+            "skipped": [list(part) for part in cursor.skipped],
+            "changes": [asdict(change) for change in cursor.changes],
+        },
+        separators=(",", ":"),
+    )
+
+
+def load_cursor(
+    text: Any, identity: PlanIdentity, schedule: Schedule, *, weights: Literal["cursor", "plan"] = "cursor"
+) -> Cursor:
+    """A cursor from JSON.
+
+    Args:
+        schedule: of the plan. If the run followed the schedule of its plan, the changes still to come must be the same.
+        weights: ``"plan"``: continue with this schedule instead, whatever weights were in force and planned.
+
+    Raises:
+        PlanMismatchError: it is not a cursor of tokshard, or of another plan; says which values differ.
+    """
+    saved = _saved(text)
+    _check_fields(saved, identity)
+    _check_corpora(saved, identity)
+    return _continued(saved, schedule, weights)
+
+
+def adopt_cursor(
+    text: Any,
+    identity: PlanIdentity,
+    names: tuple[str, ...],
+    schedule: Schedule,
+    *,
+    weights: Literal["cursor", "plan"] = "cursor",
+) -> Cursor:
+    """A cursor of a run with other corpora, for a plan that adds some, removes some, or lists them in another order.
+
+    A corpus of both plans, known by its content, continues where it was; so does one that was removed earlier. The
+    weights are those of the plan. If the corpora are the same, this is `load_cursor`.
+
+    Args:
+        names: of the plan.
+        schedule: of the plan.
+
+    Raises:
+        PlanMismatchError: it is not a cursor of tokshard, or more than the corpora differ.
+    """
+    saved = _saved(text)
+    _check_fields(saved, identity)
+    if saved.corpora == identity.corpora:
+        return _continued(saved, schedule, weights)
+    cursor = saved.cursor
+    seed = identity.fields["seed"]
+    counts = cursor.mixture(seed).counts_before(cursor.sample)
+    read = dict(zip(saved.corpora, counts, strict=True))
+    put_aside = {change.identity: change.count for change in cursor.changes if change.action == "removed"}
+    removed = [
+        CorpusChange(sample=cursor.sample, action="removed", name=name, identity=corpus, count=read[corpus])
+        for name, corpus in zip(saved.names, saved.corpora, strict=True)
+        if corpus not in identity.corpora
+    ]
+    added = [
+        CorpusChange(sample=cursor.sample, action="added", name=name, identity=corpus, count=put_aside.get(corpus, 0))
+        for name, corpus in zip(names, identity.corpora, strict=True)
+        if corpus not in read
+    ]
+    go_on = put_aside | read
+    return replace(
+        cursor,
+        segments=(
+            Segment(start=cursor.sample, weights=schedule.at(cursor.sample).weights),
+            *schedule.after(cursor.sample),
+        ),
+        balance=replace(
+            Balance.at_start(len(identity.corpora)), counts=tuple(go_on.get(corpus, 0) for corpus in identity.corpora)
+        ),
+        changes=(*cursor.changes, *removed, *added),
+    )
+
+
+def _continued(saved: _Saved, schedule: Schedule, weights: Literal["cursor", "plan"]) -> Cursor:
+    cursor = saved.cursor
+    if weights == "plan":
+        return cursor.rescheduled(schedule)
+    if saved.schedule is None:
+        return cursor
+    if saved.schedule != schedule.fingerprint_after(cursor.sample):
+        later = [segment.start for segment in schedule.after(cursor.sample)]
+        raise PlanMismatchError(
+            f"the run was to change its weights after sample {cursor.sample} in another way than this plan, which "
+            f"changes them {f'{len(later)} times, next at sample {later[0]}' if later else 'no more'}",
+            hint="give the schedule of that run, or load_state_dict(state, weights='plan') to continue with this one",
+        )
+    return replace(cursor, segments=(*cursor.segments, *schedule.after(cursor.sample)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    fields: Mapping[str, Any]
+    names: tuple[str, ...]
+    corpora: tuple[CorpusIdentity, ...]
+    cursor: Cursor
+    schedule: str | None
+
+
+def _saved(text: Any) -> _Saved:
+    saved = _parse(text)
+    version = saved.get("tokshard_cursor")
+    if version != STATE_VERSION:
+        raise PlanMismatchError(
+            f"the saved cursor has version {version!r}, this tokshard reads {STATE_VERSION}",
+            hint="load it with the tokshard that saved it, or start a new run without the loader's state",
+        )
+    try:
+        corpora = tuple(_corpus_identity(entry) for entry in saved["corpora"])
+        cursor = Cursor(
+            sample=_count(saved["sample"]),
+            segments=tuple(
+                Segment(start=_count(start), weights=tuple(float(weight) for weight in weights))
+                for start, weights in saved["weights"]
+            ),
+            balance=Balance(
+                counts=tuple(_count(count) for count in saved["counts"]),
+                remainders=tuple(_remainder(value) for value in saved["remainders"]),
+            ),
+            skipped=_skipped(saved["skipped"], saved["sample"]),
+            changes=tuple(_change(entry) for entry in saved["changes"]),
+        )
+        sizes = {
+            len(corpora),
+            len(cursor.balance.counts),
+            len(cursor.balance.remainders) + 1,
+            *(len(part.weights) for part in cursor.segments),
+        }
+        starts = [segment.start for segment in cursor.segments]
+        if len(sizes) != 1 or not starts or starts != sorted(set(starts)) or starts[0] > cursor.sample:
+            raise ValueError(f"weights {saved['weights']} and counts {saved['counts']} do not fit the sample")
+        if not all(are_weights(segment.weights) for segment in cursor.segments):
+            raise ValueError(f"weights {saved['weights']} say nothing")
+        schedule = saved["schedule"]
+        if schedule is not None and (not isinstance(schedule, str) or starts[-1] > cursor.sample):
+            raise ValueError(f"weights {saved['weights']} and schedule {schedule!r} do not fit the sample")
+        return _Saved(
+            fields=saved,
+            names=tuple(str(entry["name"]) for entry in saved["corpora"]),
+            corpora=corpora,
+            cursor=cursor,
+            schedule=schedule,
+        )
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise PlanMismatchError(
+            f"the saved cursor is damaged: {error!r}",
+            hint=_DAMAGED,
+        ) from error
+
+
+def _corpus_identity(entry: Mapping[str, Any]) -> CorpusIdentity:
+    return CorpusIdentity(
+        fingerprint=str(entry["fingerprint"]),
+        ordinal=_count(entry["ordinal"]),
+        start_epoch=_count(entry["start_epoch"]),
+        take=float(entry["take"]),
+    )
+
+
+def _change(entry: Mapping[str, Any]) -> CorpusChange:
+    return CorpusChange(
+        sample=_count(entry["sample"]),
+        action=str(entry["action"]),
+        name=str(entry["name"]),
+        identity=_corpus_identity(entry["identity"]),
+        count=_count(entry["count"]),
+    )
+
+
+def _parse(text: Any) -> dict[str, Any]:
+    try:
+        saved = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        saved = None
+    if not isinstance(saved, dict) or "tokshard_cursor" not in saved:
+        raise PlanMismatchError(
+            f"this is no state of a tokshard loader: {text!r:.100}",
+            hint="give what StreamingLoader.state_dict() returned; the state of another loader cannot be continued",
+        )
+    return saved
+
+
+def _check_fields(saved: _Saved, identity: PlanIdentity) -> None:
+    differences = [
+        f"{name} differs ({saved.fields.get(name)!r}, now {value!r})"
+        for name, value in identity.fields.items()
+        if saved.fields.get(name) != value
+    ]
+    if differences:
+        raise _mismatch(differences, "give the values of the run that is to go on")
+    # the hash of what is saved: other corpora are compared next
+    if PlanIdentity(fields=identity.fields, corpora=saved.corpora).fingerprint != saved.fields.get("plan"):
+        raise PlanMismatchError(
+            f"the saved cursor is damaged: its plan hash {saved.fields.get('plan')!r:.100} is not that of its corpora "
+            "and values",
+            hint=_DAMAGED,
+        )
+
+
+def _check_corpora(saved: _Saved, identity: PlanIdentity) -> None:
+    before, now = saved.corpora, identity.corpora
+    if before == now:
+        return
+    if len(before) != len(now):
+        differences = [f"the plan had {len(before)} corpora, now {len(now)}"]
+    else:
+        differences = [
+            f"{_words(field)} of corpus {name!r} differs ({str(value)[:12]}, now {str(getattr(new, field))[:12]})"
+            for name, old, new in zip(saved.names, before, now, strict=True)
+            for field, value in asdict(old).items()
+            if value != getattr(new, field)
+        ]
+    raise _mismatch(
+        differences,
+        "give the corpora of the run that is to go on, or load_state_dict(state, corpora='plan') to go on with these",
+    )
+
+
+def _words(field: str) -> str:
+    return "the content" if field == "fingerprint" else field
+
+
+def _mismatch(differences: Sequence[str], hint: str) -> PlanMismatchError:
+    return PlanMismatchError(
+        f"the saved cursor belongs to another plan: {'; '.join(differences)}",
+        hint=f"{hint}, or start a new run without the loader's state",
+    )
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
+        raise ValueError(f"{value!r:.100} is not a count")
+    return value
+
+
+def _skipped(saved: Any, sample: int) -> tuple[tuple[int, int], ...]:
+    found = tuple((_count(start), _count(stop)) for start, stop in saved)
+    bounds = [bound for part in found for bound in part]
+    if bounds != sorted(bounds) or any(start == stop for start, stop in found) or (bounds and bounds[-1] > sample):
+        raise ValueError(f"skipped {saved!r:.100} does not fit the sample")
+    return found
+
+
+def _remainder(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >> 66:
+        raise ValueError(f"{value!r} is not a remainder")
+    return value

@@ -1,0 +1,311 @@
+"""The arguments of plans and loaders: their defaults, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from tokshard.errors import PlanError
+from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
+from tokshard.runtime.order.mixture import Segment, are_weights
+from tokshard.runtime.order.windows import CorpusStream, Shape, TokenSource
+from tokshard.runtime.transforms import Transform
+
+MIN_BLOCK_TOKENS = 65_536
+WINDOW_TOKENS = 64 << 20
+MIN_WINDOW_BLOCKS = 64
+
+MAX_EPOCHS = (1 << 32) - 1
+
+_MAX_SIZE = (1 << 32) - 1
+"""Of a sample, a block and a window: positions in a window are 32 bits wide."""
+
+Weights = Mapping[str, float]
+CorpusLike = str | os.PathLike[str] | TokenSource
+
+
+def integer(name: str, value: Any, *, least: int | None = None, most: int | None = MAX_SAMPLE) -> int:
+    """An argument as a Python integer; numpy's integers are accepted, floats are not, whatever their value.
+
+    Raises:
+        PlanError: it is not an integer, or out of range.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        whole = isinstance(value, float) and math.isfinite(value) and value == int(value)
+        example = str(int(value)) if whole else "4096"
+        raise PlanError(
+            f"{name} is {value!r:.100} ({type(value).__name__}), expected an integer",
+            hint=f"give an integer such as {example}",
+        ) from None
+    if least is not None and number < least:
+        raise PlanError(f"{name} is {number}, expected at least {least}", hint=f"give {name} of {least} or more")
+    if most is not None and number > most:
+        raise PlanError(f"{name} is {number}, expected at most {most}", hint=f"give a smaller {name}")
+    return number
+
+
+def real(name: str, value: Any) -> float:
+    """An argument as a float.
+
+    Raises:
+        PlanError: it is not a number.
+    """
+    try:
+        if isinstance(value, str | bytes | bool):
+            raise TypeError
+        return float(value)
+    except (OverflowError, TypeError, ValueError):
+        raise PlanError(
+            f"{name} is {value!r:.100} ({type(value).__name__}), expected a number", hint="give a number such as 0.5"
+        ) from None
+
+
+def named_corpora(corpora: CorpusLike | Mapping[str, CorpusLike]) -> dict[str, CorpusLike]:
+    """The corpora of a plan by their names; a single directory is named after itself.
+
+    Raises:
+        PlanError: there are none, or one is neither a path nor a source.
+    """
+    if isinstance(corpora, Mapping):
+        named = dict(corpora)
+    elif isinstance(corpora, str | os.PathLike):
+        named = {os.path.basename(os.path.normpath(corpora)): corpora}
+    else:
+        named = {"corpus": corpora}
+    if not named:
+        raise PlanError("the plan has no corpus", hint="give {name: directory, ...}, or one directory")
+    for name, corpus in named.items():
+        if not isinstance(name, str):
+            raise PlanError(f"{name!r} names a corpus, expected a string", hint="give {name: directory, ...}")
+        if not isinstance(corpus, str | os.PathLike) and not hasattr(corpus, "fingerprint"):
+            raise PlanError(
+                f"corpus {name!r} is {corpus!r:.100}, expected a directory",
+                hint="give {name: directory, ...}, or one directory",
+            )
+    return named
+
+
+def check_sources(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
+    """Refuse empty corpora, and corpora whose token ids mean different things."""
+    for name, source in zip(names, sources, strict=True):
+        if source.num_tokens < 1:
+            raise PlanError(f"corpus {name!r} holds no tokens", hint="leave it out of the plan")
+        if source.tokenizer != sources[0].tokenizer or source.dtype != sources[0].dtype:
+            raise PlanError(
+                f"corpora {names[0]!r} and {name!r} have different tokenizers "
+                f"({sources[0].tokenizer[:12]}..., {source.tokenizer[:12]}...): their ids mean different things",
+                hint="build them with the same tokenizer.json",
+            )
+
+
+def shape_of(seq_len: int, block_tokens: int | None, window_blocks: int | None, *, allow_small_blocks: bool) -> Shape:
+    """The sizes of a plan, with their defaults."""
+    seq_len = integer("seq_len", seq_len, least=1, most=_MAX_SIZE)
+    if block_tokens is not None:
+        block_tokens = integer("block_tokens", block_tokens, least=1, most=_MAX_SIZE)
+    if window_blocks is not None:
+        window_blocks = integer("window_blocks", window_blocks, least=1, most=_MAX_SIZE)
+    block = block_tokens or max(MIN_BLOCK_TOKENS, 16 * seq_len)
+    if block < 4 * seq_len and not allow_small_blocks:
+        raise PlanError(
+            f"block_tokens is {block}, less than 4 samples of {seq_len}: a long document would be read in one go",
+            hint=f"give at least {4 * seq_len}, or allow_small_blocks=True",
+        )
+    window = window_blocks or max(MIN_WINDOW_BLOCKS, WINDOW_TOKENS // block)
+    if (window + 1) * block >= 1 << 32:
+        raise PlanError(
+            f"a window of {window} blocks of {block} tokens has 2**32 tokens or more",
+            hint="give a smaller window_blocks or block_tokens",
+        )
+    return Shape(seq_len=seq_len, block_tokens=block, window_blocks=window)
+
+
+def seed_of(seed: int) -> int:
+    """A seed of 64 bits."""
+    seed = integer("seed", seed, most=(1 << 64) - 1)
+    if seed < 0:
+        raise PlanError(f"seed is {seed}, expected 0 to 2**64 - 1", hint="give another seed")
+    return seed
+
+
+def epochs_of(epochs: int | None, num_corpora: int) -> int | None:
+    """The epochs of a finite pass; None: the plan is endless."""
+    epochs = None if epochs is None else integer("epochs", epochs, most=MAX_EPOCHS)
+    if epochs is not None and (epochs < 1 or num_corpora > 1):
+        raise PlanError(
+            f"epochs is {epochs} for {num_corpora} corpora; a finite pass is at least 1 epoch of one corpus",
+            hint="make one plan per corpus, or leave epochs out",
+        )
+    return epochs
+
+
+def transforms_of(transforms: Any, *, loss_across_documents: bool) -> tuple[Transform, ...]:
+    """One transform, or several."""
+    found = tuple(transforms) if isinstance(transforms, Iterable) else (transforms,)
+    for transform in found:
+        if not callable(transform):
+            raise PlanError(
+                f"{transform!r:.100} is given as a transform, expected a function of a sample and a generator",
+                hint="give a list of functions, or of objects such as FillInTheMiddle(...)",
+            )
+    if found and loss_across_documents:
+        raise PlanError(
+            "transforms and loss_across_documents exclude each other: the first token of the next piece, which is "
+            "a delimiter's label, may be changed",
+            hint="leave one of them out",
+        )
+    return found
+
+
+def streams_of(
+    names: Sequence[str],
+    sources: Sequence[TokenSource],
+    shape: Shape,
+    *,
+    seed: int,
+    start_epoch: Mapping[str, int] | None,
+    take: float | Mapping[str, float],
+) -> tuple[CorpusStream, ...]:
+    """The corpora in shuffled order, in plan order."""
+    first_epochs = _start_epochs(names, {} if start_epoch is None else start_epoch)
+    takes = per_corpus("take", take, names, default=1.0)
+    contents = [source.fingerprint for source in sources]
+    streams = tuple(
+        CorpusStream(
+            source,
+            shape,
+            seed=seed,
+            ordinal=contents[:index].count(contents[index]),  # a content may be listed several times
+            start_epoch=first_epochs[index],
+            take=takes[index],
+        )
+        for index, source in enumerate(sources)
+    )
+    _check_takes(names, streams)
+    return streams
+
+
+def _start_epochs(names: Sequence[str], given: Any) -> list[int]:
+    if not isinstance(given, Mapping) or set(given) - set(names):
+        raise PlanError(
+            f"start_epoch is {given!r:.100}; the plan has {', '.join(names)}",
+            hint="give names of the plan, and epochs from 0",
+        )
+    return [integer(f"start_epoch of {name!r}", given.get(name, 0), least=0, most=MAX_EPOCHS) for name in names]
+
+
+def per_corpus(
+    argument: str, value: float | Mapping[str, float], names: Sequence[str], *, default: float
+) -> tuple[float, ...]:
+    """One number for all corpora or a number for each name, in plan order."""
+    if not isinstance(value, Mapping):
+        return (real(argument, value),) * len(names)
+    unknown = set(value) - set(names)
+    if unknown:
+        raise PlanError(
+            f"{argument} is for {', '.join(map(str, value))}; the plan has {', '.join(names)}",
+            hint="give names of the plan",
+        )
+    return tuple(real(f"{argument} of {name!r}", value.get(name, default)) for name in names)
+
+
+def _check_takes(names: Sequence[str], streams: Sequence[CorpusStream]) -> None:
+    for name, stream in zip(names, streams, strict=True):
+        if not 0 < stream.take <= 1:
+            raise PlanError(f"take is {stream.take} for corpus {name!r}", hint="give a part above 0 and at most 1")
+        if not stream.num_tokens:
+            block_tokens = stream.shape.block_tokens
+            blocks = stream.source.num_tokens // block_tokens
+            raise PlanError(
+                f"take={stream.take} of corpus {name!r} is less than one of its {blocks} blocks of "
+                f"{block_tokens} tokens",
+                hint="take more, or give a smaller block_tokens",
+            )
+
+
+def samples_of_epochs(max_epochs: Sequence[float], streams: Sequence[CorpusStream]) -> tuple[int | None, ...]:
+    """How many samples of each corpus `max_epochs` allows; None: any number."""
+    return tuple(
+        None if math.isinf(epochs) else math.ceil(Fraction(epochs) * stream.num_tokens / stream.shape.seq_len)
+        for epochs, stream in zip(max_epochs, streams, strict=True)
+    )
+
+
+def check_max_epochs(max_epochs: Any, found: Sequence[float], on_max_epochs: str) -> None:
+    """Refuse limits that are not above 0.
+
+    Args:
+        max_epochs: as the user gave it.
+        found: of each corpus.
+        on_max_epochs: what to do there.
+    """
+    if on_max_epochs not in ("stop", "warn"):
+        raise PlanError(f"on_max_epochs is {on_max_epochs!r}", hint="give 'stop' or 'warn'")
+    if not all(epochs > 0 for epochs in found):
+        raise PlanError(
+            f"max_epochs is {max_epochs}",
+            hint="give numbers above 0; a weight of 0 leaves a corpus out",
+        )
+
+
+def checked_weights(names: Sequence[str], weights: Weights) -> tuple[float, ...]:
+    """Weights in plan order.
+
+    Raises:
+        PlanError: a name is unknown or missing, or a weight is negative, infinite, or all are 0.
+    """
+    if not isinstance(weights, Mapping):
+        raise PlanError(
+            f"weights are {weights!r:.100}, expected a number for each corpus", hint=f"give {_example(names)}"
+        )
+    if set(weights) != set(names):
+        raise PlanError(
+            f"weights are for {', '.join(map(str, weights))}; the plan has {', '.join(names)}",
+            hint="give one weight per corpus; 0 leaves a corpus out",
+        )
+    ordered = tuple(real(f"the weight of {name!r}", weights[name]) for name in names)
+    if not are_weights(ordered):
+        raise PlanError(
+            f"weights are {dict(weights)}; expected finite numbers of at least 0, not all 0",
+            hint="0 leaves a corpus out",
+        )
+    return ordered
+
+
+def schedule_of(names: Sequence[str], weights: Weights, changes: Sequence[tuple[int, Weights]]) -> Schedule:
+    """The first weights of a plan, and its planned changes.
+
+    Raises:
+        PlanError: the changes are not in order, or weights do not fit the corpora.
+    """
+    try:
+        pairs = [(start, later) for start, later in changes]
+    except (TypeError, ValueError):
+        raise PlanError(
+            f"schedule is {changes!r:.100}, expected pairs of a sample and weights",
+            hint=f"give [(1_000_000, {_example(names)}), ...]",
+        ) from None
+    starts = [integer("a start of the schedule", start) for start, _ in pairs]
+    if [0, *starts] != sorted({0, *starts}):
+        raise PlanError(
+            f"the schedule changes weights at samples {starts}, expected ascending from 1 on",
+            hint="order the schedule, and give the first weights as weights=",
+        )
+    return Schedule(
+        tuple(
+            Segment(start=start, weights=checked_weights(names, given))
+            for start, given in zip([0, *starts], [weights, *(later for _, later in pairs)], strict=True)
+        )
+    )
+
+
+def _example(names: Sequence[str]) -> str:
+    return "{" + ", ".join(f"{name!r}: 0.5" for name in names[:2]) + (", ...}" if names[2:] else "}")

@@ -1,0 +1,98 @@
+"""Where a pass ends: a finite pass after its last sample, any other before a corpus is read more than `max_epochs`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tokshard.errors import PlanMismatchError
+from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.plan import StreamPlan
+
+
+class UsedUp(NamedTuple):
+    """A corpus that was read `max_epochs` times.
+
+    Args:
+        sample: the next global sample that would read more of it.
+        corpus: its name.
+    """
+
+    sample: int
+    corpus: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Where a pass ends.
+
+    Args:
+        sample: the global sample that is not read any more; None: the pass is endless.
+        corpus: the corpus that is used up at this sample; None: the finite pass is over.
+    """
+
+    sample: int | None
+    corpus: str | None = None
+
+    @property
+    def pads_last_step(self) -> bool:
+        """Whether a step that reaches beyond is read and filled with padding; if not, no such step begins."""
+        return self.corpus is None
+
+    def has_step(self, start: int, global_batch_size: int) -> bool:
+        """Whether a step begins at a sample."""
+        if self.sample is None:
+            return True
+        return start < self.sample if self.pads_last_step else start + global_batch_size <= self.sample
+
+    def end_of_step(self, start: int, global_batch_size: int) -> int:
+        """The sample after the last one of a step."""
+        end = start + global_batch_size
+        return end if self.sample is None else min(end, self.sample)
+
+
+def used_up(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> list[UsedUp]:
+    """Where corpora are used up under the weights of a cursor, by ascending sample.
+
+    Args:
+        since: global sample. Of a corpus that was used up before it, the next sample counts. Default: where the cursor
+            is.
+    """
+    if all(most is None for most in plan.max_samples):
+        return []
+    mixture = plan.mixture(cursor)
+    counts = mixture.counts_before(cursor.sample if since is None else since)
+    return sorted(
+        UsedUp(sample, name)
+        for number, (name, most) in enumerate(zip(plan.names, plan.max_samples, strict=True))
+        if most is not None and (sample := mixture.sample_of(number, max(most, counts[number]))) is not None
+    )
+
+
+def stop_of(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> Stop:
+    """Where a pass under the weights of a cursor ends.
+
+    Args:
+        since: as for `used_up`.
+    """
+    found = used_up(plan, cursor, since=since) if plan.on_max_epochs == "stop" else []
+    if found and (plan.num_samples is None or found[0].sample < plan.num_samples):
+        return Stop(sample=found[0].sample, corpus=found[0].corpus)
+    return Stop(sample=plan.num_samples)
+
+
+def check_pass(plan: StreamPlan, cursor: Cursor) -> None:
+    """Refuse a cursor at which a finite pass would be counted wrong.
+
+    Raises:
+        PlanMismatchError: other corpora were read before, so that samples of the run are not samples of the pass.
+    """
+    if plan.num_samples is None:
+        return
+    (count,) = plan.mixture(cursor).counts_before(cursor.sample)
+    if count != cursor.sample:
+        raise PlanMismatchError(
+            f"the plan is a finite pass of {plan.num_samples} samples, but of the {cursor.sample} samples of the "
+            f"saved cursor only {count} are of corpus {plan.names[0]!r}",
+            hint="leave epochs out and give max_epochs, or start a new run without the loader's state",
+        )

@@ -1,0 +1,294 @@
+"""Worker processes that read the steps of a rank in turn, and send them through pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import multiprocessing
+import multiprocessing.process
+import os
+import pickle
+import queue
+import signal
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tokshard.errors import LoaderError, PlanError, TokshardError
+from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.order.windows import TokenSource
+from tokshard.runtime.packing import Packed
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.runtime.stop import Stop
+
+STOP_SECONDS = 5.0
+"""What still hangs after this time is abandoned: a read from storage that is gone may survive SIGKILL."""
+
+_SHARD_NAME_BYTES = 4096
+_MESSAGE_BYTES = 1 << 20
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to read from now on.
+
+    Args:
+        number: counts the jobs of a prefetcher, from 0.
+        mixture: of the corpora.
+        ranks: which rows of a step are read.
+        sample: global sample at which the first step begins.
+        stop: where the pass ends.
+    """
+
+    number: int
+    mixture: Mixture
+    ranks: Ranks
+    sample: int
+    stop: Stop
+
+    def steps(self, plan: StreamPlan, *, first: int = 0, stride: int = 1) -> Iterator[Packed]:
+        """Its steps, or each `stride`-th of them from the `first` on."""
+        return packed_steps(plan, self.mixture, self.ranks, self.sample, stop=self.stop, first=first, stride=stride)
+
+
+def check_pickles(plan: StreamPlan) -> None:
+    """Refuse a plan that cannot be sent to a worker process.
+
+    Raises:
+        PlanError: names the part that does not pickle.
+    """
+    for part in (*plan.transforms, *plan.sources, plan):
+        try:
+            pickle.dumps(part)
+        except Exception as error:
+            raise PlanError(
+                f"{part!r} does not pickle, so worker processes cannot have it: {error}",
+                hint="define it in a module, as a function or a class, not as a lambda or in a function; or use "
+                "num_workers=0",
+            ) from error
+
+
+def steps_of_workers(workers: Sequence[Worker], job: Job) -> Iterator[Packed]:
+    """The steps of a job, from the workers in turn."""
+    for worker in workers:
+        worker.start(job)
+    while True:
+        for worker in workers:
+            packed = worker.receive(job.number)
+            if packed is None:
+                return
+            yield packed
+
+
+class Worker:
+    """One process, which makes each W-th step of a job.
+
+    Args:
+        plan: reads the rows; the process gets a copy.
+        number, num_workers: which of the steps.
+        start_method: ``fork``, ``spawn`` or ``forkserver``.
+    """
+
+    def __init__(self, plan: StreamPlan, number: int, num_workers: int, start_method: str) -> None:
+        context: Any = multiprocessing.get_context(start_method)
+        self._answers, their_answers = multiprocessing.Pipe(duplex=False)
+        their_jobs, self._jobs = multiprocessing.Pipe(duplex=False)
+        _enlarge(self._answers)
+        self._waiting: deque[tuple[int, Packed | BaseException | None]] = deque()
+        self._reading = context.RawArray(ctypes.c_char, _SHARD_NAME_BYTES)
+        inherited = (self._answers, self._jobs) if start_method == "fork" else ()
+        self._process = context.Process(
+            target=_worker_main,
+            args=(their_jobs, their_answers, inherited, plan, number, num_workers, self._reading),
+            name=f"tokshard-loader-{number}",
+            daemon=True,
+        )
+        self._process.start()
+        their_answers.close()  # so that the pipe ends when the worker does
+        their_jobs.close()
+        self._number, self._sources = number, plan.sources
+
+    def start(self, job: Job) -> None:
+        """Make the steps of this job instead of those of earlier ones."""
+        with contextlib.suppress(OSError):  # a dead worker is reported when its answer is missed
+            self._jobs.send(job)
+
+    def receive(self, job: int) -> Packed | None:
+        """The next step of a job; None after its last. Answers to earlier jobs are ignored."""
+        while True:
+            if not self._waiting:
+                try:
+                    self._waiting.extend(_loads(self._answers.recv_bytes()))
+                except (EOFError, OSError):
+                    raise self._death() from None
+            number, answer = self._waiting.popleft()
+            if number != job:
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            packed: Packed | None = answer
+            return packed
+
+    def reading(self) -> str:
+        """The shard that the worker touched last."""
+        name: bytes = self._reading.value
+        return name.decode(errors="replace")
+
+    def kill(self) -> None:
+        """End the process, which has nothing to clean up."""
+        self._process.kill()
+
+    def leave(self, seconds: float, *, may_close: bool) -> None:
+        """Wait for the end of a killed process, but not longer than this.
+
+        Args:
+            may_close: no thread reads the pipes any more.
+        """
+        self._process.join(seconds)
+        if self._process.is_alive():  # or the interpreter would wait for it when it ends
+            getattr(multiprocessing.process, "_children", set()).discard(self._process)
+        if may_close:
+            self._answers.close()
+            self._jobs.close()
+
+    def _death(self) -> LoaderError:
+        self._process.join(STOP_SECONDS)
+        code = self._process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
+        where = f"it last read {self.reading() or 'no shard'}"
+        if code == -signal.SIGBUS and (cut := _changed_shard(self._sources)):
+            where = f"{cut} is not as long as its manifest says"
+        return LoaderError(
+            f"loader worker {self._number} (pid {self._process.pid}) {how}; {where}",
+            hint="SIGKILL often means that memory ran out, SIGBUS that a shard was cut while it was mapped "
+            "(CorpusSource(..., access='pread') survives that)",
+        )
+
+
+def _changed_shard(sources: Sequence[TokenSource]) -> str | None:
+    """The shard whose cut killed a worker. Pages of a map are read long after the shard was touched, in any order."""
+    found = (source.changed_shard() for source in sources if hasattr(source, "changed_shard"))
+    return next((name for name in found if name), None)
+
+
+def _worker_main(  # noqa: PLR0917 - the arguments of a process are positional
+    jobs: Connection,
+    answers: Connection,
+    inherited: Sequence[Connection],
+    plan: StreamPlan,
+    number: int,
+    num_workers: int,
+    reading: Any,
+) -> None:
+    # Ctrl-C and the SIGTERM of torchrun reach the whole group; the loop decides, and may still want batches
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if inherited:
+        for connection in inherited:
+            connection.close()  # fork copied the other ends of the pipes, which would stay open
+        plan = pickle.loads(pickle.dumps(plan))  # noqa: S301 - a thread may have held a lock of the plan at the fork
+
+    def watch(shard: str) -> None:
+        reading.value = shard.encode()[-_SHARD_NAME_BYTES + 1 :]
+
+    for source in plan.sources:
+        if hasattr(source, "on_shard"):
+            source.on_shard = watch
+    # a thread takes the jobs: a job and batches that wait for each other in full pipes would wait for ever
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    threading.Thread(target=_take_jobs, args=(jobs, waiting), daemon=True).start()
+    with contextlib.suppress(OSError):
+        while True:
+            _work(plan, waiting.get(), answers, waiting, number, num_workers)
+
+
+def _work(  # noqa: PLR0917 - as above
+    plan: StreamPlan,
+    job: Job,
+    answers: Connection,
+    waiting: queue.SimpleQueue[Job],
+    number: int,
+    num_workers: int,
+) -> None:
+    """Answer with the steps of a job, until it is over or another one comes; more and more steps in one message."""
+    steps = _answers(plan, job, number, num_workers)
+    most = 1
+    while waiting.empty():
+        message = [(job.number, answer) for answer in _some(steps, most)]
+        if not message:
+            return
+        answers.send_bytes(_dumps(message))
+        most = 2 * most
+
+
+def _some(steps: Iterator[Packed | BaseException | None], most: int) -> Iterator[Packed | BaseException | None]:
+    """Up to so many steps, and up to about a megabyte."""
+    size = 0
+    while most and size < _MESSAGE_BYTES:
+        for answer in steps:
+            yield answer
+            size += answer.tokens.nbytes if isinstance(answer, Packed) else 0
+            break
+        else:
+            return
+        most -= 1
+
+
+def _dumps(message: Sequence[tuple[int, Packed | BaseException | None]]) -> bytes:
+    """A pickle whose arrays follow it as they are, each at a multiple of 64 bytes."""
+    buffers: list[pickle.PickleBuffer] = []
+    parts = [memoryview(pickle.dumps(message, protocol=5, buffer_callback=buffers.append))]
+    parts += [buffer.raw() for buffer in buffers]
+    sizes = struct.pack(f"<{len(parts) + 1}q", len(parts), *(len(part) for part in parts))
+    return b"".join(piece for part in (memoryview(sizes), *parts) for piece in (part, bytes(-len(part) % _ALIGNMENT)))
+
+
+def _loads(content: bytes) -> list[tuple[int, Packed | BaseException | None]]:
+    """The message of a worker; arrays are views of it."""
+    (count,) = struct.unpack_from("<q", content)
+    sizes = struct.unpack_from(f"<{count}q", content, 8)
+    view = memoryview(content)
+    position = 8 * (count + 1)
+    parts = []
+    for size in sizes:
+        position += -position % _ALIGNMENT
+        parts.append(view[position : position + size])
+        position += size
+    message: list[tuple[int, Packed | BaseException | None]] = pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301 - from our own process
+    return message
+
+
+def _enlarge(connection: Connection) -> None:
+    """Let a pipe hold a message, where the system can."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # the user's limit is reached: slower, not wrong
+            fcntl.fcntl(connection.fileno(), fcntl.F_SETPIPE_SZ, _MESSAGE_BYTES)
+
+
+def _take_jobs(connection: Connection, jobs: queue.SimpleQueue[Job]) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            jobs.put(connection.recv())
+    os._exit(0)  # the loop's process is gone; a read that hangs must not keep this one
+
+
+def _answers(plan: StreamPlan, job: Job, number: int, num_workers: int) -> Iterator[Packed | BaseException | None]:
+    """The steps of a job that one worker makes, and None after the last."""
+    try:
+        yield from job.steps(plan, first=number, stride=num_workers)
+        yield None
+    except TokshardError as error:
+        yield error
+    except Exception as error:  # noqa: BLE001 - a process edge
+        failure = LoaderError(
+            f"a loader worker failed: {type(error).__name__}: {error}",
+            hint="run with num_workers=0 for the traceback; unless a transform failed, report it as a bug of tokshard",
+        )
+        yield failure
