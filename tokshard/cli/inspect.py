@@ -16,30 +16,22 @@ from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.corpus.comparison import comparison_text
-from tokshard.inspect.corpus.difference import (
-    check_hashes,
-    compare_corpora,
-    compare_mixes,
-    difference_json,
+from tokshard.inspect.corpus.difference import check_hashes, compare_corpora, compare_mixes, difference_json
+from tokshard.inspect.corpus.documents import compile_pattern, match_json, search, view_json
+from tokshard.inspect.corpus.report import CorpusReport, read_document, read_report, report_json
+from tokshard.inspect.corpus.statistics import corpus_lengths, count_tokens
+from tokshard.inspect.corpus.text import (
+    comparison_text,
     difference_text,
-)
-from tokshard.inspect.corpus.documents import view_json, view_text
-from tokshard.inspect.corpus.report import (
-    CorpusReport,
-    corpus_lengths,
     distribution_text,
-    read_document,
-    read_report,
-    report_json,
+    match_text,
     report_text,
+    view_text,
 )
-from tokshard.inspect.corpus.search import compile_pattern, match_json, match_text, search
-from tokshard.inspect.corpus.token_counts import count_tokens
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.outputs import is_stdout, output_file, refuse_inputs
-from tokshard.inspect.page.html_corpus import corpora_page
-from tokshard.inspect.page.html_plan import plan_page
+from tokshard.inspect.page.corpora import corpora_page
+from tokshard.inspect.page.plan import plan_page
 from tokshard.inspect.plan.run import open_run
 from tokshard.inspect.terminal import one_line
 from tokshard.jobs.plan_file import load_mix

@@ -11,10 +11,10 @@ import click
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT
-from tokshard.inspect.plan.plan_report import plan_json, report_plan
-from tokshard.inspect.plan.plan_text import plan_text
+from tokshard.inspect.plan.preview import plan_json, report_plan
 from tokshard.inspect.plan.run import open_run
 from tokshard.inspect.plan.simulation import simulate
+from tokshard.inspect.plan.text import plan_text
 
 
 @click.command()

@@ -13,10 +13,11 @@ from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT, Span
 from tokshard.errors import PlanError
 from tokshard.inspect.outputs import is_stdout
-from tokshard.inspect.plan.readings import find_documents, readings_json, readings_text
+from tokshard.inspect.plan.occurrences import find_documents, occurrences_json
+from tokshard.inspect.plan.parquet import write_parquet
 from tokshard.inspect.plan.run import Run, open_run
-from tokshard.inspect.plan.trace import RankView, TraceRow, trace_samples, trace_steps
-from tokshard.inspect.plan.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
+from tokshard.inspect.plan.text import occurrences_text, run_text, trace_text
+from tokshard.inspect.plan.trace import RankView, TraceRow, notes_of, trace_json, trace_samples, trace_steps
 from tokshard.inspect.terminal import one_line
 from tokshard.runtime.steps import Ranks
 from tokshard.wording import counted
@@ -118,7 +119,7 @@ def trace(
     for note in notes_of(run, steps):
         click.echo(f"note: {one_line(note)}", err=True)
     if document is not None:
-        _show_readings(run, document, epochs, ranks, as_json=as_json, width=width)
+        _show_occurrences(run, document, epochs, ranks, as_json=as_json, width=width)
         return
     length = None if no_text else num_characters
     if steps is not None:
@@ -161,12 +162,12 @@ def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool, 
             click.echo(part)
 
 
-def _show_readings(
+def _show_occurrences(
     run: Run, document: str, epochs: range | None, ranks: RankView, *, as_json: bool, width: int
 ) -> None:
     for number, found in enumerate(find_documents(run, document, epochs=epochs, ranks=ranks)):
         if as_json:
-            click.echo(json.dumps(readings_json(found)))
+            click.echo(json.dumps(occurrences_json(found)))
         else:
             head = "" if number else run_text(run, width=width) + "\n"
-            click.echo(("\n" if number else head) + readings_text(found, width=width, run=run))
+            click.echo(("\n" if number else head) + occurrences_text(found, width=width, run=run))

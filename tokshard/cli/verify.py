@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 
@@ -12,9 +11,9 @@ from tokshard.cli.failures import Failure, describe, show
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.errors import RESTORE, CorpusError
-from tokshard.inspect.terminal import one_line
-from tokshard.inspect.verify.verification import VerifyReport, verify_corpus
-from tokshard.wording import bytes_text, counted
+from tokshard.inspect.verify.text import verify_text
+from tokshard.inspect.verify.verification import report_json, verify_corpus
+from tokshard.wording import counted
 
 
 @click.command()
@@ -41,9 +40,10 @@ def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, worker
             exit_code = max(exit_code, failure.exit_code)
             continue
         seconds = time.monotonic() - started
-        click.echo(
-            json.dumps(_report_json(report, seconds)) if as_json else _report_text(report, seconds, is_quick=quick)
-        )
+        if as_json:
+            click.echo(json.dumps({**report_json(report), "seconds": seconds}))
+        else:
+            click.echo(verify_text(report, seconds, is_quick=quick))
         damaged += not report.is_ok
     if damaged:
         failure = Failure(
@@ -54,24 +54,3 @@ def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, worker
         show(failure, as_json=False)  # the reports have said so
         exit_code = max(exit_code, failure.exit_code)
     context.exit(exit_code)
-
-
-def _report_text(report: VerifyReport, seconds: float, *, is_quick: bool) -> str:
-    if report.is_ok:
-        verdict = "structure ok" if is_quick else "ok"
-        speed = bytes_text(report.checked_bytes / max(seconds, 1e-9))
-        counts = ", ".join(
-            [
-                counted(report.num_documents, "document"),
-                counted(report.num_tokens, "token"),
-                counted(report.num_shards, "shard"),
-            ]
-        )
-        return f"{verdict}: {one_line(report.directory)}: {counts}, {bytes_text(report.checked_bytes)} at {speed}/s"
-    lines = [f"damaged: {one_line(report.directory)}: {counted(len(report.problems), 'problem')}"]
-    lines += [f"  {one_line(problem.file)} {one_line(problem.message)}" for problem in report.problems]
-    return "\n".join(lines)
-
-
-def _report_json(report: VerifyReport, seconds: float) -> dict[str, object]:
-    return {"ok": report.is_ok, **dataclasses.asdict(report), "seconds": seconds}

@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 
 from tokshard.format.decode import load_decoder
 from tokshard.format.reader import Corpus
-from tokshard.inspect.corpus.documents import spread
-from tokshard.inspect.corpus.lengths import Lengths
-from tokshard.inspect.corpus.pieces import token_pieces
-from tokshard.inspect.corpus.summary import source_name, summary_lines
-from tokshard.inspect.corpus.token_counts import TokenCounts, token_summary
+from tokshard.inspect.corpus.documents import origin_of, spread, token_pieces
+from tokshard.inspect.corpus.statistics import Lengths, TokenCounts, token_summary
+from tokshard.inspect.corpus.text import summary_lines
 from tokshard.inspect.corpus.vocabulary import Vocabulary
-from tokshard.inspect.page.html import Section, render_page
+from tokshard.inspect.page.page import Section, render_page
 from tokshard.wording import bytes_text, counted
 
 MAX_SHARDS = 20_000
@@ -228,11 +226,10 @@ def _samples(corpus: Corpus, vocabulary: Vocabulary, num_samples: int) -> Sectio
     decode, sources = load_decoder(corpus), corpus.sources()
     items = []
     for index in spread(num_samples, corpus.num_documents):
-        tokens, place = corpus.document(index), corpus.provenance(index)
+        tokens, origin = corpus.document(index), origin_of(corpus, sources, index)
         pieces = [[piece.text, *piece.ids] for piece in token_pieces(tokens[:SAMPLE_TOKENS], decode)]
-        source = source_name(corpus.manifest, sources, place.source)
         shown = f", the first {SAMPLE_TOKENS} shown" if len(tokens) > SAMPLE_TOKENS else ""
-        record = f"record {place.record:,} of {source}"
+        record = f"record {origin.record_number:,} of {origin.source}"
         items.append(
             {
                 "title": f"document {index:,}: {counted(len(tokens), 'token')}{shown}, {record}",

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.corpus.pieces import token_pieces
+from tokshard.inspect.corpus.documents import token_pieces
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
-from tokshard.inspect.page.html import Section, render_page
-from tokshard.inspect.plan.plan_report import PlanReport, report_plan
+from tokshard.inspect.page.page import Section, render_page
+from tokshard.inspect.plan.preview import PlanReport, report_plan
 from tokshard.inspect.plan.run import Run
 from tokshard.runtime.order.windows import CorpusStream
 from tokshard.runtime.plan import StreamPlan
