@@ -95,7 +95,7 @@ def encode_as_text(text):
     ("normalizer", "note"),
     [
         (None, ""),
-        ({"type": "NFKC"}, "note: text was changed before it was encoded (NFKC): search for what it became\n"),
+        ({"type": "NFKC"}, "note: text was changed before it was encoded (NFKC): search for the changed text\n"),
         ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}]}, ""),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_search_that_finds_nothing_says_so_and_what_may_have_hidden_it(tmp_pat
     tokenizer = json.dumps({**json.loads(TINY_TOKENIZER), "normalizer": normalizer}).encode()
     corpus = write_corpus(tmp_path / "corpus", [[2, 0]], tokenizer=tokenizer)
     assert run(["inspect", str(corpus), str(corpus), "--grep", "four\x1b"]) == 0
-    assert capsys.readouterr() == ("", f"no document holds four\\x1b\n{note}")
+    assert capsys.readouterr() == ("", f"no document contains four\\x1b\n{note}")
     assert run(["inspect", str(corpus), "--grep", "two"]) == 0
     assert capsys.readouterr().err == ""
 

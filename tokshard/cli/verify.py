@@ -1,4 +1,4 @@
-"""``tokshard verify``: parse, verify, print."""
+"""``tokshard verify``: check corpora and list their problems."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from tokshard.wording import counted
 
 @click.command()
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
-@click.option("--quick", is_flag=True, help="Check the structure alone: no shard is hashed, no token is read.")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads.  [default: the CPUs, 8 at most]")
+@click.option("--quick", is_flag=True, help="Only check the structure: hash no shard and read no token.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Number of threads.  [default: one per CPU, at most 8]"
+)
 @json_option
 @debug_option
 @click.pass_context
 def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, workers: int | None, as_json: bool) -> None:
-    """Check every byte of each CORPUS: hashes, structure, and the rules that documents keep.
+    """Check every byte of each CORPUS: hashes, structure, and the rules of the format.
 
-    Exits with 1 if anything is damaged or is not a finished corpus. --json prints one object per corpus, in a line.
+    Exits with 1 if a corpus is damaged or not finished. --json prints one line per corpus.
     """
     damaged, exit_code = 0, 0
     for location in corpora:
