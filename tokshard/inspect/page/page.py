@@ -12,7 +12,7 @@ import hashlib
 import html
 import importlib.resources
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokshard.errors import UsageError
@@ -21,6 +21,33 @@ Section = dict[str, Any]
 """A part of the page, by ``kind``: heading, cards, facts, chart, tokens, table or note; see assets/page.js."""
 
 _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def cards(items: Iterable[tuple[str, str, str]]) -> Section:
+    """Large figures: label, value, and a remark below the value."""
+    return {"kind": "cards", "items": [{"label": label, "value": value, "more": more} for label, value, more in items]}
+
+
+def chart(title: str, note: str, traces: Sequence[Mapping[str, Any]], xaxis: Any, yaxis: Any, **more: Any) -> Section:
+    """A plot: plotly's traces and axes."""
+    return {
+        "kind": "chart",
+        "title": title,
+        "note": note,
+        "traces": traces,
+        "xaxis": _axis(xaxis),
+        "yaxis": _axis(yaxis),
+        **more,
+    }
+
+
+def lines(**more: Any) -> dict[str, Any]:
+    """A trace that is a line."""
+    return {"type": "scatter", "mode": "lines", **more}
+
+
+def _axis(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: {"text": value} if name == "title" else value for name, value in options.items()}
 
 
 def render_page(*, title: str, subtitle: str, sections: Sequence[Section]) -> str:
