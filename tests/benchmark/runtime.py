@@ -23,7 +23,7 @@ from tests.benchmark.shards import corpus
 
 if TYPE_CHECKING:
     from tests.benchmark.reading import Reading
-    from tokshard.inspect.plan.limits import Limits
+    from tokshard.inspect.plan.bench import MemorySpeed
 
 # what reads is imported by the functions that use it: a worker imports this module again, and torch takes a second
 
@@ -75,7 +75,7 @@ class Speed:
     """One case in one repetition, and the limits beside it."""
 
     reading: Reading
-    limits: Limits
+    limits: MemorySpeed
 
     @property
     def of_gather(self) -> float:
@@ -95,9 +95,9 @@ def measure_speed(bench: Bench, groups: set[str]) -> dict[Case, list[Speed]]:
     from tests.benchmark import page_cache
     from tests.benchmark.reading import MODES, read, shards
     from tokshard.format.reader import open_corpus
-    from tokshard.inspect.plan.limits import LimitReader, mapped_tokens
+    from tokshard.inspect.plan.bench import MemoryReader, mapped_tokens
 
-    limit_reader = LimitReader(mapped_tokens([open_corpus(bench.limits())]))
+    limit_reader = MemoryReader(mapped_tokens([open_corpus(bench.limits())]))
     found: dict[Case, list[Speed]] = {}
     for repetition in range(bench.repetitions):
         for length in bench.lengths:

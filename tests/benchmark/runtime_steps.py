@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.runtime.sources import PeriodicSource
-from tokshard.inspect.plan.speed import take_steps
+from tokshard.inspect.plan.bench import take_steps
 from tokshard.runtime.plan import StreamPlan
 
 if TYPE_CHECKING:

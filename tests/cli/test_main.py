@@ -354,7 +354,7 @@ def test_verify_lists_what_is_damaged_and_exits_with_1(shell, corpus, tmp_path):
     assert out.splitlines()[:3] == [
         f"damaged: {corpus}: 2 problems",
         f"  sources.arrow has {size} bytes, expected {size - 4}",
-        "  foreign is no file of this corpus",
+        "  foreign is not part of this corpus",
     ]
     assert out.splitlines()[3].startswith(f"ok: {whole}: ")
     assert err.startswith("error: 1 of 2 corpora is damaged\nhint: ")
@@ -367,7 +367,7 @@ def test_verify_prints_one_json_object_per_corpus(shell, corpus, tmp_path):
     first, second = map(json.loads, out.splitlines())
     assert exit_code == 1
     assert (first["ok"], second["ok"]) == (False, True)
-    assert first["problems"] == [{"file": "foreign", "message": "is no file of this corpus"}]
+    assert first["problems"] == [{"file": "foreign", "message": "is not part of this corpus"}]
     assert second["num_documents"] == 1
 
 

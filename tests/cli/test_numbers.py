@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokshard.cli.main import COMMANDS, cli, run
 from tokshard.cli.sizes import BYTES, COUNT, LENGTH, POSITIVE_COUNT, Number
 from tokshard.errors import UsageError
-from tokshard.inspect.plan.plan_text import tokens_text
+from tokshard.inspect.plan.text import tokens_text
 from tokshard.numbers import read_bytes, read_count, read_length
 from tokshard.wording import bytes_text, count_text, counted
 

@@ -154,9 +154,9 @@ def test_a_simulation_measures_the_next_samples(shell, tmp_path):
 
 
 def test_a_terminal_without_lines_gets_ascii(shell):
-    from tokshard.inspect.plan.plan_report import report_plan
-    from tokshard.inspect.plan.plan_text import plan_tree
+    from tokshard.inspect.plan.preview import report_plan
     from tokshard.inspect.plan.run import open_run
+    from tokshard.inspect.plan.text import plan_tree
 
     report = report_plan(open_run("mix.toml", {}), num_tokens=1, max_epochs_warn=4)
     assert [line[:3] for line in plan_tree(report, encoding="ascii", width=200).splitlines()[1:]] == [

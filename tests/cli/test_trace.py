@@ -348,7 +348,7 @@ def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, r
         (["pass.toml", "--step", "1:999"], "there is no step 998: it would start at sample", "ask for an earlier step"),
         (["mix.toml", "--step", "999999T"], "is beyond 2**62, where samples end", "ask for an earlier one"),
         (["mix.toml", "--sample", "9999999T"], "is beyond 2**62, where samples end", "ask for an earlier one"),
-        (["pass.toml", "--sample", "9999"], "--sample 9999:10000 is no range", "samples, counted from 0"),
+        (["pass.toml", "--sample", "9999"], "--sample 9999:10000 is not a range", "samples, counted from 0"),
         (
             ["mix.toml", "--seed", "3", "--checkpoint", "state.json", "--step", "1"],
             "seed differs (17, now 3)",

@@ -10,13 +10,13 @@ from tests.corpora import change_table
 from tests.inspect.pages import EVIL, write_evil_corpus, write_mix
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
-from tokshard.inspect.page.html import embedded_json, plotly_source, render_page
+from tokshard.inspect.page.page import embedded_json, plotly_source, render_page
 
 
 @pytest.fixture
 def page(tmp_path, monkeypatch, capsys):
     """Writes a page about something: its text, with a stand-in for the library."""
-    monkeypatch.setattr("tokshard.inspect.page.html.plotly_source", lambda: "/* the library */")
+    monkeypatch.setattr("tokshard.inspect.page.page.plotly_source", lambda: "/* the library */")
 
     def page(*arguments):
         assert run(["inspect", *map(str, arguments), "--html", str(tmp_path / "page.html")]) == 0, capsys.readouterr()

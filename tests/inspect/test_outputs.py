@@ -20,7 +20,7 @@ from tokshard.runtime.cursor_json import save_cursor
 
 @pytest.fixture(autouse=True)
 def _without_the_library(monkeypatch):
-    monkeypatch.setattr("tokshard.inspect.page.html.plotly_source", lambda: "/* the library */")
+    monkeypatch.setattr("tokshard.inspect.page.page.plotly_source", lambda: "/* the library */")
 
 
 @pytest.fixture

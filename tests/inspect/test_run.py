@@ -86,6 +86,6 @@ def test_after_a_change_of_the_batch_size_steps_are_counted_back_from_the_checkp
         run.start_of(1)
     assert run.place_of(0) == (2, 4)
     unknown = run_of(plan, 8, run.cursor, None)
-    with pytest.raises(UsageError, match="no multiple of a batch of 8"):
+    with pytest.raises(UsageError, match="not a multiple of a batch of 8"):
         unknown.start_of(1)
     assert unknown.place_of(3) is None

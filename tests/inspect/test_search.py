@@ -13,8 +13,9 @@ from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.corpus.difference import check_hashes, compare_corpora, compare_mixes, difference_text
-from tokshard.inspect.corpus.search import compile_pattern, match_text, search
+from tokshard.inspect.corpus.difference import check_hashes, compare_corpora, compare_mixes
+from tokshard.inspect.corpus.documents import compile_pattern, search
+from tokshard.inspect.corpus.text import difference_text, match_text
 from tokshard.jobs.plan_file import load_mix
 
 TEXTS = ["def main(): pass", "nothing here\x1b[2J", "a main and a main", "M\u00e4in \u6570\u636e", "(main"]
@@ -44,7 +45,7 @@ def test_documents_that_hold_a_text_are_found_in_order(corpus):
 def test_a_regular_expression_is_one_only_if_it_is_said_to_be(corpus):
     assert found(corpus, "m.in", is_regex=True) == [0, 2, 4]
     assert found(corpus, "m.in") == []
-    with pytest.raises(UsageError, match="is no regular expression"):
+    with pytest.raises(UsageError, match="is not a regular expression"):
         compile_pattern("(", is_regex=True)
     with pytest.raises(UsageError, match="is empty"):
         compile_pattern("", is_regex=False)
@@ -94,7 +95,7 @@ def encode_as_text(text):
     ("normalizer", "note"),
     [
         (None, ""),
-        ({"type": "NFKC"}, "note: text was changed before it was encoded (NFKC): search for what it became\n"),
+        ({"type": "NFKC"}, "note: text was changed before it was encoded (NFKC): search for the changed text\n"),
         ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}]}, ""),
     ],
 )
@@ -102,7 +103,7 @@ def test_a_search_that_finds_nothing_says_so_and_what_may_have_hidden_it(tmp_pat
     tokenizer = json.dumps({**json.loads(TINY_TOKENIZER), "normalizer": normalizer}).encode()
     corpus = write_corpus(tmp_path / "corpus", [[2, 0]], tokenizer=tokenizer)
     assert run(["inspect", str(corpus), str(corpus), "--grep", "four\x1b"]) == 0
-    assert capsys.readouterr() == ("", f"no document holds four\\x1b\n{note}")
+    assert capsys.readouterr() == ("", f"no document contains four\\x1b\n{note}")
     assert run(["inspect", str(corpus), "--grep", "two"]) == 0
     assert capsys.readouterr().err == ""
 

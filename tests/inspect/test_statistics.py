@@ -13,9 +13,15 @@ from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
 from tokshard.cli.main import run
 from tokshard.format.decode import load_decoder
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.corpus.lengths import PERCENTILES, estimated_lengths, read_lengths
-from tokshard.inspect.corpus.pieces import bounded_text, token_pieces
-from tokshard.inspect.corpus.token_counts import count_tokens, token_summary
+from tokshard.inspect.corpus.documents import token_pieces
+from tokshard.inspect.corpus.statistics import (
+    PERCENTILES,
+    count_tokens,
+    estimated_lengths,
+    read_lengths,
+    token_summary,
+)
+from tokshard.inspect.corpus.text import bounded_text
 from tokshard.inspect.corpus.vocabulary import load_vocabulary, parse_vocabulary
 
 
@@ -68,8 +74,8 @@ def test_ids_that_do_not_occur_are_not_in_use(tmp_path):
 
 
 def test_a_sample_of_tokens_comes_from_everywhere_and_full_counts_all(tmp_path, monkeypatch):
-    monkeypatch.setattr("tokshard.inspect.corpus.token_counts.NUM_SLICES", 20)
-    monkeypatch.setattr("tokshard.inspect.corpus.token_counts.SLICE_TOKENS", 5)
+    monkeypatch.setattr("tokshard.inspect.corpus.statistics.NUM_SLICES", 20)
+    monkeypatch.setattr("tokshard.inspect.corpus.statistics.SLICE_TOKENS", 5)
     documents = [[1] * 499 + [0], [2] * 499 + [0], [3] * 499 + [0]]
     directory = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER, shard_tokens=500)
     with open_corpus(directory) as corpus:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tokshard.format.manifest import DocumentLengths
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.corpus.histogram import length_histogram
-from tokshard.inspect.corpus.summary import source_label, summary_json, summary_text
+from tokshard.inspect.corpus.documents import source_label
+from tokshard.inspect.corpus.report import summary_json
+from tokshard.inspect.corpus.text import length_histogram, summary_text
 from tokshard.inspect.terminal import one_line, printable, shorten
 from tokshard.wording import bytes_text
 

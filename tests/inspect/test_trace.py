@@ -36,7 +36,7 @@ def test_the_last_sample_of_a_pass_is_traced_and_the_one_after_it_refused(finite
     (every,) = trace_samples(finite, range(7), ranks=RankView())
     assert sum(row.stop - row.start for row in every) == 20
     for samples in (range(6, 8), range(7, 8), range(3, 3)):
-        with pytest.raises(UsageError, match="is no range of the plan's samples"):
+        with pytest.raises(UsageError, match="is not a range of the plan's samples"):
             list(trace_samples(finite, samples, ranks=RankView()))
 
 

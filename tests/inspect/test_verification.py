@@ -256,8 +256,8 @@ def test_a_file_that_does_not_belong_is_reported_with_its_name(corpus):
     (corpus / "rejects.jsonl").touch()
     (corpus / os.fsdecode(b"not-utf8-\xff")).touch()
     assert problems(corpus) == [
-        "not-utf8-\udcff is no file of this corpus",
-        "rejects.jsonl is no file of this corpus",
+        "not-utf8-\udcff is not part of this corpus",
+        "rejects.jsonl is not part of this corpus",
         "shard-00-0000009-000000-0000.arrow is a shard that the manifest does not name",
     ]
 
@@ -415,7 +415,7 @@ def test_a_lack_of_address_space_is_not_damage(corpus, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr("tokshard.inspect.verify.careful_files.mmap.mmap", refuse)
+    monkeypatch.setattr("tokshard.inspect.verify.safe_read.mmap.mmap", refuse)
     with pytest.raises(TokshardError, match="no address space for a file of"):
         verify_corpus(corpus)
 
@@ -463,13 +463,13 @@ def test_what_is_no_regular_file_is_reported_and_not_waited_for(corpus):
     (corpus / "tokenizer.json").symlink_to("/dev/zero")
     (corpus / "sources.arrow").mkdir()
     assert problems(corpus) == [
-        "sources.arrow is no regular file",
-        "tokenizer.json is no regular file",
-        f"{FIRST_SHARD} is no regular file",
+        "sources.arrow is not a regular file",
+        "tokenizer.json is not a regular file",
+        f"{FIRST_SHARD} is not a regular file",
     ]
     (corpus / "manifest.json").unlink()
     os.mkfifo(corpus / "manifest.json")
-    assert problems(corpus) == ["manifest.json is no regular file"]
+    assert problems(corpus) == ["manifest.json is not a regular file"]
 
 
 def test_the_number_of_threads_changes_nothing_in_a_report(tmp_path):
@@ -496,7 +496,7 @@ def test_an_interrupt_ends_a_verification_at_once(corpus):
 @pytest.mark.parametrize("bos", [None, "three", "<eos>"])
 def test_documents_that_end_and_start_where_a_chunk_does_are_whole(tmp_path, monkeypatch, chunk_bytes, bos):
     """Chunks of 4 tokens and more; batches start at multiples of 64 bytes, so every length here ends some chunk."""
-    monkeypatch.setattr("tokshard.inspect.verify.careful_files.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tokshard.inspect.verify.safe_read.CHUNK_BYTES", chunk_bytes)
     start = {None: [], "three": [3], "<eos>": [0]}[bos]
     documents = [[*start, *[1] * (length - 1 - len(start)), 0] for length in [2, *[4] * 9, 3, *range(2, 40), 8, 32, 64]]
     corpus = write_corpus(
@@ -507,7 +507,7 @@ def test_documents_that_end_and_start_where_a_chunk_does_are_whole(tmp_path, mon
 
 @pytest.mark.parametrize("chunk_bytes", [8, 64, 1 << 20])
 def test_faults_are_found_across_the_chunks_in_which_a_shard_is_read(tmp_path, monkeypatch, chunk_bytes):
-    monkeypatch.setattr("tokshard.inspect.verify.careful_files.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tokshard.inspect.verify.safe_read.CHUNK_BYTES", chunk_bytes)
     documents = [[3, 1, 1, 2, 0], [3, 0], [3, *[1] * 90, 0], [3, 2, 0]]
     corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER, bos="three")
     assert problems(corpus) == []

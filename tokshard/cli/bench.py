@@ -1,4 +1,4 @@
-"""``tokshard bench``: parse, measure, print."""
+"""``tokshard bench``: measure how fast a plan is read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.progress import stage_progress
 from tokshard.cli.sizes import POSITIVE_COUNT, WholeNumbers
-from tokshard.inspect.plan.speed import measure_speed
-from tokshard.inspect.plan.speed_report import speed_json, speed_text
+from tokshard.inspect.plan.bench import measure_speed, speed_json
+from tokshard.inspect.plan.text import speed_text
 from tokshard.jobs.plan_file import load_mix
 
 DEFAULTS = {"seq_len": 4_096, "global_batch_size": 8}
-"""For a measurement; an order that is to be trained on is not guessed."""
+"""Good enough for a measurement; for training these must be given."""
 
 GPU_TOKENS = 4_550
 GPU_REASON = "IBM's figure for training 7B parameters on an A100; --gpu-tokens gives yours"
@@ -31,7 +31,7 @@ GPU_REASON = "IBM's figure for training 7B parameters on an A100; --gpu-tokens g
     default=3.0,
     show_default=True,
     metavar="N",
-    help="How long each way to read is measured.",
+    help="Time to measure each loader mode.",
 )
 @click.option(
     "--workers",
@@ -39,13 +39,13 @@ GPU_REASON = "IBM's figure for training 7B parameters on an A100; --gpu-tokens g
     default="0,1,2",
     show_default=True,
     metavar="N,...",
-    help="Numbers of worker processes to measure; 0 is the prefetch thread. In process is always measured.",
+    help="Numbers of worker processes to measure; 0 is the prefetch thread. Reading in process is always measured.",
 )
 @click.option(
     "--gpu-tokens",
     type=POSITIVE_COUNT,
     metavar="N",
-    help=f"Tokens per second that one GPU consumes.  [default: {GPU_TOKENS:,}, 7B parameters on an A100]",
+    help=f"Tokens per second that one GPU consumes.  [default: {GPU_TOKENS:,}, for 7B parameters on an A100]",
 )
 @json_option
 @debug_option
@@ -60,13 +60,13 @@ def bench(
     gpu_tokens: int | None,
     as_json: bool,
 ) -> None:
-    """Measure how fast this machine reads a mix, and how many GPUs that feeds.
+    """Measure how fast this machine reads a mix, and how many GPUs it can feed.
 
-    CORPUS is a corpus directory; MIX.TOML names corpora with weights, seq_len, seed and global_batch_size, or is a
-    recipe of the trainer. Options override the file.
+    Give a corpus directory, or a file that names corpora with weights: a mix.toml or a recipe of the trainer. Options
+    override the file.
 
-    Each result is shown as a share of two upper limits for one core, measured here: the same shards, memory-mapped and
-    converted to int64, one after another (contiguous) and in documents of 1,000 tokens from random places (gather).
+    Each result is shown as a share of two upper limits, which are measured for one core: copying the memory-mapped
+    shards to int64 one after another (contiguous), and in documents of 1,000 tokens from random places (gather).
 
     \b
     tokshard bench shards/code

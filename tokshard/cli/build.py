@@ -12,7 +12,7 @@ from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import CorpusRequest, is_recipe_path, one_corpus, read_recipe
 from tokshard.cli.sizes import BYTES, COUNT
 from tokshard.format.reader import read_sources
-from tokshard.inspect.corpus.summary import summary_text
+from tokshard.inspect.corpus.text import summary_text
 from tokshard.pipeline.build import build_corpus
 from tokshard.pipeline.estimate import estimate_build, estimate_json, estimate_lines
 from tokshard.pipeline.options import BuildOptions

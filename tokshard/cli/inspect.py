@@ -1,4 +1,4 @@
-"""``tokshard inspect``: parse, read a report, print."""
+"""``tokshard inspect``: show, search, compare or render corpora."""
 
 from __future__ import annotations
 
@@ -16,30 +16,22 @@ from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.corpus.comparison import comparison_text
-from tokshard.inspect.corpus.difference import (
-    check_hashes,
-    compare_corpora,
-    compare_mixes,
-    difference_json,
+from tokshard.inspect.corpus.difference import check_hashes, compare_corpora, compare_mixes, difference_json
+from tokshard.inspect.corpus.documents import compile_pattern, match_json, search, view_json
+from tokshard.inspect.corpus.report import CorpusReport, read_document, read_report, report_json
+from tokshard.inspect.corpus.statistics import corpus_lengths, count_tokens
+from tokshard.inspect.corpus.text import (
+    comparison_text,
     difference_text,
-)
-from tokshard.inspect.corpus.documents import view_json, view_text
-from tokshard.inspect.corpus.report import (
-    CorpusReport,
-    corpus_lengths,
     distribution_text,
-    read_document,
-    read_report,
-    report_json,
+    match_text,
     report_text,
+    view_text,
 )
-from tokshard.inspect.corpus.search import compile_pattern, match_json, match_text, search
-from tokshard.inspect.corpus.token_counts import count_tokens
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.outputs import is_stdout, output_file, refuse_inputs
-from tokshard.inspect.page.html_corpus import corpora_page
-from tokshard.inspect.page.html_plan import plan_page
+from tokshard.inspect.page.corpora import corpora_page
+from tokshard.inspect.page.plan import plan_page
 from tokshard.inspect.plan.run import open_run
 from tokshard.inspect.terminal import one_line
 from tokshard.jobs.plan_file import load_mix
@@ -54,31 +46,32 @@ _SAMPLES = 3
     "--document",
     type=COUNT,
     metavar="N",
-    help="Show document N, counted from 0, whole, token by token.",
+    help="Show the whole of document N, counted from 0, with a bar after each token.",
 )
 @click.option(
     "--sample",
     type=COUNT,
     metavar="K",
-    help=f"Show the start of K documents, the same distance apart, token by token.  [default: {_SAMPLES}, plain]",
+    help="Show the start of K evenly spaced documents, with a bar after each token.  "
+    f"[default: {_SAMPLES}, without bars]",
 )
-@click.option("--plain", is_flag=True, help="Show documents without the bars between their tokens.")
-@click.option("--grep", "pattern", metavar="TEXT", help="Find the documents that hold a text.")
-@click.option("--regex", is_flag=True, help="The text to find is a regular expression.")
-@click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N documents found.  [default: find all]")
-@click.option("--diff", is_flag=True, help="Say what differs between two corpora, or between two mixes.")
-@click.option("--html", metavar="FILE", help="Write one HTML file about the corpora, or about the plan of a mix.toml.")
-@click.option("--shards", is_flag=True, help="Show every shard in the table.")
+@click.option("--plain", is_flag=True, help="Leave out the bars after tokens.")
+@click.option("--grep", "pattern", metavar="TEXT", help="List the documents whose text contains TEXT.")
+@click.option("--regex", is_flag=True, help="Treat TEXT as a regular expression.")
+@click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N matching documents.  [default: list all]")
+@click.option("--diff", is_flag=True, help="Compare two corpora, or two mixes.")
+@click.option("--html", metavar="FILE", help="Write an HTML report about corpora, or about the plan of a mix.toml.")
+@click.option("--shards", is_flag=True, help="List every shard.")
 @click.option(
     "--full",
     is_flag=True,
-    help="Count all tokens, and read all lengths, however many there are. With --diff: hash every shard.",
+    help="Count all tokens and read all document lengths, however many there are. With --diff: hash every shard.",
 )
 @click.option(
     "--tokens",
     type=POSITIVE_COUNT,
     metavar="N",
-    help="With --html of a mix: tokens to train on, as for 'tokshard plan'.",
+    help="Number of tokens to train on, for the HTML report of a mix; see 'tokshard plan'.",
 )
 @json_option
 @debug_option
@@ -98,11 +91,11 @@ def inspect(
     tokens: int | None,
     as_json: bool,
 ) -> None:
-    """Show what each CORPUS holds: counts, tokenizer, settings, what was left out, document lengths, shards, tokens.
+    """Show what is in each CORPUS: counts, tokenizer, settings, omitted records, document lengths, shards, tokens.
 
-    Several are shown side by side. Counts, lengths and shards come from tables and offsets; tokens are counted in a
-    sample, unless --full asks for all. --diff and --grep exit with 0 whatever they find; --json says it, one object
-    per corpus or document in a line.
+    Several corpora are shown side by side. Unless --full is given, token statistics come from a sample, and percentiles
+    of more than 20M documents are estimates. --diff and --grep exit with 0 whatever they find: use --json in scripts,
+    which prints one line per corpus or document.
 
     \b
     tokshard inspect shards/code shards/prose
@@ -121,7 +114,7 @@ def inspect(
     elif html is not None:
         with output_file(html, option="--html", inputs=corpora) as file:
             num_samples = 4 if sample is None else sample
-            page = _page(corpora, html, num_samples=num_samples, is_full=full, num_tokens=tokens)
+            page = _html(corpora, html, num_samples=num_samples, is_full=full, num_tokens=tokens)
             size = file.write(page.encode())
         text = json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {bytes_text(size)}"
         click.echo(text, err=is_stdout(html))
@@ -186,10 +179,10 @@ def _grep(corpora: tuple[str, ...], pattern: str, *, is_regex: bool, limit: int 
                     return
     if is_found or limit == 0:
         return
-    click.echo(f"no document holds {one_line(pattern)}", err=True)
+    click.echo(f"no document contains {one_line(pattern)}", err=True)
     if normalizers:
         names = one_line(", ".join(normalizers))
-        click.echo(f"note: text was changed before it was encoded ({names}): search for what it became", err=True)
+        click.echo(f"note: text was changed before it was encoded ({names}): search for the changed text", err=True)
 
 
 def _diff(locations: tuple[str, ...], *, is_full: bool, as_json: bool) -> None:
@@ -208,7 +201,7 @@ def _diff(locations: tuple[str, ...], *, is_full: bool, as_json: bool) -> None:
     click.echo(json.dumps(difference_json(difference)) if as_json else difference_text(difference, names))
 
 
-def _page(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: bool, num_tokens: int | None) -> str:
+def _html(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: bool, num_tokens: int | None) -> str:
     mixes = [location for location in locations if _is_mix(location)]
     if mixes and len(locations) > 1:
         raise UsageError("a page shows corpora or one mix", hint="give one mix.toml, or corpus directories")

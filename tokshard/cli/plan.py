@@ -1,4 +1,4 @@
-"""``tokshard plan``: parse, calculate, print."""
+"""``tokshard plan``: preview a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import click
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT
-from tokshard.inspect.plan.plan_report import plan_json, report_plan
-from tokshard.inspect.plan.plan_text import plan_text
+from tokshard.inspect.plan.preview import plan_json, report_plan
 from tokshard.inspect.plan.run import open_run
 from tokshard.inspect.plan.simulation import simulate
+from tokshard.inspect.plan.text import plan_text
 
 
 @click.command()
@@ -23,7 +23,7 @@ from tokshard.inspect.plan.simulation import simulate
     "--tokens",
     type=POSITIVE_COUNT,
     metavar="N",
-    help="Tokens to train on, in whole steps.  [default: as many as the corpora hold, or a finite pass]",
+    help="Tokens to train on, rounded up to whole steps.  [default: as many as the corpora hold, or a finite pass]",
 )
 @click.option(
     "--max-epochs-warn",
@@ -38,9 +38,11 @@ from tokshard.inspect.plan.simulation import simulate
     "num_simulated",
     type=POSITIVE_COUNT,
     metavar="N",
-    help="Check the quality of the mix over the next N samples.",
+    help="Check how well the next N samples are mixed and shuffled.",
 )
-@click.option("--checkpoint", metavar="PATH", help="Use the weights of a run; --simulate starts where it stopped.")
+@click.option(
+    "--checkpoint", metavar="PATH", help="Take the weights from a checkpoint of a run; --simulate starts there."
+)
 @plan_options({})
 @json_option
 @debug_option
@@ -62,8 +64,8 @@ def plan(
     --global-batch-size; options override the file. The tree at the top shows everything that the order depends on, with
     a fingerprint: jobs with the same fingerprint and the same weights read the same tokens in the same order.
 
-    --simulate checks the quality of the mix without reading tokens: how far each corpus is from its share at worst, how
-    far apart successive samples lie in their corpus, and from how many blocks a step draws.
+    --simulate checks mixing and shuffling without reading tokens: the largest deviation of each corpus from its share,
+    the distance in the corpus between successive samples, and the number of blocks that a step draws from.
 
     \b
     tokshard plan mix.toml --tokens 2T

@@ -1,4 +1,4 @@
-"""Options of the commands that need a plan: a mix.toml or one corpus directory, and what overrides it."""
+"""The options that override a plan, shared by all commands that take one."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def plan_options(defaults: Mapping[str, int]) -> Callable[[Command], Command]:
-    """``--seq-len``, ``--seed`` and ``--global-batch-size``, as arguments `seq_len`, `seed`, `global_batch_size`.
+    """Add ``--seq-len``, ``--seed`` and ``--global-batch-size`` to a command.
 
     Args:
-        defaults: key to the value that is used if neither file nor option gives one, for the help.
+        defaults: key to the value that applies if neither file nor option gives one; shown in the help.
     """
 
-    def told(key: str) -> str:
-        return f"  [default: {defaults[key]:,}, or what the file says]" if key in defaults else ""
+    def default_text(key: str) -> str:
+        return f"  [default: {defaults[key]:,} unless the file says otherwise]" if key in defaults else ""
 
     def add(command: Command) -> Command:
         for option in reversed(
             [
-                click.option("--seq-len", type=LENGTH, metavar="N", help=f"Tokens of a sample.{told('seq_len')}"),
+                click.option(
+                    "--seq-len", type=LENGTH, metavar="N", help=f"Tokens per sample.{default_text('seq_len')}"
+                ),
                 click.option(
                     "--seed",
                     type=click.IntRange(min=0),
                     metavar="N",
-                    help="Seed for shuffling.  [default: 0, or what the file says]",
+                    help="Seed for shuffling.  [default: 0 unless the file says otherwise]",
                 ),
                 click.option(
                     "--global-batch-size",
                     type=COUNT,
                     metavar="N",
-                    help=f"Samples of a step, over all ranks.{told('global_batch_size')}",
+                    help=f"Samples per step, over all ranks.{default_text('global_batch_size')}",
                 ),
             ]
         ):

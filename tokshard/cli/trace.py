@@ -1,4 +1,4 @@
-"""``tokshard trace``: parse, follow the plan, print."""
+"""``tokshard trace``: from steps to documents, and from a document to its steps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT, Span
 from tokshard.errors import PlanError
 from tokshard.inspect.outputs import is_stdout
-from tokshard.inspect.plan.readings import find_documents, readings_json, readings_text
+from tokshard.inspect.plan.occurrences import find_documents, occurrences_json
+from tokshard.inspect.plan.parquet import write_parquet
 from tokshard.inspect.plan.run import Run, open_run
-from tokshard.inspect.plan.trace import RankView, TraceRow, trace_samples, trace_steps
-from tokshard.inspect.plan.trace_report import notes_of, run_text, trace_json, trace_text, write_parquet
+from tokshard.inspect.plan.text import occurrences_text, run_text, trace_text
+from tokshard.inspect.plan.trace import RankView, TraceRow, notes_of, trace_json, trace_samples, trace_steps
 from tokshard.inspect.terminal import one_line
 from tokshard.runtime.steps import Ranks
 from tokshard.wording import counted
@@ -24,27 +25,37 @@ from tokshard.wording import counted
 
 @click.command()
 @click.argument("plan", required=False, metavar="[PLAN]")
-@click.option("--step", "steps", type=Span(), metavar="N[:M]", help="Step N, or steps N to M - 1, counted from 1.")
 @click.option(
-    "--sample", "samples", type=Span(), metavar="N[:M]", help="Global sample N, or N to M - 1, counted from 0."
+    "--step", "steps", type=Span(), metavar="N[:M]", help="Trace step N, or steps N to M - 1, counted from 1."
 )
-@click.option("--document", metavar="CORPUS:ID", help="The steps that read a document; see above.")
-@click.option("--epochs", type=Span(), metavar="N[:M]", help="With --document: epochs to search, counted from 0.")
-@click.option("--checkpoint", metavar="PATH", help="Weights, skips and steps of a run, from a checkpoint of it.")
-@click.option("--dp-rank", type=click.IntRange(min=0), metavar="R", help="Show only rows of this data-parallel rank.")
+@click.option(
+    "--sample",
+    "samples",
+    type=Span(),
+    metavar="N[:M]",
+    help="Trace global sample N, or samples N to M - 1, counted from 0.",
+)
+@click.option("--document", metavar="CORPUS:ID", help="List the steps that read a document; see above.")
+@click.option(
+    "--epochs", type=Span(), metavar="N[:M]", help="With --document: search only these epochs, counted from 0."
+)
+@click.option(
+    "--checkpoint", metavar="PATH", help="Take weights, skipped samples and steps from a checkpoint of the run."
+)
+@click.option("--dp-rank", type=click.IntRange(min=0), metavar="R", help="Only show rows of this data-parallel rank.")
 @click.option(
     "--dp-world-size",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
     metavar="W",
-    help="Data-parallel ranks that the rows of a step are dealt out to.",
+    help="Number of data-parallel ranks that share the rows of a step.",
 )
 @click.option(
     "--uneven",
     type=click.Choice(["refuse", "pad"]),
-    help="A world size that does not divide the batch: refuse it, or pad, as the loader does.  "
-    "[default: refuse, or what the file says]",
+    help="If the world size does not divide the batch: refuse it, or pad as the loader does.  "
+    "[default: refuse, unless the file says otherwise]",
 )
 @plan_options({})
 @click.option(
@@ -54,10 +65,10 @@ from tokshard.wording import counted
     default=200,
     show_default=True,
     metavar="N",
-    help="Characters of text per document.",
+    help="Number of characters to show of each document.",
 )
-@click.option("--no-text", is_flag=True, help="No text: the tokenizer is not loaded.")
-@click.option("--parquet", metavar="FILE", help="Write the rows to a parquet file instead.")
+@click.option("--no-text", is_flag=True, help="Show no text, and do not load the tokenizer.")
+@click.option("--parquet", metavar="FILE", help="Write the rows to a parquet file instead of printing them.")
 @json_option
 @debug_option
 def trace(
@@ -79,7 +90,7 @@ def trace(
     parquet: str | None,
     as_json: bool,
 ) -> None:
-    """Show every document that a training step read, or every step that reads a document.
+    """Show every document that a training step reads, or every step that reads a document.
 
     PLAN is a mix.toml, a recipe or a checkpoint of the trainer, or a corpus directory with --seq-len, --seed and
     --global-batch-size; options override the file. Nothing is replayed: step 1,000,000,000 takes as long as step 1.
@@ -89,15 +100,15 @@ def trace(
     tokshard trace run/checkpoints/step-00002000 --step 1990:2010 --dp-rank 3 --dp-world-size 64
     tokshard trace mix.toml --checkpoint checkpoint.pt --document code:1234
 
-    Steps count from 1, as in the trainer's log: step n is the n-th batch that the loop received, so skipped samples
-    belong to no step. They are counted from --checkpoint, if there is one, backwards and forwards, with the batch size
-    of the plan. A checkpoint is a directory of the trainer or of torch.distributed.checkpoint, a file of torch.save, or
-    the loader's state as JSON.
+    Steps count from 1, as in the trainer's log: step n is the n-th batch that the training loop received, so skipped
+    samples belong to no step. With --checkpoint, steps are counted from the checkpoint, backwards and forwards, in
+    batches of the plan's size. A checkpoint is a directory written by the trainer or by torch.distributed.checkpoint, a
+    file written by torch.save, or the loader's state as JSON.
 
-    ID is the number of a document in its corpus, from 0. If the corpus was built with --id-field it is an id, and #N is
-    a number.
+    A document is given as CORPUS:ID, where ID is its number in the corpus, from 0. If the corpus was built with
+    --id-field, ID is the document's id, and CORPUS:#N gives its number instead.
 
-    --json prints one object per row, in a line; with --document, one per document.
+    --json prints one line per row or, with --document, per document.
     """  # noqa: D301 - click reads the escape
     asked = {"--step": steps, "--sample": samples, "--document": document}
     if sum(value is not None for value in asked.values()) != 1:
@@ -118,7 +129,7 @@ def trace(
     for note in notes_of(run, steps):
         click.echo(f"note: {one_line(note)}", err=True)
     if document is not None:
-        _show_readings(run, document, epochs, ranks, as_json=as_json, width=width)
+        _show_occurrences(run, document, epochs, ranks, as_json=as_json, width=width)
         return
     length = None if no_text else num_characters
     if steps is not None:
@@ -135,10 +146,10 @@ def trace(
 
 
 def _check_ranks(run: Run, dp_world_size: int) -> None:
-    """Refuse rows that no loader deals out.
+    """Refuse a world size that the loader would refuse.
 
     Raises:
-        PlanError: the ranks do not divide the batch, and do not pad.
+        PlanError: the world size does not divide the batch, and ranks are not padded.
     """
     try:
         Ranks(global_batch_size=run.global_batch_size, world_size=dp_world_size, uneven=run.uneven)
@@ -161,12 +172,12 @@ def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool, 
             click.echo(part)
 
 
-def _show_readings(
+def _show_occurrences(
     run: Run, document: str, epochs: range | None, ranks: RankView, *, as_json: bool, width: int
 ) -> None:
     for number, found in enumerate(find_documents(run, document, epochs=epochs, ranks=ranks)):
         if as_json:
-            click.echo(json.dumps(readings_json(found)))
+            click.echo(json.dumps(occurrences_json(found)))
         else:
             head = "" if number else run_text(run, width=width) + "\n"
-            click.echo(("\n" if number else head) + readings_text(found, width=width, run=run))
+            click.echo(("\n" if number else head) + occurrences_text(found, width=width, run=run))

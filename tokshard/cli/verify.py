@@ -1,8 +1,7 @@
-"""``tokshard verify``: parse, verify, print."""
+"""``tokshard verify``: check corpora and list their problems."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 
@@ -12,22 +11,24 @@ from tokshard.cli.failures import Failure, describe, show
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.errors import RESTORE, CorpusError
-from tokshard.inspect.terminal import one_line
-from tokshard.inspect.verify.verification import VerifyReport, verify_corpus
-from tokshard.wording import bytes_text, counted
+from tokshard.inspect.verify.text import verify_text
+from tokshard.inspect.verify.verification import report_json, verify_corpus
+from tokshard.wording import counted
 
 
 @click.command()
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
-@click.option("--quick", is_flag=True, help="Check the structure alone: no shard is hashed, no token is read.")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads.  [default: the CPUs, 8 at most]")
+@click.option("--quick", is_flag=True, help="Only check the structure: hash no shard and read no token.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Number of threads.  [default: one per CPU, at most 8]"
+)
 @json_option
 @debug_option
 @click.pass_context
 def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, workers: int | None, as_json: bool) -> None:
-    """Check every byte of each CORPUS: hashes, structure, and the rules that documents keep.
+    """Check every byte of each CORPUS: hashes, structure, and the rules of the format.
 
-    Exits with 1 if anything is damaged or is not a finished corpus. --json prints one object per corpus, in a line.
+    Exits with 1 if a corpus is damaged or not finished. --json prints one line per corpus.
     """
     damaged, exit_code = 0, 0
     for location in corpora:
@@ -41,9 +42,10 @@ def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, worker
             exit_code = max(exit_code, failure.exit_code)
             continue
         seconds = time.monotonic() - started
-        click.echo(
-            json.dumps(_report_json(report, seconds)) if as_json else _report_text(report, seconds, is_quick=quick)
-        )
+        if as_json:
+            click.echo(json.dumps({**report_json(report), "seconds": seconds}))
+        else:
+            click.echo(verify_text(report, seconds, is_quick=quick))
         damaged += not report.is_ok
     if damaged:
         failure = Failure(
@@ -54,24 +56,3 @@ def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, worker
         show(failure, as_json=False)  # the reports have said so
         exit_code = max(exit_code, failure.exit_code)
     context.exit(exit_code)
-
-
-def _report_text(report: VerifyReport, seconds: float, *, is_quick: bool) -> str:
-    if report.is_ok:
-        verdict = "structure ok" if is_quick else "ok"
-        speed = bytes_text(report.checked_bytes / max(seconds, 1e-9))
-        counts = ", ".join(
-            [
-                counted(report.num_documents, "document"),
-                counted(report.num_tokens, "token"),
-                counted(report.num_shards, "shard"),
-            ]
-        )
-        return f"{verdict}: {one_line(report.directory)}: {counts}, {bytes_text(report.checked_bytes)} at {speed}/s"
-    lines = [f"damaged: {one_line(report.directory)}: {counted(len(report.problems), 'problem')}"]
-    lines += [f"  {one_line(problem.file)} {one_line(problem.message)}" for problem in report.problems]
-    return "\n".join(lines)
-
-
-def _report_json(report: VerifyReport, seconds: float) -> dict[str, object]:
-    return {"ok": report.is_ok, **dataclasses.asdict(report), "seconds": seconds}

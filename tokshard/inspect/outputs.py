@@ -20,14 +20,14 @@ _STDOUT = 1
 
 @contextlib.contextmanager
 def output_file(path: str, *, option: str, inputs: Iterable[str] = ()) -> Iterator[OutputFile]:
-    """A file to write to. It appears under `path` when the context ends, and not at all if that fails.
+    """A file to write to. It appears under `path` when the context ends, or not at all if something fails.
 
-    A link is followed: its target is replaced, and the link stays. What is not a regular file, such as a pipe, a device
-    or the standard output, is written to, never replaced.
+    A link is followed: its target is replaced, and the link stays. Anything that is not a regular file, such as a pipe,
+    a device or the standard output, is written to, never replaced.
 
     Args:
-        option: that named the path, for messages.
-        inputs: files and directories that are read: neither they nor any file in them may be the output.
+        option: the option that named the path, for messages.
+        inputs: files and directories that are read; the output may not be one of them, or a file in one of them.
 
     Raises:
         UsageError: the path cannot be written, or is an input.
@@ -42,7 +42,7 @@ def output_file(path: str, *, option: str, inputs: Iterable[str] = ()) -> Iterat
 
 
 class OutputFile:
-    """What `output_file` gives; an error of its own says which file cannot be written, and no other error does."""
+    """The file of `output_file`; only its own errors are reported as a file that cannot be written."""
 
     closed = False
 
@@ -52,7 +52,7 @@ class OutputFile:
         self._option = option
 
     def write(self, content: Any) -> int:
-        """Write a buffer whole."""
+        """Write all of a buffer."""
         with _own_errors(self._path, self._option):
             return self._file.write(content)
 
@@ -61,16 +61,16 @@ class OutputFile:
         return self._file.tell()
 
     def flush(self) -> None:
-        """Pass what is buffered to the operating system."""
+        """Pass buffered data to the operating system."""
         with _own_errors(self._path, self._option):
             self._file.flush()
 
     def close(self) -> None:
-        """Nothing: the context closes the file."""
+        """Do nothing: the context closes the file."""
 
 
 def is_stdout(path: str) -> bool:
-    """Whether a path is the standard output of this process, so that nothing else should be printed there."""
+    """Whether a path is the standard output of this process, so nothing else should be printed there."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(_STDOUT))
     except OSError:
@@ -88,23 +88,19 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
                 os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
             yield file
         return
-    with tempfile.TemporaryFile() as whole:  # a reader at the other end gets all of it or nothing
+    with tempfile.TemporaryFile() as whole:  # the reader gets all of it or nothing
         yield whole
         whole.seek(0)
-        # the descriptor also where it is a file that others append to, or a socket, which cannot be opened by a path
+        # stdout by its descriptor: it may be a socket, which has no path, or a file that others append to
         with open(os.dup(_STDOUT) if is_stdout(path) else path, "wb") as file:
             shutil.copyfileobj(whole, file)
 
 
 def refuse_inputs(path: str, option: str, inputs: Iterable[str]) -> None:
-    """Refuse an output that is an input. Files are compared, not names: there are links, and many ways to write a path.
-
-    Args:
-        option: that named the path, for the message.
-        inputs: files and directories that are read: neither they nor any file in them may be the output.
+    """Refuse an output that is an input. Compares files instead of paths, because of links. Arguments as `output_file`.
 
     Raises:
-        UsageError: it is one.
+        UsageError: the output is an input.
     """
     found = _status(path)
     folders = [folder for parent in Path(os.path.realpath(path)).parents if (folder := _status(parent)) is not None]
@@ -126,7 +122,7 @@ def refuse_inputs(path: str, option: str, inputs: Iterable[str]) -> None:
 
 
 def _holds(directory: str, file: os.stat_result) -> bool:
-    """Whether a file lies in a directory under any name. Files that are no links cost no look at the disk each."""
+    """Whether a directory contains a file under any name. Entries that are not links need no `stat`."""
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""Text for a terminal: nothing in it steers the terminal, and it fits."""
+"""Text for a terminal: nothing in it controls the terminal, and it fits the width."""
 
 from __future__ import annotations
 
@@ -6,40 +6,80 @@ from collections.abc import Sequence
 
 from tokshard.wording import aligned, bytes_text, counted, one_line, printable, wrapped
 
-__all__ = ["aligned", "bytes_text", "can_encode", "counted", "one_line", "printable", "shorten", "table", "wrapped"]
+__all__ = [
+    "aligned",
+    "bars",
+    "bytes_text",
+    "can_encode",
+    "columns_line",
+    "counted",
+    "one_line",
+    "printable",
+    "shorten",
+    "table",
+    "wrapped",
+]
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def shorten(text: str, width: int) -> str:
-    """A line of at most `width` characters; of a longer one the middle is left out."""
+    """A line of at most `width` characters; a longer one loses its middle."""
     if len(text) <= width:
         return text
     tail = (width - 3) // 2
     return text[: width - 3 - tail] + "..." + text[len(text) - tail :]
 
 
-def table(rows: Sequence[Sequence[str]], *, width: int) -> str:
-    """Columns, the first to the left and the others to the right; the first row is the header.
+def table(rows: Sequence[Sequence[str]], *, width: int | None) -> str:
+    """A table whose first column is aligned left and whose other columns are aligned right.
 
     Args:
-        width: characters in a line; the columns that do not fit follow below, each time after the first one.
+        rows: the first one is the header.
+        width: characters per line. Columns that do not fit follow below, with the first column repeated; None: no
+            limit.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     parts: list[list[int]] = []
     room = 0
     for column, size in enumerate(widths[1:], 1):
         room -= 2 + size
-        if not parts or room < 0:
+        if not parts or (width is not None and room < 0):
             parts.append([])
-            room = width - widths[0] - 2 - size
+            room = (width or 0) - widths[0] - 2 - size
         parts[-1].append(column)
     return "\n\n".join(
-        "\n".join("  ".join([row[0].ljust(widths[0]), *(row[n].rjust(widths[n]) for n in part)]) for row in rows)
+        "\n".join(
+            columns_line([row[n] for n in [0, *part]], [widths[n] for n in [0, *part]], left=(0,)) for row in rows
+        )
         for part in parts
     )
 
 
+def columns_line(cells: Sequence[str], widths: Sequence[int], *, left: Sequence[int]) -> str:
+    """One line of a table: as many cells as there are widths, aligned right except for the columns in `left`."""
+    return "  ".join(
+        cell.ljust(size) if column in left else cell.rjust(size)
+        for column, (cell, size) in enumerate(zip(cells, widths, strict=False))
+    )
+
+
+def bars(counts: Sequence[int], width: int, encoding: str) -> list[str]:
+    """A horizontal bar per count, the longest of `width` characters. Every count except 0 is visible.
+
+    Args:
+        encoding: of the output; one without block characters gets ``#``.
+    """
+    unit = 8 if can_encode(_EIGHTHS, encoding) else 1
+    largest = max(counts)
+    lengths = [max(1, round(count * width * unit / largest)) if count else 0 for count in counts]
+    if unit == 1:
+        return ["#" * length for length in lengths]
+    return [_EIGHTHS[8] * (length // 8) + _EIGHTHS[length % 8].strip() for length in lengths]
+
+
 def can_encode(text: str, encoding: str) -> bool:
-    """Whether an output of this encoding can show a text."""
+    """Whether an output with this encoding can show a text."""
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):

@@ -1,4 +1,4 @@
-"""What differs between two corpora, or between two plans."""
+"""The differences between two corpora, or between two plans."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from tokshard.errors import DamagedCorpusError
 from tokshard.format.reader import Corpus
-from tokshard.inspect.terminal import one_line
-from tokshard.inspect.verify.careful_files import ByteCounter, OnProgress, UnreadableError, hash_chunks, opened
+from tokshard.inspect.progress import OnProgress, no_progress
+from tokshard.inspect.verify.safe_read import ByteCounter, UnreadableError, hash_chunks, opened
 from tokshard.jobs.plan_file import Mix
 
 _MAX_NAMES = 10
@@ -22,14 +22,14 @@ _MAX_NAMES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What differs; nothing if both are the same.
+    """The differences between two corpora or two plans.
 
     Args:
         is_equal: whether both hold the same tokens, or read the same tokens in the same order.
-        is_hashed: whether that was seen in the bytes of the shards; else their manifests say so.
-        verdict: that, in a sentence.
-        fields: dotted name to both values; None where one has no such field.
-        notes: what is no field, a sentence each.
+        is_hashed: whether the shards were hashed; otherwise the verdict relies on the manifests.
+        verdict: the result in one sentence.
+        fields: dotted name to both values; None where one side has no such field.
+        notes: other differences, one sentence each.
     """
 
     is_equal: bool
@@ -39,11 +39,11 @@ class Difference:
     notes: list[str]
 
 
-def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress | None = None) -> None:
-    """Hash every shard of corpora; 1 to 2 GB per second.
+def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progress) -> None:
+    """Hash every shard of some corpora; 1 to 2 GB per second.
 
     Raises:
-        DamagedCorpusError: a shard is not what its manifest says.
+        DamagedCorpusError: a shard does not match its manifest.
     """
     counter = ByteCounter(sum(corpus.manifest.num_bytes for corpus in corpora), on_progress)
     for corpus in corpora:
@@ -59,19 +59,19 @@ def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress | None = Non
 
 
 def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -> Difference:
-    """Compare manifests, shard tables and sizes of shards; where shards differ, documents until the first that differs.
+    """Compare manifests, shard tables and shard sizes; if shards differ, documents up to the first that differs.
 
     Args:
-        is_hashed: whether `check_hashes` has found the shards to be what the manifests say.
+        is_hashed: whether `check_hashes` has checked the shards against the manifests.
 
     Raises:
-        CorpusError: a corpus cannot be read, or a shard has not the size that its manifest says.
+        CorpusError: a corpus cannot be read, or a shard has another size than its manifest says.
     """
     for corpus in (first, second):
         _check_sizes(corpus)
     manifests = [msgspec.to_builtins(corpus.manifest) for corpus in (first, second)]
     for fields in manifests:
-        del fields["files"]  # their hashes follow from the rest
+        del fields["files"]  # their hashes follow from the other fields
     differing = _differing(manifests[0], manifests[1])
     if [shard.sha256 for shard in first.shards] == [shard.sha256 for shard in second.shards]:
         return Difference(
@@ -90,7 +90,7 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
         notes.append(f"the first document that differs is {document:,}")
         verdict = "the documents differ"
     elif first.num_documents != second.num_documents:
-        notes.append(f"the first {shared:,} documents are equal; one corpus goes on")
+        notes.append(f"the first {shared:,} documents are equal; one corpus continues")
         verdict = "one corpus starts with the other"
     else:
         verdict = "the same documents in other shards"
@@ -101,10 +101,10 @@ def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -
 
 
 def compare_mixes(first: Mix, second: Mix) -> Difference:
-    """Compare two plans by what decides their order, and then by what their files say.
+    """Compare two plans: first what determines their order, then the contents of their files.
 
     Raises:
-        PlanError: one makes no plan.
+        PlanError: one of them is not a valid plan.
         CorpusError: a corpus cannot be read.
     """
     plans = [mix.plan() for mix in (first, second)]
@@ -133,22 +133,8 @@ def compare_mixes(first: Mix, second: Mix) -> Difference:
     return Difference(is_equal=same_order and same_weights, is_hashed=False, verdict=verdict, fields=fields, notes=[])
 
 
-def difference_text(difference: Difference, names: tuple[str, str]) -> str:
-    """The verdict, and a block for each field that differs."""
-    lines = [f"{'equal' if difference.is_equal else 'different'}: {difference.verdict}"]
-    lines += difference.notes
-    width = max(len(one_line(name)) for name in names)
-    for field, values in difference.fields.items():
-        lines.append(one_line(field))
-        lines += [
-            f"  {one_line(name):<{width}}  {'(none)' if value is None else one_line(str(value))}"
-            for name, value in zip(names, values, strict=True)
-        ]
-    return "\n".join(lines)
-
-
 def difference_json(difference: Difference) -> dict[str, Any]:
-    """A difference as plain values."""
+    """Differences as plain values."""
     return {
         "equal": difference.is_equal,
         "hashed": difference.is_hashed,
@@ -159,7 +145,7 @@ def difference_json(difference: Difference) -> dict[str, Any]:
 
 
 def _differing(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Leaves of two nested mappings that differ, by dotted name."""
+    """The leaves in which two nested mappings differ, by dotted name."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys([*first, *second]):
         one, other = first.get(key), second.get(key)
@@ -186,7 +172,7 @@ def _damaged(corpus: Corpus, problem: str) -> DamagedCorpusError:
 
 
 def _shards_note(first: Corpus, second: Corpus) -> str:
-    """Shards by name: equal, with other bytes, or in one corpus alone."""
+    """How many shards are equal, have the same name but other bytes, or are in one corpus only."""
     hashes = [{shard.name: shard.sha256 for shard in corpus.shards} for corpus in (first, second)]
     shared = [name for name in hashes[0] if name in hashes[1]]
     differing = [name for name in shared if hashes[0][name] != hashes[1][name]]
@@ -203,7 +189,7 @@ def _shards_note(first: Corpus, second: Corpus) -> str:
 
 
 def _first_differing(first: Corpus, second: Corpus) -> int | None:
-    """The first document that both have and that is not the same in both; equal shards at the start are not read."""
+    """The first document that differs, among those that both have; equal shards at the start are not read."""
     document, shared = 0, min(first.num_documents, second.num_documents)
     for one, other in zip(first.shards, second.shards, strict=False):
         if one.sha256 != other.sha256:

@@ -1,39 +1,66 @@
-"""Single documents of a corpus, for a person to read."""
+"""Single documents of a corpus: decoded, token by token, and found by their text."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
-from tokshard.format.decode import Decode
+from tokshard.format.decode import Decode, load_decoder
+from tokshard.format.manifest import Manifest
 from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
-from tokshard.inspect.corpus.pieces import TokenPiece, bounded_text, token_pieces
-from tokshard.inspect.corpus.summary import source_name
-from tokshard.inspect.terminal import one_line, printable
-from tokshard.wording import counted
+from tokshard.inspect.progress import OnProgress, no_progress
 
+CONTEXT_CHARACTERS = 60
 _EXCERPT_TOKENS = 512
 _EXCERPT_CHARACTERS = 300
 _EXCERPT_LINES = 8
+_REPLACEMENT = "\ufffd"
+_MAX_JOINED = 8
+
+
+class Origin(NamedTuple):
+    """The input record that a document was made from.
+
+    Args:
+        source: label of the input, see `source_label`.
+        record_number: number of the record in that input, from 1, as in error messages and the rejects file.
+    """
+
+    source: str
+    record_number: int
+
+
+class TokenPiece(NamedTuple):
+    """The text of one token, or of a few that spell one character together.
+
+    Args:
+        ids: token ids.
+        text: what they add to the text before them.
+    """
+
+    ids: tuple[int, ...]
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentView:
-    """One document, decoded.
+    """One decoded document.
 
     Args:
-        document: its number in the corpus, counted from 0.
-        source: the input that it comes from.
-        record_number: of its record in that input, counted from 1, as in error messages and the rejects file.
+        document: number in the corpus, from 0.
+        source, record_number: see `Origin`.
         metadata: kept columns.
-        text: what its tokens say, delimiters included.
-        is_excerpt: the text is the start of the document and its last token.
-        pieces: the text token by token, if that was asked for.
+        text: the decoded tokens, delimiters included.
+        is_excerpt: whether `text` is only the start of the document and its last token.
+        pieces: the text token by token; empty if that was not requested.
     """
 
     document: int
@@ -46,8 +73,43 @@ class DocumentView:
     pieces: tuple[TokenPiece, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The first occurrence of a pattern in a document.
+
+    Args:
+        document: number in the corpus, from 0.
+        source, record_number: see `Origin`.
+        count: occurrences in the document.
+        offset: characters of the document's text before the first occurrence.
+        before, text, after: the first occurrence and its context.
+    """
+
+    document: int
+    source: str
+    record_number: int
+    count: int
+    offset: int
+    before: str
+    text: str
+    after: str
+
+
+def source_label(manifest: Manifest, source: SourceInfo) -> str:
+    """Label of a source: the argument of the build, followed by the path below it."""
+    argument = manifest.arguments[source.argument]
+    return f"{argument}/{source.path}" if source.path else argument
+
+
+def origin_of(corpus: Corpus, sources: Sequence[SourceInfo], document: int) -> Origin:
+    """Where a document comes from. A damaged shard table may name a missing source: that one is ``unknown``."""
+    place = corpus.provenance(document)
+    is_known = 0 <= place.source < len(sources)
+    return Origin(source_label(corpus.manifest, sources[place.source]) if is_known else "unknown", place.record)
+
+
 def spread(count: int, length: int) -> list[int]:
-    """`count` indices of ``range(length)``, the same distance apart; all of them if there are no more."""
+    """`count` evenly spaced indices of ``range(length)``; all of them if there are not more."""
     if count >= length:
         return list(range(length))
     return [(2 * index + 1) * length // (2 * count) for index in range(count)]
@@ -65,8 +127,8 @@ def view_document(
     """Read and decode a document.
 
     Args:
-        as_excerpt: decode its start only: about 300 characters in at most 8 lines, and the last token.
-        with_boundaries: also say where each token ends.
+        as_excerpt: only decode the start (about 300 characters in at most 8 lines) and the last token.
+        with_boundaries: also split the text into tokens.
 
     Raises:
         UsageError: the corpus has no such document.
@@ -78,23 +140,17 @@ def view_document(
             hint=f"give --document 0 to {corpus.num_documents - 1}",
         )
     tokens = corpus.document(index)
-    place = corpus.provenance(index)
-    text, is_excerpt = decode(tokens[:_EXCERPT_TOKENS] if as_excerpt else tokens), False
-    if as_excerpt:
-        start = "".join(text[:_EXCERPT_CHARACTERS].splitlines(keepends=True)[:_EXCERPT_LINES])
-        if len(tokens) > _EXCERPT_TOKENS or len(start) < len(text):
-            text, is_excerpt = f"{start.rstrip()} ... {decode(tokens[-1:])}", True
+    text, is_excerpt = _excerpt(tokens, decode) if as_excerpt else (decode(tokens), False)
     pieces: list[TokenPiece] = []
     if with_boundaries:
         pieces = token_pieces(tokens[:_EXCERPT_TOKENS] if is_excerpt else tokens, decode)
     if is_excerpt:
-        room = itertools.accumulate(len(piece.text) for piece in pieces)
-        pieces = [piece for piece, stop in zip(pieces, room, strict=True) if stop <= _EXCERPT_CHARACTERS]
+        ends = itertools.accumulate(len(piece.text) for piece in pieces)
+        pieces = [piece for piece, end in zip(pieces, ends, strict=True) if end <= _EXCERPT_CHARACTERS]
     return DocumentView(
         document=index,
         num_tokens=len(tokens),
-        source=source_name(corpus.manifest, sources, place.source),
-        record_number=place.record,
+        **origin_of(corpus, sources, index)._asdict(),
         metadata=corpus.metadata(index),
         text=text,
         is_excerpt=is_excerpt,
@@ -102,23 +158,103 @@ def view_document(
     )
 
 
-def view_text(view: DocumentView) -> str:
-    """A view as text, its control characters escaped."""
-    place = f"record {view.record_number:,} of {one_line(view.source)}"
-    lines = [f"document {view.document:,}: {counted(view.num_tokens, 'token')}, {place}"]
-    lines += [f"{one_line(name)}: {one_line(str(value))}" for name, value in view.metadata.items()]
-    more = " ..." if view.is_excerpt else ""
-    lines.append(printable(bounded_text(view.pieces) + more if view.pieces else view.text))
-    return "\n".join(lines)
+def _excerpt(tokens: NDArray[Any], decode: Decode) -> tuple[str, bool]:
+    """The start of a document and its last token, and whether anything was left out."""
+    text = decode(tokens[:_EXCERPT_TOKENS])
+    start = "".join(text[:_EXCERPT_CHARACTERS].splitlines(keepends=True)[:_EXCERPT_LINES])
+    if len(tokens) <= _EXCERPT_TOKENS and len(start) == len(text):
+        return text, False
+    return f"{start.rstrip()} ... {decode(tokens[-1:])}", True
 
 
 def view_json(view: DocumentView) -> dict[str, Any]:
-    """A view as plain values; JSON has no word for a number that is not finite, so that is text."""
+    """A document as plain values."""
     plain = asdict(view)
     del plain["pieces"]
     if view.pieces:
         plain["pieces"] = [{"ids": list(piece.ids), "text": piece.text} for piece in view.pieces]
-    for name, value in view.metadata.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            plain["metadata"][name] = str(value)
+    plain["metadata"] = {name: plain_value(value) for name, value in view.metadata.items()}
     return plain
+
+
+def plain_value(value: Any) -> Any:
+    """A metadata value as JSON can hold it: numbers that are not finite become text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def token_pieces(tokens: NDArray[Any], decode: Decode) -> list[TokenPiece]:
+    """The pieces of a document in order; joined, their texts are the decoded document.
+
+    A piece is what decoding it together with the piece before adds, because decoders treat the start of a text
+    differently. Costs two decodings of a few tokens per token.
+    """
+    ids = tokens.tolist()
+    pieces: list[TokenPiece] = []
+    before = start = 0  # first tokens of the previous piece and of the one being collected
+    for stop in range(1, len(ids) + 1):
+        context = decode(tokens[before:start]) if start > before else ""
+        text = decode(tokens[before:stop])
+        is_broken = text.endswith(_REPLACEMENT) and stop < len(ids) and stop - start < _MAX_JOINED
+        if is_broken or not text.startswith(context):
+            if stop < len(ids) and stop - start < _MAX_JOINED:
+                continue
+            text, context = decode(tokens[start:stop]), ""
+        pieces.append(TokenPiece(tuple(ids[start:stop]), text[len(context) :]))
+        before, start = start, stop
+    return pieces
+
+
+def compile_pattern(pattern: str, *, is_regex: bool) -> re.Pattern[str]:
+    """A search pattern: plain text or a Python regular expression.
+
+    Raises:
+        UsageError: it is empty or not a valid regular expression.
+    """
+    if not pattern:
+        raise UsageError("--grep is empty: every document contains it", hint="give a text")
+    try:
+        return re.compile(pattern if is_regex else re.escape(pattern))
+    except re.error as error:
+        raise UsageError(
+            f"{pattern!r} is not a regular expression: {error}", hint="leave out --regex to search for the text itself"
+        ) from error
+
+
+def search(corpus: Corpus, pattern: re.Pattern[str], *, on_progress: OnProgress = no_progress) -> Iterator[Match]:
+    """The documents whose text contains a pattern, in order. Delimiters are not text: ``$`` matches before them.
+
+    Decodes every document, one at a time, at about 20M tokens per second; memory is that of one document.
+
+    Args:
+        on_progress: receives tokens.
+
+    Raises:
+        CorpusError: a document cannot be read.
+    """
+    decode, sources = load_decoder(corpus), corpus.sources()
+    first_token = int(corpus.bos_id is not None)
+    done = 0
+    for index in range(len(corpus.shards)):
+        shard, first = corpus.shard(index), corpus.first_document(index)
+        for row in range(shard.info.num_documents):
+            tokens = shard.document(row)
+            text = decode(tokens[first_token:-1])
+            found = pattern.search(text)
+            if found is not None:
+                yield Match(
+                    document=first + row,
+                    **origin_of(corpus, sources, first + row)._asdict(),
+                    count=sum(1 for _ in pattern.finditer(text)),
+                    offset=found.start(),
+                    before=text[max(0, found.start() - CONTEXT_CHARACTERS) : found.start()],
+                    text=found.group()[: 4 * CONTEXT_CHARACTERS],
+                    after=text[found.end() : found.end() + CONTEXT_CHARACTERS],
+                )
+            done += len(tokens)
+            on_progress(done, corpus.num_tokens)
+        corpus.close()
+
+
+def match_json(match: Match, corpus: Corpus) -> dict[str, Any]:
+    """A match as plain values."""
+    return {"corpus": str(corpus.directory), **asdict(match)}

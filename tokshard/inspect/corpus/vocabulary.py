@@ -1,4 +1,4 @@
-"""What the ids of a tokenizer are: how they are spelt, which are unknown, special or mere bytes."""
+"""What the ids of a tokenizer stand for: their spelling, and which are unknown, special or byte tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokshard.format import names
 from tokshard.format.reader import Corpus
 
 _WORD_START = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's character for a space."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -22,12 +22,12 @@ class Vocabulary:
     """The ids of a ``tokenizer.json``.
 
     Args:
-        spellings: id to the bytes that it stands for, or to its entry where the vocabulary is not of bytes.
-        unknown_id: what stands for text outside of the vocabulary, if anything.
-        byte_ids: the byte fallbacks ``<0x00>`` to ``<0xFF>``; of a byte-level vocabulary the entries that are parts of
+        spellings: id to the bytes that it stands for; if the vocabulary is not byte-level, to its entry in UTF-8.
+        unknown_id: the id for text outside the vocabulary; None if there is none.
+        byte_ids: the byte fallbacks ``<0x00>`` to ``<0xFF>``; in a byte-level vocabulary, entries that are parts of
             characters.
-        special_ids: of added tokens that are flagged special.
-        normalizers: what changes text before it is encoded, such as ``NFKC``; not what decoding undoes.
+        special_ids: added tokens that are flagged as special.
+        normalizers: steps that change text before it is encoded, such as ``NFKC``, except those that decoding undoes.
     """
 
     spellings: Mapping[int, bytes]
@@ -37,7 +37,7 @@ class Vocabulary:
     normalizers: tuple[str, ...] = ()
 
     def shown(self, token: int) -> str:
-        """A spelling for a person: what is no UTF-8 as escapes."""
+        """A readable spelling, in which bytes that are not UTF-8 are escaped."""
         return self.spellings.get(token, b"?").decode("utf-8", "backslashreplace")
 
 
@@ -45,7 +45,7 @@ def load_vocabulary(corpus: Corpus) -> Vocabulary:
     """The vocabulary of a corpus, from the copy of its tokenizer.
 
     Raises:
-        DamagedCorpusError: the copy is missing or no JSON object.
+        DamagedCorpusError: the copy is missing or is not a JSON object.
     """
     path = corpus.directory / names.TOKENIZER
     try:
@@ -55,7 +55,7 @@ def load_vocabulary(corpus: Corpus) -> Vocabulary:
 
 
 def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Token to id of the model and the added tokens in a parsed ``tokenizer.json``; at least one.
+    """Token to id, for the model and the added tokens of a parsed ``tokenizer.json``; at least one.
 
     Raises:
         ValueError, TypeError, AttributeError, LookupError: it has no vocabulary.
@@ -68,7 +68,7 @@ def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 
 def parse_vocabulary(tokenizer: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary in a parsed ``tokenizer.json``; what is not understood of it is left out."""
+    """The vocabulary in a parsed ``tokenizer.json``; parts in an unknown form are ignored."""
     model = tokenizer.get("model", {})
     entries = _model_ids(tokenizer)
     is_byte_level = _has_byte_level(tokenizer.get("decoder")) or _has_byte_level(tokenizer.get("pre_tokenizer"))

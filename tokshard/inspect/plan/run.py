@@ -1,4 +1,4 @@
-"""A run of a plan: which step read which samples, also before and after the checkpoint that is at hand."""
+"""A run of a plan: which step reads which samples, before and after the checkpoint at hand."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tokshard.wording import counted
 
 
 class StepPlace(NamedTuple):
-    """Where a sample is among the steps.
+    """The position of a sample among the steps.
 
     Args:
-        step: counted from 1.
-        row: of the global batch, from 0.
+        step: from 1.
+        row: row in the global batch, from 0.
     """
 
     step: int
@@ -32,19 +32,19 @@ class StepPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A plan, a batch size, and where a job is.
+    """A plan, a batch size, and the position of a job in the plan.
 
     Steps count from 1, as in the trainer's log and in the names of its checkpoints: step n is the n-th batch that the
-    training loop received. Each has the `global_batch_size` samples after those of the step before; what was
-    skipped belongs to no step. Both ways are arithmetic from the cursor, so they hold as long as the batch size is the
-    same between the cursor and the step that is asked for.
+    training loop received. It has the `global_batch_size` samples after those of the step before; skipped samples
+    belong to no step. Steps are computed forwards and backwards from the cursor, so they are right as long as the batch
+    size did not change between the cursor and the step.
 
     Args:
-        cursor: that of a checkpoint, or the start of the plan.
-        step: steps done at the cursor; None: the checkpoint does not say, and the batch size does not divide what was
-            read.
-        checkpoint: where the cursor is from; empty for the start of the plan.
-        uneven: what happens to a world size that does not divide the batch, as for `StreamingLoader`.
+        cursor: from a checkpoint, or the start of the plan.
+        step: steps done at the cursor; None if the checkpoint does not say and the batch size does not divide the
+            samples that were read.
+        checkpoint: path that the cursor was read from; empty for the start of the plan.
+        uneven: what to do if the world size does not divide the batch, as for `StreamingLoader`.
     """
 
     plan: StreamPlan
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def directories(self) -> list[str]:
-        """Those of the corpora on disk."""
+        """Directories of the corpora."""
         return [str(source.corpus.directory) for source in self.plan.sources if isinstance(source, CorpusSource)]
 
     @property
@@ -66,12 +66,12 @@ class Run:
 
     @property
     def had_other_batch_size(self) -> bool:
-        """Whether the steps done were not all of this batch size, so that early ones are not known exactly."""
+        """Whether some steps had another batch size, so that early steps cannot be located exactly."""
         return self.step is None or self.step != -(-self.num_received // self.global_batch_size)
 
     @property
     def limit(self) -> UsedUp | None:
-        """Where the run stops because a corpus is used up."""
+        """Where the run stops because a corpus is used up; None if it does not."""
         limits = used_up(self.plan, self.cursor) if self.plan.on_max_epochs == "stop" else []
         return limits[0] if limits else None
 
@@ -79,7 +79,7 @@ class Run:
         """The first sample of a step.
 
         Raises:
-            UsageError: there is no such step, or it is not known which samples it has.
+            UsageError: there is no such step, or its samples are unknown.
         """
         if step < 1:
             raise UsageError(
@@ -107,7 +107,7 @@ class Run:
         return start
 
     def place_of(self, sample: int) -> StepPlace | None:
-        """The step of a sample; None if it was skipped, is never read, or its step is not known."""
+        """The step of a sample; None if it was skipped, is never read, or its step is unknown."""
         size, done = self.global_batch_size, self.step
         if done is None or any(start <= sample < stop for start, stop in self.cursor.skipped):
             return None
@@ -121,21 +121,21 @@ class Run:
 
     @property
     def _end(self) -> int:
-        """The sample after the last step's; after a finished pass the last step was padded."""
+        """The sample after the last step's; the last step of a finished pass is padded."""
         is_finished = self.cursor.sample == self.plan.num_samples
         return self.cursor.sample + (-self.num_received % self.global_batch_size if is_finished else 0)
 
     def _steps_done(self) -> int:
         if self.step is None:
             raise UsageError(
-                f"{self.checkpoint} has read {counted(self.num_received, 'sample')}, no multiple of a batch of "
-                f"{self.global_batch_size}: the batch size was another for a while, so steps cannot be counted",
+                f"{self.checkpoint} has read {counted(self.num_received, 'sample')}, not a multiple of a batch of "
+                f"{self.global_batch_size}: the batch size was different for a while, so steps cannot be counted",
                 hint="give the --global-batch-size that it had, or ask by --sample",
             )
         return self.step
 
     def _received_before(self, count: int) -> int:
-        """The sample from which on so many were received up to the cursor."""
+        """The sample from which exactly `count` samples were received up to the cursor."""
         position = self._end
         for start, stop in reversed(self.cursor.skipped):
             if position - stop >= count:
@@ -145,12 +145,12 @@ class Run:
         return position - count
 
     def _is_beyond(self, start: int) -> bool:
-        """Whether a step that would start at a sample is not read any more."""
+        """Whether the run ends before a step that would start at a sample."""
         return not stop_of(self.plan, self.cursor).has_step(start, self.global_batch_size)
 
 
 def check_sample(sample: int) -> None:
-    """Refuse a sample whose number is too large to count with.
+    """Refuse a sample number that is too large to compute with.
 
     Raises:
         UsageError: it is 2**62 or more.
@@ -160,12 +160,12 @@ def check_sample(sample: int) -> None:
 
 
 def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: str | None = None) -> Run:
-    """A run from a plan and perhaps a checkpoint.
+    """Open a run from a plan and, optionally, a checkpoint.
 
     Args:
-        location: what `load_mix` takes; a checkpoint of the trainer is read as both.
-        options: key to value, which override the file.
-        checkpoint: what `read_state` takes; of the trainer's, `location` may be left out.
+        location: as for `load_mix`; a checkpoint of the trainer serves as plan and checkpoint.
+        options: key to value; they override the file.
+        checkpoint: as for `read_state`; `location` may be omitted for a checkpoint of the trainer.
 
     Raises:
         TokshardError: the plan or the state cannot be read, or they do not fit each other.

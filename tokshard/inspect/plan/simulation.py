@@ -1,4 +1,4 @@
-"""The next samples of a run, looked at without reading a token: how well they are mixed and shuffled."""
+"""How well the next samples of a run are mixed and shuffled, measured without reading tokens."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tokshard.inspect.plan.run import Run
 from tokshard.runtime.order.mixture import Segment
 
 UNIFORM_DISTANCE = 1 - 0.5**0.5
-"""Median distance of two places drawn at random, as a part of the corpus."""
+"""Median distance of two random positions, as a fraction of the corpus."""
 
 _SAMPLES_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusSimulation:
-    """What the samples of one corpus are like.
+    """How the samples of one corpus are distributed.
 
     Args:
-        num_samples: of this corpus.
-        worst_error: most samples that it was ever away from its exact share.
-        median_distance: between the places in the corpus where successive samples start, as a part of the corpus;
-            None for fewer than two samples.
+        num_samples: samples from this corpus.
+        worst_error: the largest deviation from its exact share, in samples.
+        median_distance: median distance in the corpus between the starts of successive samples, as a fraction of the
+            corpus; None for fewer than two samples.
     """
 
     name: str
@@ -37,11 +37,11 @@ class CorpusSimulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What the next samples are like.
+    """How the next samples are distributed.
 
     Args:
-        first, num_samples: which.
-        blocks_per_step: fewest, median and most blocks that a step draws from, of all corpora.
+        first, num_samples: which samples.
+        blocks_per_step: minimum, median and maximum number of blocks that a step draws from, over all corpora.
     """
 
     first: int
@@ -51,21 +51,17 @@ class Simulation:
 
 
 def simulate(run: Run, num_samples: int) -> Simulation:
-    """Measure the next samples from a run's cursor on: their positions, no token.
+    """Measure the positions of the next samples, from a run's cursor on.
 
-    Costs the tables of the windows that they lie in, and about a microsecond per piece.
+    Costs the tables of the windows that the samples lie in, and about a microsecond per piece.
 
     Raises:
-        UsageError: nothing is left to read.
+        UsageError: no sample is left to read.
         CorpusError: a corpus cannot be read.
     """
     plan, size, first = run.plan, run.global_batch_size, run.cursor.sample
-    stops = [first + num_samples]
-    if plan.num_samples is not None:
-        stops.append(plan.num_samples)
-    if run.limit is not None:
-        stops.append(run.limit.sample)
-    stop = min(stops)
+    ends = [plan.num_samples, None if run.limit is None else run.limit.sample]
+    stop = min([first + num_samples, *(end for end in ends if end is not None)])
     if stop <= first:
         raise UsageError(f"no sample is left to simulate from sample {first} on", hint="leave out --simulate")
     mixture = plan.mixture(run.cursor)
@@ -87,38 +83,46 @@ def simulate(run: Run, num_samples: int) -> Simulation:
             block = first_blocks[number] + pieces.starts // plan.shape.block_tokens
             hit.append(np.unique(steps * first_blocks[-1] + block))
         blocks.append(np.bincount(np.concatenate(hit) // first_blocks[-1]))
-    per_step = np.concatenate(blocks)
-    whole = per_step[: (stop - first) // size] if stop - first >= size else per_step
     return Simulation(
         first=first,
         num_samples=stop - first,
         corpora=[
-            _corpus(run, number, np.concatenate(positions[number]), np.concatenate(places[number]), first, stop)
-            if positions[number]
-            else CorpusSimulation(name=name, num_samples=0, worst_error=0.0, median_distance=None)
-            for number, name in enumerate(plan.names)
+            _corpus(
+                run, number, np.concatenate([_NONE, *positions[number]]), np.concatenate([_NONE, *places[number]]), stop
+            )
+            for number in range(len(plan.names))
         ],
-        blocks_per_step=(int(whole.min()), float(np.median(whole)), int(whole.max())),
+        blocks_per_step=_spread(np.concatenate(blocks), (stop - first) // size),
     )
 
 
-def _corpus(  # noqa: PLR0917
-    run: Run, number: int, positions: NDArray[np.int64], places: NDArray[np.int64], first: int, stop: int
+_NONE = np.empty(0, np.int64)
+
+
+def _spread(blocks: NDArray[np.int64], num_whole_steps: int) -> tuple[int, float, int]:
+    """Minimum, median and maximum, without the last step if it is short."""
+    whole = blocks[:num_whole_steps] if num_whole_steps else blocks
+    return int(whole.min()), float(np.median(whole)), int(whole.max())
+
+
+def _corpus(
+    run: Run, number: int, positions: NDArray[np.int64], places: NDArray[np.int64], stop: int
 ) -> CorpusSimulation:
     distances = np.abs(np.diff(places)) / run.plan.sources[number].num_tokens
+    segments, first = run.cursor.segments, run.cursor.sample
     return CorpusSimulation(
         name=run.plan.names[number],
         num_samples=len(positions),
-        worst_error=worst_error(run.cursor.segments, number, positions, first, stop),
+        worst_error=worst_error(segments, number, positions, first, stop) if len(positions) else 0.0,
         median_distance=float(np.median(distances)) if len(distances) else None,
     )
 
 
 def worst_error(segments: Sequence[Segment], corpus: int, positions: NDArray[np.int64], first: int, stop: int) -> float:
-    """The most samples that a corpus is away from its exact share, anywhere in ``[first, stop)``.
+    """The largest deviation of a corpus from its exact share anywhere in ``[first, stop)``, in samples.
 
     Args:
-        positions: int64 [n], ascending: its global samples there.
+        positions: int64 [n], ascending: the global samples in this range that come from the corpus.
     """
     bounds, exact = [first], [0.0]
     ends = [segment.start for segment in segments[1:]] + [stop]
@@ -129,7 +133,7 @@ def worst_error(segments: Sequence[Segment], corpus: int, positions: NDArray[np.
             exact.append(exact[-1] + share * (until - bounds[-1]))
             bounds.append(until)
     count = np.arange(len(positions))
-    # it is furthest behind before one of its samples, furthest ahead after one; and at the end or a change of weights
+    # the extremes lie just before or after a sample of the corpus, at changes of weights, and at the end
     before = np.abs(count - np.interp(positions - first, np.array(bounds) - first, exact))
     after = np.abs(count + 1 - np.interp(positions + 1 - first, np.array(bounds) - first, exact))
     corners = np.abs(np.searchsorted(positions, bounds) - np.array(exact))

@@ -1,9 +1,9 @@
-"""What a training job read: every document of a step, from the plan alone."""
+"""What a training job read: every document of a step or sample, computed from the plan alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,14 @@ from tokshard.errors import UsageError
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
-from tokshard.inspect.corpus.summary import source_name
+from tokshard.inspect.corpus.documents import origin_of, plain_value
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.tracing import Piece
+from tokshard.wording import counted
 
 ID = "id"
-"""The column that ``--id-field`` makes."""
+"""The column that ``--id-field`` creates."""
 
 _SAMPLES_AT_ONCE = 1_024
 
@@ -29,14 +30,13 @@ class DocumentFacts:
     """A document, and where it comes from.
 
     Args:
-        corpus: its name in the plan.
+        corpus: name of the corpus in the plan.
         shard: file name.
         document: number in the corpus, from 0.
         id: from ``--id-field``, if the corpus was built with it.
-        source: the input that it comes from.
-        record_number: of its record in that input, counted from 1.
-        num_tokens: of the whole document.
-        metadata: kept columns but `id`.
+        source, record_number: see `tokshard.inspect.corpus.documents.Origin`.
+        num_tokens: length of the whole document.
+        metadata: kept columns except `id`.
     """
 
     corpus: str
@@ -54,11 +54,11 @@ class TraceRow:
     """A part of a document in a sample.
 
     Args:
-        step: counted from 1; None for a sample that belongs to no step, or to one that is not known.
-        rank, row: data-parallel rank, and row of its batch; None with `step`.
-        sample: global.
-        start, stop: tokens of the document.
-        text: their start, decoded; None if that was not asked for.
+        step: from 1; None for a sample that belongs to no step or whose step is unknown.
+        rank, row: data-parallel rank, and row in the batch of that rank; None together with `step`.
+        sample: global number.
+        start, stop: which tokens of the document.
+        text: the start of these tokens, decoded; None if that was not requested.
     """
 
     step: int | None
@@ -73,30 +73,30 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """Which ranks are looked at.
+    """How rows are assigned to ranks, and which ranks are shown.
 
     Args:
         world_size: data-parallel ranks that share the rows of a step.
-        rank: the only one that is shown; None: all.
+        rank: show only this one; None: all.
     """
 
     world_size: int = 1
     rank: int | None = None
 
     def place_of(self, row: int, global_batch_size: int) -> tuple[int, int]:
-        """Rank and row of its batch of a row of the global batch; ranks get contiguous slices."""
+        """The rank that gets a row of the global batch, and the row in its own batch; slices are contiguous."""
         return divmod(row, -(-global_batch_size // self.world_size))
 
     def shows(self, rank: int | None) -> bool:
-        """Whether a row of this rank is shown."""
+        """Whether rows of this rank are shown."""
         return self.rank is None or self.rank == rank
 
 
 class DocumentReader:
-    """Facts and text of the documents of a plan's corpora.
+    """Facts and text of the documents in a plan's corpora, which are all on disk.
 
-    Every corpus is on disk. Costs a look at the tables, and with metadata the check of a record batch's columns once;
-    the tokenizer is loaded when text is first asked for.
+    Costs a lookup in the tables and, with metadata, one check of each record batch's columns. The tokenizer is loaded
+    when text is first requested.
     """
 
     def __init__(self, corpora: dict[str, Corpus]) -> None:
@@ -107,66 +107,72 @@ class DocumentReader:
 
     @classmethod
     def of(cls, run: Run) -> DocumentReader:
-        """Of the corpora of a run."""
+        """A reader for the corpora of a run."""
         sources = zip(run.plan.names, run.plan.sources, strict=True)
         return cls({name: source.corpus for name, source in sources if isinstance(source, CorpusSource)})
 
     def facts(self, name: str, document: int, shard: str) -> DocumentFacts:
-        """What is known of a document, which lies in a shard."""
+        """The facts about a document; `shard` is the name of the shard that contains it."""
         known = self._facts.get((name, document))
         if known is not None:
             return known
         corpus = self._corpora[name]
         if name not in self._sources:
             self._sources[name] = corpus.sources()
-        sources, origin = self._sources[name], corpus.provenance(document)
         metadata = corpus.metadata(document) if corpus.manifest.columns else {}
         known = self._facts[name, document] = DocumentFacts(
             corpus=name,
             shard=shard,
             document=document,
             id=metadata.pop(ID, None),
-            source=source_name(corpus.manifest, sources, origin.source),
-            record_number=origin.record,
+            **origin_of(corpus, self._sources[name], document)._asdict(),
             num_tokens=len(corpus.document(document)),
             metadata=metadata,
         )
         return known
 
     def text(self, name: str, document: int, start: int, stop: int, *, num_characters: int) -> str:
-        """The start of a part of a document, decoded; what is left out is marked by three dots."""
+        """The start of a part of a document, decoded; three dots mark omitted text."""
+        corpus = self._corpora[name]
         if self._decode is None:
-            self._decode = load_decoder(self._corpora[name])  # the corpora of a plan share their tokenizer
-        # a token is seldom less than a character
+            self._decode = load_decoder(corpus)  # all corpora of a plan have the same tokenizer
+        # a token rarely has less than one character
         end = min(stop, start + num_characters)
-        text = self._decode(self._corpora[name].document(document)[start:end])
-        if len(text) > num_characters or end < stop:
-            return text[:num_characters] + "..."
-        return text
+        text = self._decode(corpus.document(document)[start:end])
+        return text[:num_characters] + "..." if len(text) > num_characters or end < stop else text
 
     def forget(self) -> None:
-        """Drop the documents that were looked at."""
+        """Drop the cached facts."""
         self._facts.clear()
+
+
+def notes_of(run: Run, steps: range | None) -> list[str]:
+    """Reasons to distrust the numbers of steps, one sentence each."""
+    if not (steps and run.step and steps[0] <= run.step and run.had_other_batch_size):
+        return []
+    size = f"{run.global_batch_size:,} a step"
+    read = f"{run.checkpoint} has read {counted(run.num_received, 'sample')} in {counted(run.step, 'step')}, not {size}"
+    return [f"{read}; earlier steps are counted back from it, and right as far as they had {size}"]
 
 
 def trace_steps(
     run: Run, steps: range, *, ranks: RankView, num_characters: int | None = None
 ) -> Iterator[list[TraceRow]]:
-    """Every document of steps, step by step.
+    """Every document of some steps, step by step.
 
     Args:
-        steps: counted from 1, see `Run`.
-        num_characters: of text per row; None: no text.
+        steps: from 1, see `Run`.
+        num_characters: length of the text in each row; None: no text.
 
     Raises:
-        UsageError: there is no such step, or it is not known.
+        UsageError: there is no such step, or its samples are unknown.
         CorpusError: a corpus cannot be read.
     """
     reader = DocumentReader.of(run)
     size, stop = run.global_batch_size, run.plan.num_samples
     if not steps:
         raise UsageError(f"--step {steps.start}:{steps.stop} holds no step", hint="N:M is steps N to M - 1")
-    run.start_of(steps[-1])  # a range that goes too far is refused before anything is shown
+    run.start_of(steps[-1])  # refuses a range that is too long before anything is shown
     for step in steps:
         start = run.start_of(step)
         rows = np.array([row for row in range(size) if ranks.shows(ranks.place_of(row, size)[0])], np.int64)
@@ -180,13 +186,13 @@ def trace_steps(
 def trace_samples(
     run: Run, samples: range, *, ranks: RankView, num_characters: int | None = None
 ) -> Iterator[list[TraceRow]]:
-    """Every document of global samples, some at a time. Arguments and errors as for `trace_steps`."""
+    """Every document of some global samples, in parts. Arguments and errors as for `trace_steps`."""
     reader = DocumentReader.of(run)
     num_samples = run.plan.num_samples
     check_sample(samples.stop)
     if not samples or (num_samples is not None and samples.stop > num_samples):
         raise UsageError(
-            f"--sample {samples.start}:{samples.stop} is no range of the plan's samples",
+            f"--sample {samples.start}:{samples.stop} is not a range of the plan's samples",
             hint=f"the plan has {'endless' if num_samples is None else f'{num_samples:,}'} samples, counted from 0; "
             "N:M is samples N to M - 1",
         )
@@ -206,36 +212,46 @@ def _rows(
             f"sample {first} on",
             hint="give an earlier checkpoint",
         )
+
+    def text_of(piece: Piece, length: int) -> str:
+        return reader.text(piece.corpus, piece.document, piece.start, piece.stop, num_characters=length)
+
     found = []
     for sample, pieces in zip(samples.tolist(), run.plan.traces(samples, run.cursor), strict=True):
         place = run.place_of(sample)
         rank, row = (None, None) if place is None else ranks.place_of(place.row, run.global_batch_size)
         if ranks.shows(rank):
-            for piece in pieces:
-                step = None if place is None else place.step
-                found.append(_row(reader, piece, step, rank, row, sample, num_characters))
+            found += [
+                TraceRow(
+                    step=None if place is None else place.step,
+                    rank=rank,
+                    row=row,
+                    sample=sample,
+                    document=reader.facts(piece.corpus, piece.document, piece.shard),
+                    start=piece.start,
+                    stop=piece.stop,
+                    text=None if num_characters is None else text_of(piece, num_characters),
+                )
+                for piece in pieces
+            ]
     return found
 
 
-def _row(  # noqa: PLR0917
-    reader: DocumentReader,
-    piece: Piece,
-    step: int | None,
-    rank: int | None,
-    row: int | None,
-    sample: int,
-    num_characters: int | None,
-) -> TraceRow:
-    text = None
-    if num_characters is not None:
-        text = reader.text(piece.corpus, piece.document, piece.start, piece.stop, num_characters=num_characters)
-    return TraceRow(
-        step=step,
-        rank=rank,
-        row=row,
-        sample=sample,
-        document=reader.facts(piece.corpus, piece.document, piece.shard),
-        start=piece.start,
-        stop=piece.stop,
-        text=text,
-    )
+def trace_json(row: TraceRow) -> dict[str, Any]:
+    """A row as plain values."""
+    return {
+        "step": row.step,
+        "rank": row.rank,
+        "row": row.row,
+        "sample": row.sample,
+        **facts_json(row.document),
+        "start": row.start,
+        "stop": row.stop,
+        "text": row.text,
+    }
+
+
+def facts_json(facts: DocumentFacts) -> dict[str, Any]:
+    """A document as plain values."""
+    plain = asdict(facts)
+    return {**plain, "metadata": {name: plain_value(value) for name, value in facts.metadata.items()}}

@@ -1,4 +1,4 @@
-"""One shard: its structure from its offsets, its content in one pass, and what its documents add up to."""
+"""Checks of one shard: its structure from its offsets, then its content in one pass over the file."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tokshard.format.content import TokenHash, hash_tokens
 from tokshard.format.reader import Corpus, Runs, Shard
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.format.tables import BatchPlace, ShardInfo
-from tokshard.inspect.verify.careful_files import ByteCounter, Skeleton, UnreadableError, hash_chunks, opened
+from tokshard.inspect.verify.safe_read import ByteCounter, SparseImage, UnreadableError, hash_chunks, opened
 
 _MESSAGE_BYTES = 65_536
 _COLUMN_BYTES = 128
-"""The description of a record batch lies before its first buffer and takes less: 64 bytes for each column of text, the
-most of any type, and some hundred of its own."""
+"""Upper limits for the description of a record batch, which precedes its first buffer: it takes some hundred bytes, and
+at most 64 per column (for text)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem of a corpus.
 
     Args:
         file: name in the corpus directory.
-        message: what is wrong, with found and expected value.
+        message: continues the name; has the value found and the one expected.
     """
 
     file: str
@@ -39,12 +39,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRuns:
-    """What a shard says of its sources: int64 [runs] each, in the order of its documents.
+    """Runs of documents from consecutive records of one source: int64 [runs] each, in the order of the documents.
 
     Args:
         source: index of the source.
-        record: its first record number.
-        documents, tokens: of the run.
+        record: number of the first record.
+        documents, tokens: length of the run.
     """
 
     source: NDArray[np.int64]
@@ -55,11 +55,11 @@ class SourceRuns:
 
 @dataclass(slots=True, kw_only=True)
 class ShardFindings:
-    """What is wrong with a shard, and what its documents add up to as far as they could be read.
+    """The problems of a shard, and what its documents add up to, as far as they could be read.
 
     Args:
-        lengths: int64 [documents], None if the structure is damaged.
-        runs: None if they are damaged.
+        lengths: int64 [documents]; None if the structure is damaged.
+        runs: None if the runs are damaged.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -68,22 +68,23 @@ class ShardFindings:
 
 
 def check_shard(corpus: Corpus, index: int, counter: ByteCounter, *, is_quick: bool) -> ShardFindings:
-    """Check one shard against the shard table. Many threads may do so with one corpus.
+    """Check one shard against the shard table. Threads may share the corpus.
 
-    Each byte of the file is read once, offsets twice; memory is 24 bytes per document and two megabytes, with kept
-    columns also those of one record batch.
+    Reads each byte of the file once, offsets twice. Memory is 24 bytes per document and two megabytes, plus the kept
+    columns of one record batch.
 
     Args:
-        is_quick: the structure alone: sizes, schema, record batches, offsets, runs. Reads 8 bytes per document.
+        is_quick: only check the structure (sizes, schema, record batches, offsets, runs), which reads 8 bytes per
+            document.
     """
     info = corpus.shards[index]
     found = ShardFindings()
     structure = _Structure(corpus, index, found)
     try:
         with opened(corpus.directory / info.name, info.num_bytes) as descriptor:
-            # a full check reads the same bytes again, and counts them then
-            skeleton = Skeleton(descriptor, info.num_bytes, counter.read if is_quick else lambda _: None)
-            structure.read(skeleton, with_columns=not is_quick)
+            # a full check reads these bytes again and counts them then
+            image = SparseImage(descriptor, info.num_bytes, counter.read if is_quick else lambda _: None)
+            structure.read(image, with_columns=not is_quick)
             if is_quick:
                 counter.settle(info.num_bytes)
             else:
@@ -96,14 +97,14 @@ def check_shard(corpus: Corpus, index: int, counter: ByteCounter, *, is_quick: b
                     found.problems.append(Problem(file=names.SHARD_TABLE, message=message))
                 found.problems += (Problem(file=info.name, message=message) for message in tokens.messages())
     except UnreadableError as error:
-        # what a missing or cut file looks like inside says nothing new
+        # the content of a missing or truncated file adds no information
         return ShardFindings(problems=[Problem(file=info.name, message=str(error))])
     structure.check_table()
     return found
 
 
 class _Structure:
-    """Where the documents of a shard lie, as its own offsets say."""
+    """Where the documents of a shard are, according to its offsets."""
 
     def __init__(self, corpus: Corpus, index: int, found: ShardFindings) -> None:
         self._corpus = corpus
@@ -113,12 +114,12 @@ class _Structure:
         self._strides: NDArray[np.int64] | None = None
         self._runs: Runs | None = None
         self.starts = np.zeros(1, np.int64)
-        """int64 [documents + 1], in tokens from the start of the shard, of the batches that are whole."""
+        """int64 [documents + 1]: token positions in the shard where documents start, of the intact batches."""
         self.batches: list[tuple[BatchPlace, int]] = []
-        """Each with the ordinal of its first document."""
+        """The intact batches, each with the index of its first document."""
 
-    def read(self, skeleton: Skeleton, *, with_columns: bool) -> None:
-        """Read the offsets of every record batch, and the kept columns."""
+    def read(self, image: SparseImage, *, with_columns: bool) -> None:
+        """Read the offsets of every record batch and, if requested, the kept columns."""
         corpus = self._corpus
         try:
             places = corpus.batch_places(self._index)
@@ -127,28 +128,28 @@ class _Structure:
             self._found.problems.append(problem_of(corpus.directory, names.SHARD_TABLE, error))
             return
         try:
-            self._read_batches(skeleton, places, with_columns=with_columns and bool(corpus.manifest.columns))
+            self._read_batches(image, places, with_columns=with_columns and bool(corpus.manifest.columns))
         except CorpusError as error:
             self._found.problems.append(problem_of(corpus.directory, self._info.name, error))
 
-    def _read_batches(self, skeleton: Skeleton, places: list[BatchPlace], *, with_columns: bool) -> None:
+    def _read_batches(self, image: SparseImage, places: list[BatchPlace], *, with_columns: bool) -> None:
         path = self._corpus.directory / self._info.name
         message_bytes = _MESSAGE_BYTES + _COLUMN_BYTES * len(self._corpus.manifest.columns)
-        skeleton.load_footer()
-        skeleton.load(0, message_bytes)
-        shard = Shard(path, self._info, places, self._corpus.shard_schema, load=lambda _: skeleton.buffer)
+        image.load_footer()
+        image.load(0, message_bytes)
+        shard = Shard(path, self._info, places, self._corpus.shard_schema, load=lambda _: image.buffer)
         starts = np.zeros(self._info.num_documents + 1, np.int64)
         row = token = end = 0
         for index, place in enumerate(places):
             begin = end
             end = place.values_position + place.num_tokens * self._corpus.dtype.itemsize
-            skeleton.load(
+            image.load(
                 max(begin, place.offsets_position - message_bytes),
                 place.offsets_position + 8 * (place.num_documents + 1),
             )
             if with_columns:
                 after = places[index + 1].offsets_position if index + 1 < len(places) else self._info.num_bytes
-                skeleton.load(end, after)
+                image.load(end, after)
             offsets, _ = shard.batch(index)
             if place.values_position % 8:
                 raise DamagedCorpusError(f"{path}, batch {index}: tokens at byte {place.values_position}", hint=RESTORE)
@@ -159,11 +160,11 @@ class _Structure:
             row, token = row + len(offsets) - 1, token + int(offsets[-1])
             self.starts = starts[: row + 1]
             if index + 1 < len(places):
-                skeleton.unload(begin, places[index + 1].offsets_position - message_bytes)
+                image.unload(begin, places[index + 1].offsets_position - message_bytes)
         self._found.lengths = np.diff(starts)
 
     def check_table(self) -> None:
-        """Compare what the shard table says of documents and sources."""
+        """Check the documents and sources in the shard table."""
         found, info = self._found, self._info
         if found.lengths is None or self._strides is None or self._runs is None:
             return
@@ -192,7 +193,7 @@ class _Structure:
 
 
 class _TokenCheck:
-    """Looks at the ids of a shard chunk by chunk: delimiters where they belong, and none beyond the vocabulary."""
+    """Checks the ids of a shard chunk by chunk: delimiters in the right places, and no id outside the vocabulary."""
 
     def __init__(self, corpus: Corpus, structure: _Structure, *, first_document: int) -> None:
         self._corpus = corpus
@@ -202,13 +203,13 @@ class _TokenCheck:
         self._item = corpus.dtype.itemsize
         self._can_exceed = corpus.vocab_size <= np.iinfo(corpus.dtype).max
         self._batch = 0
-        self._first_token = 0  # of the batch, from the start of the shard
+        self._first_token = 0  # position of the batch in the shard
         self.content = TokenHash()
         self._faults: dict[str, list[int]] = {}
-        """What is wrong, to the first document of the corpus, its batch, and how many there are."""
+        """Kind of fault to its first document in the corpus, the batch of that, and the number of faults."""
 
     def look(self, position: int, chunk: memoryview) -> None:
-        """The next bytes of the file."""
+        """Check the next bytes of the file."""
         stop = position + len(chunk)
         while self._batch < len(self._batches):
             place, _ = self._batches[self._batch]
@@ -254,18 +255,18 @@ class _TokenCheck:
         self._faults[fault] = [self._first_document + document, self._batch, len(places)]
 
     def messages(self) -> Iterator[str]:
-        """Each kind of fault once, with the first place and how many more there are."""
+        """A message per kind of fault: the first place, and how many more there are."""
         for fault, (document, batch, count) in sorted(self._faults.items(), key=lambda item: item[1][0]):
             more = f", and {count - 1} more" if count > 1 else ""
             yield f"batch {batch}, document {document} of the corpus{fault}{more}"
 
 
 def problem_of(directory: Path, file: str, error: CorpusError) -> Problem:
-    """An error as the problem of a file: the message without the path that the file's name repeats."""
+    """An error as the problem of a file; removes the path from the message, because a problem has the file's name."""
     message = error.problem.removeprefix(str(directory / file)).lstrip(" ,:")
     return Problem(file=file, message=message)
 
 
 def hash_problem(file: str, found: str, expected: str) -> Problem:
-    """A file whose bytes changed."""
+    """The problem of a file whose bytes have changed."""
     return Problem(file=file, message=f"has SHA-256 {found}, expected {expected}")

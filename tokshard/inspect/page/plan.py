@@ -1,4 +1,4 @@
-"""The page of a plan: the mixture over time, epochs, what the shuffle does, the first samples token by token."""
+"""The page of a plan: mixture and epochs over time, a picture of the shuffle, the first samples token by token."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.corpus.pieces import token_pieces
+from tokshard.inspect.corpus.documents import token_pieces
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
-from tokshard.inspect.page.html import Section, render_page
-from tokshard.inspect.plan.plan_report import PlanReport, report_plan
+from tokshard.inspect.page.page import Section, cards, chart, lines, render_page
+from tokshard.inspect.plan.preview import PlanReport, report_plan
 from tokshard.inspect.plan.run import Run
 from tokshard.runtime.locality import blocks_per_step
 from tokshard.runtime.order.windows import CorpusStream
@@ -28,14 +28,14 @@ _MAX_PICTURES = 8
 
 
 def plan_page(run: Run, *, name: str, num_samples: int, num_tokens: int | None = None) -> str:
-    """The page. The shuffle picture makes the tables of `_WINDOWS` windows of each corpus, half a second each.
+    """The page. The picture of the shuffle needs the tables of `_WINDOWS` windows per corpus, half a second each.
 
     Args:
-        num_samples: that are shown with their tokens.
-        num_tokens: to train on, as for `report_plan`.
+        num_samples: number of samples to show token by token.
+        num_tokens: as for `report_plan`.
 
     Raises:
-        UsageError: plotly is not installed, or the run makes no plan.
+        UsageError: plotly is not installed, or the plan cannot be previewed.
         CorpusError: a corpus cannot be read.
     """
     plan, cursor = run.plan, run.cursor
@@ -76,7 +76,7 @@ def _cards(run: Run, report: PlanReport) -> Section:
         ("window", f"{plan.shape.window_blocks:,}", "blocks are shuffled together"),
         ("seed", f"{plan.seed}", ""),
     ]
-    return {"kind": "cards", "items": [{"label": label, "value": value, "more": more} for label, value, more in items]}
+    return cards(items)
 
 
 def _facts(run: Run, report: PlanReport) -> list[list[str]]:
@@ -97,55 +97,38 @@ def _facts(run: Run, report: PlanReport) -> list[list[str]]:
 
 
 def _mixture_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
-    plan = run.plan
     shares = np.diff(counts, axis=0) / np.diff(marks)[:, None]
     shares = np.concatenate([shares, shares[-1:]])
-    return {
-        "kind": "chart",
-        "title": "Mixture over time",
-        "note": "Share of the samples that come from each corpus, under the weights of the plan and its schedule.",
-        "hovermode": "x unified",
-        "traces": [
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "stackgroup": "shares",
-                "name": name,
-                "color": number,
-                "shape": "hv",
-                "x": (marks / run.global_batch_size).tolist(),
-                "y": shares[:, number].tolist(),
-                "hovertemplate": "%{y:.2%}",
-            }
-            for number, name in enumerate(plan.names)
-        ],
-        "xaxis": {"title": {"text": "step"}, "rangemode": "tozero"},
-        "yaxis": {"tickformat": ".0%", "range": [0, 1]},
-    }
+    style = {"stackgroup": "shares", "shape": "hv", "hovertemplate": "%{y:.2%}"}
+    return chart(
+        "Mixture over time",
+        "Share of the samples that come from each corpus, under the weights of the plan and its schedule.",
+        _over_steps(run, marks, shares, **style),
+        {"title": "step", "rangemode": "tozero"},
+        {"tickformat": ".0%", "range": [0, 1]},
+        hovermode="x unified",
+    )
 
 
 def _epochs_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
-    plan = run.plan
-    return {
-        "kind": "chart",
-        "title": "Epochs per corpus",
-        "note": "How often each corpus has been read.",
-        "hovermode": "x unified",
-        "traces": [
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": name,
-                "color": number,
-                "x": (marks / run.global_batch_size).tolist(),
-                "y": (counts[:, number] * (plan.seq_len / stream.num_tokens)).tolist(),
-                "hovertemplate": "%{y:.2f}",
-            }
-            for number, (name, stream) in enumerate(zip(plan.names, plan.streams, strict=True))
-        ],
-        "xaxis": {"title": {"text": "step"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "epochs"}, "rangemode": "tozero"},
-    }
+    epochs = counts * (run.plan.seq_len / np.array([stream.num_tokens for stream in run.plan.streams]))
+    return chart(
+        "Epochs per corpus",
+        "How often each corpus has been read.",
+        _over_steps(run, marks, epochs, hovertemplate="%{y:.2f}"),
+        {"title": "step", "rangemode": "tozero"},
+        {"title": "epochs", "rangemode": "tozero"},
+        hovermode="x unified",
+    )
+
+
+def _over_steps(run: Run, marks: NDArray[np.int64], values: NDArray[Any], **style: str) -> list[dict[str, Any]]:
+    """A line per corpus; `values` is [marks, corpora]."""
+    steps = (marks / run.global_batch_size).tolist()
+    return [
+        lines(name=name, color=number, x=steps, y=values[:, number].tolist(), **style)
+        for number, name in enumerate(run.plan.names)
+    ]
 
 
 def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
@@ -155,29 +138,27 @@ def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
     counts, pieces = stream.pieces_of(ordinals)
     firsts = np.cumsum(counts) - counts
     windows = f"the {_WINDOWS} windows shown" if stream.num_windows > _WINDOWS else "its first epoch"
-    return {
-        "kind": "chart",
-        "title": f"{name}: position in the corpus against position in training",
-        "note": f"A dot per sample, for {len(ordinals):,} samples from {windows}: where in the corpus its first token "
-        "lies. A shuffled corpus fills the picture evenly; lines would be order that is left.",
-        "height": 380,
-        "traces": [
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "color": number,
-                "x": (ordinals / per_epoch).tolist(),
-                "y": (pieces.starts[firsts] / stream.source.num_tokens).tolist(),
-                "hovertemplate": "read after %{x:.1%} of the epoch<br>lies at %{y:.1%} of the corpus<extra></extra>",
-            }
-        ],
-        "xaxis": {"title": {"text": "part of the epoch read before"}, "tickformat": ".0%", "range": [0, 1]},
-        "yaxis": {"title": {"text": "place in the corpus"}, "tickformat": ".0%", "range": [0, 1]},
+    dots = {
+        "type": "scatter",
+        "mode": "markers",
+        "color": number,
+        "x": (ordinals / per_epoch).tolist(),
+        "y": (pieces.starts[firsts] / stream.source.num_tokens).tolist(),
+        "hovertemplate": "read after %{x:.1%} of the epoch<br>lies at %{y:.1%} of the corpus<extra></extra>",
     }
+    return chart(
+        f"{name}: position in the corpus against position in training",
+        f"A dot per sample, for {len(ordinals):,} samples from {windows}: where in the corpus its first token lies. A "
+        "shuffled corpus fills the picture evenly; lines would be order that is left.",
+        [dots],
+        {"title": "part of the epoch read before", "tickformat": ".0%", "range": [0, 1]},
+        {"title": "place in the corpus", "tickformat": ".0%", "range": [0, 1]},
+        height=380,
+    )
 
 
 def _ordinals(stream: CorpusStream, seq_len: int, per_epoch: int) -> NDArray[np.int64]:
-    """Samples of the first epoch, the same distance apart; of a large corpus those of a few windows."""
+    """Evenly spaced samples of the first epoch; for a large corpus, from a few of its windows only."""
     if stream.num_windows <= _WINDOWS:
         return np.unique(np.linspace(0, per_epoch - 1, _POINTS).astype(np.int64))
     parts = []

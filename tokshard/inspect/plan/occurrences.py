@@ -1,4 +1,4 @@
-"""When a document was or will be read: the way back from a trace."""
+"""Where a document occurs in a run, past and future: the inverse of a trace."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ import pyarrow.compute as pc
 from tokshard.errors import UsageError
 from tokshard.format.reader import Corpus
 from tokshard.inspect.plan.run import Run
-from tokshard.inspect.plan.trace import ID, DocumentFacts, DocumentReader, RankView
-from tokshard.inspect.plan.trace_report import facts_json, metadata_text
-from tokshard.inspect.terminal import aligned, table
+from tokshard.inspect.plan.trace import DocumentFacts, DocumentReader, ID, RankView, facts_json
+from tokshard.runtime import tracing
 from tokshard.runtime.shards import CorpusSource
-from tokshard.runtime.tracing import Occurrence
-from tokshard.wording import counted
 
 _MAX_EPOCHS = 16
-"""Epochs that are searched unless others are asked for: the next one, the current one, and those before."""
+"""Epochs that are searched by default: the next one, the current one, and those before."""
 
 _MAX_DOCUMENTS = 16
 
@@ -28,14 +25,14 @@ When = Literal["read", "skipped", "to come", "never", "not kept"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingPlace:
-    """A part of a document in a sample, and where that is in the run.
+class Occurrence:
+    """A part of a document in a sample, and where that sample is in the run.
 
     Args:
-        sample: global; None if it came before what the checkpoint keeps.
+        sample: global number; None if it is older than what the checkpoint keeps.
         step, rank, row: as in a trace.
-        start, stop: tokens of the document.
-        when: ``"never"``: the run ends before. ``"not kept"``: it was read, the checkpoint no longer says where.
+        start, stop: which tokens of the document.
+        when: ``"never"``: the run ends earlier. ``"not kept"``: it was read, but the checkpoint no longer says where.
     """
 
     epoch: int
@@ -49,21 +46,21 @@ class ReadingPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentReadings:
-    """A document and when it is read in some epochs."""
+class DocumentOccurrences:
+    """A document and where it occurs in some epochs."""
 
     document: DocumentFacts
     epochs: range
-    readings: Sequence[ReadingPlace]
+    occurrences: Sequence[Occurrence]
 
 
-def find_documents(run: Run, wanted: str, *, epochs: range | None, ranks: RankView) -> Iterator[DocumentReadings]:
-    """When documents are read.
+def find_documents(run: Run, wanted: str, *, epochs: range | None, ranks: RankView) -> Iterator[DocumentOccurrences]:
+    """Find where documents occur in a run.
 
     Args:
-        wanted: ``CORPUS:ID``. ID is the number of the document, or in a corpus that keeps ids its id, which several
+        wanted: ``CORPUS:ID``. ID is the number of the document or, in a corpus that keeps ids, its id, which several
             documents may share; ``CORPUS:#N`` is always the number. Finding an id reads the ids of the whole corpus.
-        epochs: passes over the corpus, from 0; None: up to the one after the current.
+        epochs: passes over the corpus, from 0; None: up to the one after the current one.
 
     Raises:
         UsageError: there is no such corpus or document.
@@ -76,61 +73,41 @@ def find_documents(run: Run, wanted: str, *, epochs: range | None, ranks: RankVi
     for document in _numbers(name, source.corpus, key):
         found = run.plan.find(name, document, run.cursor, epochs=epochs)
         places = [_place(run, reading, ranks) for reading in found]
-        yield DocumentReadings(
+        yield DocumentOccurrences(
             document=reader.facts(name, document, source.place_of(document).shard),
             epochs=epochs,
-            readings=[place for place in places if ranks.shows(place.rank)],
+            occurrences=[place for place in places if ranks.shows(place.rank)],
         )
 
 
-def readings_text(found: DocumentReadings, run: Run, *, width: int) -> str:
-    """A document and its readings as text."""
-    facts = found.document
-    place = f"record {facts.record_number:,} of {facts.source}, in {facts.shard}"
-    epochs = f"epoch {found.epochs[0]}" if len(found.epochs) == 1 else f"epochs {found.epochs[0]} to {found.epochs[-1]}"
-    current = f"; the run is in epoch {_epoch(run, facts.corpus)} of this corpus" if run.checkpoint else ""
-    lines = [
-        ("document", f"{facts.corpus}:{facts.document:,}, {counted(facts.num_tokens, 'token')}, {place}"),
-        *([("metadata", metadata)] if (metadata := metadata_text(facts)) else []),
-        ("searched", f"{epochs}{current}"),
-    ]
-    rows: list[Sequence[str]] = [("epoch", "step", "rank", "row", "sample", "tokens", "when")]
-    for one in found.readings:
-        numbers = ("-" if number is None else f"{number:,}" for number in (one.step, one.rank, one.row, one.sample))
-        rows.append((f"{one.epoch:,}", *numbers, f"{one.start:,}-{one.stop:,}", one.when))
-    if len(rows) == 1:
-        return aligned([*lines, ("", "it is not read in these epochs")], width=width)
-    return aligned(lines, width=width) + "\n\n" + table(rows, width=width)
-
-
-def readings_json(found: DocumentReadings) -> dict[str, Any]:
-    """A document and its readings as plain values."""
+def occurrences_json(found: DocumentOccurrences) -> dict[str, Any]:
+    """A document and its occurrences as plain values."""
     return {
         **facts_json(found.document),
         "epochs": [found.epochs.start, found.epochs.stop],
-        "readings": [asdict(place) for place in found.readings],
+        "readings": [asdict(place) for place in found.occurrences],
     }
 
 
 def _default_epochs(run: Run, name: str) -> range:
-    stop = _epoch(run, name) + 2
+    stop = current_epoch(run, name) + 2
     if run.plan.epochs is not None:
         stop = min(stop, run.plan.epochs)
     return range(max(0, stop - _MAX_EPOCHS), stop)
 
 
-def _epoch(run: Run, name: str) -> int:
-    """The epoch of a corpus that the cursor is in."""
+def current_epoch(run: Run, name: str) -> int:
+    """The epoch of a corpus that the run is in."""
     number = run.plan.names.index(name)
     count = run.plan.mixture(run.cursor).counts_before(run.cursor.sample)[number]
     return count * run.plan.seq_len // run.plan.streams[number].num_tokens
 
 
-def _place(run: Run, reading: Occurrence, ranks: RankView) -> ReadingPlace:
+def _place(run: Run, reading: tracing.Occurrence, ranks: RankView) -> Occurrence:
     sample = reading.sample
     place = None if sample is None else run.place_of(sample)
     rank, row = (None, None) if place is None else ranks.place_of(place.row, run.global_batch_size)
-    return ReadingPlace(
+    return Occurrence(
         epoch=reading.epoch,
         sample=sample,
         step=None if place is None else place.step,
@@ -153,7 +130,7 @@ def _when(run: Run, sample: int | None, *, is_placed: bool) -> When:
 
 
 def _corpus_of(run: Run, wanted: str) -> tuple[str, CorpusSource, str]:
-    # names may hold colons, and so may ids: the longest name counts
+    # names and ids may contain colons: the longest matching name wins
     for name, source in sorted(zip(run.plan.names, run.plan.sources, strict=True), key=lambda pair: -len(pair[0])):
         if wanted.startswith(f"{name}:") and isinstance(source, CorpusSource):
             return name, source, wanted.removeprefix(f"{name}:")
@@ -187,7 +164,7 @@ def _numbers(name: str, corpus: Corpus, key: str) -> list[int]:
 
 
 def _with_id(corpus: Corpus, key: str) -> list[int]:
-    """The documents with an id."""
+    """Numbers of the documents with this id."""
     found: list[int] = []
     for index in range(len(corpus.shards)):
         shard, first = corpus.shard(index), corpus.first_document(index)

@@ -10,9 +10,8 @@ import torch
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.plan import speed
-from tokshard.inspect.plan.limits import LimitReader, mapped_tokens
-from tokshard.inspect.plan.speed import endless, take_steps
+from tokshard.inspect.plan import bench
+from tokshard.inspect.plan.bench import MemoryReader, endless, mapped_tokens, take_steps
 
 
 def test_the_limits_are_read_from_the_shards_of_all_corpora_in_turn(tmp_path):
@@ -28,7 +27,7 @@ def test_the_limits_are_read_from_the_shards_of_all_corpora_in_turn(tmp_path):
 
 def test_limits_are_positive_also_of_one_token():
     for arrays in ([np.zeros(1, np.uint16)], [np.zeros(1_500, np.uint16), np.zeros(3, np.uint16)]):
-        reader = LimitReader(arrays)
+        reader = MemoryReader(arrays)
         limits = reader.measure(0.001)
         assert limits.contiguous > 0
         assert limits.gather > 0
@@ -37,7 +36,7 @@ def test_limits_are_positive_also_of_one_token():
 
 def test_steps_go_on_until_both_the_time_and_the_number_are_reached(monkeypatch):
     clock = itertools.count()  # every look at it is a second
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: float(next(clock)))
     batch = {"input_ids": torch.zeros(2, 5)}
     steps = take_steps(itertools.repeat(batch), seconds=4.0)
     assert (steps.num_tokens, steps.wall_seconds, steps.tokens_per_second) == (40, 4.0, 10.0)
@@ -46,7 +45,7 @@ def test_steps_go_on_until_both_the_time_and_the_number_are_reached(monkeypatch)
 
 def test_the_longest_step_stands_beside_the_median(monkeypatch):
     times = iter([0.0, 1.0, 2.0, 5.0, 6.0])
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(times))
     steps = take_steps(itertools.repeat({"input_ids": torch.zeros(1)}), num_steps=4)
     assert (steps.median_seconds, steps.longest_seconds) == (1.0, 3.0)
 
@@ -59,5 +58,5 @@ def test_a_finite_pass_is_read_again():
     ("num_workers", "name"), [(None, "in process"), (0, "thread"), (1, "1 worker"), (2, "2 workers")]
 )
 def test_ways_to_read_have_names(num_workers, name):
-    steps = speed.Steps(num_tokens=1, wall_seconds=1.0, median_seconds=1.0, longest_seconds=1.0)
-    assert speed.ModeSpeed(num_workers=num_workers, first_batch_seconds=1, steps=steps, cpu_seconds=1).name == name
+    steps = bench.Steps(num_tokens=1, wall_seconds=1.0, median_seconds=1.0, longest_seconds=1.0)
+    assert bench.ModeSpeed(num_workers=num_workers, first_batch_seconds=1, steps=steps, cpu_seconds=1).name == name

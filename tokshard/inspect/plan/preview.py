@@ -1,4 +1,4 @@
-"""What a plan comes to: tokens and epochs of each corpus, steps, bytes, and what to think about before it runs."""
+"""A preview of a run: tokens and epochs of each corpus, steps, bytes, and warnings."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ class CorpusPlan:
     """A corpus in a plan.
 
     Args:
-        directory: of the corpus.
-        fingerprint: of its content.
-        weight_share: its part of the weights at the start.
+        fingerprint: hash of the corpus's content.
+        weight_share: its share of the weights at the start.
         take, start_epoch: as in the plan.
-        max_epochs: None: no limit.
-        epoch_tokens: of one pass over what is taken.
-        num_documents: in the corpus.
-        num_blocks, num_windows: of an epoch; the short tail is not counted.
-        samples, tokens, epochs: that are read, the last two with the samples' padding.
-        share: of the samples that are read.
-        documents: about how many different ones are read, at least in part.
-        bytes: of token ids that are read.
-        steps_per_window: None: the whole corpus is one window, or it is not read.
+        max_epochs: as in the plan; None: no limit.
+        epoch_tokens: tokens of one pass over the part that is taken.
+        num_documents: documents in the whole corpus.
+        num_blocks, num_windows: per epoch, without the short tail.
+        samples, tokens, epochs: how much is read; tokens and epochs include padding.
+        share: its share of all samples that are read.
+        documents: about how many different documents are read, at least in part.
+        bytes: size of the token ids that are read.
+        steps_per_window: None if the whole corpus is one window, or if it is not read.
     """
 
     name: str
@@ -56,7 +55,7 @@ class CorpusPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChange:
-    """Weights that hold from a sample on, as shares; `step` is the one that it belongs to, if that is known."""
+    """Shares that apply from a sample on; `step` contains that sample, None if the step is unknown."""
 
     sample: int
     step: int | None
@@ -65,15 +64,15 @@ class WeightChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """A plan up to so many steps.
+    """A preview of a run.
 
     Args:
-        fingerprint: of the order.
+        fingerprint: hash of the order.
         sizes: order_version, seed, seq_len, block_tokens, window_blocks.
-        num_steps, num_samples, num_tokens: that are read; what a checkpoint skipped counts as read.
+        num_steps, num_samples, num_tokens: how much is read; samples that a checkpoint skipped count as read.
         bytes_per_token: on disk.
-        changes: of the weights, without those that hold at the start.
-        warnings: what may not be meant.
+        changes: changes of the weights after the start.
+        warnings: what is probably not intended.
     """
 
     fingerprint: str
@@ -92,28 +91,20 @@ class PlanReport:
 def report_plan(
     run: Run, *, num_tokens: int | None, max_epochs_warn: float, simulation: Simulation | None = None
 ) -> PlanReport:
-    """Work out what a run reads; arithmetic, at any size.
+    """Compute what a run reads. Only arithmetic, so the cost does not depend on its size.
 
     Args:
-        num_tokens: to train on, rounded up to whole steps; None: a finite pass, or as many as the corpora hold.
-        max_epochs_warn: a corpus that is read more often is worth a warning.
+        num_tokens: tokens to train on, rounded up to whole steps; None: a finite pass, or as many as the corpora hold.
+        max_epochs_warn: warn about corpora that are read more often.
 
     Raises:
         UsageError: the checkpoint does not say what was read up to there.
     """
     plan, size = run.plan, run.global_batch_size
-    step_tokens = size * plan.seq_len
     if num_tokens is None:
         num_tokens = sum(stream.num_tokens for stream in plan.streams) * (plan.epochs or 1)
-    steps = wanted = max(1, -(-num_tokens // step_tokens))
-    samples = steps * size
-    if plan.num_samples is not None:
-        samples = min(samples, plan.num_samples)
-        steps = -(-samples // size)
-    limit = run.limit
-    if limit is not None and samples > limit.sample:
-        steps = limit.sample // size
-        samples = steps * size
+    wanted = max(1, -(-num_tokens // (size * plan.seq_len)))
+    steps, samples, reason = _end_of(run, wanted)
     check_sample(samples)
     mixture = plan.mixture(run.cursor)
     if samples < mixture.segments[0].start:
@@ -122,13 +113,8 @@ def report_plan(
             "samples that are asked for",
             hint="give more --tokens, or leave out --checkpoint",
         )
-    counts = mixture.counts_before(samples)
-    corpora = _corpora(run, counts, samples)
-    warnings = _warnings(run, corpora, max_epochs_warn)
-    if steps < wanted and limit is not None:
-        warnings.insert(0, f"the pass ends after step {steps:,} of {wanted:,}: corpus {limit.corpus!r} is used up")
-    elif steps < wanted:
-        warnings.insert(0, f"the pass ends after step {steps:,} of {wanted:,}: it is finite")
+    corpora = _corpora(run, mixture.counts_before(samples), samples)
+    ended = [f"the pass ends after step {steps:,} of {wanted:,}: {reason}"] if steps < wanted else []
     return PlanReport(
         fingerprint=plan.fingerprint,
         sizes=dict(plan.identity.fields),
@@ -138,21 +124,37 @@ def report_plan(
         num_tokens=samples * plan.seq_len,
         bytes_per_token=plan.sources[0].dtype.itemsize,
         corpora=corpora,
-        changes=[
-            WeightChange(
-                sample=segment.start,
-                step=None if (place := run.place_of(segment.start)) is None else place.step,
-                shares=_shares(plan.names, segment.weights),
-            )
-            for segment in run.cursor.segments[1:]
-        ],
-        warnings=warnings,
+        changes=_changes(run),
+        warnings=ended + _warnings(run, corpora, max_epochs_warn),
         simulation=simulation,
     )
 
 
+def _end_of(run: Run, num_steps: int) -> tuple[int, int, str]:
+    """Steps and samples that are read if so many steps are wanted, and why they may be fewer."""
+    size, limit = run.global_batch_size, run.limit
+    steps, samples = num_steps, num_steps * size
+    if run.plan.num_samples is not None:
+        samples = min(samples, run.plan.num_samples)
+        steps = -(-samples // size)
+    if limit is not None and samples > limit.sample:
+        steps = limit.sample // size
+        samples = steps * size
+    return steps, samples, "it is finite" if limit is None else f"corpus {limit.corpus!r} is used up"
+
+
+def _changes(run: Run) -> list[WeightChange]:
+    changes = []
+    for segment in run.cursor.segments[1:]:
+        place = run.place_of(segment.start)
+        step = None if place is None else place.step
+        shares = _shares(run.plan.names, segment.weights)
+        changes.append(WeightChange(sample=segment.start, step=step, shares=shares))
+    return changes
+
+
 def plan_json(report: PlanReport) -> dict[str, Any]:
-    """A report as plain values."""
+    """A preview as plain values."""
     return asdict(report)
 
 

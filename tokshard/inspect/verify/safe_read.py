@@ -1,4 +1,7 @@
-"""Reading what may be damaged, cut meanwhile or no file at all; a memory map of a cut file would end the process."""
+"""Reading files that may be damaged, truncated meanwhile, or not files at all.
+
+Nothing is mapped: access beyond the end of a mapped file that was truncated would kill the process.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,31 @@ from pathlib import Path
 import pyarrow as pa
 
 from tokshard.errors import TokshardError
+from tokshard.inspect.progress import OnProgress
 
 CHUNK_BYTES = 1 << 20
-"""What is read, hashed and looked at in one go, while it is in the cache of the processor. A multiple of 8."""
+"""Bytes that are read, hashed and checked at once, while they are in the processor's cache. A multiple of 8."""
 
 _FOOTER_TAIL = 10
-"""An Arrow file ends with the length of its footer in 4 bytes, and 6 of magic."""
+"""An Arrow file ends with 4 bytes for the length of its footer and 6 bytes of magic."""
 _MAX_FOOTER = 16 << 20
 
-OnProgress = Callable[[int, int], None]
-"""Is called with the bytes checked so far and the bytes to check."""
-
 OnChunk = Callable[[int, memoryview], None]
-"""Is called with a position in a file and the bytes there, valid until it returns."""
+"""Called with a position in a file and the bytes there, which are valid until it returns."""
 
 
 class StoppedError(Exception):
-    """Another thread failed or was interrupted, so nothing needs to be read any more."""
+    """Another thread failed or was interrupted, so this one can stop reading."""
 
 
 class UnreadableError(Exception):
-    """A file is not what can be read; the message continues its name."""
+    """A file cannot be read; the message continues its name."""
 
 
 class ByteCounter:
-    """Counts bytes for many threads, tells one listener, and stops them all."""
+    """Counts bytes over many threads, reports progress, and can stop all threads."""
 
-    def __init__(self, to_check: int, on_progress: OnProgress | None) -> None:
+    def __init__(self, to_check: int, on_progress: OnProgress) -> None:
         self.checked_bytes = 0
         self._done = 0
         self._to_check = to_check
@@ -49,7 +50,7 @@ class ByteCounter:
         self._is_stopped = False
 
     def read(self, num_bytes: int) -> None:
-        """So many bytes were read.
+        """Count bytes that were read.
 
         Raises:
             StoppedError: `stop` was called.
@@ -60,14 +61,13 @@ class ByteCounter:
             self.checked_bytes += num_bytes
 
     def settle(self, num_bytes: int) -> None:
-        """So many bytes of those to check need nothing more."""
+        """Report that the check of some bytes is complete."""
         with self._lock:
             self._done += num_bytes
-            if self._on_progress is not None:
-                self._on_progress(self._done, self._to_check)
+            self._on_progress(self._done, self._to_check)
 
     def stop(self) -> None:
-        """Every thread that reads gets a `StoppedError`."""
+        """Raise `StoppedError` in every thread that reads."""
         self._is_stopped = True
 
 
@@ -76,10 +76,10 @@ def opened(path: Path, num_bytes: int) -> Iterator[int]:
     """A descriptor of a regular file of this size.
 
     Raises:
-        UnreadableError: there is no such file, or not any more when the context ends.
+        UnreadableError: there is no such file, or its size has changed when the context ends.
     """
     try:
-        # a pipe would block whoever opens it
+        # without O_NONBLOCK, opening a pipe would block
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise UnreadableError("is missing") from None
@@ -89,7 +89,7 @@ def opened(path: Path, num_bytes: int) -> Iterator[int]:
         with _errors_of_file():
             found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise UnreadableError("is no regular file")
+            raise UnreadableError("is not a regular file")
         if found.st_size != num_bytes:
             raise UnreadableError(f"has {found.st_size} bytes, expected {num_bytes}")
         yield descriptor
@@ -103,7 +103,7 @@ def opened(path: Path, num_bytes: int) -> Iterator[int]:
 
 @contextmanager
 def _errors_of_file() -> Iterator[None]:
-    """For calls that read the file and nothing else: an error of anything else is not damage."""
+    """Only for calls that read the file: errors of anything else are not damage."""
     try:
         yield
     except OSError as error:
@@ -111,10 +111,10 @@ def _errors_of_file() -> Iterator[None]:
 
 
 def hash_chunks(descriptor: int, num_bytes: int, counter: ByteCounter, on_chunk: OnChunk | None = None) -> str:
-    """SHA-256 in hexadecimal of a whole file, read once.
+    """SHA-256 of a whole file in hexadecimal; reads the file once.
 
     Raises:
-        UnreadableError: the file got shorter or longer meanwhile.
+        UnreadableError: the file became shorter or longer meanwhile.
     """
     digest = hashlib.sha256()
     chunk = memoryview(bytearray(min(CHUNK_BYTES, num_bytes + 1)))
@@ -136,16 +136,16 @@ def hash_chunks(descriptor: int, num_bytes: int, counter: ByteCounter, on_chunk:
     return digest.hexdigest()
 
 
-class Skeleton:
-    """Memory that looks like a map of a file, as far as the file was loaded into it; zeros elsewhere.
+class SparseImage:
+    """Memory as large as a file: holds the parts that were loaded, at their positions, and zeros elsewhere.
 
-    It costs the pages that were loaded, and address space for the rest.
+    Costs memory only for the loaded pages, and address space for the whole file.
 
     Args:
-        on_read: is called with the number of bytes that were read.
+        on_read: called with the number of bytes that were read.
 
     Raises:
-        TokshardError: the process may not have so much address space.
+        TokshardError: the process may not reserve that much address space.
     """
 
     def __init__(self, descriptor: int, num_bytes: int, on_read: Callable[[int], None]) -> None:
@@ -163,10 +163,10 @@ class Skeleton:
         self.buffer = pa.py_buffer(self._memory)
 
     def load(self, start: int, stop: int) -> None:
-        """Read a part of the file; what lies outside of it is left out.
+        """Read the part of the file between two positions, which may lie outside of it.
 
         Raises:
-            UnreadableError: the file got shorter meanwhile.
+            UnreadableError: the file became shorter meanwhile.
         """
         start, stop = max(0, start), min(stop, self._num_bytes)
         view = memoryview(self._memory)
@@ -178,21 +178,21 @@ class Skeleton:
             self._on_read(wanted)
 
     def load_footer(self) -> None:
-        """Read what an Arrow file ends with, as long as its last bytes say."""
+        """Read the footer of an Arrow file, whose length is in the last bytes."""
         self.load(self._num_bytes - _FOOTER_TAIL, self._num_bytes)
         tail = self._memory[max(0, self._num_bytes - _FOOTER_TAIL) :]
         length = int.from_bytes(tail[:4], "little")
         self.load(self._num_bytes - _FOOTER_TAIL - min(length, _MAX_FOOTER), self._num_bytes - _FOOTER_TAIL)
 
     def unload(self, start: int, stop: int) -> None:
-        """Give the memory of a part back; it is zeros again, but for the rest of its first and last page."""
+        """Free the memory of a part, except for pages that it shares with other parts."""
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
             self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def _fill(descriptor: int, view: memoryview, position: int) -> int:
-    """Read until a view is full or the file ends; the bytes read."""
+    """Read until a view is full or the file ends; returns the number of bytes."""
     filled = 0
     with _errors_of_file():
         while filled < len(view) and (count := os.preadv(descriptor, [view[filled:]], position + filled)):

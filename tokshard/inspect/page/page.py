@@ -1,8 +1,8 @@
-"""One HTML file that needs nothing else: data, plotting library, style and script are in it.
+"""One self-contained HTML file: data, plotting library, style and script.
 
-The page shows text of corpora, so nothing of it is ever markup: the data is JSON in which no character can end a
-script, and the script puts it into the page as text. A content security policy allows the scripts of the file and no
-connection.
+The page shows text from corpora, which must never act as markup. The data is JSON in which no character can end a
+script element, and the script inserts it as text. A content security policy allows only the two scripts of the file and
+no connections.
 """
 
 from __future__ import annotations
@@ -12,19 +12,46 @@ import hashlib
 import html
 import importlib.resources
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokshard.errors import UsageError
 
 Section = dict[str, Any]
-"""What the script shows, by its ``kind``: heading, cards, facts, chart, tokens, table or note; see assets/page.js."""
+"""A part of the page, by ``kind``: heading, cards, facts, chart, tokens, table or note; see assets/page.js."""
 
 _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
+def cards(items: Iterable[tuple[str, str, str]]) -> Section:
+    """Large figures: label, value, and a remark below the value."""
+    return {"kind": "cards", "items": [{"label": label, "value": value, "more": more} for label, value, more in items]}
+
+
+def chart(title: str, note: str, traces: Sequence[Mapping[str, Any]], xaxis: Any, yaxis: Any, **more: Any) -> Section:
+    """A plot: plotly's traces and axes."""
+    return {
+        "kind": "chart",
+        "title": title,
+        "note": note,
+        "traces": traces,
+        "xaxis": _axis(xaxis),
+        "yaxis": _axis(yaxis),
+        **more,
+    }
+
+
+def lines(**more: Any) -> dict[str, Any]:
+    """A trace that is a line."""
+    return {"type": "scatter", "mode": "lines", **more}
+
+
+def _axis(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: {"text": value} if name == "title" else value for name, value in options.items()}
+
+
 def render_page(*, title: str, subtitle: str, sections: Sequence[Section]) -> str:
-    """The whole file; about 5 MB, nearly all of it the plotting library.
+    """The file; about 5 MB, nearly all of it the plotting library.
 
     Raises:
         UsageError: plotly is not installed.
@@ -51,12 +78,12 @@ def render_page(*, title: str, subtitle: str, sections: Sequence[Section]) -> st
 
 
 def embedded_json(value: Mapping[str, Any]) -> str:
-    """JSON that may stand inside a script element, whatever text is in it."""
+    """JSON that is safe inside a script element, whatever text it contains."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE)
 
 
 def plotly_source() -> str:
-    """The plotting library's JavaScript, from the Python package that brings it.
+    """The JavaScript of the plotting library, from its Python package.
 
     Raises:
         UsageError: the package is not installed.

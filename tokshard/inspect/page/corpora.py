@@ -1,4 +1,4 @@
-"""The page of corpora: what they hold, how long their documents are, which tokens, which shards."""
+"""The page of corpora: counts, document lengths, token frequencies, some documents, and all shards."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from numpy.typing import NDArray
 
 from tokshard.format.decode import load_decoder
 from tokshard.format.reader import Corpus
-from tokshard.inspect.corpus.documents import spread
-from tokshard.inspect.corpus.lengths import Lengths
-from tokshard.inspect.corpus.pieces import token_pieces
-from tokshard.inspect.corpus.summary import source_name, summary_lines
-from tokshard.inspect.corpus.token_counts import TokenCounts, token_summary
+from tokshard.inspect.corpus.documents import origin_of, spread, token_pieces
+from tokshard.inspect.corpus.statistics import Lengths, TokenCounts, token_summary
+from tokshard.inspect.corpus.text import summary_lines
 from tokshard.inspect.corpus.vocabulary import Vocabulary
-from tokshard.inspect.page.html import Section, render_page
+from tokshard.inspect.page.page import Section, cards, chart, lines, render_page
 from tokshard.wording import bytes_text, counted
 
 MAX_SHARDS = 20_000
-"""Rows of the table of shards; a page with more is slow to open."""
+"""Limit for the table of shards; a page with more rows is slow to open."""
 
 SAMPLE_TOKENS = 400
 _FREQUENT = 100
@@ -31,7 +29,7 @@ def corpora_page(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabular
     """The page.
 
     Args:
-        num_samples: documents of each corpus that are shown with their token boundaries.
+        num_samples: number of documents of each corpus to show token by token.
 
     Raises:
         UsageError: plotly is not installed.
@@ -54,22 +52,12 @@ def _side_by_side(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabula
     for corpus, lengths, counts, _ in corpora:
         name, manifest, percentiles = corpus.directory.name, corpus.manifest, lengths.percentiles()
         per_token = round(manifest.text_bytes / manifest.num_tokens, 2)
-        used = counts.num_used / counts.vocab_size
         left_out = sum(manifest.records.left_out.values())
         numbers = [manifest.num_documents, manifest.num_tokens, per_token, percentiles[50], percentiles[99], left_out]
-        rows.append([name, *numbers, used])
+        rows.append([name, *numbers, counts.num_used / counts.vocab_size])
         starts, documents, _tokens = _half_powers(lengths)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "shape": "hv",
-                "name": name,
-                "x": starts[: len(documents)],
-                "y": (documents / documents.sum()).tolist(),
-                "hovertemplate": "%{y:.2%}",
-            }
-        )
+        x, y = starts[: len(documents)], (documents / documents.sum()).tolist()
+        traces.append(lines(shape="hv", name=name, x=x, y=y, hovertemplate="%{y:.2%}"))
     titles = ("documents", "tokens", "bytes per token", "median length", "99 % are at most", "records left out")
     return [
         {"kind": "heading", "title": "Side by side"},
@@ -83,15 +71,14 @@ def _side_by_side(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabula
             ],
             "rows": rows,
         },
-        {
-            "kind": "chart",
-            "title": "Document lengths",
-            "note": "Share of the documents of each corpus, by half powers of two of their tokens.",
-            "hovermode": "x unified",
-            "traces": traces,
-            "xaxis": {"title": {"text": "tokens of the document"}, "type": "log", "dtick": 1},
-            "yaxis": {"tickformat": ".0%", "rangemode": "tozero"},
-        },
+        chart(
+            "Document lengths",
+            "Share of the documents of each corpus, by half powers of two of their tokens.",
+            traces,
+            {"title": "tokens of the document", "type": "log", "dtick": 1},
+            {"tickformat": ".0%", "rangemode": "tozero"},
+            hovermode="x unified",
+        ),
     ]
 
 
@@ -145,41 +132,41 @@ def _cards(corpus: Corpus, lengths: Lengths, summary: dict[str, Any]) -> Section
         items.append(("unknown tokens", f"{summary['unknown_share']:.3%}", "text outside of the vocabulary"))
     if summary["byte_share"] is not None:
         items.append(("byte tokens", f"{summary['byte_share']:.2%}", "parts of characters"))
-    return {"kind": "cards", "items": [{"label": label, "value": value, "more": more} for label, value, more in items]}
+    return cards(items)
 
 
 def _length_chart(lengths: Lengths) -> Section:
-    """Two bars per half power of two: how many documents, and how many tokens are in them."""
+    """Two bars per half power of two: the shares of documents and of tokens."""
     starts, documents, tokens = _half_powers(lengths)
-    # short lengths: some half powers hold no whole number
+    # among short lengths, some half powers contain no whole number
     bins = [index for index in range(len(documents)) if starts[index] < starts[index + 1]]
     labels = [
         f"{starts[index]:,}" + (f"-{starts[index + 1] - 1:,}" if starts[index + 1] - starts[index] > 1 else "")
         for index in bins
     ]
-    return {
-        "kind": "chart",
-        "title": "Document lengths",
-        "note": "Tokens of a document, delimiters included. Long documents are few and hold many of the tokens."
+    traces = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": labels,
+            "y": [float(values[index] / values.sum()) for index in bins],
+            "hovertemplate": "%{y:.2%}",
+        }
+        for name, values in (("documents", documents), ("tokens", tokens))
+    ]
+    return chart(
+        "Document lengths",
+        "Tokens of a document, delimiters included. Long documents are few and hold many of the tokens."
         + ("" if lengths.is_exact else " Taken from powers of two: --full reads every length."),
-        "hovermode": "x unified",
-        "traces": [
-            {
-                "type": "bar",
-                "name": name,
-                "x": labels,
-                "y": [float(values[index] / values.sum()) for index in bins],
-                "hovertemplate": "%{y:.2%}",
-            }
-            for name, values in (("documents", documents), ("tokens", tokens))
-        ],
-        "xaxis": {"title": {"text": "tokens of the document"}, "type": "category", "nticks": 12},
-        "yaxis": {"tickformat": ".0%"},
-    }
+        traces,
+        {"title": "tokens of the document", "type": "category", "nticks": 12},
+        {"tickformat": ".0%"},
+        hovermode="x unified",
+    )
 
 
 def _half_powers(lengths: Lengths) -> tuple[list[int], NDArray[Any], NDArray[Any]]:
-    """The first length of each half power of two and of one more, with the documents and the tokens in each."""
+    """The first length of each half power of two, and of the one after the last; the documents and tokens in each."""
     bins = np.floor(2 * np.log2(lengths.lengths)).astype(np.int64)
     first, last = int(bins[0]), int(bins[-1])
     documents = np.bincount(bins - first, weights=lengths.counts, minlength=last - first + 1)
@@ -190,23 +177,20 @@ def _half_powers(lengths: Lengths) -> tuple[list[int], NDArray[Any], NDArray[Any
 def _rank_chart(counts: TokenCounts) -> Section:
     ordered = -np.sort(-counts.counts)
     ranks = np.unique(np.geomspace(1, len(ordered), _RANKS).astype(np.int64))
-    return {
-        "kind": "chart",
-        "title": "Token frequencies by rank",
-        "note": f"From {counts.num_tokens:,} tokens"
+    return chart(
+        "Token frequencies by rank",
+        f"From {counts.num_tokens:,} tokens"
         + (", all of them." if counts.is_full else ", a sample: --full counts all."),
-        "traces": [
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": ranks.tolist(),
-                "y": (ordered[ranks - 1] / counts.num_tokens).tolist(),
-                "hovertemplate": "rank %{x:,}: %{y:.3%}<extra></extra>",
-            }
+        [
+            lines(
+                x=ranks.tolist(),
+                y=(ordered[ranks - 1] / counts.num_tokens).tolist(),
+                hovertemplate="rank %{x:,}: %{y:.3%}<extra></extra>",
+            )
         ],
-        "xaxis": {"title": {"text": "rank"}, "type": "log", "dtick": 1},
-        "yaxis": {"title": {"text": "share of tokens"}, "type": "log", "tickformat": ".0e", "dtick": 1},
-    }
+        {"title": "rank", "type": "log", "dtick": 1},
+        {"title": "share of tokens", "type": "log", "tickformat": ".0e", "dtick": 1},
+    )
 
 
 def _frequent_table(summary: dict[str, Any]) -> Section:
@@ -228,11 +212,10 @@ def _samples(corpus: Corpus, vocabulary: Vocabulary, num_samples: int) -> Sectio
     decode, sources = load_decoder(corpus), corpus.sources()
     items = []
     for index in spread(num_samples, corpus.num_documents):
-        tokens, place = corpus.document(index), corpus.provenance(index)
+        tokens, origin = corpus.document(index), origin_of(corpus, sources, index)
         pieces = [[piece.text, *piece.ids] for piece in token_pieces(tokens[:SAMPLE_TOKENS], decode)]
-        source = source_name(corpus.manifest, sources, place.source)
         shown = f", the first {SAMPLE_TOKENS} shown" if len(tokens) > SAMPLE_TOKENS else ""
-        record = f"record {place.record:,} of {source}"
+        record = f"record {origin.record_number:,} of {origin.source}"
         items.append(
             {
                 "title": f"document {index:,}: {counted(len(tokens), 'token')}{shown}, {record}",

@@ -1,0 +1,199 @@
+"""What a corpus is made of, in numbers: lengths of its documents, and how often each token occurs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.format.manifest import DocumentLengths
+from tokshard.format.reader import Corpus
+from tokshard.inspect.corpus.documents import spread
+from tokshard.inspect.corpus.vocabulary import Vocabulary
+from tokshard.inspect.progress import OnProgress, no_progress
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+
+ALWAYS_READ = 20_000_000
+"""Exact lengths are read without `--full` up to this many documents: 160 MB of offsets."""
+
+SLICE_TOKENS = 16_384
+NUM_SLICES = 512
+"""Size of a sample: about 8M tokens, in evenly spaced slices."""
+
+_DENSE_IDS = 1 << 22
+"""Smaller ids are counted in an array; the few larger ones (a vocabulary may have up to 2**32 ids) one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Document lengths in tokens, delimiters included.
+
+    Args:
+        lengths: int64 [distinct], ascending.
+        counts: int64 [distinct], documents of each length.
+        is_exact: if False, each length stands for the middle of a power of two.
+    """
+
+    lengths: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    is_exact: bool
+
+    def percentiles(self) -> dict[int, int]:
+        """Percent to length, for `PERCENTILES`, by nearest rank: that percentage of documents is at most as long."""
+        ends = np.cumsum(self.counts)
+        ranks = [max(1, -(-percent * int(ends[-1]) // 100)) for percent in PERCENTILES]
+        found = self.lengths[np.searchsorted(ends, ranks)]
+        return dict(zip(PERCENTILES, found.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """How often each id occurs.
+
+    Args:
+        ids: int64 [used], the ids that occur, ascending.
+        counts: int64 [used].
+        vocab_size: number of possible ids.
+        is_full: whether every token of the corpus was counted, not only a sample.
+    """
+
+    ids: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    vocab_size: int
+    is_full: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were counted."""
+        return int(self.counts.sum())
+
+    @property
+    def num_used(self) -> int:
+        """Number of ids that occur."""
+        return len(self.ids)
+
+    def most_frequent(self, count: int) -> list[tuple[int, int]]:
+        """The most frequent ids with their counts, in descending order; ties by id."""
+        order = np.argsort(-self.counts, kind="stable")[:count]
+        return list(zip(self.ids[order].tolist(), self.counts[order].tolist(), strict=True))
+
+    def share_of(self, ids: frozenset[int]) -> float:
+        """The share of some ids in all counted tokens."""
+        return float(self.counts[np.isin(self.ids, list(ids))].sum()) / self.num_tokens
+
+
+def corpus_lengths(corpus: Corpus, *, is_full: bool) -> Lengths:
+    """Exact lengths; for more than `ALWAYS_READ` documents estimates from the manifest, unless `is_full`.
+
+    Raises:
+        DamagedCorpusError: a shard is missing or does not match the manifest.
+    """
+    if is_full or corpus.num_documents <= ALWAYS_READ:
+        return read_lengths(corpus)
+    return estimated_lengths(corpus.manifest.document_lengths)
+
+
+def read_lengths(corpus: Corpus) -> Lengths:
+    """Exact lengths, from the offsets of the shards: reads 8 bytes per document and no token.
+
+    Raises:
+        DamagedCorpusError: a shard is missing or does not match the manifest.
+    """
+    lengths, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    for index in range(len(corpus.shards)):
+        shard = corpus.shard(index)
+        for batch in range(shard.num_batches):
+            found, times = np.unique(np.diff(shard.batch(batch)[0]), return_counts=True)
+            lengths, places = np.unique(np.concatenate([lengths, found]), return_inverse=True)
+            merged = np.zeros(len(lengths), np.int64)
+            np.add.at(merged, places, np.concatenate([counts, times]))
+            counts = merged
+        corpus.close()
+    return Lengths(lengths=lengths, counts=counts, is_exact=True)
+
+
+def estimated_lengths(lengths: DocumentLengths) -> Lengths:
+    """Lengths from the powers of two in the manifest: off by at most a factor of 1.5."""
+    middles = [min(max(3 << index >> 1, lengths.shortest), lengths.longest) for index in range(len(lengths.counts))]
+    return Lengths(lengths=np.array(middles, np.int64), counts=np.array(lengths.counts, np.int64), is_exact=False)
+
+
+def count_tokens(corpus: Corpus, *, is_full: bool = False, on_progress: OnProgress = no_progress) -> TokenCounts:
+    """Count ids, about 200M tokens per second. Memory does not depend on the largest id.
+
+    Args:
+        is_full: count all tokens; otherwise `NUM_SLICES` slices of `SLICE_TOKENS`, unless the corpus has at most four
+            times as many.
+        on_progress: receives tokens.
+
+    Raises:
+        DamagedCorpusError: a shard is missing or does not match the manifest.
+    """
+    is_full = is_full or corpus.num_tokens <= 4 * NUM_SLICES * SLICE_TOKENS
+    to_count = corpus.num_tokens if is_full else NUM_SLICES * SLICE_TOKENS
+    counts, beyond = np.zeros(0, np.int64), Counter[int]()
+    done = 0
+    for tokens in _everything(corpus) if is_full else _slices(corpus):
+        done += len(tokens)
+        far = tokens[tokens >= _DENSE_IDS]
+        if len(far):
+            ids, times = np.unique(far, return_counts=True)
+            beyond.update(dict(zip(ids.tolist(), times.tolist(), strict=True)))
+        found = np.bincount(tokens[tokens < _DENSE_IDS] if len(far) else tokens, minlength=len(counts))
+        found[: len(counts)] += counts
+        counts = found
+        on_progress(min(done, to_count), to_count)
+    used = np.flatnonzero(counts)
+    far_ids = sorted(beyond)
+    ids = np.concatenate([used, np.array(far_ids, np.int64)])
+    return TokenCounts(
+        ids=ids,
+        counts=np.concatenate([counts[used], np.array([beyond[token] for token in far_ids], np.int64)]),
+        vocab_size=max(corpus.vocab_size, int(ids[-1]) + 1),
+        is_full=is_full,
+    )
+
+
+def token_summary(counts: TokenCounts, vocabulary: Vocabulary, *, num_frequent: int) -> dict[str, Any]:
+    """The counts that a report shows, as plain values."""
+    unknown = frozenset() if vocabulary.unknown_id is None else frozenset([vocabulary.unknown_id])
+    return {
+        "counted": counts.num_tokens,
+        "is_full": counts.is_full,
+        "used": counts.num_used,
+        "vocab_size": counts.vocab_size,
+        "unknown_share": counts.share_of(unknown) if unknown else None,
+        "byte_share": counts.share_of(vocabulary.byte_ids) if vocabulary.byte_ids else None,
+        "normalizers": list(vocabulary.normalizers),
+        "most_frequent": [
+            {"id": token, "text": vocabulary.shown(token), "count": times, "share": times / counts.num_tokens}
+            for token, times in counts.most_frequent(num_frequent)
+        ],
+    }
+
+
+def _everything(corpus: Corpus) -> Iterator[NDArray[Any]]:
+    for index in range(len(corpus.shards)):
+        shard = corpus.shard(index)
+        for batch in range(shard.num_batches):
+            tokens = shard.batch(batch)[1]
+            for start in range(0, len(tokens), 1 << 20):  # bincount converts its input to int64
+                yield tokens[start : start + (1 << 20)]
+        corpus.close()
+
+
+def _slices(corpus: Corpus) -> Iterator[NDArray[Any]]:
+    """Evenly spaced slices, each within one record batch."""
+    first_batches, tokens = corpus.batch_tokens()
+    ends = np.cumsum(tokens)
+    for place in spread(NUM_SLICES, corpus.num_tokens):
+        batch = int(np.searchsorted(ends, place, "right"))
+        index = int(np.searchsorted(first_batches, batch, "right")) - 1
+        values = corpus.shard(index).batch(batch - int(first_batches[index]))[1]
+        start = min(place - int(ends[batch] - tokens[batch]), max(0, len(values) - SLICE_TOKENS))
+        yield values[start : start + SLICE_TOKENS]

@@ -1,0 +1,12 @@
+"""How a long operation reports its progress: the one kind of callback in this room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+OnProgress = Callable[[int, int], None]
+"""Called with the amount done so far and the total."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Report nothing."""
