@@ -17,8 +17,8 @@ from tests.benchmark import page_cache
 from tests.benchmark.runtime_steps import BATCH_SIZE, BATCH_TOKENS, SEQ_LEN
 from tokshard.inspect.plan.speed import Steps, endless, take_steps
 from tokshard.runtime.loader import StreamDataset, StreamingLoader
-from tokshard.runtime.packing import Recycler
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.steps import Ranks, packed_steps
 
 INPUT_IDS, IN_PROCESS, THREAD = "input_ids alone", "in process", "thread"

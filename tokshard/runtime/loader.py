@@ -21,10 +21,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.arguments import integer, real
+from tokshard.runtime.batches import Packed, widen
 from tokshard.runtime.cursor import Cursor, adopt_cursor, load_cursor, save_cursor
-from tokshard.runtime.packing import Packed, Recycler, widen
 from tokshard.runtime.plan import MIN_WINDOW_STEPS, Limit, StreamPlan, Weights
 from tokshard.runtime.prefetch import Prefetcher
+from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.steps import Ranks, is_last, packed_steps
 
 if TYPE_CHECKING:

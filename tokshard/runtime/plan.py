@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.arguments import MAX_SAMPLE, integer, real
+from tokshard.runtime.batches import PADDING_INDEX, Layout, Packed, corpus_rows, first_row, lay_out, widen
 from tokshard.runtime.cursor import CorpusIdentity, Cursor, PlanIdentity, Schedule
-from tokshard.runtime.layout import Layout, corpus_rows, lay_out
 from tokshard.runtime.order.finding import find_document
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment, are_weights
 from tokshard.runtime.order.seeds import ORDER_VERSION
-from tokshard.runtime.order.windows import CorpusStream, Shape, TokenSource
-from tokshard.runtime.packing import PADDING_INDEX, Packed, first_row, widen
+from tokshard.runtime.order.windows import CorpusStream, Shape
+from tokshard.runtime.source import TokenSource
 from tokshard.runtime.transforms import Transform, transformed
 
 MIN_BLOCK_TOKENS = 65_536

@@ -26,10 +26,10 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
+from tokshard.runtime.batches import Packed
 from tokshard.runtime.order.mixture import Mixture
-from tokshard.runtime.order.windows import TokenSource
-from tokshard.runtime.packing import Packed
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.source import TokenSource
 from tokshard.runtime.steps import Ranks, packed_steps
 
 _SHARD_NAME_BYTES = 4096

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from tokshard.errors import TokshardError, TrainerError, UsageError
+from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.loader import Batch, StreamingLoader
-from tokshard.runtime.packing import IGNORED
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.trainer import checkpoint, config, metrics
