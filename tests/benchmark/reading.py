@@ -16,8 +16,8 @@ import torch
 from tests.benchmark import page_cache
 from tests.benchmark.runtime_steps import BATCH_SIZE, BATCH_TOKENS, SEQ_LEN
 from tokshard.inspect.plan.bench import Steps, endless, take_steps
-from tokshard.runtime.packing import Recycler
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.steps import Ranks, packed_steps
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 

@@ -115,6 +115,7 @@ def _finish(
     atomic_write(directory / names.TOKENIZER, content)
     build = BuildConfig(
         text_field="text",
+        text_mode="file",
         id_field=None,
         keep={},
         input_format=None,

@@ -21,15 +21,15 @@ class CountingSource(PeriodicSource):
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(num_tokens)
-        self.num_views = self.num_scanned = 0
+        self.num_reads = self.num_scanned = 0
 
-    def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
-        self.num_views += len(starts)
-        return super().views(starts, lengths)
+    def tokens_of(self, start: int, length: int) -> NDArray[Any]:
+        self.num_reads += 1
+        return super().tokens_of(start, length)
 
-    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+    def ends_of(self, start: int, stop: int) -> NDArray[np.int64]:
         self.num_scanned += stop - start
-        return super().ends(start, stop)
+        return super().ends_of(start, stop)
 
 
 def loader_of(num_tokens: int) -> tuple[StreamingLoader, CountingSource]:
@@ -57,7 +57,7 @@ def test_a_corpus_of_10_to_the_14_tokens_needs_no_more_than_one_of_a_million(ski
     assert huge_size <= small_size + 40  # the number of tokens is in it, as the weight
     assert huge_size < 500
     assert huge.num_scanned <= 2 * small.num_scanned
-    assert huge.num_views <= small.num_views + 100  # the thread may be some steps ahead, in both
+    assert huge.num_reads <= small.num_reads + 100  # the thread may be some steps ahead, in both
     assert huge_seconds < 10 * small_seconds + 0.5
 
 
@@ -78,7 +78,7 @@ def test_resuming_at_sample_10_to_the_12_replays_nothing() -> None:
     state = saver.state_dict()
     loader, source = loader_of(10**14)
     loader.load_state_dict(state)
-    assert (source.num_views, source.num_scanned) == (0, 0)
+    assert (source.num_reads, source.num_scanned) == (0, 0)
     batches = take(loader, 3)
     loader.close()
     assert rows_of(batches) == expected_rows(loader.plan, range(FAR, FAR + 24))
@@ -88,4 +88,4 @@ def test_resuming_at_sample_10_to_the_12_replays_nothing() -> None:
     # four batches of eight samples, the one that was prefetched too; a sample of 64 tokens has a piece or two, and
     # a label that lies beyond it
     rows = 8 * 4 + 24
-    assert source.num_views <= 6 * rows
+    assert source.num_reads <= 6 * rows

@@ -9,13 +9,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.copying import Memory, Spans, address_of
-from tokshard.runtime.order.windows import DocumentPlace
+from tokshard.runtime.source import DocumentSpan
 
 EOS = 0
 
 
-class ListSource:
+def ragged(parts: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ends of stretches in the form of `TokenSource.ends`."""
+    return np.cumsum([0, *map(len, parts)]), np.concatenate([np.empty(0, np.int64), *parts])
+
+
+class Source:
+    """What sources have in common that read piece by piece."""
+
+    is_in_memory = False
+
+    def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return ragged([self.ends_of(*pair) for pair in zip(starts.tolist(), stops.tolist(), strict=True)])
+
+    def read(
+        self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
+    ) -> None:
+        assert out.dtype == self.dtype
+        for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
+            out[place : place + length] = self.tokens_of(start, length)
+
+    def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        pass
+
+    dtype: np.dtype[Any]
+
+    def ends_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        raise NotImplementedError
+
+    def tokens_of(self, start: int, length: int) -> NDArray[Any]:
+        raise NotImplementedError
+
+
+class ListSource(Source):
     """Documents in memory. Every token but the delimiter is unique, so that a test can tell where it came from.
 
     Args:
@@ -26,6 +57,7 @@ class ListSource:
 
     dtype = np.dtype(np.uint32)
     tokenizer = "tokenizer"
+    is_in_memory = True
 
     def __init__(
         self, lengths: Sequence[int], *, first_token: int = 1, name: str = "", inner_delimiters: bool = False
@@ -50,23 +82,21 @@ class ListSource:
     def fingerprint(self) -> str:
         return hashlib.sha256(self.tokens.tobytes() + self.stops.tobytes() + self.name.encode()).hexdigest()
 
-    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+    def ends_of(self, start: int, stop: int) -> NDArray[np.int64]:
         return self.stops[(self.stops > start) & (self.stops <= stop)]
 
-    def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
-        return [self.tokens[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
+    def tokens_of(self, start: int, length: int) -> NDArray[Any]:
+        assert 0 <= start < start + length <= len(self.tokens)
+        return self.tokens[start : start + length]
 
-    def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans | None:
-        return Spans(address_of(self.tokens) + starts * self.dtype.itemsize, Memory([self.tokens]))
-
-    def document_at(self, position: int) -> DocumentPlace:
+    def document_at(self, position: int) -> DocumentSpan:
         document = int(np.searchsorted(self.stops, position, "right"))
         stop = int(self.stops[document])
-        return DocumentPlace("memory", document, stop - self.lengths[document], stop)
+        return DocumentSpan("memory", document, stop - self.lengths[document], stop)
 
-    def place_of(self, document: int) -> DocumentPlace:
+    def place_of(self, document: int) -> DocumentSpan:
         stop = int(self.stops[range(len(self.stops))[document]])
-        return DocumentPlace("memory", document, stop - self.lengths[document], stop)
+        return DocumentSpan("memory", document, stop - self.lengths[document], stop)
 
     def documents(self) -> list[list[int]]:
         return [part.tolist() for part in np.split(self.tokens, self.stops[:-1])]
@@ -78,7 +108,7 @@ def _rebuild(lengths: list[int], tokens: NDArray[np.uint32], name: str) -> ListS
     return source
 
 
-class PeriodicSource:
+class PeriodicSource(Source):
     """A corpus of any size whose documents all have one length; tokens are computed when they are read."""
 
     dtype = np.dtype(np.uint16)
@@ -88,28 +118,22 @@ class PeriodicSource:
         self.num_tokens, self._length = num_tokens, document_tokens
         self.fingerprint = hashlib.sha256(f"{num_tokens} {document_tokens}".encode()).hexdigest()
 
-    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+    def ends_of(self, start: int, stop: int) -> NDArray[np.int64]:
         first = (start // self._length + 1) * self._length
         found = np.arange(first, stop + 1, self._length, dtype=np.int64)
         return np.append(found, stop) if stop == self.num_tokens and (not len(found) or found[-1] != stop) else found
 
-    def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
-        return [
-            (np.arange(a, a + n) % 60_000).astype(np.uint16)
-            for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
-        ]
+    def tokens_of(self, start: int, length: int) -> NDArray[Any]:
+        return (np.arange(start, start + length) % 60_000).astype(np.uint16)
 
-    def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        return None
-
-    def document_at(self, position: int) -> DocumentPlace:
+    def document_at(self, position: int) -> DocumentSpan:
         document = position // self._length
-        return DocumentPlace(
+        return DocumentSpan(
             "none", document, document * self._length, min(self.num_tokens, (document + 1) * self._length)
         )
 
-    def place_of(self, document: int) -> DocumentPlace:
+    def place_of(self, document: int) -> DocumentSpan:
         start = document * self._length
         if not 0 <= start < self.num_tokens:
             raise IndexError(document)
-        return DocumentPlace("none", document, start, min(self.num_tokens, start + self._length))
+        return DocumentSpan("none", document, start, min(self.num_tokens, start + self._length))

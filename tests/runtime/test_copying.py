@@ -1,4 +1,4 @@
-"""Tokens are the same whether they are copied as slices or gathered by their addresses."""
+"""Tokens are the same whether they are copied as slices, gathered by their addresses, or read in ranges."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.runtime.test_loader import rows_of, take
 from tests.runtime.test_reader import small_units, write
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
-from tokshard.runtime import layout as layouts
+from tokshard.runtime import batches, mapped
 from tokshard.runtime import shards as reader
-from tokshard.runtime.copying import Gather, Memory, Reads, Slices, address_of
-from tokshard.runtime.packing import PADDING_INDEX
+from tokshard.runtime.batches import PADDING_INDEX
+from tokshard.runtime.mapped import MappedShard, MappedTokens
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.shards import CorpusSource, _MappedShard
+from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.tensors import StreamingLoader
 
-COPIERS = {"slices": (0, Slices), "gathered": (1 << 60, Gather)}
+GATHER_BELOW = {"slices": 0, "gathered": 1 << 60}
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 sizes = st.fixed_dictionaries(
@@ -36,31 +36,48 @@ sizes = st.fixed_dictionaries(
 )
 
 
-class NarrowSource(ListSource):
-    """Documents in memory of 16 bits per token, at an address that is a multiple of no more than that."""
-
-    dtype = np.dtype(np.uint16)
-
-    def __init__(self, lengths: list[int], **options: Any) -> None:
-        super().__init__(lengths, **options)
-        memory = np.zeros(len(self.tokens) + 3, np.uint16)
-        memory[3:] = self.tokens
-        self.tokens = memory[3:]
-
-
 def plan_of(sources: list[Any], **options: Any) -> StreamPlan:
     named = {f"corpus {number}": source for number, source in enumerate(sources)}
     return StreamPlan(named, weights=dict.fromkeys(named, 1.0), allow_small_blocks=True, **options)
 
 
+class MappedSource(ListSource):
+    """Documents in memory, copied as those of memory maps are: record batches of four documents."""
+
+    def __init__(self, lengths: list[int], **options: Any) -> None:
+        super().__init__(lengths, **options)
+        starts = np.unique(np.concatenate([[0], self.stops[3::4], self.stops[-1:]]))
+        self.mapped = MappedTokens(starts, self.dtype)
+        for batch in reversed(range(len(starts) - 1)):
+            self.mapped.add(batch, self.tokens[starts[batch] : starts[batch + 1]])
+        self.starts = starts
+
+    def read(self, starts: Any, lengths: Any, out: Any, at: Any) -> None:
+        batches = np.searchsorted(self.starts, starts, "right") - 1
+        self.mapped.read(batches, starts, lengths, out, at)
+
+
+class NarrowSource(MappedSource):
+    """The same of 16 bits per token, at an address that is a multiple of no more than that."""
+
+    dtype = np.dtype(np.uint16)
+
+    def __init__(self, lengths: list[int], **options: Any) -> None:
+        ListSource.__init__(self, lengths, **options)
+        memory = np.zeros(len(self.tokens) + 3, np.uint16)
+        memory[3:] = self.tokens
+        self.tokens = memory[3:]
+        self.starts = np.array([0, len(self.tokens)])
+        self.mapped = MappedTokens(self.starts, self.dtype)
+        self.mapped.add(0, self.tokens)
+
+
 def packed_as(kind: str, plan: StreamPlan, samples: list[int], parts: list[tuple[int, int]]) -> list[NDArray[Any]]:
     """The tokens of some stretches of one layout."""
-    below, copier = COPIERS[kind]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layouts, "GATHER_BELOW", below)
+        patch.setattr(mapped, "GATHER_BELOW", GATHER_BELOW[kind])
         layout = plan.lay_out(plan.mixture(plan.cursor()), np.array(samples, np.int64))
-    assert type(layout.copier) is copier
-    return [layout.pack(start, stop).tokens for start, stop in parts]
+        return [layout.pack(start, stop).tokens for start, stop in parts]
 
 
 @given(
@@ -81,13 +98,13 @@ def test_slices_and_gathering_give_the_same_rows_for_every_layout(
     padding: int,
     data: st.DataObject,
 ) -> None:
-    kind = NarrowSource if narrow else ListSource
+    kind = NarrowSource if narrow else MappedSource
     sources = [kind(parts, first_token=1 + 5000 * number) for number, parts in enumerate(documents)]
     plan = plan_of(sources, loss_across_documents=across, **sizes)
     rows = sorted(samples) + [PADDING_INDEX] * padding
     stretch = st.lists(st.integers(0, len(rows)), min_size=2, max_size=2, unique=True).map(sorted)
     parts = [(0, len(rows)), *data.draw(st.lists(stretch, max_size=4))]
-    slices, gathered = (packed_as(name, plan, rows, parts) for name in COPIERS)
+    slices, gathered = (packed_as(name, plan, rows, parts) for name in GATHER_BELOW)
     for one, other in zip(slices, gathered, strict=True):
         assert one.dtype == other.dtype == (np.uint16 if narrow else np.uint32)
         assert one.tolist() == other.tolist()
@@ -100,42 +117,49 @@ def test_slices_and_gathering_give_the_same_rows_for_every_layout(
 def test_the_filled_end_of_a_pass_is_the_same_in_both_ways(
     documents: list[int], sizes: dict[str, int], epochs: int
 ) -> None:
-    plan = StreamPlan(ListSource(documents), epochs=epochs, allow_small_blocks=True, **sizes)
+    plan = StreamPlan(MappedSource(documents), epochs=epochs, allow_small_blocks=True, **sizes)
     count = plan.num_samples or 0
     rows = [*range(max(0, count - 4), count), PADDING_INDEX]
-    slices, gathered = (packed_as(name, plan, rows, [(0, len(rows))]) for name in COPIERS)
+    slices, gathered = (packed_as(name, plan, rows, [(0, len(rows))]) for name in GATHER_BELOW)
     assert slices[0].tolist() == gathered[0].tolist()
 
 
 def test_more_tokens_than_are_numbered_at_once_are_gathered_too() -> None:
-    source = ListSource([7] * 30_000)
+    source = MappedSource([7] * 30_000)
     plan = plan_of([source], seq_len=50_000)
-    slices, gathered = (packed_as(name, plan, [0, 1, 2], [(0, 3)]) for name in COPIERS)
+    slices, gathered = (packed_as(name, plan, [0, 1, 2], [(0, 3)]) for name in GATHER_BELOW)
     assert np.array_equal(slices[0], gathered[0])
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 def test_pieces_are_gathered_from_memory_that_lies_far_apart_in_any_order(dtype: Any) -> None:
     owners = [np.arange(number, number + size).astype(dtype) for number, size in ((0, 10), (500, 1), (90, 300_000))]
+    first_tokens = np.array([0, 10, 11, 300_011])
+    memory = MappedTokens(first_tokens, np.dtype(dtype))
+    for number in (1, 2, 0):
+        memory.add(number, owners[number])
     rng = random.Random(2)
     for _ in range(50):
         pieces = [(rng.randrange(3), rng.random(), rng.random()) for _ in range(rng.randint(1, 30))]
-        expected, addresses = [], []
+        expected = []
+        chosen, starts = [], []
         for owner, low, high in pieces:
             start = int(low * len(owners[owner]))
             stop = start + 1 + int(high * (min(len(owners[owner]), start + 50) - start - 1))
             expected.append(owners[owner][start:stop])
-            addresses.append(address_of(owners[owner]) + start * owners[owner].itemsize)
+            chosen.append(owner)
+            starts.append(first_tokens[owner] + start)
         counts = np.array([len(one) for one in expected], np.int64)
-        gather = Gather(
-            addresses=np.array(addresses, np.int64), lengths=counts, memories=[Memory(owners)], dtype=np.dtype(dtype)
-        )
-        start = rng.randrange(len(pieces))
-        stop = rng.randint(start + 1, len(pieces))
-        found, sliced = (np.zeros(int(counts[start:stop].sum()), dtype) for _ in range(2))
-        gather.copy(start, stop, found)
-        Slices(expected).copy(start, stop, sliced)
-        assert found.tolist() == sliced.tolist()
+        gaps = np.array([rng.choice([0, 0, 3]) for _ in pieces])
+        places = np.cumsum(gaps + counts) - counts
+        found, sliced, right = (np.zeros(int((gaps + counts).sum()), dtype) for _ in range(3))
+        for place, tokens in zip(places.tolist(), expected, strict=True):
+            right[place : place + len(tokens)] = tokens
+        for below, out in ((1 << 60, found), (0, sliced)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(mapped, "GATHER_BELOW", below)
+                memory.read(np.array(chosen), np.array(starts), counts, out, places)
+        assert found.tolist() == sliced.tolist() == right.tolist()
 
 
 # corpora on disk
@@ -169,8 +193,7 @@ def test_mapped_and_read_corpora_of_many_shards_and_batches_give_the_same_batche
         rows = []
         for access in ("mmap", "pread"):
             plan = plan_of([CorpusSource(corpus, access=access) for corpus in corpora], **options)
-            copier = plan.lay_out(plan.mixture(plan.cursor()), np.arange(4)).copier
-            assert type(copier) is (Gather if access == "mmap" else Reads)
+            patch.setattr(batches, "READ_PIECES", 60)
             loader = StreamingLoader(plan, global_batch_size=3)
             rows.append(rows_of(take(loader, 8)))
             loader.close()
@@ -252,10 +275,13 @@ def test_a_piece_beyond_its_record_batch_is_refused(tmp_path: Path) -> None:
         source = CorpusSource(write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=300))
         inside = np.array([80]), np.array([20])
         beyond = np.array([80]), np.array([21])
-        assert source.spans(*inside) is not None
-        for read in (source.spans, source.views):
+        out, at = np.zeros(21, source.dtype), np.array([0])
+        source.read(*inside, out, at)
+        assert out[:19].all()
+        assert out[19] == 0
+        for wrong in (beyond, (np.array([-1]), np.array([3])), (np.array([600]), np.array([1]))):
             with pytest.raises(DamagedCorpusError, match="a document reaches beyond its record batch"):
-                read(*beyond)
+                source.read(*wrong, out, at)
 
 
 def test_tokens_that_a_shard_does_not_align_are_copied_as_slices(
@@ -264,13 +290,13 @@ def test_tokens_that_a_shard_does_not_align_are_copied_as_slices(
     memory = ListSource([6] * 50)
     source = CorpusSource(write(tmp_path / "corpus", memory))
     aligned = read_all(source)
-    values = _MappedShard.values
+    values = MappedShard.values
 
-    def misaligned(shard: _MappedShard, batch: int) -> NDArray[Any]:
+    def misaligned(shard: MappedShard, batch: int) -> NDArray[Any]:
         found = values(shard, batch)
         return np.frombuffer(b"\0" + found.tobytes(), found.dtype, offset=1)
 
-    monkeypatch.setattr(_MappedShard, "values", misaligned)
+    monkeypatch.setattr(MappedShard, "values", misaligned)
     again = CorpusSource(source.location)
-    assert again.spans(np.array([0]), np.array([3])) is None
+    monkeypatch.setattr(MappedTokens, "_gather", None)
     assert read_all(again) == aligned

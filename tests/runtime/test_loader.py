@@ -459,12 +459,9 @@ class SlowSource(ListSource):
 
     reading = "/data/shard-00-0000000-000000-0000.arrow"
 
-    def views(self, starts: Any, lengths: Any) -> list[Any]:
+    def read(self, starts: Any, lengths: Any, out: Any, at: Any) -> None:
         time.sleep(1)
-        return super().views(starts, lengths)
-
-    def spans(self, starts: Any, lengths: Any) -> None:
-        return None
+        super().read(starts, lengths, out, at)
 
 
 def test_a_read_that_hangs_times_out_with_the_name_of_the_shard() -> None:

@@ -225,10 +225,10 @@ class BrokenSource(ListSource):
 
     broken = False
 
-    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+    def ends_of(self, start: int, stop: int) -> NDArray[np.int64]:
         if self.broken and start > 1500:
             raise DamagedCorpusError("shard-7 is not there", hint="restore it")
-        return super().ends(start, stop)
+        return super().ends_of(start, stop)
 
 
 def test_damage_that_is_met_while_preparing_is_raised_and_the_job_goes_on_when_it_is_repaired() -> None:
@@ -292,7 +292,7 @@ def test_a_forked_child_reads_while_a_thread_of_its_parent_makes_a_table(
     monkeypatch: pytest.MonkeyPatch, num_calls: int
 ) -> None:
     source, reached, go_on = PeriodicSource(3 * FULL, 9), threading.Event(), threading.Event()
-    plan, ends, calls = plan_of(source), source.ends, itertools.count(1)
+    plan, ends_of, calls = plan_of(source), source.ends_of, itertools.count(1)
     samples = np.array([7, 300])
     expected = read(plan.reader(), samples)
 
@@ -300,14 +300,14 @@ def test_a_forked_child_reads_while_a_thread_of_its_parent_makes_a_table(
         if threading.current_thread() is thread and next(calls) == num_calls:
             reached.set()
             assert go_on.wait(30)
-        return ends(start, stop)
+        return ends_of(start, stop)
 
     def make() -> None:
         for first in range(0, 240, 40):
             plan.streams[0].pieces_of(np.arange(first, first + 40), is_sequential=True)
 
     thread = threading.Thread(target=make)
-    monkeypatch.setattr(source, "ends", slow)
+    monkeypatch.setattr(source, "ends_of", slow)
     thread.start()
     assert reached.wait(30)
     receiving, sending = os.pipe()

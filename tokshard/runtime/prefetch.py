@@ -17,12 +17,13 @@ from multiprocessing.util import Finalize
 from typing import Any, Generic, TypeVar
 
 from tokshard.errors import LoaderError
+from tokshard.runtime.batches import Packed
 from tokshard.runtime.order.mixture import Mixture
-from tokshard.runtime.packing import Packed
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.steps import Ranks
 from tokshard.runtime.stop import Stop
-from tokshard.runtime.workers import STOP_SECONDS, Job, Worker, check_pickles, steps_of_workers
+from tokshard.runtime.workers import Job, STOP_SECONDS, Worker, check_pickles, steps_of_workers
+from tokshard.runtime.source import TokenSource
 
 Batch = TypeVar("Batch")
 

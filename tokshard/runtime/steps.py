@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.options import integer
+from tokshard.runtime.batches import PADDING_INDEX, Packed
 from tokshard.runtime.order.mixture import Mixture
-from tokshard.runtime.packing import PADDING_INDEX, Packed
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import Stop
 
@@ -140,7 +140,7 @@ def packed_steps(
         layout = plan.lay_out(mixture, samples, is_sequential=True)
         for step in range(len(starts)):
             yield plan.pack(layout, step * rows, (step + 1) * rows)
-        pieces_per_row = len(layout.lengths) / len(samples)
+        pieces_per_row = layout.num_pieces / len(samples)
         wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * len(plan.names))
         most = min(wanted, _MAX_LAYOUT_PIECES / pieces_per_row, _MAX_LAYOUT_ROWS)
         steps = min(2 * steps, max(1, int(most / rows)))

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from tokshard.errors import TokshardError, TrainerError, UsageError
-from tokshard.runtime.packing import IGNORED
+from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.tensors import Batch, StreamingLoader

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tokshard.errors import UsageError
 from tokshard.format.reader import Corpus
 from tokshard.inspect.plan.run import Run
-from tokshard.inspect.plan.trace import DocumentFacts, DocumentReader, ID, RankView, facts_json
+from tokshard.inspect.plan.trace import ID, DocumentFacts, DocumentReader, RankView, facts_json
 from tokshard.runtime import tracing
 from tokshard.runtime.shards import CorpusSource
 

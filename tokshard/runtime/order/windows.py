@@ -13,16 +13,15 @@ from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
-from tokshard.runtime.copying import Spans
 from tokshard.runtime.order.forking import ForkLock
-from tokshard.runtime.order.permutation import KEY_WORDS, MAX_SORTED, Permutation, small_permutations
+from tokshard.runtime.order.permutation import KEY_WORDS, Permutation
 from tokshard.runtime.order.seeds import MAX_EPOCHS, Purpose, derive_key
+from tokshard.runtime.source import TokenSource
 
 _MAX_TABLES = 2
 _MAX_PERMUTATIONS = 8
@@ -38,68 +37,6 @@ NOT_TAKEN = -1
 
 _BLOCKS_PER_STEP = 4
 _PIECES_PER_STEP = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentPlace:
-    """A document by its place.
-
-    Args:
-        shard: file name.
-        document: number in the corpus.
-        start, stop: its tokens in the stream of the corpus.
-    """
-
-    shard: str
-    document: int
-    start: int
-    stop: int
-
-
-class TokenSource(Protocol):
-    """The tokens of a corpus as one stream, shard after shard. The seam between order and storage."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Length of the stream."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Content fingerprint: 64 hexadecimal digits."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of a token id: uint16 or uint32."""
-
-    @property
-    def tokenizer(self) -> str:
-        """Hash of the tokenizer: corpora of one plan share it."""
-
-    def document_at(self, position: int) -> DocumentPlace:
-        """The document that holds a token of the stream."""
-
-    def place_of(self, document: int) -> DocumentPlace:
-        """A document by its number in the corpus; IndexError if there is none."""
-
-    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Where documents end in ``(start, stop]``: int64, ascending, the position after each delimiter."""
-
-    def views(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """The tokens of pieces, each within one document: read-only arrays, uint16 or uint32."""
-
-    def spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans | None:
-        """Where the same tokens lie in memory; None if they do not: then `views` is asked for batch by batch.
-
-        The tokens are read from these addresses without a check, so a wrong one is a crash or a wrong token, not an
-        exception. A source guarantees for each piece, and checks it before it answers:
-
-        - ``[address, address + length * itemsize)`` lies within one array of ``memory``, of this source's dtype, and
-          holds the tokens that `views` gives;
-        - the address is a multiple of the size of a token;
-        - the array stays where it is, mapped and unchanged in size, as long as ``memory`` is referenced.
-
-        Raises an error for a piece that reaches beyond the corpus or the memory that holds it.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,31 +394,10 @@ class CorpusStream:
         while length > 0:
             window = self.window_at(position)
             take = min(length, window.stop - position)
-            epochs = length // self.num_tokens
-            is_one_block = window.num_blocks + bool(window.tail_tokens) == self.num_windows == 1
-            if epochs > 1 and is_one_block and take <= MAX_SORTED and self.take == 1:
-                take = epochs * self.num_tokens
-                parts.append(self._epochs_of_one_block(window.epoch, epochs))
-            else:
-                start = np.array([position - window.start], np.int64)
-                parts.append(self.table(window).cut(start, np.array([take], np.int64))[1])
+            start = np.array([position - window.start], np.int64)
+            parts.append(self.table(window).cut(start, np.array([take], np.int64))[1])
             position, length = position + take, length - take
         return parts
-
-    def _epochs_of_one_block(self, epoch: int, count: int) -> Pieces:
-        """The pieces of `count` epochs of a corpus of one block, many of which may fit into a sample."""
-        stops = self.source.ends(0, self.num_tokens)
-        starts = np.concatenate([np.zeros(1, np.int64), stops[:-1]])
-        epochs = range(epoch, epoch + count)
-        if len(stops) == 1:
-            order = np.zeros((count, 1), np.int64)
-        else:
-            order = small_permutations(len(stops), np.stack([self._key("pieces", one, 0, words=3) for one in epochs]))
-        return Pieces(
-            starts=starts[order].ravel(),
-            lengths=(stops - starts)[order].ravel(),
-            ends_document=np.ones(order.size, np.bool_),
-        )
 
     def table(self, window: Window) -> PieceTable:
         """The pieces of a window, made when it is first asked for."""
@@ -537,7 +453,7 @@ class CorpusStream:
         for number, start in enumerate(block_starts.tolist()):
             first_place = number * size
             tokens = int(block_stops[number]) - first_place
-            ends = self.source.ends(start, start + tokens)
+            _, ends = self.source.ends(np.array([start]), np.array([start + tokens]))
             is_end = len(ends) > 0 and int(ends[-1]) == start + tokens
             ends_document[number] = is_end
             found = np.empty(len(ends) + 1 - is_end, np.uint32)

@@ -1,0 +1,384 @@
+"""From pieces of documents to rows, and from rows to a batch.
+
+    pieces ──corpus_rows──▶ labels ──lay_out──▶ Layout ──pack──▶ Packed ──widen──▶ the batch of a training loop
+
+Laying out is arithmetic over whole arrays of pieces, for many batches at once: for a batch of a few rows the calls
+would cost more than the copying. Packing reads the tokens of a batch. `Packed` is narrow, and is what worker processes
+send: token ids in the dtype of the corpus, and what cannot be derived from them. `widen` derives the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.runtime.order.windows import Pieces
+from tokshard.runtime.recycling import Recycler
+from tokshard.runtime.source import TokenSource
+
+IGNORED = -100
+"""The label that cross-entropy leaves out, as in torch and transformers."""
+
+PADDING_INDEX = -1
+"""sample_index and corpus_index of a row that only fills a batch up."""
+
+READ_PIECES = 256
+"""Corpora in memory are read at least so many pieces at a time, because every call costs. Changes speed only."""
+
+_MAX_READ_TOKENS = 262_144
+"""But not more tokens than this, if that is more than a batch: they are copied once more, out of the cache."""
+
+_MIN_CU_SEQLENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of different lengths, one after another.
+
+    Args:
+        values: [..., n].
+        first: where in the last dimension each row starts: rows + 1 entries.
+    """
+
+    values: NDArray[Any]
+    first: list[int]
+
+    @classmethod
+    def by_row(cls, values: NDArray[Any], rows: NDArray[np.int64], num_rows: int) -> Ragged:
+        """From the row of each value, ascending."""
+        return cls(values, np.searchsorted(rows, np.arange(num_rows + 1)).tolist())
+
+    def of(self, start: int, stop: int) -> NDArray[Any]:
+        """The values of the rows ``[start, stop)``."""
+        found: NDArray[Any] = self.values[..., self.first[start] : self.first[stop]]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusRows:
+    """The pieces of one corpus in a layout, in the order of the rows that they belong to.
+
+    Args:
+        source: the corpus.
+        rows: int64 [pieces], the row of each.
+        starts: int64 [pieces], where in the corpus each starts.
+        inputs: int64 [pieces], tokens of each that are inputs.
+        tokens: int64 [pieces], tokens of each that are read: inputs, and the one after them if it is their label.
+        is_ignored: bool [pieces], whether its last input has no label.
+        is_cut: bool [pieces], whether the label of its last input is not a token of the row.
+    """
+
+    source: TokenSource
+    rows: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    inputs: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    is_ignored: NDArray[np.bool_]
+    is_cut: NDArray[np.bool_]
+
+
+def corpus_rows(
+    source: TokenSource,
+    rows: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    pieces: Pieces,
+    *,
+    seq_len: int,
+    loss_across_documents: bool,
+) -> CorpusRows:
+    """Where the labels of the pieces of one corpus come from.
+
+    A label is the next token of the document. Within a piece that is the next token of the row, and a piece that the
+    row cuts is read one token further. Only where a block cuts a piece, the label comes from another block.
+
+    Args:
+        rows: int64 [n], the rows that read this corpus.
+        counts: int64 [n], pieces of each.
+        pieces: of all of them; with `loss_across_documents` up to one token more than a row has inputs.
+    """
+    last = np.cumsum(counts) - 1
+    tokens_in_row = np.add.reduceat(pieces.lengths, last - counts + 1)
+    inputs, tokens = pieces.lengths, pieces.lengths.copy()
+    is_followed = np.zeros(len(inputs), np.bool_)  # by its label, in the same copy
+    if loss_across_documents:
+        beyond = last[tokens_in_row > seq_len]
+        inputs = inputs.copy()
+        inputs[beyond] -= 1
+        is_followed[beyond] = True
+        is_ignored = np.zeros(len(inputs), np.bool_)
+        end_of_pass = last[tokens_in_row <= seq_len]
+        is_ignored[end_of_pass] = pieces.ends_document[end_of_pass]
+    else:
+        full = last[tokens_in_row == seq_len]
+        extended = full[~pieces.ends_document[full]]
+        tokens[extended] += 1
+        is_followed[extended] = True
+        is_ignored = pieces.ends_document
+    return CorpusRows(
+        source=source,
+        rows=np.repeat(rows, counts),
+        starts=pieces.starts,
+        inputs=inputs,
+        tokens=tokens,
+        is_ignored=is_ignored,
+        is_cut=~(pieces.ends_document | is_followed),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReadRows:
+    """The tokens of the rows ``[start, stop)`` of a layout, and the labels that are not among them."""
+
+    start: int
+    stop: int
+    tokens: NDArray[Any]
+    cut_labels: NDArray[Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Layout:
+    """Rows of one or many batches, piece by piece, ready to be read.
+
+    A row has seq_len + 1 tokens: its last one is the label of the one before it, and not an input. Places are counted
+    over all rows; those of labels leave out the last token of each row.
+
+    Args:
+        row_tokens: seq_len + 1.
+        dtype: of the tokens.
+        sources: of the pieces.
+        samples: int64 [rows], global samples, `PADDING_INDEX` for rows that are padding.
+        corpora: int64 [rows], corpus of each in plan order, or `PADDING_INDEX`.
+        num_tokens: int32 [rows], inputs of each row that are not padding.
+        missing: int64 [rows], tokens at the end of each row that no piece gives.
+        reads: int64 [4, pieces]: number of the source, position and tokens of each piece, and its place.
+        lengths: int32, inputs of each piece that has any, and the padding of a row as a piece of its own.
+        ignored: int64, ascending places whose label is -100.
+        cuts: int64 [3, n]: ascending places whose label is neither -100 nor the next token of the row; number of the
+            source and position of that label.
+    """
+
+    row_tokens: int
+    dtype: np.dtype[Any]
+    sources: Sequence[TokenSource]
+    samples: NDArray[np.int64]
+    corpora: NDArray[np.int64]
+    num_tokens: NDArray[np.int32]
+    missing: NDArray[np.int64]
+    reads: Ragged
+    lengths: Ragged
+    ignored: Ragged
+    cuts: Ragged
+    _ahead: _ReadRows | None = field(init=False, default=None, repr=False)
+    _buffer: NDArray[Any] | None = field(init=False, default=None, repr=False)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of all rows."""
+        return len(self.lengths.values)
+
+    def pack(self, start: int, stop: int) -> Packed:
+        """Read the rows ``[start, stop)`` together."""
+        read = self._rows(start, stop)
+        tokens = read.tokens[start - read.start : stop - read.start]
+        first = start * (self.row_tokens - 1)
+        places = self.cuts.of(start, stop)[0]
+        first_cut = self.cuts.first[start] - self.cuts.first[read.start]
+        return Packed(
+            tokens=tokens.copy() if read is self._ahead else tokens,  # the buffer is used again
+            piece_lengths=self.lengths.of(start, stop),
+            ignored=self.ignored.of(start, stop) - first,
+            label_places=places - first,
+            labels=read.cut_labels[first_cut : first_cut + len(places)].astype(np.int64),
+            num_tokens_in_row=self.num_tokens[start:stop],
+            corpus_index=self.corpora[start:stop],
+            sample_index=self.samples[start:stop],
+        )
+
+    def _rows(self, start: int, stop: int) -> _ReadRows:
+        """These rows, and if all corpora are in memory some that follow, which are kept for the next call."""
+        ahead = self._ahead
+        if ahead is not None and ahead.start <= start and stop <= ahead.stop:
+            return ahead
+        count = min(self._rows_ahead, len(self.samples) - start)
+        if count < 2 * (stop - start):
+            return self._read(start, stop, None)
+        if self._buffer is None:
+            self._buffer = np.empty(self._rows_ahead * self.row_tokens + len(self.cuts.values[0]), self.dtype)
+        self._ahead = self._read(start, start + count, self._buffer)
+        return self._ahead
+
+    @property
+    def _rows_ahead(self) -> int:
+        """Rows that are read together if all corpora are in memory."""
+        if not all(source.is_in_memory for source in self.sources):
+            return 0
+        pieces_per_row = self.num_pieces / len(self.samples)
+        return int(min(READ_PIECES / pieces_per_row, _MAX_READ_TOKENS / self.row_tokens))
+
+    def _read(self, start: int, stop: int, buffer: NDArray[Any] | None) -> _ReadRows:
+        size = (stop - start) * self.row_tokens
+        numbers, positions, lengths, places = self.reads.of(start, stop)
+        places = places - start * self.row_tokens
+        _, cut_numbers, cut_positions = self.cuts.of(start, stop)
+        count = size + len(cut_numbers)
+        out = np.empty(count, self.dtype) if buffer is None else buffer[:count]
+        if len(cut_numbers):  # single tokens, which go after all rows
+            numbers = np.concatenate([numbers, cut_numbers])
+            positions = np.concatenate([positions, cut_positions])
+            lengths = np.concatenate([lengths, np.ones_like(cut_positions)])
+            places = np.concatenate([places, np.arange(size, len(out))])
+        if len(self.sources) == 1 and len(numbers):
+            self.sources[0].read(positions, lengths, out, places)
+        else:
+            order = np.argsort(numbers, kind="stable")
+            numbers, positions, lengths, places = numbers[order], positions[order], lengths[order], places[order]
+            bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
+            for low, high in itertools.pairwise(bounds):
+                source = self.sources[int(numbers[low])]
+                source.read(positions[low:high], lengths[low:high], out, places[low:high])
+        tokens = out[:size].reshape(stop - start, self.row_tokens)
+        for row in np.flatnonzero(self.missing[start:stop]).tolist():
+            tokens[row, self.row_tokens - int(self.missing[start + row]) :] = 0
+        return _ReadRows(start=start, stop=stop, tokens=tokens, cut_labels=out[size:])
+
+
+def lay_out(
+    parts: Sequence[CorpusRows],
+    *,
+    samples: NDArray[np.int64],
+    corpora: NDArray[np.int64],
+    seq_len: int,
+    dtype: np.dtype[Any],
+) -> Layout:
+    """Put the pieces of all corpora in the order of the rows.
+
+    Args:
+        samples, corpora: int64 [rows], `PADDING_INDEX` for rows that are padding.
+    """
+    num_rows = len(samples)
+    rows, starts, inputs, tokens = (
+        _joined([getattr(part, name) for part in parts]) for name in ("rows", "starts", "inputs", "tokens")
+    )
+    is_ignored, is_cut = (
+        _joined([getattr(part, name) for part in parts], np.bool_) for name in ("is_ignored", "is_cut")
+    )
+    numbers = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
+    if len(parts) > 1:
+        order = np.argsort(rows, kind="stable")
+        rows, starts, inputs, tokens = rows[order], starts[order], inputs[order], tokens[order]
+        is_ignored, is_cut, numbers = is_ignored[order], is_cut[order], numbers[order]
+    inputs_in_row = np.bincount(rows, inputs, num_rows).astype(np.int64)
+    missing = seq_len + 1 - np.bincount(rows, tokens, num_rows).astype(np.int64)
+    padding = seq_len - inputs_in_row
+    places = np.cumsum(tokens) - tokens + (np.cumsum(missing) - missing)[rows]
+    label_places = np.cumsum(inputs) + (np.cumsum(padding) - padding)[rows] - 1  # of the last input of each piece
+    is_ignored &= inputs > 0
+    cuts = np.stack([label_places[is_cut], numbers[is_cut], (starts + inputs)[is_cut]])
+    return Layout(
+        row_tokens=seq_len + 1,
+        dtype=dtype,
+        sources=[part.source for part in parts],
+        samples=samples,
+        corpora=corpora,
+        num_tokens=inputs_in_row.astype(np.int32),
+        missing=missing,
+        reads=Ragged.by_row(np.stack([numbers, starts, tokens, places]), rows, num_rows),
+        lengths=_piece_lengths(rows, inputs, padding),
+        ignored=Ragged.by_row(label_places[is_ignored], rows[is_ignored], num_rows),
+        cuts=Ragged.by_row(cuts, rows[is_cut], num_rows),
+    )
+
+
+def _piece_lengths(rows: NDArray[np.int64], inputs: NDArray[np.int64], padding: NDArray[np.int64]) -> Ragged:
+    """Inputs of each piece that has any, by row; the padding of a row is its last piece."""
+    is_piece = inputs > 0
+    rows, inputs = rows[is_piece], inputs[is_piece]
+    padded = np.flatnonzero(padding)
+    if len(padded):
+        after = np.searchsorted(rows, padded, "right")
+        rows, inputs = np.insert(rows, after, padded), np.insert(inputs, after, padding[padded])
+    return Ragged.by_row(inputs.astype(np.int32), rows, len(padding))
+
+
+def _joined(arrays: Sequence[NDArray[Any]], dtype: type[Any] = np.int64) -> NDArray[Any]:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """Rows of a batch as they are read.
+
+    Args:
+        tokens: uint16 or uint32 [rows, seq_len + 1]; a row's last token is the label of the one before, and no input. 0
+            where a row is padding.
+        piece_lengths: int32 [pieces], the inputs only, in order; they add up to rows * seq_len, padding included.
+        ignored: int64 [k], places in the flattened batch whose label is -100.
+        label_places: int64 [m], places in it whose label is neither that nor the next token of the row.
+        labels: int64 [m], those labels.
+        num_tokens_in_row: int32 [rows], inputs of each row that are no padding.
+        corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
+        sample_index: int64 [rows], global sample, or `PADDING_INDEX`.
+    """
+
+    tokens: NDArray[Any]
+    piece_lengths: NDArray[np.int32]
+    ignored: NDArray[np.int64]
+    label_places: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    num_tokens_in_row: NDArray[np.int32]
+    corpus_index: NDArray[np.int64]
+    sample_index: NDArray[np.int64]
+
+
+def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray[Any]]:
+    """The batch that a training loop gets.
+
+    Args:
+        recycler: has the memory; default: new memory.
+
+    Returns:
+        input_ids, labels, position_ids: int64 [rows, seq_len]. corpus_index, sample_index: int64 [rows].
+        cu_seqlens: int32, the boundaries of all pieces in the flattened batch, its end repeated up to a power of two of
+        entries, at least 64. max_seqlen: int64 [], the longest piece.
+    """
+    recycler = recycler or Recycler(0)
+    rows, seq_len = len(packed.tokens), packed.tokens.shape[1] - 1
+    size = rows * seq_len
+    input_ids, labels, position_ids = recycler.empty((3, rows, seq_len))
+    np.copyto(input_ids, packed.tokens[:, :-1])
+    np.copyto(labels, packed.tokens[:, 1:])
+    flat = labels.reshape(-1)
+    flat[packed.ignored] = IGNORED
+    if len(packed.labels):
+        flat[packed.label_places] = packed.labels
+    if packed.num_tokens_in_row.min() < seq_len:
+        for row in np.flatnonzero(packed.num_tokens_in_row < seq_len).tolist():
+            labels[row, packed.num_tokens_in_row[row] :] = IGNORED
+    lengths = packed.piece_lengths
+    ends = np.cumsum(lengths)
+    np.subtract(recycler.numbers(size), np.repeat(ends - lengths, lengths), out=position_ids.reshape(-1))
+    # few lengths, so that a compiled model sees few shapes
+    padded = max(_MIN_CU_SEQLENS, 1 << len(ends).bit_length())
+    cu_seqlens = np.empty(padded, np.int32)
+    cu_seqlens[0] = 0
+    cu_seqlens[1 : len(ends) + 1] = ends
+    cu_seqlens[len(ends) + 1 :] = size
+    return {
+        "input_ids": input_ids,
+        "labels": labels,
+        "position_ids": position_ids,
+        "corpus_index": packed.corpus_index.copy(),  # a few numbers of an array that many batches share
+        "sample_index": packed.sample_index.copy(),
+        "cu_seqlens": cu_seqlens,
+        "max_seqlen": np.array(lengths.max(initial=0), np.int64),
+    }
+
+
+def first_row(batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """A batch of one row as a sample: the rows lose their first dimension."""
+    return {key: value[0] if value.ndim == 2 else value for key, value in batch.items()}

@@ -1,0 +1,51 @@
+"""Memory of batches that is used again."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Recycler:
+    """Arrays of batches that are used again once nothing else holds them.
+
+    A batch of some hundred kilobytes costs more in page faults than in copying if its memory is new, and the allocator
+    gives such memory back as soon as it is freed. Whether an array is held is its reference count: tensors and views of
+    it count, a device that copies from it does not. Without the GIL, counts are not exact, and nothing is used again.
+
+    Args:
+        size: arrays that are kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+        self._size = size if has_gil else 0
+        self._arrays: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        self._unused = self._holders(0)
+        self._arrays.clear()
+        self._numbers = np.empty(0, np.int64)
+
+    def empty(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """An int64 array of any content."""
+        for index in range(len(self._arrays)):
+            if self._holders(index) == self._unused and self._arrays[index].shape == shape:
+                return self._arrays[index]
+        array = np.empty(shape, np.int64)
+        if len(self._arrays) >= self._size:
+            held = [index for index in range(len(self._arrays)) if self._holders(index) > self._unused]
+            self._arrays = [self._arrays[index] for index in held]
+        if len(self._arrays) < self._size:
+            self._arrays.append(array)
+        return array
+
+    def numbers(self, size: int) -> NDArray[np.int64]:
+        """0, 1, ...: int64 [size], read-only."""
+        if len(self._numbers) < size:
+            self._numbers = np.arange(size)
+            self._numbers.setflags(write=False)
+        return self._numbers[:size]
+
+    def _holders(self, index: int) -> int:
+        return sys.getrefcount(self._arrays[index])

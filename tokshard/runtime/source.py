@@ -1,0 +1,94 @@
+"""The seam between an order and the bytes that it reads: what a corpus has to answer.
+
+An order asks a corpus where its documents end, and copies tokens of it. Both are asked for many places at once, so
+that a source which waits for each answer can wait for all of them together. Only arrays of integers cross the seam: a
+source may keep its tokens in memory maps, behind file descriptors, in an object store, or compute them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSpan:
+    """Where a document lies.
+
+    Args:
+        shard: file name.
+        document: number in the corpus.
+        start, stop: its tokens in the corpus.
+    """
+
+    shard: str
+    document: int
+    start: int
+    stop: int
+
+
+class TokenSource(Protocol):
+    """The tokens of a corpus, shard after shard, as one sequence. Positions count its tokens from 0."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the corpus."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Content fingerprint: 64 hexadecimal digits."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a token id: uint16 or uint32."""
+
+    @property
+    def tokenizer(self) -> str:
+        """Hash of the tokenizer, which all corpora of a plan share."""
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether reading never waits for longer than a page fault. Changes speed only.
+
+        Such a source is read for several batches at once, which costs fewer calls. Any other source is read batch by
+        batch, so that no batch waits for the reads of those after it.
+        """
+
+    def document_at(self, position: int) -> DocumentSpan:
+        """The document that holds a token."""
+
+    def place_of(self, document: int) -> DocumentSpan:
+        """A document by its number; IndexError if the corpus has no such document."""
+
+    def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where documents end in stretches of the corpus.
+
+        Args:
+            starts, stops: int64 [n], each start below its stop.
+
+        Returns:
+            offsets, int64 [n + 1], and values, int64: the ends in stretch i are, ascending,
+            ``values[offsets[i] : offsets[i + 1]]``. An end is the position after a delimiter; those in
+            ``(start, stop]`` belong to a stretch.
+        """
+
+    def read(
+        self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
+    ) -> None:
+        """Copy the tokens of pieces, each of which lies within one document.
+
+        Args:
+            starts, lengths: int64 [n], position and tokens of each piece; at least 1 token.
+            out: one-dimensional, of `dtype`. What no piece covers stays as it was.
+            at: int64 [n], where in `out` each piece goes; they do not overlap.
+        """
+
+    def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """A hint: these blocks of the corpus will be read next, in about this order. Most sources ignore it.
+
+        Args:
+            starts, stops: int64 [n], positions of the first token of each and of the one after its last.
+        """
