@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.test_loader import Batch, expected_rows, one_corpus, rows_of, take, two_corpora
-from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 from tokshard.runtime.recycling import Recycler
+from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
 ROWS = ("input_ids", "labels", "position_ids")
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from tokshard.errors import LoaderError
+from tokshard.runtime.batches import Packed
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.packing import Packed, Recycler
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.prefetch import Prefetcher
+from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.steps import Ranks
 from tokshard.runtime.stop import Stop
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tokshard.errors import PlanError
-from tokshard.runtime.options import integer, real
 from tokshard.runtime.batches import IGNORED
+from tokshard.runtime.options import integer, real
 from tokshard.runtime.transforms import Sample, SampleRandom
 
 _NUM_SENTINELS = 3

@@ -14,16 +14,16 @@ from typing import Any, Generic, Literal, TypeVar
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
+from tokshard.runtime.batches import Packed, widen
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, save_cursor
 from tokshard.runtime.feed import Feed
 from tokshard.runtime.locality import warn_of_short_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.steps import Ranks
 from tokshard.runtime.stop import Stop, UsedUp, check_pass, stop_of, used_up
-from tokshard.runtime.batches import Packed, widen
-from tokshard.runtime.recycling import Recycler
 
 NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")

@@ -12,7 +12,8 @@ from typing import Any
 from tokshard.errors import PlanError
 from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
 from tokshard.runtime.order.mixture import Segment, are_weights
-from tokshard.runtime.order.windows import CorpusStream, Shape, TokenSource
+from tokshard.runtime.order.windows import CorpusStream, Shape
+from tokshard.runtime.source import TokenSource
 from tokshard.runtime.transforms import Transform
 
 MIN_BLOCK_TOKENS = 65_536

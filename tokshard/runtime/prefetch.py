@@ -22,8 +22,7 @@ from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.steps import Ranks
 from tokshard.runtime.stop import Stop
-from tokshard.runtime.workers import Job, STOP_SECONDS, Worker, check_pickles, steps_of_workers
-from tokshard.runtime.source import TokenSource
+from tokshard.runtime.workers import STOP_SECONDS, Job, Worker, check_pickles, steps_of_workers
 
 Batch = TypeVar("Batch")
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
-from tokshard.runtime.options import integer
 from tokshard.runtime.batches import PADDING_INDEX, Packed
+from tokshard.runtime.options import integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import Stop

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokshard.errors import LoaderError, PlanError
+from tokshard.runtime.batches import Packed, widen
 from tokshard.runtime.feed import HELD_BATCHES
 from tokshard.runtime.loader import (
     BatchLoader,
@@ -25,8 +26,8 @@ from tokshard.runtime.loader import (
     warn_of_stop,
     warn_of_use,
 )
-from tokshard.runtime.packing import Packed, Recycler, widen
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.steps import packed_steps
 from tokshard.runtime.stop import stop_of, used_up
 

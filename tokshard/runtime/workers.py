@@ -20,10 +20,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
+from tokshard.runtime.batches import Packed
 from tokshard.runtime.order.mixture import Mixture
-from tokshard.runtime.order.windows import TokenSource
-from tokshard.runtime.packing import Packed
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.source import TokenSource
 from tokshard.runtime.steps import Ranks, packed_steps
 from tokshard.runtime.stop import Stop
 
