@@ -15,7 +15,8 @@ from tests.pipeline.inputs import build, jsonl, texts_of
 from tokshard import build_corpus
 from tokshard.errors import SourceError, UsageError
 from tokshard.pipeline.sources import discover as sources
-from tokshard.pipeline.sources.discover import check_unchanged, discover, display_path
+from tokshard.pipeline.sources.discover import discover
+from tokshard.pipeline.sources.inputs import check_unchanged, display_path
 
 LINE = jsonl([{"text": "a"}])
 

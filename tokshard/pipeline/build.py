@@ -55,27 +55,19 @@ from tokshard.pipeline.options import (
     path_option,
 )
 from tokshard.pipeline.progress import FileCount, PartitionDisplay, ProgressDisplay, tell
-from tokshard.pipeline.sources.discover import (
-    Discovery,
-    Input,
-    Inputs,
-    RecordSource,
-    discover,
-    read_once_name,
-    vanished,
-)
+from tokshard.pipeline.sources.discover import Discovery, discover
+from tokshard.pipeline.sources.division import Divisibility, Indivisible
+from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.hub import SCHEME
+from tokshard.pipeline.sources.inputs import Input, Inputs, RecordSource, read_once_name, vanished
 from tokshard.pipeline.sources.iterables import as_sources
-from tokshard.pipeline.sources.readers import split_of
 from tokshard.pipeline.sources.records import FILE, MISSING_TEXT, TOO_LONG, RecordSpec, check_field_name, parse_columns
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning, parse_bad_record_limit
 from tokshard.pipeline.tasks.duplicates import DropLists, find_duplicates
 from tokshard.pipeline.tasks.hashing import hashes_bytes, hashes_path
 from tokshard.pipeline.tasks.planning import (
     MIN_TASK_BYTES,
-    SMALL,
     Key,
-    Split,
     StreamTask,
     Task,
     default_task_bytes,
@@ -307,14 +299,14 @@ class Request:
         """The tasks. Only inputs that are too big for one need to be looked into."""
         inputs, task_bytes = self.found.inputs, self.context.task_bytes
 
-        def split(index: int) -> Split:
+        def split(index: int) -> Divisibility:
             try:
-                return split_of(inputs[index], self.options.text_mode)
+                return divisibility_of(inputs[index], self.options.text_mode)
             except OSError as error:
                 raise vanished(inputs[index], error) from error
 
         splits = (
-            split(index) if size > task_bytes or inputs.is_read_once(index) else SMALL
+            split(index) if size > task_bytes or inputs.is_read_once(index) else Indivisible()
             for index, size in enumerate(inputs.sizes)
         )
         return list(plan_tasks(inputs.sizes, splits, task_bytes))

@@ -44,7 +44,7 @@ from tokshard.format.tables import (
     Table,
     write_table,
 )
-from tokshard.pipeline.sources.discover import Input, display_path
+from tokshard.pipeline.sources.inputs import Input, display_path
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipt, receipt_name

@@ -26,10 +26,12 @@ from tokshard.pipeline.encode.tokenizer import Encoder
 from tokshard.pipeline.executors.processes import leaving_the_program_alone
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.progress import clock
-from tokshard.pipeline.sources.discover import Input, read_once_name
-from tokshard.pipeline.sources.readers import read_span, read_stream
-from tokshard.pipeline.sources.records import Chunk, JsonLinesParser, LineChunk, Records, positions_array, utf8_size
-from tokshard.pipeline.tasks.planning import Span, StreamTask, Task, Whole
+from tokshard.pipeline.sources.division import Span, Whole
+from tokshard.pipeline.sources.formats import read_span, read_stream
+from tokshard.pipeline.sources.inputs import Input, read_once_name
+from tokshard.pipeline.sources.json_lines import JsonLinesParser
+from tokshard.pipeline.sources.records import Chunk, LineChunk, Records, positions_array, utf8_size
+from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.wording import bytes_text, count_text, counted
 
 _SAMPLED_PLACES = 32

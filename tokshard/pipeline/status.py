@@ -16,7 +16,7 @@ from tokshard.format import names
 from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig
 from tokshard.format.reader import read_manifest
 from tokshard.format.storage import local_directory
-from tokshard.pipeline.sources.discover import read_once_name
+from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipts
 from tokshard.pipeline.workspace.workspace import Workspace, load_bad_inputs, load_command, load_settings, lock_holder
 from tokshard.wording import bytes_text, counted

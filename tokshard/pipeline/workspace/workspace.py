@@ -26,7 +26,7 @@ from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.format.storage import atomic_write
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.options import change_text
-from tokshard.pipeline.sources.discover import READ_ONCE, Inputs, read_once_name
+from tokshard.pipeline.sources.inputs import READ_ONCE, Inputs, read_once_name
 from tokshard.pipeline.sources.records import RecordSpec
 
 if TYPE_CHECKING:
