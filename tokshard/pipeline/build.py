@@ -59,7 +59,7 @@ from tokshard.pipeline.sources.discover import Discovery, discover
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
 from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.hub import SCHEME
-from tokshard.pipeline.sources.inputs import Input, Inputs, RecordSource, read_once_name, vanished
+from tokshard.pipeline.sources.inputs import Input, InputTable, RecordSource, read_once_name, vanished
 from tokshard.pipeline.sources.iterables import as_sources
 from tokshard.pipeline.sources.records import FILE, MISSING_TEXT, TOO_LONG, RecordSpec, check_field_name, parse_columns
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning, parse_bad_record_limit
@@ -99,7 +99,6 @@ from tokshard.pipeline.workspace.workspace import (
     save_bad_inputs,
     save_command,
     save_settings,
-    source_states,
 )
 
 
@@ -361,7 +360,7 @@ def settle(arguments: Sequence[str | RecordSource], options: BuildOptions) -> Re
         tokenizer=read.info,
         on_bad_record=options.on_bad_record,
         on_bad_source=options.on_bad_source,
-        sources=source_states(found.inputs),
+        sources=found.inputs.absolute(),
         arguments=list(found.arguments),
     )
     context = WorkerContext(
@@ -800,7 +799,7 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
     return is_match and _matches(pattern[1:], path[1:])
 
 
-def _check_no_output(out: Path, inputs: Inputs) -> None:
+def _check_no_output(out: Path, inputs: InputTable) -> None:
     """Refuse inputs that lie in the output directory, whatever link leads there.
 
     Raises:

@@ -97,7 +97,7 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         num_tasks=0 if command is None else command.num_tasks,
         segments_done=segments_done,
         bytes_done=sum(receipt.input_bytes for receipt in receipts),
-        total_bytes=sum(source.num_bytes for source in settings.sources),
+        total_bytes=settings.sources.num_bytes,
         records=sum(receipt.records_read for receipt in receipts),
         documents=sum(receipt.documents for receipt in encoding),
         tokens=sum(receipt.tokens for receipt in encoding),

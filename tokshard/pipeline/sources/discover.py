@@ -28,7 +28,8 @@ from tokshard.pipeline.sources.inputs import (
     TAR,
     TSV,
     TXT,
-    Inputs,
+    InputTable,
+    InputTableBuilder,
     RecordSource,
     location_of,
     read_once_note,
@@ -72,7 +73,7 @@ class Discovery:
         notes: what the user should know, a line each.
     """
 
-    inputs: Inputs
+    inputs: InputTable
     arguments: tuple[str, ...]
     ignored: Mapping[str, int]
     notes: tuple[str, ...] = ()
@@ -91,21 +92,21 @@ def discover(
     Raises:
         UsageError: an argument is missing, matches nothing, has an unknown format, or names a file twice.
     """
-    inputs = Inputs()
+    builder = InputTableBuilder()
     labels: list[str] = []
     ignored: Counter[str] = Counter()
-    places = _Places()
+    places = array("q")  # a hash for each file
     for number, argument in enumerate(arguments):
         if isinstance(argument, RecordSource):
-            inputs.roots.append(argument.name)
+            builder.roots.append(argument.name)
             labels.append(argument.name)
-            inputs.append_records(number, argument)
+            builder.append_records(number, argument)
             continue
         passed_over: Counter[str] = Counter()
         found = _expand(argument, passed_over)
-        inputs.roots.append(found.root)
+        builder.roots.append(found.root)
         labels.append(found.label)
-        before = len(inputs)
+        before = len(builder)
         for path in found.paths:
             location = location_of(found.root, path)
             kind = _kind(location, input_format)
@@ -119,17 +120,18 @@ def discover(
             except BadSourceError:
                 if not keep_unreadable:
                     raise
-                description = (kind, 0, 0)
-            inputs.append(number, path, *description)
-            places.add(location if found.is_pinned else _identity(location))
-        if len(inputs) == before:
+                description = (kind, 0, "")
+            builder.append(number, path, *description)
+            places.append(hash(location if found.is_pinned else _identity(location)))
+        if len(builder) == before:
             raise UsageError(
                 f"{argument} holds no input" + (f"; it has {_counts(passed_over)}" if passed_over else ""),
                 hint=f"known suffixes are {', '.join([*_SUFFIXES, *(f'.jsonl{s}' for s in _COMPRESSIONS)])}; "
                 "--input-format reads every file as one format",
             )
         ignored.update(passed_over)
-    places.check(inputs)
+    inputs = builder.finish()
+    _check_places(inputs, places)
     notes = tuple(map(read_once_note, dict.fromkeys(inputs.read_once)))
     return Discovery(inputs=inputs, arguments=tuple(labels), ignored=dict(sorted(ignored.items())), notes=notes)
 
@@ -204,31 +206,25 @@ def _walk(root: str, passed_over: Counter[str]) -> Iterator[str]:
     return below(root, "", frozenset({os.path.realpath(root)}))
 
 
-class _Places:
-    """Notices files that are inputs twice, for 8 bytes a file."""
+def _check_places(inputs: InputTable, places: array[int]) -> None:
+    """Refuse two inputs in one place.
 
-    def __init__(self) -> None:
-        self._hashes = array("q")
+    Args:
+        places: a hash of the place of each.
 
-    def add(self, place: str | tuple[int, int]) -> None:
-        self._hashes.append(hash(place))
-
-    def check(self, inputs: Inputs) -> None:
-        """Refuse two inputs in one place.
-
-        Raises:
-            UsageError: with the names of the first two.
-        """
-        hashes = np.frombuffer(self._hashes, np.int64)
-        order = np.argsort(hashes, kind="stable")
-        again = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-        for second, first in sorted((int(order[place + 1]), int(order[place])) for place in again):
-            names = inputs[first].location, inputs[second].location
-            if _identity(names[0]) == _identity(names[1]):
-                raise UsageError(
-                    f"{names[1]} is an input twice: {names[0]} is the same file",
-                    hint="name every input once, and leave out symbolic and hard links to other inputs",
-                )
+    Raises:
+        UsageError: with the names of the first two.
+    """
+    hashes = np.frombuffer(places, np.int64)
+    order = np.argsort(hashes, kind="stable")
+    again = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+    for second, first in sorted((int(order[place + 1]), int(order[place])) for place in again):
+        names = inputs[first].location, inputs[second].location
+        if _identity(names[0]) == _identity(names[1]):
+            raise UsageError(
+                f"{names[1]} is an input twice: {names[0]} is the same file",
+                hint="name every input once, and leave out symbolic and hard links to other inputs",
+            )
 
 
 def _identity(location: str) -> str | tuple[int, int]:
@@ -262,8 +258,8 @@ def _kind(location: str, input_format: str | None) -> tuple[str, str | None] | N
 
 def _describe(
     location: str, kind: tuple[str, str | None], *, is_pinned: bool
-) -> tuple[tuple[str, str | None], int, int]:
-    """Format and compression, bytes and modification time of a file."""
+) -> tuple[tuple[str, str | None], int, str]:
+    """Format and compression, bytes and version of a file."""
     form, compression = kind
     if location == STDIN:
         if form in (PARQUET, ARROW):
@@ -288,7 +284,7 @@ def _describe(
             f"{location} cannot be read: {error.strerror}" + (": it is a link to nothing" if is_link else ""),
             hint="check the path and its permissions, or leave such files out with --on-bad-source skip",
         ) from error
-    return (form, compression), stat.st_size, PINNED if is_pinned else stat.st_mtime_ns
+    return (form, compression), stat.st_size, PINNED if is_pinned else str(stat.st_mtime_ns)
 
 
 def _kind_of_arrow(location: str) -> str:
