@@ -124,7 +124,11 @@ def test_a_local_path_goes_before_a_model_of_the_hub(fake):
     [
         ("someone/nobody", "someone/nobody cannot be used: ", "check the id"),
         ("someone/bytes@v9", "someone/bytes@v9 cannot be used: ", "check the id"),
-        ("someone/pieces", "someone/pieces has no tokenizer.json; it has tokenizer.model", "download tokenizer.model"),
+        (
+            "someone/pieces",
+            "someone/pieces has no tokenizer.json; it has tokenizer.model",
+            "download it, and then: tokshard",
+        ),
         ("hf://someone", "hf://someone is no model of the hub", "give hf://OWNER/NAME[@REVISION]"),
     ],
 )

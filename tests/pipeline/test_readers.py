@@ -436,6 +436,16 @@ def test_a_kept_value_that_python_cannot_hold_is_named_by_its_field(kind, tmp_pa
     assert caught.value.hint == "leave it out of --keep"
 
 
+@every_table
+def test_nested_nanoseconds_are_kept_as_the_same_text_whether_pandas_is_there_or_not(kind, tmp_path):
+    whole = pa.StructArray.from_arrays(
+        [pa.array([1_000], pa.timestamp("ns")), pa.array([10**9], pa.duration("ns"))], ["at", "for"]
+    )
+    path = write_table(pa.table({"text": ["t"], "meta": whole}), kind, tmp_path)
+    kept = build(path, tmp_path / "out", keep=["meta"]).metadata(0)
+    assert kept == {"meta": '{"at": "1970-01-01 00:00:00.000001", "for": "0:00:01"}'}
+
+
 @every_format
 def test_a_kept_field_may_be_the_text_field(name, tmp_path):
     path = tmp_path / name

@@ -192,10 +192,14 @@ class _Fields:
         if pa.types.is_temporal(array.type):
             array = array.cast(pa.string())  # Python has no nanoseconds, and no years above 9999
         try:
+            # with pandas installed, nested nanoseconds would come as its own types, and be kept as other text
+            if (kind := _in_microseconds(array.type)) != array.type:
+                array = array.cast(kind)
             values: Sequence[Any] = array.to_pylist()
-        except (ValueError, OverflowError) as error:  # such values inside of a struct or list
+        except (ValueError, OverflowError, pa.ArrowNotImplementedError) as error:  # inside of a struct or list
+            problem = f"Nanoseconds in it: {error}" if isinstance(error, pa.ArrowInvalid) else str(error)
             raise SourceError(
-                f"{self._input.location}: field {path!r} cannot be read: {error}", hint="leave it out of --keep"
+                f"{self._input.location}: field {path!r} cannot be read: {problem}", hint="leave it out of --keep"
             ) from error
         return values
 
@@ -209,6 +213,30 @@ class _Fields:
                 # a null struct has null children, which field() alone would not show
                 array = pc.struct_field(array, name)
         return array
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    """A nested type with its times in microseconds, which are all that Python's own types hold."""
+
+    def inner() -> pa.Field:
+        return kind.value_field.with_type(_in_microseconds(kind.value_type))
+
+    if pa.types.is_timestamp(kind):
+        kind = pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
+    elif pa.types.is_struct(kind):
+        kind = pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(inner())
+    elif pa.types.is_large_list(kind):
+        kind = pa.large_list(inner())
+    elif pa.types.is_fixed_size_list(kind):
+        kind = pa.list_(inner(), kind.list_size)
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_in_microseconds(kind.key_type), _in_microseconds(kind.item_type))
+    return _MICROSECONDS.get(kind, kind)
+
+
+_MICROSECONDS = {pa.duration("ns"): pa.duration("us"), pa.time64("ns"): pa.time64("us")}
 
 
 def _holds_little(array: pa.Array) -> bool:
