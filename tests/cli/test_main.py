@@ -58,7 +58,7 @@ def test_help_lists_every_command_with_a_line(shell):
     exit_code, out, _ = shell("--help")
     assert exit_code == 0
     for name, command in COMMANDS.items():
-        assert f"  {name:<19}{command.short_help}" in out
+        assert f" {name} {command.short_help}" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
