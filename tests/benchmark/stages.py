@@ -24,13 +24,13 @@ from tokshard.pipeline.build import BuildResult
 from tokshard.pipeline.encode import encoder as encoding
 from tokshard.pipeline.encode import special_text as special
 from tokshard.pipeline.encode import tokenizer
-from tokshard.pipeline.sources import streams
+from tokshard.pipeline.sources import decompress
 from tokshard.pipeline.tasks import runner, writing
 
 STAGES: tuple[tuple[str, Any, str], ...] = (
     ("settle: options, inputs, tokenizer.json", pipeline, "settle"),
     ("load the tokenizer", tokenizer.Encoder, "__init__"),
-    ("decompress", streams._Compressed, "read"),
+    ("decompress", decompress._Compressed, "read"),
     ("parse JSON", runner.JsonLinesParser, "__call__"),
     ("encode", tokenizer.Encoder, "__call__"),
     ("join ids, look for special ones", encoding.DocumentEncoder, "__call__"),

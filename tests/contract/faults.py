@@ -182,11 +182,10 @@ def _become(request: dict[str, Any]) -> None:
 
 def install() -> None:
     """Have this process, and every worker of the build that it coordinates, do what the environment says."""
-    from tokshard.pipeline.sources import plain_text as plaintext
-    from tokshard.pipeline.sources import readers, streams, tar
-    from tokshard.pipeline.tasks import planning as tasks
+    from tokshard.pipeline.sources import decompress, delimited, formats, lines, plain_text, tables, tar
+    from tokshard.pipeline.tasks import planning
 
-    for module in (plaintext, readers, streams, tar, tasks):
+    for module in (decompress, delimited, formats, lines, plain_text, tables, tar, planning):
         module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[attr-defined]
     _Steps(json.loads(os.environ[_SETUP])).install()
 

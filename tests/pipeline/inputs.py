@@ -22,9 +22,8 @@ from pyarrow import feather, ipc
 
 from tokshard import build_corpus, open_corpus
 from tokshard.format.reader import Corpus
-from tokshard.pipeline.sources import plain_text as plaintext
-from tokshard.pipeline.sources import readers, streams, tar
-from tokshard.pipeline.tasks import planning as tasks
+from tokshard.pipeline.sources import decompress, delimited, formats, lines, plain_text, tables, tar
+from tokshard.pipeline.tasks import planning
 
 TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
 EOS = "<|endoftext|>"
@@ -143,7 +142,7 @@ FORMATS: dict[str, Encode] = {
 
 def patch_chunk_bytes(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
     """Make chunks so small that little data fills many; spawned workers keep the real size."""
-    for module in (streams, readers, plaintext, tar, tasks):
+    for module in (decompress, delimited, formats, lines, plain_text, tables, tar, planning):
         monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
 
 

@@ -571,9 +571,9 @@ def test_a_damaged_input_is_left_out_whole_if_that_is_asked_for(what, task_bytes
 def test_an_input_with_any_flipped_bytes_is_read_or_refused_but_never_crashes(file, content, tmp_path):
     from tokshard.errors import TokshardError
     from tokshard.pipeline.sources.discover import discover
-    from tokshard.pipeline.sources.readers import read_span
+    from tokshard.pipeline.sources.division import Whole
+    from tokshard.pipeline.sources.formats import read_span
     from tokshard.pipeline.sources.records import RecordSpec
-    from tokshard.pipeline.tasks.planning import Whole
 
     spec = RecordSpec(text_field="text", columns={}, max_document_bytes=1_000)
     path = tmp_path / file

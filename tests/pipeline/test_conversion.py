@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl
-from tokshard.errors import TokenizerError
+from tokshard.cli.convert_tokenizer import convert_tokenizer
+from tokshard.errors import TokenizerError, UsageError
 from tokshard.interop import tokenizers as conversion
-from tokshard.pipeline.encode import tokenizer
 from tokshard.pipeline.encode.tokenizer import Encoder, TokenizerFile, read_tokenizer
 
 # as cl100k_base; tokenizers 1.x has no regular expressions but those of well-known encodings
@@ -47,6 +48,12 @@ def write_ranks(directory: Path, name: str = "small.tiktoken", *, beside: bool =
         content = {"pat_str": WORDS, "special_tokens": {EOS: vocabulary[EOS], "<|pad|>": len(vocabulary)}}
         (directory / "tiktoken.json").write_text(json.dumps(content))
     return directory / name
+
+
+def convert_and_read(path: Path, *, bos: str | None = None) -> TokenizerFile:
+    """The tokenizer that a build reads once the file is converted."""
+    made = conversion.convert_tokenizer(path, path.parent / "converted")
+    return read_tokenizer(str(made.directory), eos=None, bos=bos)
 
 
 def encoder_of(found: TokenizerFile, directory: Path) -> Callable[[str], list[int]]:
@@ -87,9 +94,10 @@ def test_a_bpe_model_gives_the_ids_of_sentencepiece(kind, tmp_path):
     from sentencepiece import SentencePieceProcessor
 
     path = train(tmp_path, "tokenizer", **KINDS[kind])
-    found = read_tokenizer(str(tmp_path), eos=None, bos="auto")
+    found = convert_and_read(path, bos="auto")
     assert (found.info.eos, found.info.eos_id, found.info.bos_id) == ("</s>", 2, 1)
-    assert found.notes[-1].startswith("converted from the SentencePiece model tokenizer.model, SHA-256 ")
+    note = conversion.convert_tokenizer(path, tmp_path / "converted").note
+    assert note.startswith("converted from the SentencePiece model tokenizer.model, SHA-256 ")
     encode, original = encoder_of(found, tmp_path), SentencePieceProcessor(model_file=str(path)).encode
     texts = [*real_texts(), "<s>x</s><unk><0x41>", "the <pad> and <pad><pad>the"]
     assert [encode(text) for text in texts] == [original(text) for text in texts]
@@ -105,7 +113,9 @@ def test_a_bpe_model_gives_the_ids_of_sentencepiece(kind, tmp_path):
 def test_a_build_with_a_sentencepiece_model_is_as_any_other(tmp_path):
     path = train(tmp_path, "m")
     (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": "def f(</s>): pass"}] * 3))
-    corpus = build(tmp_path / "a.jsonl", tmp_path / "out", tokenizer=path)
+    corpus = build(
+        tmp_path / "a.jsonl", tmp_path / "out", tokenizer=conversion.convert_tokenizer(path, tmp_path / "tok").directory
+    )
     assert corpus.manifest.tokenizer.name == "m.model"
     assert (tmp_path / "out" / "tokenizer.json").exists()
     assert corpus.document(0).tolist().count(2) == 1
@@ -115,8 +125,8 @@ def test_a_build_with_a_sentencepiece_model_is_as_any_other(tmp_path):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"model_type": "unigram"}, "it is no BPE model"),
-        ({"model_type": "char"}, "it is no BPE model"),
+        ({"model_type": "unigram"}, "it is not a BPE model"),
+        ({"model_type": "char"}, "it is not a BPE model"),
         ({"normalization_rule_name": "nmt_nfkc"}, "it normalizes characters"),
         ({"treat_whitespace_as_suffix": True}, "it treats white space in a way of its own"),
         # tokenizers normalizes each part between such symbols by itself, and puts a prefix before each
@@ -126,7 +136,7 @@ def test_a_build_with_a_sentencepiece_model_is_as_any_other(tmp_path):
 def test_a_model_that_cannot_be_expressed_is_refused(options, problem, tmp_path):
     path = train(tmp_path, "m", vocab_size=700, **options)
     with pytest.raises(TokenizerError, match=rf"m\.model cannot become a tokenizer\.json: {problem}") as caught:
-        read_tokenizer(str(path), eos=None, bos=None)
+        convert_and_read(path)
     assert "tokenizer.json" in caught.value.hint
 
 
@@ -138,7 +148,7 @@ def test_ranks_give_the_ids_of_tiktoken(tmp_path):
     import tiktoken
 
     path = write_ranks(tmp_path)
-    found = read_tokenizer(str(path), eos=None, bos=None)
+    found = convert_and_read(path)
     assert (found.info.eos, found.info.special_ids) == (EOS, {EOS: 0, "<|pad|>": 16384})
     ranks = dict(_ranks(path))
     original = tiktoken.Encoding("small", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={EOS: 0})
@@ -162,15 +172,17 @@ def _ranks(path: Path) -> Sequence[tuple[bytes, int]]:
 def test_ranks_of_a_known_name_have_to_be_those_that_tiktoken_knows(tmp_path):
     path = write_ranks(tmp_path, "cl100k_base.tiktoken", beside=False)
     with pytest.raises(TokenizerError, match="is not the cl100k_base that tiktoken knows"):
-        read_tokenizer(str(path), eos=None, bos=None)
+        convert_and_read(path)
 
 
 @pytest.mark.interop
 def test_ranks_alone_do_not_say_how_words_are_split(tmp_path):
     path = write_ranks(tmp_path, beside=False)
-    with pytest.raises(TokenizerError, match="does not say how words are split, and small is no encoding") as caught:
-        read_tokenizer(str(path), eos=None, bos=None)
-    assert caught.value.hint.startswith("put tiktoken.json beside it")
+    with pytest.raises(
+        TokenizerError, match="does not say how words are split, and small is not an encoding"
+    ) as caught:
+        convert_and_read(path)
+    assert caught.value.hint.startswith("put tiktoken.json next to it")
 
 
 @pytest.mark.interop
@@ -179,7 +191,7 @@ def test_ranks_alone_do_not_say_how_words_are_split(tmp_path):
     [
         (b"", "is neither a SentencePiece model nor a tiktoken rank file"),
         (b"{}", "is neither a SentencePiece model nor a tiktoken rank file"),
-        (b"YQ== 0\nno rank\n", "is no tiktoken rank file"),
+        (b"YQ== 0\nno rank\n", "is not a tiktoken rank file"),
         (b"YQ== 0\n", "byte 0x00 has no rank"),
     ],
 )
@@ -187,7 +199,7 @@ def test_a_file_that_is_neither_is_refused(content, problem, tmp_path):
     write_ranks(tmp_path)
     (tmp_path / "a.model").write_bytes(content)
     with pytest.raises(TokenizerError, match=problem):
-        read_tokenizer(str(tmp_path / "a.model"), eos=None, bos=None)
+        convert_and_read(tmp_path / "a.model")
 
 
 # without the packages
@@ -201,7 +213,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(package, conte
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / "a.model").write_bytes(content)
     with pytest.raises(TokenizerError, match=rf"a\.model is {what}, and a package that reads it is missing") as caught:
-        read_tokenizer(str(tmp_path / "a.model"), eos=None, bos=None)
+        convert_and_read(tmp_path / "a.model")
     assert caught.value.hint.startswith("pip install 'tokshard[convert]'")
 
 
@@ -210,6 +222,51 @@ def test_a_conversion_that_differs_on_one_text_is_refused(tmp_path, monkeypatch)
         content = (TOKENIZER / "tokenizer.json").read_bytes()
         return conversion.Conversion(content=content, config={"eos_token": EOS}, original=lambda _: [1, 2], note="")
 
-    monkeypatch.setattr(tokenizer, "convert", convert)
+    monkeypatch.setattr(conversion, "convert", convert)
     with pytest.raises(TokenizerError, match=r"a\.model cannot become a tokenizer\.json: '' has the ids \[1, 2\] by"):
+        convert_and_read(tmp_path / "a.model")
+
+
+# the command
+
+
+@pytest.fixture
+def same_as_the_recipe(monkeypatch):
+    """A conversion without its packages: every file becomes the recipe's tokenizer."""
+    found = conversion.Conversion(
+        content=(TOKENIZER / "tokenizer.json").read_bytes(),
+        config={"eos_token": EOS},
+        original=lambda _: [],
+        note="made",
+    )
+    monkeypatch.setattr(conversion, "convert", lambda _: found)
+    monkeypatch.setattr(conversion, "probes", lambda _: iter([""]))
+
+
+def test_a_build_names_the_command_that_converts_what_it_does_not_read(tmp_path):
+    (tmp_path / "a.model").write_bytes(b"")
+    with pytest.raises(TokenizerError, match=r"a\.model is not a tokenizer\.json") as caught:
         read_tokenizer(str(tmp_path / "a.model"), eos=None, bos=None)
+    assert "tokshard convert-tokenizer" in caught.value.hint
+
+
+@pytest.mark.usefixtures("same_as_the_recipe")
+def test_the_command_writes_a_directory_that_a_build_takes(tmp_path):
+    made = CliRunner().invoke(convert_tokenizer, [str(tmp_path / "a.model"), "--out", str(tmp_path / "tok")])
+    assert (made.exit_code, made.output.splitlines()[0]) == (0, "made")
+    assert read_tokenizer(str(tmp_path / "tok"), eos=None, bos=None).info.eos == EOS
+
+
+@pytest.mark.usefixtures("same_as_the_recipe")
+def test_a_conversion_replaces_no_other_tokenizer(tmp_path):
+    conversion.convert_tokenizer(tmp_path / "a.model", tmp_path)
+    conversion.convert_tokenizer(tmp_path / "a.model", tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match="exists and would be replaced"):
+        conversion.convert_tokenizer(tmp_path / "a.model", tmp_path)
+
+
+@pytest.mark.usefixtures("same_as_the_recipe")
+def test_an_eos_that_the_vocabulary_lacks_is_refused(tmp_path):
+    with pytest.raises(TokenizerError, match=r"token '<nothing>' \(--eos\) is not in the vocabulary"):
+        conversion.convert_tokenizer(tmp_path / "a.model", tmp_path, eos="<nothing>")

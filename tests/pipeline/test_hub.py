@@ -148,7 +148,7 @@ NO_TOKENIZERS = {
     "someone/bytes@v9": ("someone/bytes@v9 cannot be used: ", "check the id"),
     "someone/pieces": (
         "someone/pieces has no tokenizer.json; it has tokenizer.model",
-        "download tokenizer.model",
+        "download it, and then: tokshard",
     ),
     "hf://someone": ("hf://someone is no model of the hub", "give hf://OWNER/NAME[@REVISION]"),
 }

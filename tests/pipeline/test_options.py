@@ -114,7 +114,7 @@ def test_a_bad_record_is_bad_whether_or_not_it_is_a_duplicate(directory):
 # the validation split
 
 
-def split_of(out: Path) -> tuple[list[str], list[str]]:
+def divisibility_of(out: Path) -> tuple[list[str], list[str]]:
     train, left_out = facts(out / names.TRAIN)
     validation, also_left_out = facts(out / names.VALIDATION)
     for ours, theirs, documents in (
@@ -133,7 +133,7 @@ TEXTS = [f"text {number}" for number in range(400)]
 
 def test_a_validation_split_has_every_document_once_and_about_its_share(directory):
     out = build(directory, [write(directory, "a.jsonl", [*TEXTS, "", "text 7"])], validation_fraction=0.25)
-    train, validation = split_of(out)
+    train, validation = divisibility_of(out)
     assert sorted([*train, *validation]) == sorted([*TEXTS, "text 7"])
     assert 70 < len(validation) < 130
     assert validation == [text for text in [*TEXTS, "text 7"] if text in set(validation)]  # in input order
@@ -143,9 +143,9 @@ def test_a_validation_split_has_every_document_once_and_about_its_share(director
 def test_adding_inputs_or_raising_the_fraction_moves_no_document_out_of_validation(directory):
     first = write(directory, "a.jsonl", TEXTS)
     more = write(directory, "more.jsonl", [f"more {number}" for number in range(100)])
-    small = set(split_of(build(directory, [first], validation_fraction=0.1))[1])
-    added = set(split_of(build(directory, [more, first], validation_fraction=0.1, force=True))[1])
-    raised = set(split_of(build(directory, [first], validation_fraction=0.3, force=True))[1])
+    small = set(divisibility_of(build(directory, [first], validation_fraction=0.1))[1])
+    added = set(divisibility_of(build(directory, [more, first], validation_fraction=0.1, force=True))[1])
+    raised = set(divisibility_of(build(directory, [first], validation_fraction=0.3, force=True))[1])
     assert small == {text for text in added if text.startswith("text")}
     assert small < raised
 
@@ -163,7 +163,7 @@ def test_a_split_without_documents_is_an_error(directory):
 
 def test_a_limit_counts_the_documents_of_both_corpora(directory):
     source = write(directory, "a.jsonl", TEXTS)
-    train, validation = split_of(build(directory, [source], validation_fraction=0.25, limit=100))
+    train, validation = divisibility_of(build(directory, [source], validation_fraction=0.25, limit=100))
     assert sorted([*train, *validation]) == sorted(TEXTS[:100])
 
 

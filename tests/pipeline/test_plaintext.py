@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from tests.pipeline.inputs import build, patch_chunk_bytes, tar_bytes, texts_of, zstd
 from tokshard.errors import BadRecordError, UsageError
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.readers import read_span, read_stream, split_of
+from tokshard.pipeline.sources.division import Indivisible
+from tokshard.pipeline.sources.formats import divisibility_of, read_span, read_stream
 from tokshard.pipeline.sources.records import Records, RecordSpec
-from tokshard.pipeline.tasks.planning import Task, Unit, plan_tasks
+from tokshard.pipeline.tasks.planning import Task, plan_tasks
 
 VERSE = "first line\nsecond line\r\n\n \t\n  indented\n\n\nlast, without an end"
 COMPRESSIONS = {"": bytes, ".gz": gzip.compress, ".zst": zstd, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -89,7 +90,7 @@ def test_every_cut_gives_every_document_once_and_in_order(
     with pytest.MonkeyPatch.context() as patch:
         patch_chunk_bytes(patch, chunk_bytes)
         task_bytes = 2 * chunk_bytes
-        split = split_of(source, mode) if source.num_bytes > task_bytes else Unit()
+        split = divisibility_of(source, mode) if source.num_bytes > task_bytes else Indivisible()
         parts: list[Any] = []
         for task in plan_tasks([source.num_bytes], [split], task_bytes):
             if isinstance(task, Task):

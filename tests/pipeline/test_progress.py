@@ -14,8 +14,9 @@ from tokshard import build_corpus
 from tokshard.cli.main import run
 from tokshard.pipeline import progress
 from tokshard.pipeline.progress import FileCount, ProgressDisplay, fitting
+from tokshard.pipeline.sources.division import ByteRange
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning
-from tokshard.pipeline.tasks.planning import ByteRange, StreamTask, Task, WholeInputs
+from tokshard.pipeline.tasks.planning import StreamTask, Task, WholeInputs
 from tokshard.pipeline.workspace.receipts import OutputCounts, Progress, Receipt, SourceCounts
 
 MB = 1_000_000

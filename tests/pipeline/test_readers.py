@@ -19,11 +19,14 @@ from hypothesis import strategies as st
 from tests.pipeline import inputs
 from tests.pipeline.inputs import FORMATS, build, csv_bytes, jsonl, patch_chunk_bytes, texts_of, zstd
 from tokshard.errors import SourceError, UsageError
+from tokshard.pipeline.sources import division
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.readers import read_span, read_stream, split_of
-from tokshard.pipeline.sources.records import Chunk, JsonLinesParser, LineChunk, Records, RecordSpec, parse_columns
+from tokshard.pipeline.sources.division import Indivisible, Whole
+from tokshard.pipeline.sources.formats import divisibility_of, read_span, read_stream
+from tokshard.pipeline.sources.json_lines import JsonLinesParser
+from tokshard.pipeline.sources.records import Chunk, LineChunk, Records, RecordSpec, parse_columns
 from tokshard.pipeline.tasks import planning as tasks
-from tokshard.pipeline.tasks.planning import Task, Unit, Whole, plan_tasks
+from tokshard.pipeline.tasks.planning import Task, plan_tasks
 
 TEXTS = [
     *(f"document {number}: def f(x):\n    return {number} * x\n" for number in range(12)),
@@ -48,7 +51,7 @@ def spec_of(text_field: str = "text", *keep: str) -> RecordSpec:
 def read(paths: Sequence[Path], spec: RecordSpec, task_bytes: int) -> list[tuple[tuple[int, int], Records]]:
     """What a build reads: the key of its task or segment, and the records, chunk by chunk."""
     found = discover([str(path) for path in paths], input_format=None).inputs
-    splits = [split_of(source) if source.num_bytes > task_bytes else Unit() for source in found]
+    splits = [divisibility_of(source) if source.num_bytes > task_bytes else Indivisible() for source in found]
     parse = JsonLinesParser(spec)
 
     def chunks() -> Iterator[tuple[tuple[int, int], Chunk]]:
@@ -270,7 +273,7 @@ def test_a_long_text_that_many_rows_share_is_held_once_and_comes_in_small_chunks
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(count for count, _, _ in sizes) == 302
-    assert max(size for _, size, _ in sizes) <= inputs.readers.CHUNK_BYTES + 200_000
+    assert max(size for _, size, _ in sizes) <= inputs.tables.CHUNK_BYTES + 200_000
     assert 0 <= source.num_bytes - sum(num_bytes for _, _, num_bytes in sizes) < source.num_bytes // 2
     if kind != "parquet":  # which decodes its dictionaries itself
         assert peak < 5 << 20
@@ -433,6 +436,16 @@ def test_a_kept_value_that_python_cannot_hold_is_named_by_its_field(kind, tmp_pa
     assert caught.value.hint == "leave it out of --keep"
 
 
+@every_table
+def test_nested_nanoseconds_are_kept_as_the_same_text_whether_pandas_is_there_or_not(kind, tmp_path):
+    whole = pa.StructArray.from_arrays(
+        [pa.array([1_000], pa.timestamp("ns")), pa.array([10**9], pa.duration("ns"))], ["at", "for"]
+    )
+    path = write_table(pa.table({"text": ["t"], "meta": whole}), kind, tmp_path)
+    kept = build(path, tmp_path / "out", keep=["meta"]).metadata(0)
+    assert kept == {"meta": '{"at": "1970-01-01 00:00:00.000001", "for": "0:00:01"}'}
+
+
 @every_format
 def test_a_kept_field_may_be_the_text_field(name, tmp_path):
     path = tmp_path / name
@@ -589,10 +602,10 @@ def test_several_workers_share_one_input_and_give_the_corpus_of_one_process(name
 
 sizes = st.lists(st.integers(0, 40), max_size=12)
 splits = st.one_of(
-    st.just(tasks.Lines()),
-    st.just(tasks.Stream()),
-    st.just(tasks.Unit()),
-    st.lists(st.integers(0, 15), min_size=1, max_size=6).map(lambda sizes: tasks.Grouped(tuple(sizes))),
+    st.just(division.Lines()),
+    st.just(division.Stream()),
+    st.just(division.Indivisible()),
+    st.lists(st.integers(0, 15), min_size=1, max_size=6).map(lambda sizes: division.Grouped(tuple(sizes))),
 )
 
 
@@ -607,12 +620,12 @@ def test_tasks_cover_every_input_once_and_in_order(sizes, data, task_bytes):
             covered.append((task.key[0], 0, None))
             continue
         assert task.key[0] == task.parts[0][0]
-        small = [index for index, span in task.parts if isinstance(span, tasks.Whole)]
+        small = [index for index, span in task.parts if isinstance(span, division.Whole)]
         # a group ends with the input that fills it
         assert sum(sizes[index] for index in small[:-1]) < task_bytes
         for index, span in task.parts:
-            start, stop = (0, None) if isinstance(span, tasks.Whole) else (span.start, span.stop)
-            is_last_group = isinstance(span, tasks.Groups) and stop == len(found[index].group_bytes)
+            start, stop = (0, None) if isinstance(span, division.Whole) else (span.start, span.stop)
+            is_last_group = isinstance(span, division.Groups) and stop == len(found[index].group_bytes)
             covered.append((index, start, None if is_last_group else stop))
     assert [index for index, start, _ in covered if start == 0] == [*range(len(sizes))]
     for (index, _, stop), (following, start, _) in pairwise([*covered, (len(sizes), 0, None)]):

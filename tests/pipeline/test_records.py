@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.pipeline.inputs import build
 from tokshard.errors import UsageError
+from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import (
     EMPTY,
     INVALID_UTF8,
@@ -22,7 +23,6 @@ from tokshard.pipeline.sources.records import (
     NOT_A_STRING,
     TOO_LONG,
     WRONG_TYPE,
-    JsonLinesParser,
     LineChunk,
     Records,
     RecordSpec,

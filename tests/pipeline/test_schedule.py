@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tokshard.errors import BadSourceError
 from tokshard.pipeline.failures import BadInputError
+from tokshard.pipeline.sources.division import Indivisible, Whole
 from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
-from tokshard.pipeline.tasks.planning import SMALL, Key, StreamTask, Task, Whole, plan_tasks
+from tokshard.pipeline.tasks.planning import Key, StreamTask, Task, plan_tasks
 from tokshard.pipeline.tasks.schedule import Cut, Policy, Schedule
 from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, SourceCounts
 
@@ -424,6 +425,8 @@ def test_damaged_inputs_that_are_found_together_are_left_out_together():
 
 def test_a_group_holds_at_most_16_384_inputs():
     sizes = [1] * 40_000
-    groups = [planned for planned in plan_tasks(sizes, [SMALL] * len(sizes), 1 << 30) if isinstance(planned, Task)]
+    groups = [
+        planned for planned in plan_tasks(sizes, [Indivisible()] * len(sizes), 1 << 30) if isinstance(planned, Task)
+    ]
     assert [len(group.parts) for group in groups] == [16_384, 16_384, 7_232]
     assert [group.key for group in groups] == [(0, 0), (16_384, 0), (32_768, 0)]

@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 
 from tests.pipeline.inputs import frames, patch_chunk_bytes, zstd
 from tokshard.errors import SourceError
-from tokshard.pipeline.sources import streams
+from tokshard.pipeline.sources import decompress
+from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.streams import line_chunks, open_bytes
+from tokshard.pipeline.sources.lines import line_chunks
 
 LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(40))
 
@@ -340,7 +341,7 @@ def test_chunks_are_read_whole_where_the_system_gives_less(tmp_path, monkeypatch
         def read(self, size: int = -1) -> bytes:
             return super().read(min(size, 7))
 
-    monkeypatch.setattr(streams, "open_file", lambda source: Reluctant(source.location))
+    monkeypatch.setattr(decompress, "open_file", lambda source: Reluctant(source.location))
     with open_bytes(source) as stream:
         assert stream.read(100) == LINES[:100]
         assert stream.read(1 << 20) == LINES[100:]

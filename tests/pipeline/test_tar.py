@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.pipeline.inputs import build, jsonl, patch_chunk_bytes, tar_bytes, texts_of
 from tokshard.errors import BadRecordError, SourceError, TokshardError
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.readers import read_span
+from tokshard.pipeline.sources.division import Whole
+from tokshard.pipeline.sources.formats import read_span
 from tokshard.pipeline.sources.records import RecordSpec
-from tokshard.pipeline.tasks.planning import Whole
 
 DIALECTS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)

@@ -25,8 +25,7 @@ from tokshard.wording import aligned, one_line
 @click.option(
     "--tokenizer",
     metavar="PATH|OWNER/NAME",
-    help="A tokenizer.json, a directory that holds one, a model of the hub, a SentencePiece .model or tiktoken ranks.  "
-    "[required]",
+    help="A tokenizer.json, a directory that holds one, or a model of the hub.  [required]",
 )
 @click.option("--out", metavar="DIR", help="The corpus directory.  [required]")
 @click.option(

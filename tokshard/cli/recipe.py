@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from tokshard.cli.failures import did_you_mean
 from tokshard.cli.sizes import WrongNumber
 from tokshard.errors import UsageError
-from tokshard.pipeline.sources.discover import STDIN
+from tokshard.pipeline.sources.inputs import STDIN
 
 _SECTIONS = ("defaults", "corpora")
 _NO_KEYS = frozenset({"sources", "as_json", "dry_run", "help", "debug"})

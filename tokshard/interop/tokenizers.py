@@ -1,21 +1,26 @@
-"""SentencePiece models and tiktoken rank files as ``tokenizer.json``, and what their own libraries give, to compare.
+"""SentencePiece models and tiktoken rank files as ``tokenizer.json``.
 
-No library converts any model faithfully, so this one writes what the file says and its caller proves the result equal:
-see `probes`. What ``tokenizer.json`` cannot express is refused.
+No library converts every model faithfully. So the conversion writes what the file says, and then compares the result
+with the original on a few thousand texts. What ``tokenizer.json`` cannot express is refused.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tokshard.errors import TokenizerError
+from tokenizers import Tokenizer
+
+from tokshard.errors import TokenizerError, UsageError
+from tokshard.format.storage import atomic_write
 
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
@@ -40,9 +45,93 @@ class Conversion:
     note: str
 
 
-def is_foreign(path: Path) -> bool:
-    """Whether a file is no JSON, going by its name."""
-    return path.suffix in (".model", ".tiktoken", ".bpe")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertedTokenizer:
+    """What `convert_tokenizer` wrote.
+
+    Args:
+        eos, bos: what ``tokenizer_config.json`` names; None if nothing does.
+        note: where the tokenizer came from.
+    """
+
+    directory: Path
+    eos: str | None
+    bos: str | None
+    note: str
+
+
+def convert_tokenizer(path: Path, out: Path, *, eos: str | None = None) -> ConvertedTokenizer:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` for a SentencePiece model or tiktoken rank file.
+
+    Args:
+        eos: token that ends a document; default: what the file itself names.
+
+    Raises:
+        TokenizerError: the file cannot be converted, or the result encodes some text differently, or has no such EOS.
+        UsageError: `out` has other such files.
+    """
+    conversion = convert(path)
+    _compare_with_original(path, conversion)
+    config = {**conversion.config, **({"eos_token": eos} if eos else {})}
+    _check_eos(path, conversion, eos)
+    files = {out / "tokenizer.json": conversion.content, out / "tokenizer_config.json": _json(config)}
+    for file, content in files.items():
+        if file.exists() and file.read_bytes() != content:
+            raise UsageError(f"{file} exists and would be replaced", hint="give another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        atomic_write(file, content)
+    return ConvertedTokenizer(
+        directory=out, eos=config.get("eos_token"), bos=config.get("bos_token"), note=conversion.note
+    )
+
+
+def _check_eos(path: Path, conversion: Conversion, eos: str | None) -> None:
+    parsed = json.loads(conversion.content)
+    added = [entry["content"] for entry in parsed["added_tokens"]]
+    if eos is not None and eos not in added and eos not in parsed["model"]["vocab"]:
+        raise TokenizerError(
+            f"token {eos!r} (--eos) is not in the vocabulary of {path}",
+            hint="give one of its tokens" + (f", such as {', '.join(map(repr, added[:5]))}" if added else ""),
+        )
+
+
+def _compare_with_original(path: Path, conversion: Conversion) -> None:
+    """Refuse a conversion that does not encode as the original does.
+
+    Raises:
+        TokenizerError: with a text on which they differ.
+    """
+    encode = _encoder_of(conversion)
+    for text in probes(conversion):
+        expected, found = list(conversion.original(text)), encode(text)
+        if found != expected:
+            raise TokenizerError(
+                f"{path} cannot become a tokenizer.json: {text[:40]!r} has the ids {_some(expected)} by its own "
+                f"library and {_some(found)} by tokenizers {importlib.metadata.version('tokenizers')}",
+                hint="give the tokenizer.json that the model was published with, or another version of tokenizers",
+            )
+
+
+def _encoder_of(conversion: Conversion) -> Callable[[str], list[int]]:
+    """Ids of a text by `tokenizers`, special tokens in it as the text they are."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(conversion.content)
+        file.flush()
+        tokenizer: Any = Tokenizer.from_file(file.name)
+    if hasattr(tokenizer, "encode_batch_fast"):  # 0.2x
+        tokenizer.encode_special_tokens = True
+        return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False, encode_special_tokens=True).ids_array.tolist()
+        return ids
+
+    return encode
+
+
+def _some(ids: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}]"
 
 
 def convert(path: Path) -> Conversion:
@@ -105,7 +194,7 @@ def _convert_pieces(path: Path, content: bytes) -> Conversion:
     except Exception as error:  # the library raises errors of protobuf and RuntimeError
         raise TokenizerError(
             f"{path} is neither a SentencePiece model nor a tiktoken rank file: {error}",
-            hint="give a tokenizer.json, or a directory that holds one, with --tokenizer",
+            hint="give a SentencePiece .model or tiktoken ranks",
         ) from error
     _check_expressible(path, model)
     pieces = [(piece.piece, piece.score, piece.type) for piece in model.pieces]
@@ -146,7 +235,7 @@ def _check_expressible(path: Path, model: Any) -> None:
     problem = None
     if trainer.model_type != _BPE:
         # SentencePiece adds scores in single precision and tokenizers in double, so near ties fall differently
-        problem = "it is no BPE model, and others are encoded differently for some texts"
+        problem = "it is not a BPE model, and others are encoded differently for some texts"
     elif normalizer.precompiled_charsmap:
         # tokenizers looks characters up by grapheme, SentencePiece by longest match
         problem = f"it normalizes characters ({normalizer.name}), which tokenizers does differently for some texts"
@@ -220,7 +309,7 @@ def _convert_ranks(path: Path, content: bytes) -> Conversion:
         lines = (line.split() for line in content.splitlines() if line)
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     except ValueError as error:
-        raise TokenizerError(f"{path} is no tiktoken rank file: {error}", hint="fetch the file again") from error
+        raise TokenizerError(f"{path} is not a tiktoken rank file: {error}", hint="fetch the file again") from error
     pattern, specials = _pattern_of(path, content, ranks)
     encoding = tiktoken.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=dict(specials))
     spell = dict(_byte_characters())
@@ -277,23 +366,23 @@ _PATTERN_FILE = "tiktoken.json"
 
 def _pattern_of(path: Path, content: bytes, ranks: Mapping[bytes, int]) -> tuple[str, Mapping[str, int]]:
     """How words are split, and the special tokens, neither of which a rank file says."""
-    beside = path.parent / _PATTERN_FILE
-    if beside.exists():
+    pattern_file = path.parent / _PATTERN_FILE
+    if pattern_file.exists():
         try:
-            parsed = json.loads(beside.read_bytes())
+            parsed = json.loads(pattern_file.read_bytes())
             specials = {str(token): int(index) for token, index in parsed["special_tokens"].items()}
             return str(parsed["pat_str"]), specials
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise TokenizerError(
-                f"{beside} does not say pat_str and special_tokens: {error!r}", hint="repair the file"
+                f"{pattern_file} does not say pat_str and special_tokens: {error!r}", hint="repair the file"
             ) from error
     from tiktoken_ext import openai_public
 
     make = openai_public.ENCODING_CONSTRUCTORS.get(path.stem)
     if make is None:
         raise TokenizerError(
-            f"{path} does not say how words are split, and {path.stem} is no encoding that tiktoken knows",
-            hint=f"put {_PATTERN_FILE} beside it, with pat_str (a regular expression) and special_tokens (token to id)",
+            f"{path} does not say how words are split, and {path.stem} is not an encoding that tiktoken knows",
+            hint=f"put {_PATTERN_FILE} next to it, with pat_str (a regular expression) and special_tokens (their ids)",
         )
 
     def load(*_: Any, expected_hash: str | None = None, **__: Any) -> Mapping[bytes, int]:

@@ -55,27 +55,19 @@ from tokshard.pipeline.options import (
     path_option,
 )
 from tokshard.pipeline.progress import FileCount, PartitionDisplay, ProgressDisplay, tell
-from tokshard.pipeline.sources.discover import (
-    Discovery,
-    Input,
-    Inputs,
-    RecordSource,
-    discover,
-    read_once_name,
-    vanished,
-)
+from tokshard.pipeline.sources.discover import Discovery, discover
+from tokshard.pipeline.sources.division import Divisibility, Indivisible
+from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.hub import SCHEME
+from tokshard.pipeline.sources.inputs import Input, InputTable, RecordSource, read_once_name, vanished
 from tokshard.pipeline.sources.iterables import as_sources
-from tokshard.pipeline.sources.readers import split_of
 from tokshard.pipeline.sources.records import FILE, MISSING_TEXT, TOO_LONG, RecordSpec, check_field_name, parse_columns
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning, parse_bad_record_limit
 from tokshard.pipeline.tasks.duplicates import DropLists, find_duplicates
 from tokshard.pipeline.tasks.hashing import hashes_bytes, hashes_path
 from tokshard.pipeline.tasks.planning import (
     MIN_TASK_BYTES,
-    SMALL,
     Key,
-    Split,
     StreamTask,
     Task,
     default_task_bytes,
@@ -107,7 +99,6 @@ from tokshard.pipeline.workspace.workspace import (
     save_bad_inputs,
     save_command,
     save_settings,
-    source_states,
 )
 
 
@@ -307,14 +298,14 @@ class Request:
         """The tasks. Only inputs that are too big for one need to be looked into."""
         inputs, task_bytes = self.found.inputs, self.context.task_bytes
 
-        def split(index: int) -> Split:
+        def split(index: int) -> Divisibility:
             try:
-                return split_of(inputs[index], self.options.text_mode)
+                return divisibility_of(inputs[index], self.options.text_mode)
             except OSError as error:
                 raise vanished(inputs[index], error) from error
 
         splits = (
-            split(index) if size > task_bytes or inputs.is_read_once(index) else SMALL
+            split(index) if size > task_bytes or inputs.is_read_once(index) else Indivisible()
             for index, size in enumerate(inputs.sizes)
         )
         return list(plan_tasks(inputs.sizes, splits, task_bytes))
@@ -369,7 +360,7 @@ def settle(arguments: Sequence[str | RecordSource], options: BuildOptions) -> Re
         tokenizer=read.info,
         on_bad_record=options.on_bad_record,
         on_bad_source=options.on_bad_source,
-        sources=source_states(found.inputs),
+        sources=found.inputs.absolute(),
         arguments=list(found.arguments),
     )
     context = WorkerContext(
@@ -808,7 +799,7 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
     return is_match and _matches(pattern[1:], path[1:])
 
 
-def _check_no_output(out: Path, inputs: Inputs) -> None:
+def _check_no_output(out: Path, inputs: InputTable) -> None:
     """Refuse inputs that lie in the output directory, whatever link leads there.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import itertools
 import json
@@ -12,7 +11,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -44,11 +42,11 @@ from tokshard.format.tables import (
     Table,
     write_table,
 )
-from tokshard.pipeline.sources.discover import Input, display_path
+from tokshard.pipeline.sources.inputs import Input, display_path
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipt, receipt_name
-from tokshard.pipeline.workspace.workspace import Output, Settings, SourceStates, Workspace, load_paths, save_paths
+from tokshard.pipeline.workspace.workspace import Output, Settings, Workspace, load_paths, save_paths
 
 _SOURCES_PER_BATCH = 65_536
 _MAX_LISTED_SOURCES = 10_000
@@ -399,10 +397,6 @@ def report_json(settings: Settings, **facts: Any) -> Mapping[str, Any]:
     sources = settings.sources
     facts["roots"] = sources.roots
     if len(sources) > _MAX_LISTED_SOURCES:
-        return {**facts, "sources": [], "num_sources": len(sources), "source_times_sha256": times_sha256(sources)}
-    return {**facts, "sources": [msgspec.to_builtins(source) for source in sources]}
-
-
-def times_sha256(sources: SourceStates) -> str:
-    """Hexadecimal SHA-256 of the modification times of all sources."""
-    return hashlib.sha256(sources.times).hexdigest()
+        return {**facts, "sources": [], "num_sources": len(sources), "source_times_sha256": sources.versions_sha256}
+    listed = ("argument", "path", "location", "num_bytes", "version")
+    return {**facts, "sources": [{name: getattr(input_, name) for name in listed} for input_ in sources]}

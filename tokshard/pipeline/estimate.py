@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import shutil
 import tempfile
@@ -18,18 +17,19 @@ from typing import Any
 import numpy as np
 
 from tokshard.errors import BadSourceError, UsageError
-from tokshard.format.schema import token_dtype
 from tokshard.pipeline.build import Request, settle
-from tokshard.pipeline.encode.documents import Documents, within_limits
-from tokshard.pipeline.encode.encoder import DocumentEncoder
-from tokshard.pipeline.encode.tokenizer import Encoder
 from tokshard.pipeline.executors.processes import leaving_the_program_alone
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.progress import clock
-from tokshard.pipeline.sources.discover import Input, read_once_name
-from tokshard.pipeline.sources.readers import read_span, read_stream
-from tokshard.pipeline.sources.records import Chunk, JsonLinesParser, LineChunk, Records, positions_array, utf8_size
-from tokshard.pipeline.tasks.planning import Span, StreamTask, Task, Whole
+from tokshard.pipeline.sources.division import Span, Whole
+from tokshard.pipeline.sources.formats import read_span, read_stream
+from tokshard.pipeline.sources.inputs import Input, read_once_name
+from tokshard.pipeline.sources.json_lines import JsonLinesParser
+from tokshard.pipeline.sources.records import Chunk, LineChunk, utf8_sizes
+from tokshard.pipeline.tasks.planning import StreamTask, Task
+from tokshard.pipeline.tasks.writing import DocumentWriters
+from tokshard.pipeline.workspace.receipts import Receipt
+from tokshard.pipeline.workspace.workspace import Workspace
 from tokshard.wording import bytes_text, count_text, counted
 
 _SAMPLED_PLACES = 32
@@ -41,7 +41,6 @@ _FIRST_CHUNKS, _EVERY_CHUNK = 4, 16
 """Of lines that are compressed, the first chunks are encoded and then one of so many: reading is far cheaper, and a
 stream can only be read from its start, which may be of another kind than its middle."""
 
-_OFFSET_BYTES = 8
 _HASH_BYTES = 20
 
 
@@ -109,7 +108,6 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     is_limited = options.limit is not None and options.limit < total.documents
     if is_limited and options.limit is not None:
         total = _Sums().plus(total, options.limit / total.documents)
-    itemsize = np.dtype(token_dtype(request.read.info.vocab_size)).itemsize
     hash_bytes = int(total.documents * _HASH_BYTES) if options.dedup == "exact" else 0
     parallel = request.num_workers if _streams(tasks) else max(1, min(request.num_workers, len(tasks)))
     return Estimate(
@@ -126,7 +124,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
         cpu_seconds=total.seconds,
         seconds=total.seconds / parallel,
         num_workers=parallel,
-        disk_bytes=int(total.tokens * itemsize + total.documents * _OFFSET_BYTES + total.kept_bytes) + hash_bytes,
+        disk_bytes=int(total.disk_bytes) + hash_bytes,
         hash_bytes=hash_bytes,
         free_bytes=shutil.disk_usage(_existing(options.out)).free,
         is_limited=is_limited,
@@ -169,7 +167,7 @@ class _Sums:
     bad: float = 0.0
     tokens: float = 0.0
     text_bytes: float = 0.0
-    kept_bytes: float = 0.0
+    disk_bytes: float = 0.0
     seconds: float = 0.0
 
     def plus(self, other: _Sums, factor: float) -> _Sums:
@@ -182,17 +180,15 @@ def _by_kind(request: Request, tasks: Sequence[Task | StreamTask]) -> Iterator[t
     inputs = request.found.inputs
     num_bytes: dict[tuple[str, str | None], int] = defaultdict(int)
     places: dict[tuple[str, str | None], list[tuple[int, Span]]] = defaultdict(list)
-    for source in inputs:
-        num_bytes[source.format, source.compression] += source.num_bytes
+    for input_ in inputs:
+        num_bytes[input_.format, input_.compression] += input_.num_bytes
     for task in tasks:
         parts = ((task.key[0], Whole()),) if isinstance(task, StreamTask) else task.parts
         for index, span in parts:
-            source = inputs[index]
-            places[source.format, source.compression].append((index, span))
+            input_ = inputs[index]
+            places[input_.format, input_.compression].append((index, span))
     with tempfile.TemporaryDirectory(prefix="tokshard-") as directory:
-        clean = Path(directory) / "tokenizer.json"
-        clean.write_bytes(request.read.clean)
-        sampler = _Sampler(request, Encoder(clean))
+        sampler = _Sampler(request, Path(directory))
         for kind, found in places.items():
             most = _SAMPLED_PLACES if kind[1] is None else _COMPRESSED_PLACES
             share = min(len(found), max(1, most * len(found) // sum(map(len, places.values()))))
@@ -217,41 +213,56 @@ def _existing(path: str) -> str:
 
 
 class _Sampler:
-    """Does with the start of a span what a task does, but for writing."""
+    """Runs the start of a span as a task of the build, with a folder of its own to write to.
 
-    def __init__(self, request: Request, encoder: Encoder) -> None:
-        self._spec = request.context.spec
-        self._task_bytes = request.context.task_bytes
-        self._parse = JsonLinesParser(self._spec)
-        self._encode = DocumentEncoder(encoder, request.read.info)
-        self._rules = request.context.rules
-        self._dtype = token_dtype(request.read.info.vocab_size)
-        self._encode(["warm up: the first text builds caches"])
+    Args:
+        directory: empty; what is written there is counted and removed.
+    """
 
-    def sample(self, source: Input, span: Span) -> tuple[_Sums, _Sums]:
+    def __init__(self, request: Request, directory: Path) -> None:
+        context = request.context
+        workspace = Workspace(directory, attempt="sample")
+        workspace.create()
+        workspace.tokenizer.write_bytes(request.read.clean)
+        outputs = workspace.outputs(is_split=context.rules.validation_fraction is not None)
+        for output in outputs:
+            output.create()
+        self._context = dataclasses.replace(context, workspace=workspace, outputs=outputs, is_skipping=True)
+        self._parse = JsonLinesParser(context.spec)
+        self._writers = DocumentWriters(self._context)
+        self._writers.encode(["warm up: the first text builds caches"])
+
+    def sample(self, input_: Input, span: Span) -> tuple[_Sums, _Sums]:
         """The start of a span, of a damaged input what can be read: what was measured, and what that stands for.
 
         Where chunks are passed over, documents go by lines and all else by bytes.
         """
-        sums, input_bytes, measuring = _Sums(), 0, 0.0
+        input_bytes, text_bytes, bad, measuring = 0, 0, 0, 0.0
         measured, passed = np.zeros(2), np.zeros(2)  # bytes and lines
-        wanted = _TEXT_BYTES_PER_PLACE if source.compression is None else _TEXT_BYTES_PER_COMPRESSED_PLACE
+        wanted = _TEXT_BYTES_PER_PLACE if input_.compression is None else _TEXT_BYTES_PER_COMPRESSED_PLACE
         started = time.process_time()
-        with contextlib.suppress(BadSourceError):  # the build itself will say so
-            for number, chunk in enumerate(self._chunks(source, span)):
-                input_bytes += chunk.input_bytes
-                if isinstance(chunk, LineChunk):
-                    size = np.array([len(chunk.data), chunk.data.count(b"\n")])
-                    if source.compression and number >= _FIRST_CHUNKS and number % _EVERY_CHUNK:
-                        passed += size
-                        continue
-                    measured += size
-                before = time.process_time()
-                sums = sums.plus(self._measure(self._parse(chunk) if isinstance(chunk, LineChunk) else chunk), 1.0)
-                measuring += time.process_time() - before
-                if sums.text_bytes >= wanted:
-                    break
+        with self._writers.begin((input_.index, 0), [input_.index], None) as task:
+            with contextlib.suppress(BadSourceError):  # the build itself will say so
+                for number, chunk in enumerate(self._chunks(input_, span)):
+                    input_bytes += chunk.input_bytes
+                    if isinstance(chunk, LineChunk):
+                        size = np.array([len(chunk.data), chunk.data.count(b"\n")])
+                        if input_.compression and number >= _FIRST_CHUNKS and number % _EVERY_CHUNK:
+                            passed += size
+                            continue
+                        measured += size
+                    before = time.process_time()
+                    records = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
+                    bad += task.take(input_.index, records).bad
+                    measuring += time.process_time() - before
+                    text_bytes += utf8_sizes(records.texts)
+                    if text_bytes >= wanted:
+                        break
+            before = time.process_time()
+            receipt = task.finish(previous=None, is_last=True)
+            measuring += time.process_time() - before
         reading = time.process_time() - started - measuring
+        sums = self._written(receipt, bad)
         by_bytes, by_lines = 1 + passed / np.maximum(measured, 1)
         scaled = _Sums().plus(dataclasses.replace(sums, seconds=measuring), by_bytes)
         return sums, dataclasses.replace(
@@ -262,32 +273,24 @@ class _Sampler:
             seconds=scaled.seconds + reading,
         )
 
-    def _chunks(self, source: Input, span: Span) -> Iterator[Chunk]:
-        if isinstance(span, Whole) and source.compression is not None:
-            return (chunk for _, chunk in read_stream(source, self._spec, task_bytes=self._task_bytes))
-        return read_span(source, span, self._spec)
+    def _chunks(self, input_: Input, span: Span) -> Iterator[Chunk]:
+        if isinstance(span, Whole) and input_.compression is not None:
+            stream = read_stream(input_, self._context.spec, task_bytes=self._context.task_bytes)
+            return (chunk for _, chunk in stream)
+        return read_span(input_, span, self._context.spec)
 
-    def _measure(self, records: Records) -> _Sums:
-        encoded = self._encode(records.texts)
-        documents = Documents(records.texts, positions_array(records), records.columns, encoded.tokens, encoded.ends)
-        bad = len(records.bad) + len(encoded.with_special)
-        if encoded.with_special:
-            is_text = np.ones(len(records.texts), np.bool_)
-            is_text[list(encoded.with_special)] = False
-            kept = [text for text, keep in zip(records.texts, is_text, strict=True) if keep]
-            documents = Documents(kept, documents.positions[is_text], {}, encoded.tokens, encoded.ends)
-        documents, _ = within_limits(documents, self._rules)
-        hashlib.sha256(documents.tokens.astype(self._dtype).data)  # a shard is hashed while it is written
-        kept_bytes = sum(
-            len(value) if isinstance(value, str) else _OFFSET_BYTES
-            for values in documents.columns.values()
-            for value in values
-        )
+    def _written(self, receipt: Receipt, bad: int) -> _Sums:
+        """What a task wrote, which is removed."""
+        counts = [counts for output in receipt.outputs for counts in output.sources]
+        disk_bytes = 0
+        for output in self._context.outputs:
+            for path in output.directory.glob("*.arrow"):
+                disk_bytes += path.stat().st_size
+                path.unlink()
         return _Sums(
-            input_bytes=records.input_bytes,
-            documents=len(documents),
+            documents=sum(count.documents for count in counts),
             bad=bad,
-            tokens=len(documents.tokens),
-            text_bytes=sum(map(utf8_size, documents.texts)),
-            kept_bytes=kept_bytes,
+            tokens=sum(count.tokens for count in counts),
+            text_bytes=sum(count.text_bytes for count in counts),
+            disk_bytes=disk_bytes,
         )

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tokshard.errors import SourceError, UsageError
-from tokshard.pipeline.sources.discover import JSONL, STDIN, Input
+from tokshard.pipeline.sources.decompress import open_bytes
+from tokshard.pipeline.sources.division import CHUNK_BYTES
+from tokshard.pipeline.sources.inputs import JSONL, STDIN, Input
 from tokshard.pipeline.sources.records import RecordSpec
-from tokshard.pipeline.sources.streams import CHUNK_BYTES, open_bytes
 from tokshard.pipeline.workspace.receipts import Receipt
 
 

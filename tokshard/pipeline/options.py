@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any
 
 from tokshard.errors import UsageError
-from tokshard.pipeline.sources.discover import INPUT_FORMATS
+from tokshard.pipeline.sources.inputs import INPUT_FORMATS
 from tokshard.pipeline.sources.records import FILE, TEXT_MODES
 from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
 

@@ -13,8 +13,9 @@ from typing import Self, TextIO
 
 from tqdm import tqdm
 
+from tokshard.pipeline.sources.division import Whole
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning
-from tokshard.pipeline.tasks.planning import Key, StreamTask, Task, Whole
+from tokshard.pipeline.tasks.planning import Key, StreamTask, Task
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
 from tokshard.wording import bytes_text, count_text, counted, one_line
 

@@ -16,7 +16,7 @@ from tokshard.format import names
 from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig
 from tokshard.format.reader import read_manifest
 from tokshard.format.storage import local_directory
-from tokshard.pipeline.sources.discover import read_once_name
+from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipts
 from tokshard.pipeline.workspace.workspace import Workspace, load_bad_inputs, load_command, load_settings, lock_holder
 from tokshard.wording import bytes_text, counted
@@ -97,7 +97,7 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         num_tasks=0 if command is None else command.num_tasks,
         segments_done=segments_done,
         bytes_done=sum(receipt.input_bytes for receipt in receipts),
-        total_bytes=sum(source.num_bytes for source in settings.sources),
+        total_bytes=settings.sources.num_bytes,
         records=sum(receipt.records_read for receipt in receipts),
         documents=sum(receipt.documents for receipt in encoding),
         tokens=sum(receipt.tokens for receipt in encoding),

@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import tempfile
+import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,14 @@ from tokenizers import Tokenizer
 
 from tokshard.errors import SourceError, TokenizerError, UsageError
 from tokshard.format.manifest import TokenizerInfo, canonical_json
-from tokshard.interop.tokenizers import Conversion, convert, is_foreign, probes
 from tokshard.pipeline.encode.encoder import EncodingError
 from tokshard.pipeline.sources.hub import SCHEME, fetch_tokenizer, is_model_id
 
 _FILES = ("tokenizer.json", "tokenizer.model")
 """What a directory is searched for."""
-_LOCAL_SUFFIXES = (".json", ".model", ".tiktoken", ".bpe")
+_FOREIGN_SUFFIXES = (".model", ".tiktoken", ".bpe")
+"""Of SentencePiece models and tiktoken ranks."""
+_LOCAL_SUFFIXES = (".json", *_FOREIGN_SUFFIXES)
 """A location that ends so is a file, never a model of the hub."""
 BOS_FROM_TOKENIZER = "auto"
 """Value of ``--bos`` that takes the token which the tokenizer's own configuration names."""
@@ -64,26 +65,24 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     EOS and BOS come from `eos` and `bos`, else from ``tokenizer_config.json`` in the same directory.
 
     Args:
-        location: a ``tokenizer.json``, a directory that holds one, a model of the hub, a SentencePiece ``.model`` or
-            tiktoken ranks. A local path goes before a model of the hub.
+        location: a ``tokenizer.json``, a directory that holds one, or a model of the hub. A local path goes before a
+            model of the hub.
         bos: None for no BOS, a token, or `BOS_FROM_TOKENIZER`.
 
     Raises:
         TokenizerError: the file cannot be read, names no EOS, lacks a token, or has ids from `MAX_VOCABULARY` on.
     """
     path, name = _find(location)
-    converted = convert(path) if is_foreign(path) else None
-    if converted is None:
-        content, parsed = _read_json(path)
-    else:
-        content, parsed = converted.content, json.loads(converted.content)
-        _prove_equal(path, converted)
+    if path.suffix in _FOREIGN_SUFFIXES and path.exists():
+        raise TokenizerError(
+            f"{path} is not a tokenizer.json, which is all that a build reads",
+            hint=f"make one of it: tokshard convert-tokenizer {shlex.quote(str(path))} --out DIR",
+        )
+    content, parsed = _read_json(path)
     vocabulary, added = _vocabulary(parsed, path)
     config_path = path.parent / "tokenizer_config.json"
     config = _read_json(config_path)[1] if config_path.exists() else {}
-    if converted is not None:
-        config = {**converted.config, **config}
-    notes = _notes(parsed, config, bos) + (() if converted is None else (converted.note,))
+    notes = _notes(parsed, config, bos)
     eos = eos or _token_of(config, "eos_token")
     unknown = _unknown(parsed)  # stands for pieces of text, so it is no control, whatever it is flagged as
     flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special") and token != unknown}
@@ -152,30 +151,6 @@ def _find(location: str) -> tuple[Path, str]:
     if path.is_dir():
         path = next((path / name for name in _FILES if (path / name).exists()), path / _FILES[0])
     return path, (path.parent if path.name in _FILES else path).resolve().name
-
-
-def _prove_equal(path: Path, converted: Conversion) -> None:
-    """Refuse a conversion that does not encode as the original does.
-
-    Raises:
-        TokenizerError: with a text on which they differ.
-    """
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        file.write(converted.content)
-        file.flush()
-        encode = Encoder(Path(file.name))
-    for text in probes(converted):
-        expected, found = list(converted.original(text)), encode([text])[0].tolist()
-        if found != expected:
-            raise TokenizerError(
-                f"{path} cannot become a tokenizer.json: {text[:40]!r} has the ids {_some(expected)} by its own "
-                f"library and {_some(found)} by tokenizers {importlib.metadata.version('tokenizers')}",
-                hint="give the tokenizer.json that the model was published with, or another version of tokenizers",
-            )
-
-
-def _some(ids: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}]"
 
 
 class Encoder:

@@ -1,4 +1,4 @@
-"""From the arguments of a build to its inputs: files in a fixed order, each with a format."""
+"""From the arguments of a build to its inputs."""
 
 from __future__ import annotations
 
@@ -7,30 +7,36 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from stat import S_ISREG
-from typing import Any, overload
 
 import numpy as np
 
-from tokshard.errors import BadSourceError, SourceError, TokshardError, UsageError
+from tokshard.errors import BadSourceError, SourceError, UsageError
 from tokshard.pipeline.sources import hub
 from tokshard.pipeline.sources import saved_dataset as saved
+from tokshard.pipeline.sources.inputs import (
+    ARROW,
+    ARROW_STREAM,
+    CSV,
+    INPUT_FORMATS,
+    JSONL,
+    PARQUET,
+    PINNED,
+    READ_ONCE,
+    STDIN,
+    TAR,
+    TSV,
+    TXT,
+    InputTable,
+    InputTableBuilder,
+    RecordSource,
+    location_of,
+    read_once_note,
+)
 
-JSONL, PARQUET, ARROW, TXT, CSV, TSV, TAR = INPUT_FORMATS = ("jsonl", "parquet", "arrow", "txt", "csv", "tsv", "tar")
-"""Values of ``--input-format``. Whether an Arrow file is a stream is read off its first bytes."""
-ARROW_STREAM = "arrow-stream"
-RECORDS = "records"
-"""Format of the records that a Python object gives."""
-
-STDIN = "-"
-"""The argument and location of standard input."""
 HIDDEN = "hidden"
 """Stands for a suffix where hidden files and directories are counted."""
-PINNED = -1
-"""Modification time of an input whose revision says what it holds."""
-READ_ONCE = -2
-"""Modification time of an input that can be read once only: standard input, and records of a Python object."""
 
 _SUFFIXES: Mapping[str, str] = {
     ".jsonl": JSONL,
@@ -45,150 +51,16 @@ _SUFFIXES: Mapping[str, str] = {
     ".tsv": TSV,
     ".tar": TAR,
 }
+
 _COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+
 _LONG_SUFFIXES: Mapping[str, str] = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
+
 _COMPRESSIBLE = frozenset({JSONL, TXT, CSV, TSV, TAR})
+
 _ARROW_MAGIC = b"ARROW1"
+
 _FEATHER_1_MAGIC = b"FEA1"
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class RecordSource:
-    """Records that a Python object gives, once, in the process that was given it.
-
-    Args:
-        name: what it is called in messages and in the corpus.
-        records: mappings, or strings.
-        failure: what its iterator raised, as the error of the build.
-    """
-
-    name: str
-    records: Iterable[Any]
-    failure: SourceError | None = None
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
-    """One file to read.
-
-    Args:
-        index: its place in the order of the build.
-        argument: index of the argument it came from.
-        path: relative to that argument, with ``/``; empty where the argument is the file.
-        location: where it is.
-        num_bytes, mtime_ns: what it was when the build began.
-        format: one of the formats above.
-        compression: None, ``gzip``, ``zstd``, ``bz2`` or ``xz``.
-        records: what gives the records, if that is no file; only in the process that was given it.
-    """
-
-    index: int
-    argument: int
-    path: str
-    location: str
-    num_bytes: int
-    mtime_ns: int
-    format: str
-    compression: str | None
-    records: RecordSource | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def is_read_once(self) -> bool:
-        """Whether it can be read once only, from its start, by the process that plans."""
-        return self.mtime_ns == READ_ONCE
-
-
-class Inputs(Sequence[Input]):
-    """The inputs of a build, in order. One costs 29 bytes and its path; an `Input` is made when it is asked for.
-
-    Args:
-        roots: what the paths of each argument are relative to; the file itself where the path is empty.
-    """
-
-    def __init__(self, roots: Sequence[str] = ()) -> None:
-        self.roots = list(roots)
-        self._arguments, self._kinds = array("i"), array("b")
-        self._sizes, self._times, self._ends = array("q"), array("q"), array("q")
-        self._paths = bytearray()
-        self._known_kinds: list[tuple[str, str | None]] = []
-        self._records: dict[int, RecordSource] = {}
-        self.read_once: list[str] = []
-        """Roots of the inputs that can be read once only."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_records": {}}  # an iterator stays in its process
-
-    def append_records(self, argument: int, records: RecordSource) -> None:
-        """Add the records of a Python object at the end."""
-        if any(other.records is records.records for other in self._records.values()):
-            raise UsageError(
-                f"{records.name} is given twice, and it can be read once only", hint="give every source once"
-            )
-        self._records[argument] = records
-        self.append(argument, "", (RECORDS, None), 0, READ_ONCE)
-
-    def original(self, error: TokshardError) -> TokshardError:
-        """The error with the exception that caused it, which it loses on its way through another process."""
-        failures = (records.failure for records in self._records.values())
-        return next((failure for failure in failures if failure and failure.problem == error.problem), error)
-
-    def append(self, argument: int, path: str, kind: tuple[str, str | None], num_bytes: int, mtime_ns: int) -> None:
-        """Add one at the end; `kind` is its format and compression."""
-        if kind not in self._known_kinds:
-            self._known_kinds.append(kind)
-        self._arguments.append(argument)
-        self._kinds.append(self._known_kinds.index(kind))
-        self._sizes.append(num_bytes)
-        self._times.append(mtime_ns)
-        self._paths += path.encode()
-        self._ends.append(len(self._paths))
-        if mtime_ns == READ_ONCE:
-            self.read_once.append(self.roots[argument])
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    @overload
-    def __getitem__(self, index: int) -> Input: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Input]: ...
-
-    def __getitem__(self, index: int | slice) -> Input | list[Input]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
-        path = self._paths[self._ends[number - 1] if number else 0 : self._ends[number]].decode()
-        form, compression = self._known_kinds[self._kinds[number]]
-        argument = self._arguments[number]
-        return Input(
-            index=number,
-            argument=argument,
-            path=path,
-            location=_location(self.roots[argument], path),
-            num_bytes=self._sizes[number],
-            mtime_ns=self._times[number],
-            format=form,
-            compression=compression,
-            records=self._records.get(argument),
-        )
-
-    def is_read_once(self, index: int) -> bool:
-        """Whether an input can be read once only."""
-        return self._times[index] == READ_ONCE
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Bytes of each."""
-        return self._sizes
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all."""
-        return sum(self._sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +73,7 @@ class Discovery:
         notes: what the user should know, a line each.
     """
 
-    inputs: Inputs
+    inputs: InputTable
     arguments: tuple[str, ...]
     ignored: Mapping[str, int]
     notes: tuple[str, ...] = ()
@@ -220,23 +92,23 @@ def discover(
     Raises:
         UsageError: an argument is missing, matches nothing, has an unknown format, or names a file twice.
     """
-    inputs = Inputs()
+    builder = InputTableBuilder()
     labels: list[str] = []
     ignored: Counter[str] = Counter()
-    places = _Places()
+    places = array("q")  # a hash for each file
     for number, argument in enumerate(arguments):
         if isinstance(argument, RecordSource):
-            inputs.roots.append(argument.name)
+            builder.roots.append(argument.name)
             labels.append(argument.name)
-            inputs.append_records(number, argument)
+            builder.append_records(number, argument)
             continue
         passed_over: Counter[str] = Counter()
         found = _expand(argument, passed_over)
-        inputs.roots.append(found.root)
+        builder.roots.append(found.root)
         labels.append(found.label)
-        before = len(inputs)
+        before = len(builder)
         for path in found.paths:
-            location = _location(found.root, path)
+            location = location_of(found.root, path)
             kind = _kind(location, input_format)
             if kind is None:
                 if found.is_named:
@@ -248,65 +120,20 @@ def discover(
             except BadSourceError:
                 if not keep_unreadable:
                     raise
-                description = (kind, 0, 0)
-            inputs.append(number, path, *description)
-            places.add(location if found.is_pinned else _identity(location))
-        if len(inputs) == before:
+                description = (kind, 0, "")
+            builder.append(number, path, *description)
+            places.append(hash(location if found.is_pinned else _identity(location)))
+        if len(builder) == before:
             raise UsageError(
                 f"{argument} holds no input" + (f"; it has {_counts(passed_over)}" if passed_over else ""),
                 hint=f"known suffixes are {', '.join([*_SUFFIXES, *(f'.jsonl{s}' for s in _COMPRESSIONS)])}; "
                 "--input-format reads every file as one format",
             )
         ignored.update(passed_over)
-    places.check(inputs)
+    inputs = builder.finish()
+    _check_places(inputs, places)
     notes = tuple(map(read_once_note, dict.fromkeys(inputs.read_once)))
     return Discovery(inputs=inputs, arguments=tuple(labels), ignored=dict(sorted(ignored.items())), notes=notes)
-
-
-def read_once_name(root: str) -> str:
-    """How messages call an input that can be read once only."""
-    return "standard input" if root == STDIN else root
-
-
-def read_once_note(root: str) -> str:
-    """What a user should know before such an input is read."""
-    return f"{read_once_name(root)} can be read once only: a build that stops has to start over"
-
-
-def display_path(argument: str, path: str) -> str:
-    """How an input is called in messages and tables: the label of its argument and the path below it."""
-    return f"{argument}/{path}" if path else argument
-
-
-def check_unchanged(source: Input) -> None:
-    """Refuse an input that is not what it was when the build began.
-
-    Raises:
-        SourceError: it is gone, or its size or modification time differs.
-    """
-    if source.is_read_once:
-        return
-    try:
-        stat = os.stat(source.location)
-    except OSError as error:
-        raise vanished(source, error) from error
-    for what, found, expected in (
-        ("bytes", stat.st_size, source.num_bytes),
-        ("modification time (ns)", stat.st_mtime_ns, source.mtime_ns),
-    ):
-        if expected not in (found, PINNED):
-            raise SourceError(
-                f"{source.location} changed during the build: {what} {found}, at the start {expected}",
-                hint="put the file back, or start over with --force",
-            )
-
-
-def vanished(source: Input, error: OSError) -> BadSourceError:
-    """The error for an input that cannot be opened."""
-    return BadSourceError(
-        f"{source.location} cannot be read: {error.strerror or error}",
-        hint="put the file back and run the same command again; finished tasks are kept",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,10 +177,6 @@ def _expand(argument: str, passed_over: Counter[str]) -> _Expansion:
     return _Expansion(root, label, (path.replace(os.sep, "/") for path in sorted(relatives, key=os.fsencode)))
 
 
-def _location(root: str, path: str) -> str:
-    return os.path.join(root, path) if path else root
-
-
 def _walk(root: str, passed_over: Counter[str]) -> Iterator[str]:
     """Files below a directory, links followed, but not into a directory that holds the link.
 
@@ -383,31 +206,25 @@ def _walk(root: str, passed_over: Counter[str]) -> Iterator[str]:
     return below(root, "", frozenset({os.path.realpath(root)}))
 
 
-class _Places:
-    """Notices files that are inputs twice, for 8 bytes a file."""
+def _check_places(inputs: InputTable, places: array[int]) -> None:
+    """Refuse two inputs in one place.
 
-    def __init__(self) -> None:
-        self._hashes = array("q")
+    Args:
+        places: a hash of the place of each.
 
-    def add(self, place: str | tuple[int, int]) -> None:
-        self._hashes.append(hash(place))
-
-    def check(self, inputs: Inputs) -> None:
-        """Refuse two inputs in one place.
-
-        Raises:
-            UsageError: with the names of the first two.
-        """
-        hashes = np.frombuffer(self._hashes, np.int64)
-        order = np.argsort(hashes, kind="stable")
-        again = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-        for second, first in sorted((int(order[place + 1]), int(order[place])) for place in again):
-            names = inputs[first].location, inputs[second].location
-            if _identity(names[0]) == _identity(names[1]):
-                raise UsageError(
-                    f"{names[1]} is an input twice: {names[0]} is the same file",
-                    hint="name every input once, and leave out symbolic and hard links to other inputs",
-                )
+    Raises:
+        UsageError: with the names of the first two.
+    """
+    hashes = np.frombuffer(places, np.int64)
+    order = np.argsort(hashes, kind="stable")
+    again = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+    for second, first in sorted((int(order[place + 1]), int(order[place])) for place in again):
+        names = inputs[first].location, inputs[second].location
+        if _identity(names[0]) == _identity(names[1]):
+            raise UsageError(
+                f"{names[1]} is an input twice: {names[0]} is the same file",
+                hint="name every input once, and leave out symbolic and hard links to other inputs",
+            )
 
 
 def _identity(location: str) -> str | tuple[int, int]:
@@ -441,8 +258,8 @@ def _kind(location: str, input_format: str | None) -> tuple[str, str | None] | N
 
 def _describe(
     location: str, kind: tuple[str, str | None], *, is_pinned: bool
-) -> tuple[tuple[str, str | None], int, int]:
-    """Format and compression, bytes and modification time of a file."""
+) -> tuple[tuple[str, str | None], int, str]:
+    """Format and compression, bytes and version of a file."""
     form, compression = kind
     if location == STDIN:
         if form in (PARQUET, ARROW):
@@ -467,7 +284,7 @@ def _describe(
             f"{location} cannot be read: {error.strerror}" + (": it is a link to nothing" if is_link else ""),
             hint="check the path and its permissions, or leave such files out with --on-bad-source skip",
         ) from error
-    return (form, compression), stat.st_size, PINNED if is_pinned else stat.st_mtime_ns
+    return (form, compression), stat.st_size, PINNED if is_pinned else str(stat.st_mtime_ns)
 
 
 def _kind_of_arrow(location: str) -> str:

@@ -123,7 +123,9 @@ def fetch_tokenizer(location: str) -> HubFiles:
         others = [name for name in found if name.endswith((".model", ".tiktoken"))]
         raise UsageError(
             f"{location} has no {_TOKENIZER_FILES[0]}" + (f"; it has {', '.join(others)}" if others else ""),
-            hint=f"download {others[0]} and give it with --tokenizer" if others else "give another --tokenizer",
+            hint=f"download it, and then: tokshard convert-tokenizer {others[0]} --out DIR"
+            if others
+            else "give another --tokenizer",
         )
     wanted = [name for name in _TOKENIZER_FILES if name in found]
     try:

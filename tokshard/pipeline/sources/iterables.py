@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tokshard.errors import SourceError, TokshardError, UsageError
-from tokshard.pipeline.sources.discover import Input, RecordSource
+from tokshard.pipeline.sources.division import CHUNK_BYTES
+from tokshard.pipeline.sources.inputs import Input, RecordSource
 from tokshard.pipeline.sources.records import MALFORMED, MISSING_TEXT, NOT_A_STRING, Records, RecordSpec, admit_rows
-from tokshard.pipeline.sources.streams import CHUNK_BYTES
 from tokshard.wording import counted
 
 _RECORDS_PER_CHUNK = 1_024

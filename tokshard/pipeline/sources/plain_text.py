@@ -6,8 +6,9 @@ import codecs
 import re
 from collections.abc import Callable, Iterator
 
+from tokshard.pipeline.sources.division import CHUNK_BYTES
+from tokshard.pipeline.sources.lines import line_chunks
 from tokshard.pipeline.sources.records import TOO_LONG, LineChunk, Records, RecordSpec, admit_rows
-from tokshard.pipeline.sources.streams import CHUNK_BYTES, line_chunks
 
 _BLANK_LINES = re.compile(rb"(?m)(?:^[ \t\r\f\v]*\n)+")
 _ROWS_PER_BATCH = 1_024

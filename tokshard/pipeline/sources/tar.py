@@ -14,7 +14,11 @@ from typing import Any
 
 import msgspec
 
-from tokshard.pipeline.sources.discover import Input
+from tokshard.pipeline.sources.decompress import ByteSource, open_bytes
+from tokshard.pipeline.sources.division import CHUNK_BYTES
+from tokshard.pipeline.sources.inputs import Input, damaged
+from tokshard.pipeline.sources.json_lines import JsonLinesParser
+from tokshard.pipeline.sources.lines import line_chunks
 from tokshard.pipeline.sources.plain_text import (
     line_documents,
     max_text_line_bytes,
@@ -29,13 +33,11 @@ from tokshard.pipeline.sources.records import (
     MALFORMED,
     TOO_LONG,
     BadRecord,
-    JsonLinesParser,
     LineChunk,
     Records,
     RecordSpec,
     join_records,
 )
-from tokshard.pipeline.sources.streams import CHUNK_BYTES, ByteSource, damaged, line_chunks, open_bytes
 
 OTHER_MEMBER = "archive member of another format"
 HIDDEN_MEMBER = "hidden archive member"

@@ -1,6 +1,6 @@
 """The tasks of a build: a pure function of the inputs and ``task_bytes``, never of workers.
 
-Nothing here does I/O. What had to be read to decide (how an input can be cut) comes in as a `Split`.
+Nothing here does I/O. What had to be read to decide (how an input can be cut) comes in as a `Divisibility`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import overload
 
-from tokshard.pipeline.sources.streams import CHUNK_BYTES
+from tokshard.pipeline.sources.division import (
+    CHUNK_BYTES,
+    ByteRange,
+    Divisibility,
+    Grouped,
+    Groups,
+    Indivisible,
+    Lines,
+    Span,
+    Stream,
+    Whole,
+)
 
 MIN_TASK_BYTES = 16 << 20
 _MAX_TASK_BYTES = 512 << 20
@@ -20,67 +31,6 @@ _TASKS_WANTED = 256
 _MAX_GROUP_INPUTS = 16_384
 """In one task: opening a file costs more than reading a tiny one, and a receipt has a line for each. Decides shards."""
 
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """All of an input."""
-
-
-@dataclass(frozen=True, slots=True)
-class ByteRange:
-    """The lines of an input whose first byte is in ``[start, stop)``; `stop` None: to the end."""
-
-    start: int
-    stop: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Row groups (parquet) or record batches (Arrow) ``[start, stop)`` of an input."""
-
-    start: int
-    stop: int
-
-
-Span = Whole | ByteRange | Groups
-
-
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """An input that can be cut at any byte, because a line says where it starts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """An input made of groups.
-
-    Args:
-        group_bytes: size of each, in bytes of the file.
-    """
-
-    group_bytes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """An input that can only be read from its start; cut into segments while it is read.
-
-    Args:
-        is_here: only this very process can read it, and nobody knows its size: standard input.
-    """
-
-    is_here: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """An input that is one record."""
-
-
-Split = Lines | Grouped | Stream | Unit
-
-SMALL = Unit()
-"""Of an input that is too small for the question."""
 
 Key = tuple[int, int]
 """(index of the first input, segment): names a task and its shards, and orders the tasks."""
@@ -153,7 +103,9 @@ def round_task_bytes(task_bytes: int) -> int:
     return max(1, -(-task_bytes // CHUNK_BYTES)) * CHUNK_BYTES
 
 
-def plan_tasks(num_bytes: Iterable[int], splits: Iterable[Split], task_bytes: int) -> Iterator[Task | StreamTask]:
+def plan_tasks(
+    num_bytes: Iterable[int], splits: Iterable[Divisibility], task_bytes: int
+) -> Iterator[Task | StreamTask]:
     """Group small inputs until they reach `task_bytes` or are `_MAX_GROUP_INPUTS`; cut big ones.
 
     Args:
@@ -164,7 +116,7 @@ def plan_tasks(num_bytes: Iterable[int], splits: Iterable[Split], task_bytes: in
     index = -1
     for index, (size, split) in enumerate(zip(num_bytes, splits, strict=True)):
         is_cut = size > task_bytes or (isinstance(split, Stream) and split.is_here)
-        if is_cut and not isinstance(split, Unit):
+        if is_cut and not isinstance(split, Indivisible):
             if start < index:
                 yield _whole(start, index)
             yield from _cut(index, size, split, task_bytes)
@@ -182,7 +134,7 @@ def _whole(start: int, stop: int) -> Task:
     return Task(key=(start, 0), parts=WholeInputs(start, stop))
 
 
-def _cut(index: int, size: int, split: Split, task_bytes: int) -> Iterator[Task | StreamTask]:
+def _cut(index: int, size: int, split: Divisibility, task_bytes: int) -> Iterator[Task | StreamTask]:
     if isinstance(split, Lines):
         starts = range(0, size, task_bytes)
         for segment, start in enumerate(starts):

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tokshard.errors import BadSourceError, TokshardError
 from tokshard.pipeline.failures import BadInputError, SegmentError
-from tokshard.pipeline.sources.discover import Input, check_unchanged, vanished
-from tokshard.pipeline.sources.readers import read_span, read_stream
-from tokshard.pipeline.sources.records import Chunk, JsonLinesParser, LineChunk
+from tokshard.pipeline.sources.division import Span
+from tokshard.pipeline.sources.formats import read_span, read_stream
+from tokshard.pipeline.sources.inputs import Input, check_unchanged, vanished
+from tokshard.pipeline.sources.json_lines import JsonLinesParser
+from tokshard.pipeline.sources.records import Chunk, LineChunk
 from tokshard.pipeline.tasks.hashing import TextHashers
-from tokshard.pipeline.tasks.planning import Key, Span, StreamTask, Task, segment_bytes
+from tokshard.pipeline.tasks.planning import Key, StreamTask, Task, segment_bytes
 from tokshard.pipeline.tasks.writing import DocumentWriters
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
 from tokshard.pipeline.workspace.workspace import WorkerContext, cannot_write

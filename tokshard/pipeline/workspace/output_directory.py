@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,8 @@ from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.reader import open_corpus
 from tokshard.format.storage import sync_directory
-from tokshard.pipeline.commit import in_the_way, times_sha256
+from tokshard.pipeline.commit import in_the_way
+from tokshard.pipeline.sources.inputs import InputTable, InputTableBuilder
 from tokshard.pipeline.workspace.workspace import (
     Output,
     Settings,
@@ -25,7 +27,6 @@ from tokshard.pipeline.workspace.workspace import (
     load_paths,
     load_settings,
     lock,
-    pack_states,
     save_paths,
 )
 from tokshard.wording import counted, one_line
@@ -205,21 +206,13 @@ def finished_corpora(
 def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest:
     with open_corpus(output.directory) as corpus:
         manifest, sources = corpus.manifest, corpus.sources()
-    roots, times = _places_at_build(output.directory, settings)
     config = msgspec.structs.replace(settings.config, split=output.name or None)
     before = Settings(
         config=manifest.build,
         tokenizer=manifest.tokenizer,
         on_bad_record="fail",
         on_bad_source="fail",
-        # places and times are in no manifest; a source that moved is the same if its size and time are
-        sources=pack_states(
-            roots if sorted(roots) == sorted(settings.sources.roots) else settings.sources.roots,
-            (
-                (old.argument, old.path, old.num_bytes, times.get((old.argument, old.path), now.mtime_ns))
-                for old, now in zip(sources, settings.sources, strict=False)
-            ),
-        ),
+        sources=_inputs_at_build(output.directory, sources, settings),
         arguments=manifest.arguments,
     )
     check_same_settings(before, msgspec.structs.replace(settings, config=config), out=out)
@@ -236,8 +229,22 @@ def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest
     return manifest
 
 
-def _places_at_build(out: Path, settings: Settings) -> tuple[list[str], dict[tuple[int, str], int]]:
-    """From the build report: where each argument was, and the modification time of each source; empty if it is gone.
+def _inputs_at_build(out: Path, sources: Iterable[Any], settings: Settings) -> InputTable:
+    """The inputs that a corpus was made of.
+
+    Places and versions are in no manifest; an input that moved is the same if its size and version are.
+    """
+    roots, versions = _places_at_build(out, settings)
+    same = sorted(roots) == sorted(settings.sources.roots)
+    builder = InputTableBuilder(roots if same else settings.sources.roots)
+    for old, now in zip(sources, settings.sources, strict=False):
+        version = versions.get((old.argument, old.path), now.version)
+        builder.append(old.argument, old.path, ("", None), old.num_bytes, version)
+    return builder.finish()
+
+
+def _places_at_build(out: Path, settings: Settings) -> tuple[list[str], dict[tuple[int, str], str]]:
+    """From the build report: where each argument was, and the version of each source; empty if it is gone.
 
     Raises:
         ConfigurationChangedError: there are too many sources for a list, and some have another time now.
@@ -245,11 +252,11 @@ def _places_at_build(out: Path, settings: Settings) -> tuple[list[str], dict[tup
     try:
         report = json.loads((out / names.REPORT).read_bytes())
         roots = [str(root) for root in report["roots"]]
-        times = {(source["argument"], source["path"]): source["mtime_ns"] for source in report["sources"]}
+        times = {(source["argument"], source["path"]): source["version"] for source in report["sources"]}
         expected = report.get("source_times_sha256")
     except (OSError, ValueError, KeyError, TypeError):
         return [], {}
-    if expected is not None and expected != times_sha256(settings.sources):
+    if expected is not None and expected != settings.sources.versions_sha256:
         raise ConfigurationChangedError(
             f"{out} was built from {len(settings.sources):,} sources, some of which were modified since",
             hint="give another --out, or --force to start over",

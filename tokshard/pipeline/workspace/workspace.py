@@ -10,7 +10,6 @@ import platform
 import re
 import shutil
 import time
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-import numpy as np
 
 from tokshard.errors import BuildError, ConfigurationChangedError, UsageError
 from tokshard.format import names
@@ -26,7 +24,7 @@ from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.format.storage import atomic_write
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.options import change_text
-from tokshard.pipeline.sources.discover import READ_ONCE, Inputs, read_once_name
+from tokshard.pipeline.sources.inputs import Input, InputTable, read_once_name
 from tokshard.pipeline.sources.records import RecordSpec
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ T = TypeVar("T")
 LOCK = "lock"
 """Name of the file that a running build holds."""
 
-_UNFINISHED_SETTINGS = re.compile(r"\.settings\.json\.[0-9]+\.partial")
+_UNFINISHED_SETTINGS = re.compile(r"inputs\.arrow|\.(settings\.json|inputs\.arrow)\.[0-9]+\.partial")
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _LOCK_TRIES = 5
@@ -110,6 +108,11 @@ class Workspace:
         return self.root / "settings.json"
 
     @property
+    def inputs(self) -> Path:
+        """The table of the inputs, which workers map."""
+        return self.root / "inputs.arrow"
+
+    @property
     def assembled(self) -> Path:
         """The files beside shards that the build wrote, or is about to write."""
         return self.root / "assembled.json"
@@ -154,7 +157,7 @@ class Workspace:
     def clear(self) -> None:
         """Remove every file but the lock, the settings, and the list of what starting over removes."""
         for path in _files_below(self.root):
-            if path not in (self.root / LOCK, self.settings, self.removing):
+            if path not in (self.root / LOCK, self.settings, self.inputs, self.removing):
                 path.unlink()
 
     def remove(self) -> None:
@@ -227,16 +230,6 @@ class Output:
         self.partial.mkdir(parents=True, exist_ok=True)
 
 
-class SourceState(msgspec.Struct, frozen=True, kw_only=True):
-    """An input as it was when the build began."""
-
-    argument: int
-    path: str
-    location: str
-    num_bytes: int
-    mtime_ns: int
-
-
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """The command that continues a build, and how much there is to do.
 
@@ -253,47 +246,18 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
 
 
-class SourceStates(msgspec.Struct, frozen=True, kw_only=True):
-    """All inputs as they were when the build began, in columns: a million of them must not fill the memory.
-
-    Args:
-        roots: per argument, what its paths are relative to; absolute.
-        arguments, sizes, times: int64 each, native bytes.
-        paths: UTF-8, each ending in a zero byte.
-    """
+class _InputsReference(msgspec.Struct, frozen=True, kw_only=True):
+    """What settings.json says of the table in inputs.arrow."""
 
     roots: list[str]
-    arguments: bytes
-    sizes: bytes
-    times: bytes
-    paths: bytes
-
-    def __len__(self) -> int:
-        return len(self.sizes) // 8
-
-    @property
-    def read_once(self) -> list[str]:
-        """Roots of the inputs that can be read once only."""
-        arguments, times = (np.frombuffer(column, np.int64) for column in (self.arguments, self.times))
-        return list(dict.fromkeys(self.roots[argument] for argument in arguments[times == READ_ONCE].tolist()))
-
-    def __iter__(self) -> Iterator[SourceState]:
-        numbers = (np.frombuffer(column, np.int64) for column in (self.arguments, self.sizes, self.times))
-        for path, argument, size, mtime_ns in zip(self.paths.split(b"\0"), *numbers, strict=False):
-            root = self.roots[argument] if argument < len(self.roots) else f"argument {argument}"
-            yield SourceState(
-                argument=int(argument),
-                path=path.decode(),
-                location=os.path.join(root, path.decode()) if path else root,
-                num_bytes=int(size),
-                mtime_ns=int(mtime_ns),
-            )
+    digest: str
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that must stay the same for a build to be continued.
 
     Args:
+        sources: the inputs as they were when the build began, with absolute roots; the table has a file of its own.
         arguments: what each argument is called; those on the hub with the commits that they stood for.
     """
 
@@ -301,7 +265,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: TokenizerInfo
     on_bad_record: str
     on_bad_source: str
-    sources: SourceStates
+    sources: InputTable
     arguments: list[str]
 
 
@@ -320,7 +284,7 @@ class WorkerContext:
     """
 
     workspace: Workspace
-    inputs: Inputs
+    inputs: InputTable
     spec: RecordSpec
     columns: dict[str, str]
     tokenizer: TokenizerInfo
@@ -331,29 +295,6 @@ class WorkerContext:
     outputs: tuple[Output, ...]
     rules: DocumentRules
     drops: DropLists | None = None
-
-
-def source_states(inputs: Inputs) -> SourceStates:
-    """The inputs as they are now."""
-    roots = [root if root in inputs.read_once else os.path.abspath(root) for root in inputs.roots]
-    return pack_states(roots, ((source.argument, source.path, source.num_bytes, source.mtime_ns) for source in inputs))
-
-
-def pack_states(roots: list[str], rows: Iterable[tuple[int, str, int, int]]) -> SourceStates:
-    """States from argument, path, bytes and modification time of each input."""
-    arguments, sizes, times, paths = array("q"), array("q"), array("q"), bytearray()
-    for argument, path, num_bytes, mtime_ns in rows:
-        arguments.append(argument)
-        sizes.append(num_bytes)
-        times.append(mtime_ns)
-        paths += path.encode() + b"\0"
-    return SourceStates(
-        roots=roots,
-        arguments=arguments.tobytes(),
-        sizes=sizes.tobytes(),
-        times=times.tobytes(),
-        paths=bytes(paths),
-    )
 
 
 @contextlib.contextmanager
@@ -442,8 +383,13 @@ def cannot_write(path: Path, error: OSError) -> BuildError:
 
 
 def save_settings(workspace: Workspace, settings: Settings) -> None:
-    """Remember what was asked for."""
-    atomic_write(workspace.settings, msgspec.json.encode(settings))
+    """Remember what was asked for, and of which inputs."""
+    settings.sources.save(workspace.inputs)
+    atomic_write(workspace.settings, msgspec.json.encode(settings, enc_hook=_reference))
+
+
+def _reference(inputs: InputTable) -> _InputsReference:
+    return _InputsReference(roots=inputs.roots, digest=inputs.digest)
 
 
 def load_settings(workspace: Workspace) -> Settings | None:
@@ -452,8 +398,13 @@ def load_settings(workspace: Workspace) -> Settings | None:
     Raises:
         BuildError: the file is damaged.
     """
+
+    def inputs(_: type, reference: object) -> InputTable:
+        found = msgspec.convert(reference, _InputsReference)
+        return InputTable.saved(found.roots, workspace.inputs, found.digest)
+
     try:
-        return msgspec.json.decode(workspace.settings.read_bytes(), type=Settings)
+        return msgspec.json.decode(workspace.settings.read_bytes(), type=Settings, dec_hook=inputs)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except msgspec.MsgspecError as error:
@@ -571,7 +522,7 @@ def _is_reordered(before: Sequence[str], now: Sequence[str]) -> bool:
     return before != now and sorted(before) == sorted(now)
 
 
-def _source_differences(before: Iterable[SourceState], now: Iterable[SourceState]) -> Iterator[str]:
+def _source_differences(before: Iterable[Input], now: Iterable[Input]) -> Iterator[str]:
     old_sources = {(source.argument, source.path): source for source in before}
     new_sources = {(source.argument, source.path): source for source in now}
     for place, source in old_sources.items():
@@ -582,17 +533,17 @@ def _source_differences(before: Iterable[SourceState], now: Iterable[SourceState
     yield from (f"source {source.location} is new" for place, source in new_sources.items() if place not in old_sources)
 
 
-def _source_change(before: SourceState, now: SourceState) -> str | None:
+def _source_change(before: Input, now: Input) -> str | None:
     if before.num_bytes != now.num_bytes:
         return f"source {now.location} had {before.num_bytes} bytes, now {now.num_bytes}"
-    if before.mtime_ns != now.mtime_ns:
-        then, since = _date(before.mtime_ns), _date(now.mtime_ns)
+    if before.version != now.version:
+        then, since = _date(before.version), _date(now.version)
         return f"source {now.location} was modified since: at {since}, and before at {then}"
     return None
 
 
-def _date(time_ns: int) -> str:
+def _date(version: str) -> str:
     try:
-        return datetime.fromtimestamp(time_ns / 1e9, tz=UTC).astimezone().isoformat(sep=" ")
+        return datetime.fromtimestamp(int(version) / 1e9, tz=UTC).astimezone().isoformat(sep=" ")
     except (OverflowError, OSError, ValueError):  # the clock of a file may say anything
-        return f"{time_ns} ns"
+        return f"{version} ns"

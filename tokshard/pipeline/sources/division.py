@@ -1,0 +1,67 @@
+"""How an input can be divided among tasks, and the parts that come of it. Reads nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHUNK_BYTES = 1 << 20
+"""Chunk j of an input holds the lines whose first byte is in ``[j, j + 1) * CHUNK_BYTES``. Decides shard bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All of an input."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """The lines of an input whose first byte is in ``[start, stop)``; `stop` None: to the end."""
+
+    start: int
+    stop: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Row groups (parquet) or record batches (Arrow) ``[start, stop)`` of an input."""
+
+    start: int
+    stop: int
+
+
+Span = Whole | ByteRange | Groups
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """An input that can be cut at any byte, because a line says where it starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """An input made of groups.
+
+    Args:
+        group_bytes: size of each, in bytes of the file.
+    """
+
+    group_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An input that can only be read from its start; cut into segments while it is read.
+
+    Args:
+        is_here: only this very process can read it, and nobody knows its size: standard input.
+    """
+
+    is_here: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Indivisible:
+    """An input that is one record, or too small for the question."""
+
+
+Divisibility = Lines | Grouped | Stream | Indivisible
