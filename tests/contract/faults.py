@@ -297,7 +297,7 @@ class _Steps:
 
     def _outlive(self) -> None:
         """Let workers notice late that their coordinator is gone."""
-        from tokshard.pipeline.executors import processes as executors
+        from tokshard.pipeline.executors import worker
 
         def die_late() -> None:
             parent = multiprocessing.parent_process()
@@ -307,7 +307,7 @@ class _Steps:
             os._exit(1)
 
         if self.fault.outlives:
-            executors._die_with_parent = die_late
+            worker._die_with_parent = die_late
 
 
 def _path_of(descriptor: int) -> str:

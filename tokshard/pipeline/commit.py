@@ -12,7 +12,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -48,11 +47,9 @@ from tokshard.pipeline.sources.discover import Input, display_path
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipt, receipt_name
-from tokshard.pipeline.workspace.workspace import Output, Settings, SourceStates, Workspace, load_paths, save_paths
+from tokshard.pipeline.workspace.workspace import Output, SourceStates, Workspace, load_paths, save_paths
 
 _SOURCES_PER_BATCH = 65_536
-_MAX_LISTED_SOURCES = 10_000
-"""In the build report; of more it has a hash."""
 
 
 def assemble(
@@ -392,15 +389,6 @@ def _nothing_written(totals: _Totals, output: Output) -> BuildError:
         f"the build wrote no document: {found}",
         hint="check the sources and --text-field, and start over with --force",
     )
-
-
-def report_json(settings: Settings, **facts: Any) -> Mapping[str, Any]:
-    """``build-report.json``: all that is not pure. Times, machine, absolute paths."""
-    sources = settings.sources
-    facts["roots"] = sources.roots
-    if len(sources) > _MAX_LISTED_SOURCES:
-        return {**facts, "sources": [], "num_sources": len(sources), "source_times_sha256": times_sha256(sources)}
-    return {**facts, "sources": [msgspec.to_builtins(source) for source in sources]}
 
 
 def times_sha256(sources: SourceStates) -> str:

@@ -19,13 +19,13 @@ import numpy as np
 
 from tokshard.errors import BadSourceError, UsageError
 from tokshard.format.schema import token_dtype
-from tokshard.pipeline.build import Request, settle
 from tokshard.pipeline.encode.documents import Documents, within_limits
 from tokshard.pipeline.encode.encoder import DocumentEncoder
 from tokshard.pipeline.encode.tokenizer import Encoder
 from tokshard.pipeline.executors.processes import leaving_the_program_alone
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.progress import clock
+from tokshard.pipeline.resolve import ResolvedBuild, resolve
 from tokshard.pipeline.sources.discover import Input, read_once_name
 from tokshard.pipeline.sources.readers import read_span, read_stream
 from tokshard.pipeline.sources.records import Chunk, JsonLinesParser, LineChunk, Records, positions_array, utf8_size
@@ -93,7 +93,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     Raises:
         TokshardError: as for the build itself.
     """
-    request = settle(sources, options)
+    request = resolve(sources, options)
     if request.found.inputs.read_once:
         name = read_once_name(request.found.inputs.read_once[0])
         raise UsageError(
@@ -177,7 +177,7 @@ class _Sums:
         return _Sums(*(mine + factor * theirs for mine, theirs in pairs))
 
 
-def _by_kind(request: Request, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[int, _Sums, _Sums]]:
+def _by_kind(request: ResolvedBuild, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[int, _Sums, _Sums]]:
     """The bytes of the inputs of each format and compression, what was measured of them, and what that stands for."""
     inputs = request.found.inputs
     num_bytes: dict[tuple[str, str | None], int] = defaultdict(int)
@@ -219,7 +219,7 @@ def _existing(path: str) -> str:
 class _Sampler:
     """Does with the start of a span what a task does, but for writing."""
 
-    def __init__(self, request: Request, encoder: Encoder) -> None:
+    def __init__(self, request: ResolvedBuild, encoder: Encoder) -> None:
         self._spec = request.context.spec
         self._task_bytes = request.context.task_bytes
         self._parse = JsonLinesParser(self._spec)

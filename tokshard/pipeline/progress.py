@@ -236,7 +236,7 @@ class PartitionDisplay:
             print(f"duplicates: {done:,} of {counted(count, 'partition')}", file=self._stream, flush=True)
 
 
-def tell(note: str) -> None:
+def print_note(note: str) -> None:
     """Show a line that the user should read before the work begins."""
     stream = sys.stderr
     print(f"note: {one_line(note)}", file=stream, flush=True)

@@ -73,16 +73,13 @@ class TaskRunner:
                 break  # of another kind: it comes again, in its turn
         return tuple(found)
 
-    def run_stream(
-        self, task: StreamTask, cap: int | None, done: frozenset[int], on_receipt: Callable[[Receipt], None]
-    ) -> None:
-        """Run an input that is read from its start, all segments but those in `done`.
+    def run_stream(self, task: StreamTask, cap: int | None, done: frozenset[int]) -> Iterator[Receipt]:
+        """Run an input that is read from its start, segment by segment, all but those in `done`.
 
         Raises:
             SegmentError: with the segment and the error.
         """
-        segments = open_segments(self._context, task)
-        for segment in segments:
+        for segment in open_segments(self._context, task):
             try:
                 if segment.number in done:
                     segment.skip()
@@ -92,7 +89,7 @@ class TaskRunner:
                 )
             except Exception as error:
                 raise SegmentError(segment.number, error) from error
-            on_receipt(receipt)
+            yield receipt
             if cap is not None:
                 cap -= receipt.documents
                 if cap <= 0:
