@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
@@ -27,19 +27,13 @@ from tokshard.pipeline.commit import assemble, check_shards, publish
 from tokshard.pipeline.executors.base import cpu_seconds
 from tokshard.pipeline.executors.processes import leaving_the_program_alone, prepare_workers
 from tokshard.pipeline.kept_fields import check_kept_fields
-from tokshard.pipeline.options import (
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_SHARD_TOKENS,
-    BuildOptions,
-    path_option,
-)
+from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions, path_option, takes_build_options
 from tokshard.pipeline.progress import print_note
 from tokshard.pipeline.report import build_report
 from tokshard.pipeline.resolve import ResolvedBuild, continuing_command, resolve
 from tokshard.pipeline.result import BuildResult
 from tokshard.pipeline.sources.discover import read_once_name
 from tokshard.pipeline.sources.iterables import as_sources
-from tokshard.pipeline.sources.records import FILE
 from tokshard.pipeline.stages import StagesOutcome, run_stages
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning
 from tokshard.pipeline.tasks.planning import MIN_TASK_BYTES, StreamTask, Task
@@ -61,34 +55,14 @@ from tokshard.pipeline.workspace.workspace import (
 )
 
 
+@takes_build_options
 @leaving_the_program_alone()
 def build_corpus(
     sources: str | os.PathLike[str] | Iterable[Any],
     *,
     tokenizer: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    eos: str | None = None,
-    bos: str | None = None,
-    text_field: str = "text",
-    id_field: str | None = None,
-    keep: str | Sequence[str] = (),
-    input_format: str | None = None,
-    text_mode: str = FILE,
-    shard_tokens: int = DEFAULT_SHARD_TOKENS,
-    task_bytes: int | None = None,
-    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
-    min_tokens: int | None = None,
-    max_tokens: int | None = None,
-    dedup: str = "none",
-    validation_fraction: float | None = None,
-    on_bad_record: str = "fail",
-    on_bad_source: str = "fail",
-    max_bad_records: str | int | None = None,
-    limit: int | None = None,
-    workers: int | None = None,
-    force: bool = False,
-    quiet: bool = False,
-    verbose: bool = False,
+    **keywords: Unpack[OptionalBuildOptions],
 ) -> BuildResult:
     """Tokenize sources into a corpus; go on where an earlier run of the same build stopped.
 
@@ -99,31 +73,7 @@ def build_corpus(
         sources: a file, directory, glob, ``hf://`` data set of the hub or ``-`` (standard input), or a list of such, in
             order. Also an iterable of records (mappings, or strings as texts), such as a generator, a list of dicts or
             a ``datasets.Dataset``: it is read once and in this process, so a build of it that stops has to start over.
-        tokenizer: a ``tokenizer.json``, a directory that holds one, or a model of the hub.
-        out: the corpus directory.
-        eos: token that ends every document; default: what ``tokenizer_config.json`` says.
-        bos: token that starts every document, or ``auto`` for what ``tokenizer_config.json`` says; default: none.
-        text_field: dotted path of the text in a record.
-        id_field: field to store as column ``id``.
-        keep: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
-        input_format: read every input as this format instead of going by its name.
-        text_mode: what a document is in plain text: a ``file``, ``line`` or ``paragraph``.
-        shard_tokens: a shard closes before the document that would exceed this.
-        task_bytes: size of the unit of work in bytes of input; default: by the size of the inputs.
-        max_document_bytes: a longer text is a bad record.
-        min_tokens, max_tokens: leave out documents with fewer or more tokens, delimiters included.
-        dedup: ``exact`` leaves out texts that are equal to an earlier one, over all sources; ``none`` keeps them.
-        validation_fraction: share of the documents that goes into ``OUT/validation``, by a hash of the text, the rest
-            into ``OUT/train``; default: one corpus in `out`.
-        on_bad_record: ``fail``, or ``skip`` to leave out records that are no documents.
-        on_bad_source: ``fail``, or ``skip`` to leave out inputs that are damaged or gone, whole.
-        max_bad_records: fail when more bad records than that would be skipped: a number, or a share of the records
-            read, such as ``0.1%``.
-        limit: documents to write at most, in input order; with a validation split, in both corpora.
-        workers: processes; default: the CPUs this process may use.
-        force: start over, removing the corpus or unfinished build in `out`.
-        quiet: no progress on stderr.
-        verbose: a line on stderr for each task that is done.
+        {options}
 
     Raises:
         UsageError: an argument is wrong, or `out` belongs to another build.
@@ -131,32 +81,7 @@ def build_corpus(
         BuildError: the build could not go on.
         KeyboardInterrupt: the next run of the same build goes on.
     """
-    options = BuildOptions(
-        tokenizer=path_option("tokenizer", tokenizer),
-        out=path_option("out", out),
-        eos=eos,
-        bos=bos,
-        text_field=text_field,
-        id_field=id_field,
-        keep=(keep,) if isinstance(keep, str) else tuple(keep),
-        input_format=input_format,
-        text_mode=text_mode,
-        shard_tokens=shard_tokens,
-        task_bytes=task_bytes,
-        max_document_bytes=max_document_bytes,
-        min_tokens=min_tokens,
-        max_tokens=max_tokens,
-        dedup=dedup,
-        validation_fraction=validation_fraction,
-        on_bad_record=on_bad_record,
-        on_bad_source=on_bad_source,
-        max_bad_records=max_bad_records,
-        limit=limit,
-        workers=workers,
-        force=force,
-        quiet=quiet,
-        verbose=verbose,
-    )
+    options = BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)
     resolved = resolve(as_sources(sources), options)
     workspace, outputs = resolved.context.workspace, resolved.context.outputs
     workspace.check_own()

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,13 +23,11 @@ from tokshard.pipeline.encode.encoder import DocumentEncoder
 from tokshard.pipeline.encode.tokenizer import Encoder
 from tokshard.pipeline.executors.processes import leaving_the_program_alone
 from tokshard.pipeline.options import BuildOptions
-from tokshard.pipeline.progress import clock
 from tokshard.pipeline.resolve import ResolvedBuild, resolve
 from tokshard.pipeline.sources.discover import Input, read_once_name
 from tokshard.pipeline.sources.readers import read_span, read_stream
 from tokshard.pipeline.sources.records import Chunk, JsonLinesParser, LineChunk, Records, positions_array, utf8_size
 from tokshard.pipeline.tasks.planning import Span, StreamTask, Task, Whole
-from tokshard.wording import bytes_text, count_text, counted
 
 _SAMPLED_PLACES = 32
 _TEXT_BYTES_PER_PLACE = 2 << 20
@@ -131,35 +128,6 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
         free_bytes=shutil.disk_usage(_existing(options.out)).free,
         is_limited=is_limited,
     )
-
-
-def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
-    """The estimate as labels and values."""
-    streams = f", {counted(estimate.num_streams, 'stream')} among them" if estimate.num_streams else ""
-    per_token = estimate.text_bytes / max(1, estimate.tokens)
-    limit = ", by --limit" if estimate.is_limited else ""
-    inputs = f"{counted(estimate.num_inputs, 'file')}, {bytes_text(estimate.input_bytes)}"
-    processes = "1 process" if estimate.num_workers == 1 else f"{estimate.num_workers:,} processes"
-    lines = [
-        ("inputs", f"{inputs}, in {counted(estimate.num_tasks, 'task')}{streams}"),
-        (
-            "sample",
-            f"{counted(estimate.sampled_documents, 'document')}, and {counted(estimate.sampled_bad, 'bad record')}",
-        ),
-        ("documents", f"about {count_text(estimate.documents)}{limit}"),
-        ("tokens", f"about {count_text(estimate.tokens)}, {per_token:.2f} bytes of text each"),
-        ("time", f"about {clock(estimate.seconds)} with {processes} ({estimate.cpu_seconds:.3g} CPU-seconds)"),
-        ("disk", f"about {bytes_text(estimate.disk_bytes)} needed, {bytes_text(estimate.free_bytes)} free"),
-    ]
-    if not estimate.fits:
-        lines.append(("", "the disk is too small for this build"))
-    lines.append(("", f"nothing was written to {estimate.directory}"))
-    return lines
-
-
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
-    """The estimate for ``--json``."""
-    return {**dataclasses.asdict(estimate), "fits": estimate.fits}
 
 
 @dataclass(frozen=True, slots=True)
