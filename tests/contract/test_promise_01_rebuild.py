@@ -11,6 +11,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -246,8 +247,8 @@ def test_a_task_that_kills_two_workers_is_a_clear_error_and_the_next_run_continu
     out = tmp_path / "out"
     process = builds.start(builds.command(sources, out, "--workers", "2"))
     while process.poll() is None:
-        for worker in builds.children(process.pid):
-            with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            for worker in builds.children(process.pid):
                 os.kill(worker, signal.SIGKILL)
         time.sleep(0.005)
     _, errors = process.communicate(timeout=60)
