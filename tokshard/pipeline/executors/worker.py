@@ -86,7 +86,7 @@ def _run_segment(connection: Connection, runner: TaskRunner, message: RunSegment
         message.number,
         message.previous,
         _consumed(chunks, end),
-        cap=message.max_documents,
+        max_documents=message.max_documents,
         is_last=lambda: isinstance(end, EndOfSegment) and end.is_last,
     )
 
