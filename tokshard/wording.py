@@ -70,3 +70,11 @@ def count_text(number: float) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     return match.group().encode("unicode_escape").decode()
+
+
+def clock(seconds: float) -> str:
+    """Seconds as ``m:ss`` or ``h:mm:ss``."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -20,15 +20,15 @@ from typing import Any
 from tests.benchmark.report import aligned
 from tokshard.format import storage, writer
 from tokshard.pipeline import build as pipeline
-from tokshard.pipeline.build import BuildResult
 from tokshard.pipeline.encode import encoder as encoding
 from tokshard.pipeline.encode import special_text as special
 from tokshard.pipeline.encode import tokenizer
 from tokshard.pipeline.sources import decompress
+from tokshard.pipeline.result import BuildResult
 from tokshard.pipeline.tasks import runner, writing
 
 STAGES: tuple[tuple[str, Any, str], ...] = (
-    ("settle: options, inputs, tokenizer.json", pipeline, "settle"),
+    ("resolve: options, inputs, tokenizer.json", pipeline, "resolve"),
     ("load the tokenizer", tokenizer.Encoder, "__init__"),
     ("decompress", decompress._Compressed, "read"),
     ("parse JSON", runner.JsonLinesParser, "__call__"),

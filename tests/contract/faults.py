@@ -150,7 +150,7 @@ def serve() -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    import tokshard.pipeline.build
+    import tokshard.pipeline.prepare
     from tokshard.cli.main import main
 
     code: Any = 70
@@ -164,7 +164,7 @@ def _become(request: dict[str, Any]) -> None:
         install()
         preload = multiprocessing.set_forkserver_preload
         multiprocessing.set_forkserver_preload = lambda names: preload([*names, __name__])
-        tokshard.pipeline.build.MIN_TASK_BYTES = 0  # the server that workers are forked from starts at once
+        tokshard.pipeline.prepare.MIN_TASK_BYTES = 0  # the server that workers are forked from starts at once
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["tokshard", *request["arguments"]]
         try:
@@ -296,7 +296,7 @@ class _Steps:
 
     def _outlive(self) -> None:
         """Let workers notice late that their coordinator is gone."""
-        from tokshard.pipeline.executors import processes as executors
+        from tokshard.pipeline.executors import worker
 
         def die_late() -> None:
             parent = multiprocessing.parent_process()
@@ -306,7 +306,7 @@ class _Steps:
             os._exit(1)
 
         if self.fault.outlives:
-            executors._die_with_parent = die_late
+            worker._die_with_parent = die_late
 
 
 def _path_of(descriptor: int) -> str:

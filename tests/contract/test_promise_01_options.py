@@ -193,7 +193,7 @@ def test_an_input_that_vanishes_after_it_was_hashed_is_no_first_of_its_texts(
     again = tmp_path / "again.jsonl"
     again.write_bytes(Path(copies[0]).read_bytes())
     script = (
-        "import os, sys, tokshard.pipeline.build as p\n"
+        "import os, sys, tokshard.pipeline.stages as p\n"
         "find = p.find_duplicates\n"
         "def find_and_remove(*arguments):\n"
         f"    os.path.exists({str(copies[0])!r}) and os.remove({str(copies[0])!r})\n"

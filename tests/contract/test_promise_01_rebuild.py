@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -10,16 +11,22 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import builds
+from tokshard.errors import TokshardError
 from tokshard.format import names
 from tokshard.format.reader import open_corpus
 from tokshard.pipeline import build as pipeline
+from tokshard.pipeline import stages
+from tokshard.pipeline.executors.base import Finished, Released
+from tokshard.pipeline.executors.inline import InlineExecutor
 from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.tasks.runner import TaskRunner
+from tokshard.pipeline.tasks.schedule import Run
 from tokshard.pipeline.workspace.receipts import Progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -52,25 +59,35 @@ def test_any_number_of_workers_gives_the_same_bytes(
 def test_tasks_completed_in_any_order_give_the_same_bytes(
     sources: list[str], reference: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_shuffled(context, schedule, on_progress):  # type: ignore[no-untyped-def]
-        runner = TaskRunner(context, on_progress)
-        tasks = []
-        while (task := schedule.take()) is not None:
-            tasks.append(task)
-        random.Random(5).shuffle(tasks)
-        for task in tasks:
-            if isinstance(task, Task):
-                schedule.finished(runner.run_task(task, None))
-            else:
-                # the segments of a stream are read in order, but may be done in any
-                every = list(_segments(context, task))
-                random.Random(6).shuffle(every)
-                for number in every:
-                    runner.run_stream(task, None, frozenset(every) - {number}, schedule.finished)
-            schedule.released(task)
-        return pipeline.executors.Usage()
+    class Shuffled(InlineExecutor):
+        """Runs the tasks that it has, and the segments of each stream, in any order."""
 
-    monkeypatch.setattr(pipeline.executors, "run_inline", run_shuffled)
+        def __enter__(self):  # type: ignore[no-untyped-def]
+            self.runs: list[Run] = []
+            return self
+
+        def can_take(self, run: Run) -> bool:
+            return True
+
+        def submit(self, run: Run) -> None:
+            self.runs.append(run)
+
+        def events(self):  # type: ignore[no-untyped-def]
+            runner = TaskRunner(self._context, self._on_progress)
+            random.Random(5).shuffle(self.runs)
+            for run in self.runs:
+                if isinstance(run.task, Task):
+                    yield Finished(runner.run_task(run.task, None))
+                else:
+                    # the segments of a stream are read in order, but may be done in any
+                    every = list(_segments(self._context, run.task))
+                    random.Random(6).shuffle(every)
+                    for number in every:
+                        yield from map(Finished, runner.run_stream(run.task, None, frozenset(every) - {number}))
+                yield Released(run.task)
+            self.runs.clear()
+
+    monkeypatch.setattr(stages, "InlineExecutor", Shuffled)
     pipeline.build_corpus(
         sources,
         tokenizer=builds.TOKENIZER,
@@ -210,7 +227,7 @@ def test_a_full_disk_is_a_clear_error_and_the_next_run_continues(
     assert builds.build(sources, out, "--workers", "2") == reference
 
 
-def test_a_killed_worker_is_a_clear_error_and_the_next_run_continues(
+def test_the_task_of_a_killed_worker_runs_on_another(
     sources: list[str], reference: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -220,8 +237,23 @@ def test_a_killed_worker_is_a_clear_error_and_the_next_run_continues(
         time.sleep(0.005)
     os.kill(builds.children(process.pid)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert builds.corpus_hashes(out) == reference
+
+
+def test_a_task_that_kills_two_workers_is_a_clear_error_and_the_next_run_continues(
+    sources: list[str], reference: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = builds.start(builds.command(sources, out, "--workers", "2"))
+    while process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            for worker in builds.children(process.pid):
+                os.kill(worker, signal.SIGKILL)
+        time.sleep(0.005)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "was killed by SIGKILL" in errors
+    assert "was killed by SIGKILL while it read" in errors
     assert "hint: run the same command again: finished tasks are kept" in errors
     _assert_no_half_shard(out)
     assert builds.build(sources, out, "--workers", "2") == reference
@@ -336,18 +368,18 @@ def test_a_source_that_vanishes_or_changes_under_a_running_build_is_a_clear_erro
     tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = builds.write_sources(tmp_path / "sources", documents=500)
-    original = pipeline.executors.run_inline
 
-    def run_after_change(*arguments):  # type: ignore[no-untyped-def]
-        if change == "vanish":
-            Path(sources[1]).unlink()
-        else:
-            with Path(sources[1]).open("ab") as file:
-                file.write(b"{}")
-        return original(*arguments)
+    class Changing(InlineExecutor):
+        def __enter__(self):  # type: ignore[no-untyped-def]
+            if change == "vanish":
+                Path(sources[1]).unlink()
+            else:
+                with Path(sources[1]).open("ab") as file:
+                    file.write(b"{}")
+            return super().__enter__()
 
-    monkeypatch.setattr(pipeline.executors, "run_inline", run_after_change)
-    with pytest.raises(pipeline.TokshardError) as caught:
+    monkeypatch.setattr(stages, "InlineExecutor", Changing)
+    with pytest.raises(TokshardError) as caught:
         pipeline.build_corpus(sources, tokenizer=builds.TOKENIZER, out=tmp_path / "out", workers=1, quiet=True)
     assert sources[1] in caught.value.problem
     assert ("cannot be read" if change == "vanish" else "changed during the build") in caught.value.problem

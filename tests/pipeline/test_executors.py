@@ -14,7 +14,7 @@ import pytest
 from tests.pipeline.inputs import patch_chunk_bytes
 from tests.pipeline.places import build
 from tokshard.errors import BuildError
-from tokshard.pipeline.executors import processes as executors
+from tokshard.pipeline.executors import worker
 
 PROGRAM = """
 import os, sys
@@ -30,17 +30,17 @@ WATCHED = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "OMP_NUM_THREADS", "MA
 
 if __name__ == "__main__":
     place, before = sys.argv[1], dict(os.environ)
-    from tokshard.pipeline import build as pipeline
+    from tokshard.pipeline import prepare
     from tokshard.pipeline.estimate import estimate_build
     from tokshard.pipeline.options import BuildOptions
     from tokshard import build_corpus
-    pipeline.MIN_TASK_BYTES = 0
+    prepare.MIN_TASK_BYTES = 0
     sources, options = [place + "/a.jsonl"], {"tokenizer": place + "/tok", "out": place + "/out", "workers": 2}
     estimate_build(sources, BuildOptions(**options))
     assert server() is None, "an estimate started a fork server"
     assert build_corpus(sources, **options, task_bytes=1 << 20, quiet=True).num_workers == 2
     assert server() is None, "a build left a fork server"
-    pipeline.executors.prepare_workers = None
+    prepare.prepare_workers = None
     assert not build_corpus(sources, **options, task_bytes=1 << 20, quiet=True).is_new
     assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
     import multiprocessing
@@ -63,7 +63,7 @@ def test_a_build_leaves_the_program_that_calls_it_as_it_was(place):
         for name, value in os.environ.items()
         if name not in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "OMP_NUM_THREADS")
     }
-    environment["PYTHONPATH"] = str(Path(executors.__file__).parents[2])
+    environment["PYTHONPATH"] = str(Path(worker.__file__).parents[3])
     done = subprocess.run(
         [sys.executable, str(place / "program.py"), str(place)],
         capture_output=True,
@@ -79,7 +79,7 @@ def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monk
     def start(self: Any) -> None:
         raise error
 
-    context = multiprocessing.get_context(executors._START_METHOD)
+    context = multiprocessing.get_context(worker.START_METHOD)
     monkeypatch.setattr(context.Process, "start", start)
     patch_chunk_bytes(monkeypatch, 64)
     with pytest.raises(BuildError, match=f"worker 0 cannot be started: {type(error).__name__}") as caught:

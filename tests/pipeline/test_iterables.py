@@ -11,9 +11,10 @@ import pytest
 
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, texts_of, write_byte_tokenizer
 from tokshard import build_corpus, open_corpus
+from tokshard.cli.build_text import status_lines
 from tokshard.errors import BadRecordError, ConfigurationChangedError, SourceError, UsageError
-from tokshard.pipeline.build import BuildResult
-from tokshard.pipeline.status import read_status, status_lines
+from tokshard.pipeline.result import BuildResult
+from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import planning as tasks
 
 TEXTS = [f"text {number}" for number in range(40)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import inspect
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +24,7 @@ from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.encode.documents import in_validation
 from tokshard.pipeline.encode.special_text import SpecialText
+from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions
 from tokshard.pipeline.tasks import duplicates, hashing
 from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit, parse_bad_record_limit
 
@@ -411,3 +415,14 @@ def test_a_source_that_was_touched_is_named_with_dates(directory):
         ConfigurationChangedError, match=r"at 2023-11-1\d .*:21\.500000\S*, and before at 2023-11-1\d .*:20"
     ):
         build(directory, [source])
+
+
+def test_the_public_function_has_the_names_defaults_and_help_of_all_options():
+    fields = {field.name: field for field in dataclasses.fields(BuildOptions)}
+    shown = inspect.signature(build_corpus).parameters
+    assert ["sources", *fields] == list(shown)
+    required = {"tokenizer", "out"}
+    assert all(shown[name].default == fields[name].default for name in fields if name not in required)
+    assert set(OptionalBuildOptions.__annotations__) == set(fields) - required
+    for name in fields:
+        assert re.search(rf"^ +(\w+, )?{name}(, \w+)?: ", build_corpus.__doc__, re.MULTILINE), name

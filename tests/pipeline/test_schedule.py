@@ -16,7 +16,7 @@ from tokshard.pipeline.failures import BadInputError
 from tokshard.pipeline.sources.division import Indivisible, Whole
 from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
 from tokshard.pipeline.tasks.planning import Key, StreamTask, Task, plan_tasks
-from tokshard.pipeline.tasks.schedule import Cut, Policy, Schedule
+from tokshard.pipeline.tasks.schedule import Discard, Done, LeaveOut, Rerun, Run, Schedule, Wait
 from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, SourceCounts
 
 DOCUMENT, LEFT_OUT, FAILURE, DAMAGE = "d", "-", "!", "~"
@@ -95,98 +95,116 @@ class Reading:
     is_whole: bool
     cap: int | None
     num_running: int = 0
+    is_lost: bool = False
 
 
 @dataclass
 class Executors:
-    """Workers that take tasks and end them in any order that `choose` says, as the real ones do."""
+    """Workers that take tasks and end them in any order that `choose` says, and die now and then, as real ones do."""
 
     work: Work
     schedule: Schedule
     num_workers: int
     choose: st.DataObject
+    receipts: dict[Key, Receipt] = field(default_factory=dict)
+    bad_inputs: set[int] = field(default_factory=set)
     running: list[tuple[Task | StreamTask, Key, int | None]] = field(default_factory=list)
     streams: dict[StreamTask, Reading] = field(default_factory=dict)
+    losses: int = 2
 
-    def run(self) -> None:
-        while self.schedule.goes_on():
-            can_start = len(self.running) < self.num_workers and self._has_work()
-            if can_start and (not self.running or self.choose.draw(st.booleans(), label="start another")):
-                self._start()
+    def run(self) -> Done:
+        while True:
+            decision = self.schedule.decide()
+            assert decision == self.schedule.decide(), "to decide changes nothing"
+            match decision:
+                case Done():
+                    return decision
+                case Discard(keys):
+                    for key in keys:
+                        self.receipts.pop(key, None)
+                    self.schedule.discarded(keys)
+                case LeaveOut(damage):
+                    self.bad_inputs |= {found.source for found in damage}
+                    self.schedule.leave_out(damage)
+                case Rerun(key=key):
+                    self.running.clear()
+                    self.streams.clear()
+                    self.receipts.pop(key, None)
+                    self.schedule.restarted(decision)
+                    self._start(decision.run)
+                case Run() | Wait():
+                    self._step(decision)
+
+    def _step(self, decision: Run | Wait) -> None:
+        stream = next((stream for stream, reading in self.streams.items() if self._can_start(reading)), None)
+        can_start = len(self.running) < self.num_workers and (stream is not None or isinstance(decision, Run))
+        if can_start and (not self.running or self.choose.draw(st.booleans(), label="start another")):
+            if stream is not None:
+                self._read(stream)
             else:
-                assert self.running, "nothing runs, nothing can start, and it is not over"
-                place = self.choose.draw(st.integers(0, len(self.running) - 1), label="which ends")
-                self._end(*self.running.pop(place))
-
-    def _has_work(self) -> bool:
-        return any(map(self._can_start, self.streams.values())) or self.schedule.peek() is not None
+                assert isinstance(decision, Run)
+                self.schedule.started(decision)
+                self._start(decision)
+        else:
+            assert self.running, "nothing runs, nothing can start, and it is not over"
+            place = self.choose.draw(st.integers(0, len(self.running) - 1), label="which ends")
+            self._end(*self.running.pop(place))
 
     def _can_start(self, reading: Reading) -> bool:
-        if reading.is_whole:
-            return bool(reading.keys) and not reading.num_running
-        return bool(reading.keys) and self.schedule.is_wanted(reading.keys[0])
+        return bool(reading.keys) and not (reading.is_whole and reading.num_running)
 
-    def _start(self) -> None:
-        stream = next((stream for stream, reading in self.streams.items() if self._can_start(reading)), None)
-        if stream is None:
-            task = self.schedule.take()
-            assert task is not None
-            if isinstance(task, Task):
-                self.running.append((task, task.key, self.schedule.cap))
-                return
-            done = self.schedule.done_segments(task)
-            keys = [key for key in self.work.keys_of(task) if key[1] not in done]
-            self.streams[task] = Reading(keys, self.choose.draw(st.booleans(), label="whole"), self.schedule.cap)
-            stream = task
+    def _start(self, run: Run) -> None:
+        if isinstance(run.task, Task):
+            self.running.append((run.task, run.task.key, run.max_documents))
+            return
+        keys = [key for key in self.work.keys_of(run.task) if key[1] not in run.done_segments]
+        self.streams[run.task] = Reading(keys, self.choose.draw(st.booleans(), label="whole"), run.max_documents)
+        self._read(run.task)
+
+    def _read(self, stream: StreamTask) -> None:
         reading = self.streams[stream]
         reading.num_running += 1
-        self.running.append((stream, reading.keys.pop(0), reading.cap if reading.is_whole else self.schedule.cap))
+        self.running.append((stream, reading.keys.pop(0), reading.cap))
 
     def _end(self, task: Task | StreamTask, key: Key, cap: int | None) -> None:
+        reading = self.streams[task] if isinstance(task, StreamTask) else None
+        if self.losses and self.choose.draw(st.sampled_from([False, False, False, True]), label="worker dies"):
+            self.losses -= 1
+            if reading is None:
+                self.schedule.released(task, is_lost=True)
+            else:
+                reading.keys, reading.is_lost = [], True
+                self._retire(task, reading)
+            return
         result = self.work.run(key, cap)
         if isinstance(result, Exception):
             self.schedule.failed(key, result)
         else:
+            self.receipts[key] = result
             self.schedule.finished(result)
-        if isinstance(task, Task):
+        if reading is None:
             self.schedule.released(task)
             return
-        reading = self.streams[task]
-        reading.num_running -= 1
-        if reading.is_whole:
-            if isinstance(result, Exception):
-                reading.keys = []
-            elif reading.cap is not None:
-                reading.cap -= result.documents
-                reading.keys = reading.keys if reading.cap > 0 else []
-        elif reading.keys and not self.schedule.is_wanted(reading.keys[0]):
+        if isinstance(result, Exception):
             reading.keys = []
+        elif reading.is_whole and reading.cap is not None:
+            reading.cap -= result.documents
+            reading.keys = reading.keys if reading.cap > 0 else []
+        self._retire(task, reading)
+
+    def _retire(self, stream: StreamTask, reading: Reading) -> None:
+        reading.num_running -= 1
         if not reading.keys and not reading.num_running:
-            del self.streams[task]
-            self.schedule.released(task)
+            del self.streams[stream]
+            self.schedule.released(stream, is_lost=reading.is_lost)
 
 
-def outcome_of(work: Work, schedule: Schedule, documents: dict[Key, Receipt]) -> Outcome:
-    """What the pipeline makes of a schedule that is over."""
-    failure, cut = schedule.error, schedule.boundary()
-    if cut is not None:
-        result = work.run(cut.key, cut.cap)
-        assert not isinstance(result, BadInputError)
-        if isinstance(result, RecordError):
-            return [], result.args
-        documents[cut.key] = result
-        schedule.finished(result)
-    if failure is not None and not schedule.is_limit_reached:
-        return [], failure[1].args
-    return [(key, documents[key].documents, documents[key].input_bytes) for key in schedule.in_order()], None
-
-
-class Recording(Schedule):
-    """A schedule whose receipts can be looked at."""
-
-    @property
-    def receipts(self) -> dict[Key, Receipt]:
-        return self._receipts
+def outcome_of(executors: Executors, done: Done) -> Outcome:
+    """What the pipeline makes of a schedule that is done."""
+    if done.failure is not None:
+        return [], done.failure[1].args
+    keys = [receipt.key for receipt in executors.schedule.receipts_in_order()]
+    return [(key, executors.receipts[key].documents, executors.receipts[key].input_bytes) for key in keys], None
 
 
 records = st.text(alphabet=[DOCUMENT, DOCUMENT, DOCUMENT, LEFT_OUT, FAILURE], max_size=6)
@@ -227,9 +245,24 @@ cases = works_with_limits()
 @given(case=cases, num_workers=st.integers(1, 4), choose=st.data())
 def test_any_interleaving_reaches_the_outcome_of_a_run_in_order(case, num_workers, choose):
     work, limit = case
-    schedule = Recording(work.tasks, [], limit)
-    Executors(work, schedule, num_workers, choose).run()
-    assert outcome_of(work, schedule, schedule.receipts) == run_in_order(work, limit)
+    executors = Executors(work, Schedule(work.tasks, [], limit=limit), num_workers, choose)
+    assert outcome_of(executors, executors.run()) == run_in_order(work, limit)
+
+
+def kill_after(executors: Executors, num_ends: int) -> None:
+    """Run until so many tasks have ended, or to the end."""
+    original, left = executors._end, num_ends
+
+    def end(*arguments):
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        original(*arguments)
+
+    executors._end = end
+    with contextlib.suppress(KeyboardInterrupt):
+        executors.run()
 
 
 @settings(max_examples=300)
@@ -237,25 +270,12 @@ def test_any_interleaving_reaches_the_outcome_of_a_run_in_order(case, num_worker
 def test_a_build_that_was_killed_and_run_again_reaches_the_same_outcome(case, kills, choose):
     work, limit = case
     receipts: dict[Key, Receipt] = {}
-    for ends_before_the_kill in kills:
-        schedule = Recording(work.tasks, receipts.values(), limit)
-        executors = Executors(work, schedule, choose.draw(st.integers(1, 3)), choose)
-        original, left = executors._end, ends_before_the_kill
-
-        def end(*arguments, original=original):
-            nonlocal left
-            if not left:
-                raise KeyboardInterrupt
-            left -= 1
-            original(*arguments)
-
-        executors._end = end
-        with contextlib.suppress(KeyboardInterrupt):
-            executors.run()
-        receipts = dict(schedule.receipts)
-    schedule = Recording(work.tasks, receipts.values(), limit)
-    Executors(work, schedule, 2, choose).run()
-    assert outcome_of(work, schedule, schedule.receipts) == run_in_order(work, limit)
+    for num_ends in kills:
+        num_workers = choose.draw(st.integers(1, 3))
+        schedule = Schedule(work.tasks, receipts.values(), limit=limit)
+        kill_after(Executors(work, schedule, num_workers, choose, receipts), num_ends)
+    executors = Executors(work, Schedule(work.tasks, receipts.values(), limit=limit), 2, choose, receipts)
+    assert outcome_of(executors, executors.run()) == run_in_order(work, limit)
 
 
 def run_in_order_without_damage(work: Work, limit: int | None) -> tuple[set[int], Outcome]:
@@ -293,52 +313,38 @@ def damaged_cases(draw: st.DrawFn) -> tuple[Work, int | None]:
 @given(case=damaged_cases(), num_workers=st.integers(1, 4), choose=st.data())
 def test_leaving_out_damaged_inputs_reaches_the_outcome_of_a_run_in_order(case, num_workers, choose):
     work, limit = case
-    bad: set[int] = set()
-    policy = Policy(on_bad_input=lambda damage: bad.add(damage.source))
-    schedule = Recording(work.tasks, [], limit, policy)
-    Executors(work, schedule, num_workers, choose).run()
-    assert (bad, outcome_of(work, schedule, schedule.receipts)) == run_in_order_without_damage(work, limit)
+    schedule = Schedule(work.tasks, [], limit=limit, is_leaving_out=True)
+    executors = Executors(work, schedule, num_workers, choose)
+    outcome = outcome_of(executors, executors.run())
+    assert (executors.bad_inputs, outcome) == run_in_order_without_damage(work, limit)
 
 
 @settings(max_examples=300)
-@given(case=damaged_cases(), ends_before_the_kill=st.integers(0, 8), choose=st.data())
-def test_leaving_out_damaged_inputs_goes_on_after_a_kill(case, ends_before_the_kill, choose):
+@given(case=damaged_cases(), num_ends=st.integers(0, 8), choose=st.data())
+def test_leaving_out_damaged_inputs_continues_after_a_kill(case, num_ends, choose):
     work, limit = case
-    bad: set[int] = set()
-    policy = Policy(on_bad_input=lambda damage: bad.add(damage.source))
-    schedule = Recording(work.tasks, [], limit, policy)
-    executors = Executors(work, schedule, choose.draw(st.integers(1, 3)), choose)
-    original, left = executors._end, ends_before_the_kill
-
-    def end(*arguments):
-        nonlocal left
-        if not left:
-            raise KeyboardInterrupt
-        left -= 1
-        original(*arguments)
-
-    executors._end = end
-    with contextlib.suppress(KeyboardInterrupt):
-        executors.run()
-    schedule = Recording(work.tasks, list(schedule.receipts.values()), limit, policy, set(bad))
-    Executors(work, schedule, 2, choose).run()
-    assert (bad, outcome_of(work, schedule, schedule.receipts)) == run_in_order_without_damage(work, limit)
+    receipts: dict[Key, Receipt] = {}
+    schedule = Schedule(work.tasks, [], limit=limit, is_leaving_out=True)
+    killed = Executors(work, schedule, choose.draw(st.integers(1, 3)), choose, receipts)
+    kill_after(killed, num_ends)
+    bad = killed.bad_inputs
+    schedule = Schedule(work.tasks, list(receipts.values()), limit=limit, is_leaving_out=True, bad_inputs=bad)
+    executors = Executors(work, schedule, 2, choose, receipts, bad)
+    outcome = outcome_of(executors, executors.run())
+    assert (executors.bad_inputs, outcome) == run_in_order_without_damage(work, limit)
 
 
 @given(case=cases, choose=st.data())
 def test_no_task_starts_after_the_limit_or_behind_a_failure(case, choose):
     work, limit = case
-    schedule = Recording(work.tasks, [], limit)
+    schedule = Schedule(work.tasks, [], limit=limit)
     executors = Executors(work, schedule, 3, choose)
     original = executors._start
 
-    def start():
-        assert not schedule.is_limit_reached
-        before = list(executors.running)
-        original()
-        (stream, key, _) = executors.running[len(before) :][0]
-        reads_on = stream in executors.streams and executors.streams[stream].is_whole
-        assert reads_on or all(key <= failed for failed in work.records if failed in schedule._failures)
+    def start(run):
+        assert run.max_documents is None or run.max_documents > 0
+        assert not any(key < run.task.key for key in schedule._failures)
+        original(run)
 
     executors._start = start
     executors.run()
@@ -351,76 +357,95 @@ def task(first: int) -> Task:
     return Task(key=(first, 0), parts=((first, Whole()),))
 
 
-def test_a_failure_behind_the_limit_is_none():
+def start(schedule: Schedule) -> Run:
+    """Start what the schedule wants to run next."""
+    run = schedule.decide()
+    assert isinstance(run, Run)
+    schedule.started(run)
+    return run
+
+
+def restart(schedule: Schedule) -> tuple[Key, int | None]:
+    """Run again what the schedule wants to run again."""
+    rerun = schedule.decide()
+    assert isinstance(rerun, Rerun)
+    schedule.restarted(rerun)
+    return rerun.key, rerun.run.max_documents
+
+
+def test_a_failure_past_the_limit_does_not_count():
     work = Work([task(0), task(1)], {(0, 0): "dd", (1, 0): "d!"})
-    schedule = Schedule(work.tasks, [], 3)
-    assert (schedule.take(), schedule.take()) == tuple(work.tasks)
-    schedule.failed((1, 0), RecordError())  # it was given room for 3, and met the failure behind its first document
+    schedule = Schedule(work.tasks, [], limit=3)
+    assert [start(schedule).task, start(schedule).task] == work.tasks
+    schedule.failed((1, 0), RecordError())  # it was given room for 3, and met the failure after its first document
     schedule.released(work.tasks[1])
-    assert not schedule.is_over
+    assert schedule.decide() == Wait()
     schedule.finished(work.run((0, 0), 3))
     schedule.released(work.tasks[0])
-    assert schedule.is_over
-    assert schedule.boundary() == Cut((1, 0), 1)
+    assert restart(schedule) == ((1, 0), 1)
+    assert schedule.decide() == Wait()
     schedule.finished(work.run((1, 0), 1))
-    assert schedule.is_limit_reached
-    assert schedule.error is None
-    assert schedule.in_order() == [(0, 0), (1, 0)]
+    schedule.released(work.tasks[1])
+    assert schedule.decide() == Done()
+    assert [receipt.key for receipt in schedule.receipts_in_order()] == [(0, 0), (1, 0)]
 
 
-def test_a_task_that_read_on_behind_the_last_wanted_document_runs_again():
+def test_a_task_that_read_past_the_last_wanted_document_runs_again():
     work = Work([task(0), task(1)], {(0, 0): "dd", (1, 0): "d--"})
-    schedule = Schedule(work.tasks, [work.run((0, 0), 3), work.run((1, 0), 3)], 3)
-    assert schedule.is_over
-    assert schedule.boundary() == Cut((1, 0), 1)
+    schedule = Schedule(work.tasks, [work.run((0, 0), 3), work.run((1, 0), 3)], limit=3)
+    assert restart(schedule) == ((1, 0), 1)
+
+
+def test_a_task_whose_worker_was_lost_runs_again():
+    work = Work([task(0), task(1)], {(0, 0): "d", (1, 0): "d"})
+    schedule = Schedule(work.tasks, [])
+    assert [start(schedule).task, start(schedule).task] == work.tasks
+    schedule.released(work.tasks[0], is_lost=True)
+    assert start(schedule).task == work.tasks[0]
 
 
 def test_the_lowest_failure_decides_once_all_before_it_are_done():
     tasks = [task(0), task(1), task(2)]
-    schedule = Schedule(tasks, [], None)
+    schedule = Schedule(tasks, [])
     for _ in tasks:
-        schedule.take()
+        start(schedule)
     schedule.failed((2, 0), RecordError("third"))
     schedule.released(tasks[2])
-    assert not schedule.is_over
-    schedule.failed((1, 0), RecordError("second"))
+    assert schedule.decide() == Wait()
+    second = RecordError("second")
+    schedule.failed((1, 0), second)
     schedule.released(tasks[1])
-    assert not schedule.is_over
+    assert schedule.decide() == Wait()
     schedule.finished(Work(tasks, {(0, 0): "d"}).run((0, 0), None))
     schedule.released(tasks[0])
-    assert schedule.is_over
-    assert schedule.error is not None
-    assert schedule.error[0] == (1, 0)
+    assert schedule.decide() == Done(((1, 0), second))
 
 
 @pytest.mark.parametrize("limit", [None, 5])
 def test_a_build_without_tasks_is_over_at_once(limit):
-    schedule = Schedule([], [], limit)
-    assert schedule.is_over
-    assert (schedule.take(), schedule.error, schedule.boundary(), schedule.in_order()) == (None, None, None, [])
+    schedule = Schedule([], [], limit=limit)
+    assert (schedule.decide(), schedule.receipts_in_order()) == (Done(), [])
 
 
-def test_bad_records_behind_the_document_that_reaches_the_limit_do_not_count():
+def test_bad_records_after_the_document_that_reaches_the_limit_do_not_count():
     work = Work([task(0), task(1)], {(0, 0): "d", (1, 0): "d--"})
-    policy = Policy(max_bad_records=BadRecordLimit(count=1))
-    schedule = Schedule(work.tasks, [work.run((0, 0), 2)], 2, policy)
+    schedule = Schedule(work.tasks, [work.run((0, 0), 2)], limit=2, max_bad_records=BadRecordLimit(count=1))
+    start(schedule)
     schedule.finished(msgspec.structs.replace(work.run((1, 0), 2), num_rejects=2))
-    assert schedule.is_limit_reached
-    assert schedule.error is None
-    assert schedule.boundary() == Cut((1, 0), 1)
+    assert restart(schedule) == ((1, 0), 1)
 
 
 def test_damaged_inputs_that_are_found_together_are_left_out_together():
     group = Task(key=(0, 0), parts=tuple((index, Whole()) for index in range(4)))
-    bad: list[int] = []
-    schedule = Schedule([group], [], None, Policy(on_bad_input=lambda damage: bad.append(damage.source)))
-    schedule.take()
-    damage = [BadInputError(index, BadSourceError("damaged", hint="leave it out")) for index in (1, 3)]
-    schedule.failed((0, 0), BadInputError(1, damage[0].error, (damage[1],)))
+    schedule = Schedule([group], [], is_leaving_out=True)
+    start(schedule)
+    other = BadInputError(3, BadSourceError("damaged", hint="leave it out"))
+    damage = BadInputError(1, other.error, (other,))
+    schedule.failed((0, 0), damage)
     schedule.released(group)
-    assert schedule.goes_on()
-    assert bad == [1, 3]
-    assert schedule.take() == Task(key=(0, 0), parts=((0, Whole()), (2, Whole())))
+    assert schedule.decide() == LeaveOut((damage, other))
+    schedule.leave_out((damage, other))
+    assert start(schedule).task == Task(key=(0, 0), parts=((0, Whole()), (2, Whole())))
 
 
 def test_a_group_holds_at_most_16_384_inputs():

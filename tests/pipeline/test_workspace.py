@@ -16,9 +16,9 @@ from tests.pipeline.inputs import texts_of
 from tests.pipeline.places import TEXTS, build, write
 from tokshard import open_corpus
 from tokshard.cli.main import run
-from tokshard.errors import BuildError
+from tokshard.errors import BuildError, TokshardError
 from tokshard.format import names
-from tokshard.pipeline import build as pipeline
+from tokshard.pipeline import stages
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import duplicates
 from tokshard.pipeline.workspace import receipts, workspace
@@ -92,7 +92,7 @@ def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(pla
         yield
 
     monkeypatch.setattr("tokshard.pipeline.tasks.runner.read_span", fail)
-    with pytest.raises(pipeline.TokshardError, match=r"a\.jsonl cannot be read: Input/output error"):
+    with pytest.raises(TokshardError, match=r"a\.jsonl cannot be read: Input/output error"):
         build(place)
 
 
@@ -154,7 +154,7 @@ def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, 
         return find(found, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "find_duplicates", change_first)
+        patch.setattr(stages, "find_duplicates", change_first)
         with pytest.raises(BuildError, match=r"0000000-000000\.bin is damaged: it has .* bytes, expected"):
             build(place, dedup="exact")
     assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
@@ -170,7 +170,7 @@ def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkey
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "find_duplicates", lose)
+        patch.setattr(stages, "find_duplicates", lose)
         with pytest.raises(BuildError, match=r"drops-.* cannot be read: No such file") as caught:
             build(place, dedup="exact")
     assert caught.value.hint.startswith("run the same command again")

@@ -8,9 +8,10 @@ import sys
 
 import click
 
+from tokshard.cli.build_text import status_json, status_lines
 from tokshard.cli.options import debug_option, json_option
 from tokshard.errors import UsageError
-from tokshard.pipeline.status import read_status, status_json, status_lines
+from tokshard.pipeline.status import read_status
 from tokshard.wording import aligned
 
 

@@ -46,11 +46,9 @@ from tokshard.pipeline.sources.inputs import Input, display_path
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipt, receipt_name
-from tokshard.pipeline.workspace.workspace import Output, Settings, Workspace, load_paths, save_paths
+from tokshard.pipeline.workspace.workspace import Output, Workspace, load_paths, save_paths
 
 _SOURCES_PER_BATCH = 65_536
-_MAX_LISTED_SOURCES = 10_000
-"""In the build report; of more it has a hash."""
 
 
 def assemble(
@@ -392,11 +390,3 @@ def _nothing_written(totals: _Totals, output: Output) -> BuildError:
     )
 
 
-def report_json(settings: Settings, **facts: Any) -> Mapping[str, Any]:
-    """``build-report.json``: all that is not pure. Times, machine, absolute paths."""
-    sources = settings.sources
-    facts["roots"] = sources.roots
-    if len(sources) > _MAX_LISTED_SOURCES:
-        return {**facts, "sources": [], "num_sources": len(sources), "source_times_sha256": sources.versions_sha256}
-    listed = ("argument", "path", "location", "num_bytes", "version")
-    return {**facts, "sources": [{name: getattr(input_, name) for name in listed} for input_ in sources]}

@@ -12,15 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tokshard.errors import BadSourceError, UsageError
-from tokshard.pipeline.build import Request, settle
 from tokshard.pipeline.executors.processes import leaving_the_program_alone
 from tokshard.pipeline.options import BuildOptions
-from tokshard.pipeline.progress import clock
 from tokshard.pipeline.sources.division import Span, Whole
 from tokshard.pipeline.sources.formats import read_span, read_stream
 from tokshard.pipeline.sources.inputs import Input, read_once_name
@@ -30,7 +27,7 @@ from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.tasks.writing import DocumentWriters
 from tokshard.pipeline.workspace.receipts import Receipt
 from tokshard.pipeline.workspace.workspace import Workspace
-from tokshard.wording import bytes_text, count_text, counted
+from tokshard.pipeline.resolve import ResolvedBuild, resolve
 
 _SAMPLED_PLACES = 32
 _TEXT_BYTES_PER_PLACE = 2 << 20
@@ -92,7 +89,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     Raises:
         TokshardError: as for the build itself.
     """
-    request = settle(sources, options)
+    request = resolve(sources, options)
     if request.found.inputs.read_once:
         name = read_once_name(request.found.inputs.read_once[0])
         raise UsageError(
@@ -131,35 +128,6 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     )
 
 
-def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
-    """The estimate as labels and values."""
-    streams = f", {counted(estimate.num_streams, 'stream')} among them" if estimate.num_streams else ""
-    per_token = estimate.text_bytes / max(1, estimate.tokens)
-    limit = ", by --limit" if estimate.is_limited else ""
-    inputs = f"{counted(estimate.num_inputs, 'file')}, {bytes_text(estimate.input_bytes)}"
-    processes = "1 process" if estimate.num_workers == 1 else f"{estimate.num_workers:,} processes"
-    lines = [
-        ("inputs", f"{inputs}, in {counted(estimate.num_tasks, 'task')}{streams}"),
-        (
-            "sample",
-            f"{counted(estimate.sampled_documents, 'document')}, and {counted(estimate.sampled_bad, 'bad record')}",
-        ),
-        ("documents", f"about {count_text(estimate.documents)}{limit}"),
-        ("tokens", f"about {count_text(estimate.tokens)}, {per_token:.2f} bytes of text each"),
-        ("time", f"about {clock(estimate.seconds)} with {processes} ({estimate.cpu_seconds:.3g} CPU-seconds)"),
-        ("disk", f"about {bytes_text(estimate.disk_bytes)} needed, {bytes_text(estimate.free_bytes)} free"),
-    ]
-    if not estimate.fits:
-        lines.append(("", "the disk is too small for this build"))
-    lines.append(("", f"nothing was written to {estimate.directory}"))
-    return lines
-
-
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
-    """The estimate for ``--json``."""
-    return {**dataclasses.asdict(estimate), "fits": estimate.fits}
-
-
 @dataclass(frozen=True, slots=True)
 class _Sums:
     input_bytes: float = 0.0
@@ -175,7 +143,7 @@ class _Sums:
         return _Sums(*(mine + factor * theirs for mine, theirs in pairs))
 
 
-def _by_kind(request: Request, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[int, _Sums, _Sums]]:
+def _by_kind(request: ResolvedBuild, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[int, _Sums, _Sums]]:
     """The bytes of the inputs of each format and compression, what was measured of them, and what that stands for."""
     inputs = request.found.inputs
     num_bytes: dict[tuple[str, str | None], int] = defaultdict(int)

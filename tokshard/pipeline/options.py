@@ -1,20 +1,24 @@
-"""What a build can be asked for, checked, and as the command that asks for it."""
+"""The options of a build: names, defaults, meaning and checks, and the command line that asks for them."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from tokshard.errors import UsageError
 from tokshard.pipeline.sources.inputs import INPUT_FORMATS
 from tokshard.pipeline.sources.records import FILE, TEXT_MODES
 from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DEFAULT_SHARD_TOKENS = 256_000_000
 DEFAULT_MAX_DOCUMENT_BYTES = 16 << 20
@@ -35,7 +39,35 @@ _CHOICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """The arguments of `build_corpus`, which explains them."""
+    """What a build can be asked for.
+
+    Args:
+        tokenizer: a ``tokenizer.json``, a directory that holds one, or a model of the hub.
+        out: the corpus directory.
+        eos: token that ends every document; default: what ``tokenizer_config.json`` says.
+        bos: token that starts every document, or ``auto`` for what ``tokenizer_config.json`` says; default: none.
+        text_field: dotted path of the text in a record.
+        id_field: field to store as column ``id``.
+        keep: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
+        input_format: read every input as this format instead of going by its name.
+        text_mode: what a document is in plain text: a ``file``, ``line`` or ``paragraph``.
+        shard_tokens: a shard closes before the document that would exceed this.
+        task_bytes: size of the unit of work in bytes of input; default: by the size of the inputs.
+        max_document_bytes: a longer text is a bad record.
+        min_tokens, max_tokens: leave out documents with fewer or more tokens, delimiters included.
+        dedup: ``exact`` leaves out texts that are equal to an earlier one, over all sources; ``none`` keeps them.
+        validation_fraction: share of the documents that goes into ``OUT/validation``, by a hash of the text, the rest
+            into ``OUT/train``; default: one corpus in `out`.
+        on_bad_record: ``fail``, or ``skip`` to leave out records that cannot become documents.
+        on_bad_source: ``fail``, or ``skip`` to leave out inputs that are damaged or gone, whole.
+        max_bad_records: fail when more bad records than that would be skipped: a number, or a share of the records
+            read, such as ``0.1%``.
+        limit: documents to write at most, in input order; with a validation split, in both corpora.
+        workers: processes; default: the CPUs this process may use.
+        force: start over, removing the corpus or unfinished build in `out`.
+        quiet: no progress on stderr.
+        verbose: a line on stderr for each task that is done.
+    """
 
     tokenizer: str
     out: str
@@ -43,7 +75,7 @@ class BuildOptions:
     bos: str | None = None
     text_field: str = "text"
     id_field: str | None = None
-    keep: Sequence[str] = ()
+    keep: str | Sequence[str] = ()
     input_format: str | None = None
     text_mode: str = FILE
     shard_tokens: int = DEFAULT_SHARD_TOKENS
@@ -63,6 +95,50 @@ class BuildOptions:
     verbose: bool = False
 
 
+class OptionalBuildOptions(TypedDict, total=False):
+    """The fields of `BuildOptions` that have a default, for type checkers: Python cannot derive one from the other."""
+
+    eos: str | None
+    bos: str | None
+    text_field: str
+    id_field: str | None
+    keep: str | Sequence[str]
+    input_format: str | None
+    text_mode: str
+    shard_tokens: int
+    task_bytes: int | None
+    max_document_bytes: int
+    min_tokens: int | None
+    max_tokens: int | None
+    dedup: str
+    validation_fraction: float | None
+    on_bad_record: str
+    on_bad_source: str
+    max_bad_records: str | int | None
+    limit: int | None
+    workers: int | None
+    force: bool
+    quiet: bool
+    verbose: bool
+
+
+def takes_build_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Give a function with ``**keywords: Unpack[OptionalBuildOptions]`` the signature and help of all options.
+
+    The line ``{options}`` of its docstring becomes the arguments of `BuildOptions`.
+    """
+    signature = inspect.signature(function)
+    options = inspect.signature(BuildOptions).parameters.values()
+    own = [given for given in signature.parameters.values() if given.kind is not given.VAR_KEYWORD]
+    named = {given.name for given in own}
+    added = [option for option in options if option.name not in named]
+    vars(function)["__signature__"] = signature.replace(parameters=[*own, *added])
+    if function.__doc__ and BuildOptions.__doc__:  # python -OO has neither
+        arguments = BuildOptions.__doc__.partition("Args:\n")[2].strip()
+        function.__doc__ = function.__doc__.replace("{options}", arguments)
+    return function
+
+
 def checked_options(options: BuildOptions) -> BuildOptions:
     """The options with numbers as Python has them; values that mean nothing are refused.
 
@@ -70,7 +146,9 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         UsageError: one is of another type, or out of range, or unknown, or two of them contradict each other.
     """
     numbers: dict[str, Any] = {name: _whole_number(name, getattr(options, name)) for name in _WHOLE_NUMBERS}
-    options = dataclasses.replace(options, **numbers, validation_fraction=_share(options.validation_fraction))
+    keep = (options.keep,) if isinstance(options.keep, str) else tuple(options.keep)
+    fraction = _share(options.validation_fraction)
+    options = dataclasses.replace(options, **numbers, keep=keep, validation_fraction=fraction)
     for name in _STRINGS:
         value = getattr(options, name)
         if value is not None and not isinstance(value, str):
@@ -82,7 +160,6 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         if getattr(options, name) not in allowed:
             known = ", ".join(filter(None, allowed))
             raise UsageError(f"{name} is {getattr(options, name)!r}", hint=f"give one of {known}")
-    fraction = options.validation_fraction
     if fraction is not None and not 0 < fraction < 1:
         raise UsageError(
             f"validation_fraction is {fraction}, expected a share between 0 and 1",

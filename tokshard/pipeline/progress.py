@@ -17,7 +17,7 @@ from tokshard.pipeline.sources.division import Whole
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning
 from tokshard.pipeline.tasks.planning import Key, StreamTask, Task
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
-from tokshard.wording import bytes_text, count_text, counted, one_line
+from tokshard.wording import bytes_text, clock, count_text, counted, one_line
 
 _LINE_SECONDS = 10.0
 _MIN_BAR = 10
@@ -237,15 +237,7 @@ class PartitionDisplay:
             print(f"duplicates: {done:,} of {counted(count, 'partition')}", file=self._stream, flush=True)
 
 
-def tell(note: str) -> None:
+def print_note(note: str) -> None:
     """Show a line that the user should read before the work begins."""
     stream = sys.stderr
     print(f"note: {one_line(note)}", file=stream, flush=True)
-
-
-def clock(seconds: float) -> str:
-    """Seconds as ``m:ss`` or ``h:mm:ss``."""
-    whole = int(seconds)
-    hours, rest = divmod(whole, 3600)
-    minutes, rest = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

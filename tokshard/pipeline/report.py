@@ -1,63 +1,50 @@
-"""What a build tells its user at the end, beside what the manifest says."""
+"""``build-report.json``: all that is not pure. Times, machine, absolute paths."""
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
-from tokshard.pipeline.build import BuildResult
-from tokshard.wording import bytes_text, count_text
+from tokshard import __version__
+from tokshard.pipeline.commit import times_sha256
+from tokshard.pipeline.resolve import ResolvedBuild
+from tokshard.pipeline.result import BuildResult
 
-_SMALL_SHARE = 4
-"""Shards of less than this part of ``--shard-tokens`` are explained."""
-
-
-def build_lines(result: BuildResult) -> list[tuple[str, str]]:
-    """What is to be said of this run, as labels and values: the directory, time and speed, and what is unusual."""
-    lines = [("directory", str(result.directory))]
-    if result.normalizer is not None:
-        lines.append(("normalizer", f"{result.normalizer}: text is changed before it is encoded"))
-    lines += _shard_lines(result)
-    if result.is_new:
-        processes = "1 process" if result.num_workers == 1 else f"{result.num_workers} processes"
-        lines.append(("time", f"{result.seconds:.1f} s with {processes}, {result.cpu_seconds:.1f} CPU-seconds"))
-        if result.tokens_encoded:
-            rate = count_text(result.tokens_encoded / max(result.seconds, 1e-9))
-            per_second = count_text(result.tokens_encoded / max(result.cpu_seconds, 1e-9))
-            lines.append(("speed", f"{rate} tokens/s with {processes}, {per_second} per CPU-second"))
-    if result.ignored:
-        counts = ", ".join(f"{count:,} x {suffix}" for suffix, count in result.ignored.items())
-        lines.append(("not read", f"files of unknown format, or hidden: {counts}"))
-    return [*lines, *(("warning", warning) for warning in result.warnings)]
+_MAX_LISTED_SOURCES = 10_000
+"""Of more sources the report has a hash instead of a list."""
 
 
-def _shard_lines(result: BuildResult) -> list[tuple[str, str]]:
-    """Why there are many small shards, if there are."""
-    found = result.manifest
-    if found.num_shards < 2 or found.num_tokens * _SMALL_SHARE > found.num_shards * found.build.shard_tokens:
-        return []
-    mean, task = count_text(found.num_tokens / found.num_shards), bytes_text(found.build.task_bytes)
-    return [("shards", f"{mean} tokens each, because a shard ends with its task of {task} of input (--task-bytes)")]
+def build_report(resolved: ResolvedBuild, result: BuildResult, bad_inputs: Mapping[int, str]) -> dict[str, Any]:
+    """The report of a build.
 
-
-def build_json(result: BuildResult) -> dict[str, Any]:
-    """The result for ``--json``."""
-    return {
-        "directory": str(result.directory),
-        "is_new": result.is_new,
-        "seconds": result.seconds,
-        "cpu_seconds": result.cpu_seconds,
-        "tokens_encoded": result.tokens_encoded,
+    Args:
+        bad_inputs: index of each input that was left out whole, and what is wrong with it.
+    """
+    settings, inputs = resolved.settings, resolved.found.inputs
+    report = {
+        "tokshard": __version__,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "pyarrow": pa.__version__,
+        "seconds": round(result.seconds, 3),
+        "cpu_seconds": round(result.cpu_seconds, 3),
         "workers": result.num_workers,
         "peak_worker_bytes": result.peak_worker_bytes,
-        "ignored_files": dict(result.ignored),
+        "tokens_encoded": result.tokens_encoded,
+        "on_bad_record": settings.on_bad_record,
+        "on_bad_source": settings.on_bad_source,
+        "damaged_inputs": {inputs[index].location: problem for index, problem in sorted(bad_inputs.items())},
+        "ignored_files": dict(resolved.found.ignored),
         "notes": list(result.notes),
-        "warnings": list(result.warnings),
-        "normalizer": result.normalizer,
-        "manifest": msgspec.to_builtins(result.manifest),
-        "corpora": [
-            {"directory": str(corpus.directory), "manifest": msgspec.to_builtins(corpus.manifest)}
-            for corpus in result.corpora
-        ],
+        "roots": settings.sources.roots,
     }
+    if len(settings.sources) > _MAX_LISTED_SOURCES:
+        times = times_sha256(settings.sources)
+        return {**report, "sources": [], "num_sources": len(settings.sources), "source_times_sha256": times}
+    return {**report, "sources": [msgspec.to_builtins(source) for source in settings.sources]}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import shlex
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -19,7 +16,6 @@ from tokshard.format.storage import local_directory
 from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipts
 from tokshard.pipeline.workspace.workspace import Workspace, load_bad_inputs, load_command, load_settings, lock_holder
-from tokshard.wording import bytes_text, counted
 
 _OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
 
@@ -109,51 +105,6 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         working_directory="" if command is None or read_once else command.directory,
         read_once=read_once,
     )
-
-
-def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
-    """The status as labels and values."""
-    lines = [("directory", status.directory)]
-    if status.state == COMPLETE:
-        lines.append(("state", f"complete: {_written(status)}"))
-    else:
-        by = f" by {status.holder}" if status.holder else ""
-        more = f", and {counted(status.segments_done, 'segment')} of streams" if status.segments_done else ""
-        share = status.bytes_done / max(1, status.total_bytes)
-        size = f" of {bytes_text(status.total_bytes)} ({min(1.0, share):.0%})"
-        total = f" of {status.num_tasks:,}" if status.num_tasks else ""
-        lines += [
-            ("state", f"{status.state}{by}, {status.stage}"),
-            ("tasks", f"{status.tasks_done:,}{total} done{more}"),
-            ("read", bytes_text(status.bytes_done) + ("" if status.read_once else size)),
-            ("written", _written(status)),
-        ]
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.left_out.items())
-    lines.append(("left out", reasons or "nothing"))
-    if status.damaged_inputs and status.state != COMPLETE:
-        lines.append(("", f"{counted(status.damaged_inputs, 'damaged input')}, whole"))
-    if status.config is not None and status.state != COMPLETE:
-        config = msgspec.structs.asdict(status.config)
-        lines.append(
-            ("settings", ", ".join(f"{name} {value}" for name, value in config.items() if value not in (None, {})))
-        )
-    if status.state == UNFINISHED and status.read_once:
-        once = ", ".join(status.read_once)
-        lines.append(("continue", f"not possible: {once} can be read once only; start over with --force"))
-    if status.state == UNFINISHED and status.command:
-        lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {shlex.join(status.command)}"))
-    return lines
-
-
-def _written(status: BuildStatus) -> str:
-    return f"{counted(status.documents, 'document')}, {counted(status.tokens, 'token')}"
-
-
-def status_json(status: BuildStatus) -> dict[str, Any]:
-    """The status for ``--json``."""
-    config = None if status.config is None else msgspec.to_builtins(status.config)
-    fields = {field.name: getattr(status, field.name) for field in dataclasses.fields(status)}
-    return {**fields, "config": config, "command": list(status.command)}
 
 
 def _finished(workspace: Workspace) -> BuildStatus:

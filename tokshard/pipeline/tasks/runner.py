@@ -32,11 +32,11 @@ class TaskRunner:
         self._parse = JsonLinesParser(context.spec)
         self._maker = TextHashers(context) if context.workspace.stage else DocumentWriters(context)
 
-    def run_task(self, task: Task, cap: int | None) -> Receipt:
+    def run_task(self, task: Task, max_documents: int | None) -> Receipt:
         """Run a task of known extent.
 
         Args:
-            cap: documents to write at most.
+            max_documents: documents to write at most.
 
         Raises:
             TaskError, SourceError, UsageError, BuildError: the task left no receipt.
@@ -53,11 +53,11 @@ class TaskRunner:
                     raise
 
         sources = [index for index, _ in task.parts]
-        return self._run(task.key, sources, chunks(), cap=cap, previous=None, is_last=lambda: True)
+        return self._run(task.key, sources, chunks(), max_documents=max_documents, previous=None, is_last=lambda: True)
 
     def _read(self, index: int, span: Span) -> Iterator[Chunk]:
         source = self._context.inputs[index]
-        with naming(source):
+        with blaming(source):
             check_unchanged(source)
             yield from read_span(source, span, self._context.spec)
             check_unchanged(source)
@@ -75,29 +75,31 @@ class TaskRunner:
                 break  # of another kind: it comes again, in its turn
         return tuple(found)
 
-    def run_stream(
-        self, task: StreamTask, cap: int | None, done: frozenset[int], on_receipt: Callable[[Receipt], None]
-    ) -> None:
-        """Run an input that is read from its start, all segments but those in `done`.
+    def run_stream(self, task: StreamTask, max_documents: int | None, done: frozenset[int]) -> Iterator[Receipt]:
+        """Run an input that is read from its start, segment by segment, all but those in `done`.
 
         Raises:
             SegmentError: with the segment and the error.
         """
-        segments = open_segments(self._context, task)
-        for segment in segments:
+        for segment in open_segments(self._context, task):
             try:
                 if segment.number in done:
                     segment.skip()
                     continue
                 receipt = self.run_segment(
-                    task, segment.number, segment.previous, segment.chunks, cap=cap, is_last=segment.is_last
+                    task,
+                    segment.number,
+                    segment.previous,
+                    segment.chunks,
+                    max_documents=max_documents,
+                    is_last=segment.is_last,
                 )
             except Exception as error:
                 raise SegmentError(segment.number, error) from error
-            on_receipt(receipt)
-            if cap is not None:
-                cap -= receipt.documents
-                if cap <= 0:
+            yield receipt
+            if max_documents is not None:
+                max_documents -= receipt.documents
+                if max_documents <= 0:
                     return
 
     def run_segment(
@@ -107,7 +109,7 @@ class TaskRunner:
         previous: int | None,
         chunks: Iterable[Chunk],
         *,
-        cap: int | None,
+        max_documents: int | None,
         is_last: Callable[[], bool],
     ) -> Receipt:
         """Run one segment of a stream.
@@ -117,7 +119,9 @@ class TaskRunner:
         """
         index = task.key[0]
         pairs = ((index, chunk) for chunk in chunks)
-        return self._run((index, number), [index], pairs, cap=cap, previous=previous, is_last=is_last)
+        return self._run(
+            (index, number), [index], pairs, max_documents=max_documents, previous=previous, is_last=is_last
+        )
 
     def _run(
         self,
@@ -125,12 +129,12 @@ class TaskRunner:
         sources: list[int],
         chunks: Iterator[tuple[int, Chunk]],
         *,
-        cap: int | None,
+        max_documents: int | None,
         previous: int | None,
         is_last: Callable[[], bool],
     ) -> Receipt:
         try:
-            with self._maker.begin(key, sources, cap) as work:
+            with self._maker.begin(key, sources, max_documents) as work:
                 for index, chunk in chunks:
                     records = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
                     self._report(work.take(index, records))
@@ -142,7 +146,7 @@ class TaskRunner:
 
 
 @contextlib.contextmanager
-def naming(source: Input) -> Iterator[None]:
+def blaming(source: Input) -> Iterator[None]:
     """Say which input it is that turns out to be damaged, or cannot be read."""
     try:
         yield
@@ -194,7 +198,7 @@ def open_segments(context: WorkerContext, task: StreamTask) -> Iterator[Segment]
     source = context.inputs[task.key[0]]
 
     def pairs() -> Iterator[tuple[int, Chunk]]:
-        with naming(source):
+        with blaming(source):
             check_unchanged(source)
             yield from read_stream(source, context.spec, task_bytes=segment_bytes(context.task_bytes))
             check_unchanged(source)

@@ -1,62 +1,100 @@
-"""Which task runs next, when a build is done, and which error counts. Pure: no processes, no files.
+"""Which task runs next, when a build is done, and which error counts. Pure: no processes, no files, no callbacks.
 
 Everything is ordered by `Key`. The lowest failing task decides, once all before it are done, and a limit on documents
 is reached at the same task for any number of workers and any interleaving.
 
-If damaged inputs are to be left out, then at the same moment, when the damage is the failure that decides: its input
-and all that came of it are forgotten, as if it had not been an input.
+If damaged inputs are to be left out, that happens at the same moment, when the damage is the failure that decides: its
+input and all that came of it are forgotten, as if it had not been an input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tokshard.pipeline.failures import BadInputError, TooManyBadRecordsError
 from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
+from tokshard.pipeline.tasks.front import Front
 from tokshard.pipeline.tasks.planning import Key, StreamTask, Task
 from tokshard.pipeline.workspace.receipts import Receipt
 
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A task that ran with more room than a run in order would have given it: it has to run again.
-
-    Args:
-        key: the task.
-        cap: documents that it may write.
-    """
-
-    key: Key
-    cap: int
+_LOOKAHEAD = 1024
+"""Tasks among which waiting streams are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What a schedule does about damage and bad records, beside failing.
+class Run:
+    """Run a task; say so by `Schedule.started`.
 
     Args:
-        on_bad_input: is told of a damaged input that is left out, before its receipts are discarded; None: it is a
-            failure.
-        on_discard: is told of a receipt that is none any more.
-        on_receipt: is told of each that a task leaves.
-        max_bad_records: None: any number.
+        max_documents: that it may write; no task needs more than what is missing before it. None: any number.
+        done_segments: segments of a stream that have a receipt.
+        num_waiting_streams: streams among the next tasks that wait for a worker, this one included.
     """
 
-    on_bad_input: Callable[[BadInputError], None] | None = None
-    on_discard: Callable[[Key], None] = lambda _: None
-    on_receipt: Callable[[Receipt], None] = lambda _: None
-    max_bad_records: BadRecordLimit | None = None
+    task: Task | StreamTask
+    max_documents: int | None
+    done_segments: frozenset[int] = frozenset()
+    num_waiting_streams: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """Stop everything and run the task once more, with exactly the documents that a run in order would give it.
+
+    With more room it read past the last document wanted: to more documents, to records that are left out, or to the
+    failure that it met. Say so by `Schedule.restarted`, and discard its receipt first.
+
+    Args:
+        key: the task, or the segment of a stream.
+    """
+
+    key: Key
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOut:
+    """Leave out the damaged inputs; say so by `Schedule.leave_out`."""
+
+    damage: tuple[BadInputError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Discard receipts that no longer hold, before anything else runs; say so by `Schedule.discarded`."""
+
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can start until something that is under way ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing that matters is left to do.
+
+    Args:
+        failure: what decides, and of which task; None: the build succeeded.
+    """
+
+    failure: tuple[Key, Exception] | None = None
+
+
+Decision = Run | Rerun | LeaveOut | Discard | Wait | Done
 
 
 class Schedule:
-    """The state of a build.
+    """The state of one stage of a build. `decide` says what to do; the other methods take in what happened.
 
     Args:
         tasks: in order.
         receipts: of tasks that are done already.
         limit: documents to write, or None for all.
-        policy: default: every failure is one, and any number of records may be bad.
+        max_bad_records: None: any number.
+        is_leaving_out: damaged inputs are left out; else they are failures.
         bad_inputs: inputs that were left out before.
     """
 
@@ -64,300 +102,282 @@ class Schedule:
         self,
         tasks: Sequence[Task | StreamTask],
         receipts: Iterable[Receipt],
-        limit: int | None,
-        policy: Policy | None = None,
-        bad_inputs: Iterable[int] = (),
+        *,
+        limit: int | None = None,
+        max_bad_records: BadRecordLimit | None = None,
+        is_leaving_out: bool = False,
+        bad_inputs: Collection[int] = (),
     ) -> None:
-        self._policy = policy or Policy()
-        self._limit = limit
+        self._limit, self._max_bad_records, self._is_leaving_out = limit, max_bad_records, is_leaving_out
         self._bad_inputs = set(bad_inputs)
-        self._tasks = [_without(task, self._bad_inputs) for task in tasks]
-        self._receipts: dict[Key, Receipt] = {}
-        self._successor: dict[tuple[int, int | None], Key] = {}
+        self._plan = _Plan(tasks, self._bad_inputs)
+        self._receipts = _Receipts()
         self._failures: dict[Key, Exception] = {}
         self._running: set[Key] = set()
-        self._repeated: set[Key] = set()
+        self._rerunning: Key | None = None
+        self._had_exact_room: set[Key] = set()
+        self._stale: dict[Key, None] = {}
         self._next = 0
-        self._reset_front()
+        self._front = Front(limit, max_bad_records)
         for receipt in receipts:
-            self._take_in(receipt)
+            self.finished(receipt)
+
+    def decide(self) -> Decision:
+        """What to do next. Changes nothing: until something happens, the answer stays the same."""
+        if self._stale:
+            return Discard(tuple(self._stale))
+        if self._rerunning is not None:
+            return Wait()
+        if self._front.is_limit_reached:
+            return self._at_limit()
+        task = self._next_task()
+        if task is not None:
+            return self._run(task)
+        lowest = min(self._failures, default=None)
+        if any(lowest is None or key <= lowest for key in self._running):
+            return Wait()
+        return Done(self._excess_at_end()) if lowest is None else self._at_failure(lowest)
 
     # what happened
 
+    def started(self, run: Run) -> None:
+        """A task is under way."""
+        self._running.add(run.task.key)
+        self._pass_settled()
+
+    def restarted(self, rerun: Rerun) -> None:
+        """Everything was stopped, and a task runs again with exact room. Its receipt is discarded."""
+        self._running = {rerun.run.task.key}
+        self._rerunning = rerun.key
+        self._had_exact_room.add(rerun.key)
+        self._forgive(rerun.run.task)
+        self._receipts.remove(rerun.key)
+        self._recount()
+
     def finished(self, receipt: Receipt) -> None:
         """A task or segment left a receipt."""
-        self._policy.on_receipt(receipt)
-        self._take_in(receipt)
+        if not self._bad_inputs.isdisjoint(receipt.inputs):
+            self._stale[receipt.key] = None  # its input turned out to be damaged meanwhile
+            return
+        self._receipts.add(receipt)
+        self._failures.pop(receipt.key, None)
+        self._advance()
 
     def failed(self, key: Key, error: Exception) -> None:
         """A task or segment failed."""
-        if not self._is_gone(key):
+        if self._plan.task_of(key) is not None:
             self._failures[key] = error
+            self._pass_settled()
 
-    def released(self, task: Task | StreamTask) -> None:
-        """Nobody works on a task any more: it is done, or it failed."""
+    def released(self, task: Task | StreamTask, *, is_lost: bool = False) -> None:
+        """A task is no longer under way: it is done, it failed, or its worker was lost and it has to run again."""
         self._running.discard(task.key)
-        if self._bad_inputs and self._limit is not None:
-            self._next = 0  # it may have been given too little room, before an input was left out
+        if self._rerunning is not None and self._plan.task_of(self._rerunning) == task:
+            self._rerunning = None
+        if is_lost:
+            self._forgive(task)
+        if is_lost or (self._bad_inputs and self._limit is not None):
+            self._next = 0  # in the second case it may have had too little room, before an input was left out
+        self._pass_settled()
 
-    # what to do
-
-    def goes_on(self) -> bool:
-        """Whether something is left to do. Leaves out a damaged input when that is what decides."""
-        while self.is_over and (failure := self._damage_that_decides()) is not None:
-            if self._limit is not None and failure[0] not in self._repeated and not self._is_read_once(failure[0]):
-                # with exactly the room that is left, the limit may fall before the damage
-                key = failure[0]
-                self._repeated.add(key)
-                # its stream is read again, and meets what follows again
-                self._failures = {at: error for at, error in self._failures.items() if at[0] != key[0]}
-                self._next = 0
-            else:
-                self._leave_out(failure[1])
-        return not self.is_over
-
-    def take(self) -> Task | StreamTask | None:
-        """The lowest task that nobody has, now taken; None if there is none that can still matter."""
-        task = self.peek()
-        if task is not None:
-            self._next += 1
-            self._running.add(task.key)
-        return task
-
-    def peek(self) -> Task | StreamTask | None:
-        """What `take` would give."""
-        while self._next < len(self._tasks) and self._is_settled(self._tasks[self._next]):
-            self._next += 1
-        if self._next == len(self._tasks) or self.is_limit_reached:
-            return None
-        task = self._tasks[self._next]
-        if self._failures and task.key > min(self._failures):
-            return None
-        return task
-
-    def num_pending_streams(self) -> int:
-        """Streams that nobody has; looks at a few tasks only."""
-        ahead = self._tasks[self._next : self._next + 1024]
-        return sum(isinstance(task, StreamTask) and not self._is_settled(task) for task in ahead)
-
-    @property
-    def cap(self) -> int | None:
-        """Documents that a task started now may write: no task needs more than what is missing before it."""
-        return None if self._limit is None else self._limit - self._written
-
-    def done_segments(self, task: StreamTask) -> frozenset[int]:
-        """Segments of a stream that have a receipt."""
-        return frozenset(segment for first, segment in self._receipts if first == task.key[0])
-
-    def is_wanted(self, key: Key) -> bool:
-        """Whether a task or segment can still matter."""
-        if self.is_limit_reached or self._is_gone(key):
-            return False
-        return not (self._failures and key > min(self._failures))
-
-    @property
-    def is_limit_reached(self) -> bool:
-        """Whether the tasks done from the start on without a gap hold enough documents."""
-        return self._limit is not None and self._written >= self._limit
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing that can matter is left to do, but for leaving out a damaged input."""
-        if self.is_limit_reached:
-            return True
-        if self._failures:
-            lowest = min(self._failures)
-            return self.peek() is None and not any(key <= lowest for key in self._running)
-        return self.peek() is None and not self._running
-
-    # the outcome
-
-    @property
-    def error(self) -> tuple[Key, Exception] | None:
-        """The failure that decides, once `is_over`."""
-        if self.is_limit_reached or not self._failures:
-            return None
-        key = min(self._failures)
-        return key, self._failures[key]
-
-    def boundary(self) -> Cut | None:
-        """The task at which a limit on documents decides, if it has to run again, once `is_over`.
-
-        With more room than a run in order would have given it, it read on behind the last document that is wanted: to
-        more documents, to records that are left out, or to the record at which it failed.
-        """
-        if self._limit is None:
-            return None
-        if not self.is_limit_reached:
-            if not self._failures or self._is_read_once(min(self._failures)):
-                return None
-            return Cut(min(self._failures), self._limit - self._written)
-        assert self._front_key is not None
-        room = self._limit - self._before_front_key
-        return None if self._receipts[self._front_key].cap == room else Cut(self._front_key, room)
-
-    def in_order(self) -> list[Key]:
-        """The keys of all receipts that belong to the corpus, in order."""
-        last = self._front_key if self.is_limit_reached else None
-        return sorted(key for key in self._receipts if last is None or key <= last)
-
-    def receipts_before(self, key: Key) -> list[Receipt]:
-        """Receipts of the tasks before a task, in order."""
-        return [self._receipts[done] for done in sorted(self._receipts) if done < key]
-
-    def receipts_in_order(self) -> list[Receipt]:
-        """All receipts that belong to the corpus, in order."""
-        return [self._receipts[key] for key in self.in_order()]
-
-    def task(self, key: Key) -> Task | StreamTask:
-        """The task of a receipt."""
-        return next(task for task in reversed(self._tasks) if task.key <= key and not _is_empty(task, self._bad_inputs))
-
-    def _take_in(self, receipt: Receipt) -> None:
-        if not self._bad_inputs.isdisjoint(receipt.inputs):
-            self._policy.on_discard(receipt.key)  # its input turned out to be damaged meanwhile
-            return
-        self._receipts[receipt.key] = receipt.without_sources()
-        self._failures.pop(receipt.key, None)
-        self._successor[receipt.key[0], receipt.previous] = receipt.key
-        self._advance()
-
-    def _is_read_once(self, key: Key) -> bool:
-        """Whether a task cannot run again. With a limit, one worker runs all in order, so its room was exact."""
-        task = self.task(key)
-        return isinstance(task, StreamTask) and task.is_here
-
-    def _is_settled(self, task: Task | StreamTask) -> bool:
-        """Whether a task is done, under way, failed, or left out."""
-        if task.key in self._running or _is_empty(task, self._bad_inputs):
-            return True
-        if self._failures and (
-            task.key in self._failures
-            if isinstance(task, Task)
-            else any(first == task.key[0] for first, _ in self._failures)
-        ):
-            return True
-        return self._is_complete(task)
-
-    def _is_complete(self, task: Task | StreamTask) -> bool:
-        if isinstance(task, Task):
-            return task.key in self._receipts
-        segment: int | None = None
-        while (key := self._successor.get((task.key[0], segment))) is not None:
-            if self._receipts[key].is_last:
-                return True
-            segment = key[1]
-        return False
-
-    def _reset_front(self) -> None:
-        self._front = 0
-        self._front_segment: int | None = None
-        self._front_key: Key | None = None
-        self._written = 0
-        self._before_front_key = 0
-        self._records = self._bad_records = 0
-
-    def _advance(self) -> None:
-        """Count the documents of all tasks that are done from the start on without a gap."""
-        while self._front < len(self._tasks) and not self.is_limit_reached:
-            task = self._tasks[self._front]
-            if _is_empty(task, self._bad_inputs):
-                self._front += 1
-                continue
-            key = self._successor.get((task.key[0], self._front_segment)) if isinstance(task, StreamTask) else task.key
-            receipt = None if key is None else self._receipts.get(key)
-            if receipt is None or self._was_cut_short(receipt) or self._has_too_many_bad_records(receipt):
-                return
-            self._before_front_key, self._front_key = self._written, receipt.key
-            self._written += receipt.documents
-            self._records += receipt.records_read
-            self._bad_records += receipt.num_rejects
-            if isinstance(task, Task) or receipt.is_last:
-                self._front, self._front_segment = self._front + 1, None
-            else:
-                self._front_segment = receipt.key[1]
-
-    # damaged inputs and bad records
-
-    def _damage_that_decides(self) -> tuple[Key, BadInputError] | None:
-        if self._policy.on_bad_input is None or (failure := self.error) is None:
-            return None
-        key, error = failure
-        return (key, error) if isinstance(error, BadInputError) else None
-
-    def _leave_out(self, damage: BadInputError) -> None:
-        """Forget an input, those found with it, and all that came of them."""
-        assert self._policy.on_bad_input is not None
-        for found in (damage, *damage.others):
-            self._policy.on_bad_input(found)
-        bad = {found.source for found in (damage, *damage.others)}
+    def leave_out(self, damage: Iterable[BadInputError]) -> None:
+        """Forget damaged inputs and all that came of them."""
+        bad = {found.source for found in damage}
         self._bad_inputs |= bad
-        stale = {task.key for task in self._tasks if any(_reads(task, index) for index in bad)}
-        streams = {task.key[0] for task in self._tasks if isinstance(task, StreamTask)}
-        self._tasks = [_without(task, bad) for task in self._tasks]
+        stale = self._plan.keys_that_read(bad)
+        self._plan = self._plan.without(bad)
         self._failures = {
             key: error
             for key, error in self._failures.items()
-            if not self._is_gone(key) and not (isinstance(error, BadInputError) and error.source in bad)
+            if self._plan.task_of(key) is not None and not (isinstance(error, BadInputError) and error.source in bad)
         }
-        for key, receipt in list(self._receipts.items()):
-            if key in stale or (key[0] in bad and key[0] in streams):
-                self._forget(receipt)
+        for key in self._receipts.sorted_keys():
+            if key in stale or (key[0] in bad and self._plan.task_of(key) is None):
+                self._forget(key)
+        self._recount()
+
+    def discarded(self, keys: Iterable[Key]) -> None:
+        """Receipts are discarded."""
+        for key in keys:
+            self._stale.pop(key, None)
+
+    def _forgive(self, task: Task | StreamTask) -> None:
+        """Forget the failures of a task that runs again, and meets them again."""
+        if isinstance(task, StreamTask):
+            self._failures = {key: error for key, error in self._failures.items() if key[0] != task.key[0]}
+        self._failures.pop(task.key, None)
+
+    # the outcome
+
+    def receipts_in_order(self) -> list[Receipt]:
+        """All receipts that belong to the corpus, in order."""
+        last = self._front.key if self._front.is_limit_reached else None
+        return [self._receipts[key] for key in self._receipts.sorted_keys() if last is None or key <= last]
+
+    def receipts_before(self, key: Key) -> list[Receipt]:
+        """Receipts of the tasks before a task, in order."""
+        return [self._receipts[done] for done in self._receipts.sorted_keys() if done < key]
+
+    # decisions
+
+    def _run(self, task: Task | StreamTask) -> Run:
+        if isinstance(task, Task):
+            return Run(task=task, max_documents=self._front.room)
+        ahead = self._plan.tasks[self._next : self._next + _LOOKAHEAD]
+        return Run(
+            task=task,
+            max_documents=self._front.room,
+            done_segments=self._receipts.segments_of(task),
+            num_waiting_streams=sum(isinstance(other, StreamTask) and not self._is_settled(other) for other in ahead),
+        )
+
+    def _at_limit(self) -> Rerun | Done:
+        key = self._front.key
+        assert key is not None
+        assert self._limit is not None
+        room = self._limit - self._front.written_before
+        return Done(self._excess_at_end()) if self._receipts[key].cap == room else self._rerun(key, room)
+
+    def _at_failure(self, key: Key) -> Rerun | LeaveOut | Done:
+        error, task = self._failures[key], self._plan.task_of(key)
+        # what can be read once only is read in order by one worker, so its room was exact
+        is_read_once = isinstance(task, StreamTask) and task.is_here
+        had_exact_room = is_read_once or key in self._had_exact_room or isinstance(error, TooManyBadRecordsError)
+        if self._front.room is not None and not had_exact_room:
+            return self._rerun(key, self._front.room)
+        if self._is_leaving_out and isinstance(error, BadInputError):
+            return LeaveOut((error, *error.others))
+        return Done((key, error))
+
+    def _rerun(self, key: Key, room: int) -> Rerun:
+        task = self._plan.task_of(key)
+        assert task is not None
+        done = self._receipts.segments_of(task) - {key[1]} if isinstance(task, StreamTask) else frozenset()
+        return Rerun(key=key, run=Run(task=task, max_documents=room, done_segments=done))
+
+    def _excess_at_end(self) -> tuple[Key, Exception] | None:
+        return None if self._max_bad_records is None else self._max_bad_records.check(self.receipts_in_order())
+
+    def _next_task(self) -> Task | StreamTask | None:
+        """The lowest task that waits for a worker; None if there is none that can still matter."""
+        if self._next == len(self._plan.tasks):
+            return None
+        task = self._plan.tasks[self._next]
+        return None if self._failures and task.key > min(self._failures) else task
+
+    # state
+
+    def _is_settled(self, task: Task | StreamTask) -> bool:
+        """Whether a task is done, under way, or failed."""
+        if task.key in self._running:
+            return True
+        if isinstance(task, Task):
+            return task.key in self._failures or task.key in self._receipts
+        return any(first == task.key[0] for first, _ in self._failures) or self._receipts.is_complete(task)
+
+    def _pass_settled(self) -> None:
+        tasks = self._plan.tasks
+        while self._next < len(tasks) and self._is_settled(tasks[self._next]):
+            self._next += 1
+
+    def _recount(self) -> None:
         self._next = 0
-        self._reset_front()
+        self._front = Front(self._limit, self._max_bad_records)
         self._advance()
 
-    def _was_cut_short(self, receipt: Receipt) -> bool:
-        """Whether a task had less room than it has now that an input before it is left out: then it runs again."""
-        if self._limit is None or receipt.cap is None:
-            return False
-        if receipt.documents < receipt.cap or receipt.cap >= self._limit - self._written:
-            return False
-        self._forget(receipt)
-        self._next = 0
-        return True
+    def _advance(self) -> None:
+        """Count the receipts that have become the next in order."""
+        while (receipt := self._front.next_receipt(self._plan.tasks, self._receipts.after)) is not None:
+            if self._front.was_cut_short(receipt):
+                self._forget(receipt.key)
+                self._next = 0
+                break
+            if (excess := self._front.excess(receipt)) is not None:
+                self._failures[receipt.key] = excess
+                break
+            self._front.count(receipt)
+        self._pass_settled()
 
-    def _forget(self, receipt: Receipt) -> None:
-        del self._receipts[receipt.key]
-        # the parts of an input that is no stream have none before them, so they share an entry that nobody looks at
-        self._successor.pop((receipt.key[0], receipt.previous), None)
-        self._policy.on_discard(receipt.key)
-
-    def _is_gone(self, key: Key) -> bool:
-        """Whether the input of a task or segment is left out, and no other input has its key."""
-        if key[0] not in self._bad_inputs:
-            return False
-        return not any(task.key == key and not _is_empty(task, self._bad_inputs) for task in self._tasks)
-
-    def _has_too_many_bad_records(self, receipt: Receipt) -> bool:
-        """Whether the build fails with this task; a task in which the limit falls is judged when it was cut."""
-        limit = self._policy.max_bad_records
-        bad, records = self._bad_records + receipt.num_rejects, self._records + receipt.records_read
-        if limit is None or not limit.is_exceeded(bad, records, is_end=False):
-            return False
-        if self._limit is not None and self._written + receipt.documents >= self._limit:
-            return False
-        self._failures[receipt.key] = TooManyBadRecordsError(self._bad_records, bad, records)
-        return True
+    def _forget(self, key: Key) -> None:
+        self._receipts.remove(key)
+        self._stale[key] = None
 
 
-def _without(task: Task | StreamTask, bad_inputs: set[int]) -> Task | StreamTask:
-    """A task without the inputs that are left out."""
-    if isinstance(task, StreamTask) or not any(_reads(task, index) for index in bad_inputs):
-        return task
-    return replace(task, parts=tuple(part for part in task.parts if part[0] not in bad_inputs))
+class _Plan:
+    """The tasks of a stage, without the inputs that are left out."""
+
+    def __init__(self, tasks: Iterable[Task | StreamTask], bad_inputs: Collection[int]) -> None:
+        self.tasks = [left for task in tasks if (left := _without(task, bad_inputs)) is not None]
+        self._by_key = {task.key: task for task in self.tasks if isinstance(task, Task)}
+        self._streams = {task.key[0]: task for task in self.tasks if isinstance(task, StreamTask)}
+
+    def task_of(self, key: Key) -> Task | StreamTask | None:
+        """The task with a key, or the stream of a segment; None if it is left out."""
+        return self._by_key.get(key) or self._streams.get(key[0])
+
+    def keys_that_read(self, inputs: Collection[int]) -> set[Key]:
+        """The tasks, streams excepted, that read one of these inputs."""
+        return {key for key, task in self._by_key.items() if any(_reads(task, index) for index in inputs)}
+
+    def without(self, bad_inputs: Collection[int]) -> _Plan:
+        """The tasks without more inputs."""
+        return _Plan(self.tasks, bad_inputs)
 
 
-def _reads(task: Task | StreamTask, index: int) -> bool:
-    """Whether a task reads an input."""
+class _Receipts:
+    """The receipts of a stage, by key, and in the order of the segments of each stream."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, Receipt] = {}
+        self._successor: dict[tuple[int, int | None], Key] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._by_key
+
+    def __getitem__(self, key: Key) -> Receipt:
+        return self._by_key[key]
+
+    def sorted_keys(self) -> list[Key]:
+        """The keys of all receipts, in order."""
+        return sorted(self._by_key)
+
+    def add(self, receipt: Receipt) -> None:
+        self._by_key[receipt.key] = receipt.without_sources()
+        self._successor[receipt.key[0], receipt.previous] = receipt.key  # only looked at where key[0] is a stream
+
+    def remove(self, key: Key) -> None:
+        receipt = self._by_key.pop(key, None)
+        if receipt is not None:
+            self._successor.pop((key[0], receipt.previous), None)
+
+    def after(self, task: Task | StreamTask, segment: int | None) -> Receipt | None:
+        """The receipt of a task; of a stream, the one after this segment (None: the first)."""
+        key = self._successor.get((task.key[0], segment)) if isinstance(task, StreamTask) else task.key
+        return None if key is None else self._by_key.get(key)
+
+    def is_complete(self, stream: StreamTask) -> bool:
+        """Whether every segment of a stream has a receipt."""
+        receipt = self.after(stream, None)
+        while receipt is not None and not receipt.is_last:
+            receipt = self.after(stream, receipt.key[1])
+        return receipt is not None
+
+    def segments_of(self, stream: StreamTask) -> frozenset[int]:
+        """Segments of a stream that have a receipt."""
+        return frozenset(segment for first, segment in self._by_key if first == stream.key[0])
+
+
+def _without(task: Task | StreamTask, bad_inputs: Collection[int]) -> Task | StreamTask | None:
+    """A task without the inputs that are left out; None if no input remains."""
     if isinstance(task, StreamTask):
-        return task.key[0] == index
-    # parts are in order, and there may be many
-    return (
-        bool(task.parts) and task.parts[0][0] <= index <= task.parts[-1][0] and any(i == index for i, _ in task.parts)
-    )
+        return None if task.key[0] in bad_inputs else task
+    if not any(_reads(task, index) for index in bad_inputs):
+        return task
+    parts = tuple(part for part in task.parts if part[0] not in bad_inputs)
+    return replace(task, parts=parts) if parts else None
 
 
-def _is_empty(task: Task | StreamTask, bad_inputs: set[int]) -> bool:
-    """Whether all of a task is left out."""
-    return not task.parts if isinstance(task, Task) else task.key[0] in bad_inputs
+def _reads(task: Task, index: int) -> bool:
+    """Whether a task reads an input. Parts are in order, and there may be many."""
+    first, last = task.parts[0][0], task.parts[-1][0]
+    return first <= index <= last and any(found == index for found, _ in task.parts)

@@ -1,0 +1,141 @@
+"""What people see of a build: its result, its estimate, its status; each also as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from typing import Any
+
+import msgspec
+
+from tokshard.pipeline.estimate import Estimate
+from tokshard.pipeline.result import BuildResult
+from tokshard.pipeline.status import COMPLETE, UNFINISHED, BuildStatus
+from tokshard.wording import bytes_text, clock, count_text, counted
+
+_SMALL_SHARE = 4
+"""Shards of less than this part of ``--shard-tokens`` are explained."""
+
+
+def build_lines(result: BuildResult) -> list[tuple[str, str]]:
+    """What is to be said of this run, as labels and values: the directory, time and speed, and what is unusual."""
+    lines = [("directory", str(result.directory))]
+    if result.normalizer is not None:
+        lines.append(("normalizer", f"{result.normalizer}: text is changed before it is encoded"))
+    lines += _shard_lines(result)
+    if result.is_new:
+        processes = "1 process" if result.num_workers == 1 else f"{result.num_workers} processes"
+        lines.append(("time", f"{result.seconds:.1f} s with {processes}, {result.cpu_seconds:.1f} CPU-seconds"))
+        if result.tokens_encoded:
+            rate = count_text(result.tokens_encoded / max(result.seconds, 1e-9))
+            per_second = count_text(result.tokens_encoded / max(result.cpu_seconds, 1e-9))
+            lines.append(("speed", f"{rate} tokens/s with {processes}, {per_second} per CPU-second"))
+    if result.ignored:
+        counts = ", ".join(f"{count:,} x {suffix}" for suffix, count in result.ignored.items())
+        lines.append(("not read", f"files of unknown format, or hidden: {counts}"))
+    return [*lines, *(("warning", warning) for warning in result.warnings)]
+
+
+def _shard_lines(result: BuildResult) -> list[tuple[str, str]]:
+    """Why there are many small shards, if there are."""
+    found = result.manifest
+    if found.num_shards < 2 or found.num_tokens * _SMALL_SHARE > found.num_shards * found.build.shard_tokens:
+        return []
+    mean, task = count_text(found.num_tokens / found.num_shards), bytes_text(found.build.task_bytes)
+    return [("shards", f"{mean} tokens each, because a shard ends with its task of {task} of input (--task-bytes)")]
+
+
+def build_json(result: BuildResult) -> dict[str, Any]:
+    """The result for ``--json``."""
+    return {
+        "directory": str(result.directory),
+        "is_new": result.is_new,
+        "seconds": result.seconds,
+        "cpu_seconds": result.cpu_seconds,
+        "tokens_encoded": result.tokens_encoded,
+        "workers": result.num_workers,
+        "peak_worker_bytes": result.peak_worker_bytes,
+        "ignored_files": dict(result.ignored),
+        "notes": list(result.notes),
+        "warnings": list(result.warnings),
+        "normalizer": result.normalizer,
+        "manifest": msgspec.to_builtins(result.manifest),
+        "corpora": [
+            {"directory": str(corpus.directory), "manifest": msgspec.to_builtins(corpus.manifest)}
+            for corpus in result.corpora
+        ],
+    }
+
+
+def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
+    """The estimate as labels and values."""
+    streams = f", {counted(estimate.num_streams, 'stream')} among them" if estimate.num_streams else ""
+    per_token = estimate.text_bytes / max(1, estimate.tokens)
+    limit = ", by --limit" if estimate.is_limited else ""
+    inputs = f"{counted(estimate.num_inputs, 'file')}, {bytes_text(estimate.input_bytes)}"
+    processes = "1 process" if estimate.num_workers == 1 else f"{estimate.num_workers:,} processes"
+    lines = [
+        ("inputs", f"{inputs}, in {counted(estimate.num_tasks, 'task')}{streams}"),
+        (
+            "sample",
+            f"{counted(estimate.sampled_documents, 'document')}, and {counted(estimate.sampled_bad, 'bad record')}",
+        ),
+        ("documents", f"about {count_text(estimate.documents)}{limit}"),
+        ("tokens", f"about {count_text(estimate.tokens)}, {per_token:.2f} bytes of text each"),
+        ("time", f"about {clock(estimate.seconds)} with {processes} ({estimate.cpu_seconds:.3g} CPU-seconds)"),
+        ("disk", f"about {bytes_text(estimate.disk_bytes)} needed, {bytes_text(estimate.free_bytes)} free"),
+    ]
+    if not estimate.fits:
+        lines.append(("", "the disk is too small for this build"))
+    lines.append(("", f"nothing was written to {estimate.directory}"))
+    return lines
+
+
+def estimate_json(estimate: Estimate) -> dict[str, Any]:
+    """The estimate for ``--json``."""
+    return {**dataclasses.asdict(estimate), "fits": estimate.fits}
+
+
+def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
+    """The status as labels and values."""
+    lines = [("directory", status.directory)]
+    if status.state == COMPLETE:
+        lines.append(("state", f"complete: {_written(status)}"))
+    else:
+        by = f" by {status.holder}" if status.holder else ""
+        more = f", and {counted(status.segments_done, 'segment')} of streams" if status.segments_done else ""
+        share = status.bytes_done / max(1, status.total_bytes)
+        size = f" of {bytes_text(status.total_bytes)} ({min(1.0, share):.0%})"
+        total = f" of {status.num_tasks:,}" if status.num_tasks else ""
+        lines += [
+            ("state", f"{status.state}{by}, {status.stage}"),
+            ("tasks", f"{status.tasks_done:,}{total} done{more}"),
+            ("read", bytes_text(status.bytes_done) + ("" if status.read_once else size)),
+            ("written", _written(status)),
+        ]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.left_out.items())
+    lines.append(("left out", reasons or "nothing"))
+    if status.damaged_inputs and status.state != COMPLETE:
+        lines.append(("", f"{counted(status.damaged_inputs, 'damaged input')}, whole"))
+    if status.config is not None and status.state != COMPLETE:
+        config = msgspec.structs.asdict(status.config)
+        lines.append(
+            ("settings", ", ".join(f"{name} {value}" for name, value in config.items() if value not in (None, {})))
+        )
+    if status.state == UNFINISHED and status.read_once:
+        once = ", ".join(status.read_once)
+        lines.append(("continue", f"not possible: {once} can be read once only; start over with --force"))
+    if status.state == UNFINISHED and status.command:
+        lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {shlex.join(status.command)}"))
+    return lines
+
+
+def _written(status: BuildStatus) -> str:
+    return f"{counted(status.documents, 'document')}, {counted(status.tokens, 'token')}"
+
+
+def status_json(status: BuildStatus) -> dict[str, Any]:
+    """The status for ``--json``."""
+    config = None if status.config is None else msgspec.to_builtins(status.config)
+    fields = {field.name: getattr(status, field.name) for field in dataclasses.fields(status)}
+    return {**fields, "config": config, "command": list(status.command)}

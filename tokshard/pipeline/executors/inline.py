@@ -1,0 +1,63 @@
+"""Running tasks in this process, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+from tokshard.pipeline.executors.base import Event, Failed, Finished, OnProgress, Released, Usage, peak_bytes
+from tokshard.pipeline.failures import SegmentError
+from tokshard.pipeline.tasks.planning import Task
+from tokshard.pipeline.tasks.runner import TaskRunner
+from tokshard.pipeline.tasks.schedule import Run
+from tokshard.pipeline.workspace.workspace import WorkerContext
+
+
+class InlineExecutor:
+    """An `Executor` without workers: a task runs while its events are asked for."""
+
+    def __init__(self, context: WorkerContext, on_progress: OnProgress) -> None:
+        self._context, self._on_progress = context, on_progress
+        self._runner: TaskRunner | None = None
+        self._run: Run | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """Only the memory: the CPU time is that of the caller."""
+        return Usage(peak_worker_bytes=peak_bytes())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner = None
+
+    def can_take(self, run: Run) -> bool:  # noqa: ARG002 - any one is as good
+        """Whether no task waits to run."""
+        return self._run is None
+
+    def submit(self, run: Run) -> None:
+        """Run the task when the next events are asked for."""
+        self._run = run
+
+    def abandon(self) -> None:
+        """Nothing runs between events."""
+        self._run = None
+
+    def events(self) -> Iterator[Event]:
+        """Run the task that was submitted."""
+        run, self._run = self._run, None
+        assert run is not None, "a schedule waits only while something runs"
+        task = run.task
+        try:
+            if self._runner is None:
+                self._runner = TaskRunner(self._context, self._on_progress)
+            if isinstance(task, Task):
+                yield Finished(self._runner.run_task(task, run.max_documents))
+            else:
+                yield from map(Finished, self._runner.run_stream(task, run.max_documents, run.done_segments))
+        except SegmentError as failure:
+            yield Failed((task.key[0], failure.segment), failure.error)
+        except Exception as error:  # noqa: BLE001 - the lowest failing task decides, not the first
+            yield Failed(task.key, error)
+        yield Released(task)

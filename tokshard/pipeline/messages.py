@@ -1,0 +1,70 @@
+"""The failure of a task, in the user's words: where it is in the inputs, and what to do."""
+
+from __future__ import annotations
+
+import itertools
+
+from tokshard.errors import BadRecordError, TokshardError
+from tokshard.pipeline.failures import BadInputError, RejectedRecordError, TooManyBadRecordsError
+from tokshard.pipeline.sources.discover import Input, Inputs
+from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
+from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
+from tokshard.pipeline.tasks.planning import Key
+from tokshard.pipeline.tasks.rejects import read_rejects
+from tokshard.pipeline.tasks.schedule import Schedule
+from tokshard.pipeline.workspace.workspace import Workspace
+
+_REPAIRS = {MISSING_TEXT: "check --text-field", TOO_LONG: "allow longer texts with --max-document-bytes"}
+
+
+def user_error(
+    failure: tuple[Key, Exception],
+    schedule: Schedule,
+    *,
+    inputs: Inputs,
+    workspace: Workspace,
+    max_bad_records: BadRecordLimit | None,
+) -> Exception:
+    """The failure that decides a stage, as the user should see it; a bug of tokshard as it came.
+
+    Args:
+        schedule: knows what was read before the task that failed.
+    """
+    key, error = failure
+    if isinstance(error, RejectedRecordError):
+        repair = _REPAIRS.get(error.reason, "repair the record")
+        place = _place(schedule, key, inputs[error.source], error.record)
+        return BadRecordError(
+            f"{place}: {error.reason}: {error.detail}",
+            hint=f"{repair}, or leave out such records with --on-bad-record skip",
+        )
+    if isinstance(error, TooManyBadRecordsError):
+        assert max_bad_records is not None
+        hint = f"they are listed in {workspace.rejects}; repair the sources, or allow more with --max-bad-records"
+        problem = _too_many(error, max_bad_records)
+        if max_bad_records.count is not None:
+            skipped = max_bad_records.count - error.bad_before
+            first = next(itertools.islice(read_rejects(workspace, key), skipped, None))
+            place = _place(schedule, key, inputs[first["source"]], first["record"])
+            problem = f"{place}: {first['reason']}: {first['detail']}; {problem}"
+        return BadRecordError(problem, hint=hint)
+    if isinstance(error, BadInputError):
+        return error.error
+    return inputs.original(error) if isinstance(error, TokshardError) else error
+
+
+def _too_many(error: TooManyBadRecordsError, allowed: BadRecordLimit) -> str:
+    if allowed.count is not None:
+        return f"this is bad record {allowed.count + 1:,}, and --max-bad-records allows {allowed}"
+    share = error.bad / max(1, error.records)
+    return (
+        f"{error.bad:,} of the first {error.records:,} records are bad ({share:.2%}), "
+        f"and --max-bad-records allows {allowed}"
+    )
+
+
+def _place(schedule: Schedule, key: Key, source: Input, record: int) -> str:
+    """Where a record is that a task counts from its own start."""
+    before = sum(receipt.records_of(source.index) for receipt in schedule.receipts_before(key))
+    unit = "line" if source.format == "jsonl" else "record"
+    return f"{source.location}, {unit} {before + record + 1}"

@@ -1,0 +1,83 @@
+"""The second step of a build: take the directory, save what the build is, and plan its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokshard.errors import BuildError
+from tokshard.format import names
+from tokshard.format.storage import atomic_write
+from tokshard.pipeline.executors.base import cpu_seconds
+from tokshard.pipeline.executors.processes import prepare_workers
+from tokshard.pipeline.resolve import ResolvedBuild, continuing_command
+from tokshard.pipeline.tasks.planning import MIN_TASK_BYTES, StreamTask, Task
+from tokshard.pipeline.workspace.output_directory import has_begun, remove_build
+from tokshard.pipeline.workspace.workspace import check_same_settings, load_settings, save_command, save_settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedBuild:
+    """A build whose directory is its own, with all that its tasks need.
+
+    Args:
+        tasks: all, in order.
+        num_workers: that can have something to do.
+        cpu_seconds: of this process before it was prepared.
+    """
+
+    resolved: ResolvedBuild
+    tasks: Sequence[Task | StreamTask]
+    num_workers: int
+    cpu_seconds: float
+
+
+def prepare(resolved: ResolvedBuild) -> PreparedBuild:
+    """Make the directory ours: start over, continue, or begin; and plan the tasks. Once per build, under its lock.
+
+    Raises:
+        ConfigurationChangedError: it holds an unfinished build with other settings.
+        BuildError: another build completed it.
+        SourceError: an input cannot be looked into.
+    """
+    before = cpu_seconds()
+    if resolved.num_workers > 1 and resolved.total_bytes > MIN_TASK_BYTES:
+        prepare_workers()
+    context, options = resolved.context, resolved.options
+    workspace = context.workspace
+    _take_directory(resolved)
+    save_settings(workspace, resolved.settings)
+    workspace.removing.unlink(missing_ok=True)
+    for output in context.outputs:
+        output.create()
+    atomic_write(workspace.tokenizer, resolved.read.clean)
+    tasks = resolved.plan()
+    save_command(workspace, continuing_command(resolved, tasks))
+    num_workers = min(resolved.num_workers, max(1, _parallelism(tasks)))
+    if options.limit is not None and resolved.found.inputs.read_once:
+        num_workers = 1  # several read beyond the limit and then again up to it, which such inputs cannot
+    return PreparedBuild(resolved=resolved, tasks=tasks, num_workers=num_workers, cpu_seconds=before)
+
+
+def _take_directory(resolved: ResolvedBuild) -> None:
+    workspace, outputs = resolved.context.workspace, resolved.context.outputs
+    workspace.take_over()  # from here on no other process changes what is looked at
+    if resolved.options.force or workspace.removing.exists():
+        if load_settings(workspace) is None:
+            save_settings(workspace, resolved.settings)
+        remove_build(workspace)
+        return
+    if all((output.directory / names.MANIFEST).exists() for output in outputs):
+        raise BuildError(f"{workspace.out} was completed by another build just now", hint="run the command again")
+    before = load_settings(workspace)
+    # a build that stopped before its first shard may be continued with other settings: often these were the mistake
+    if before is not None and has_begun(workspace):
+        check_same_settings(before, resolved.settings, out=workspace.out)
+    else:
+        workspace.clear()
+
+
+def _parallelism(tasks: Sequence[Task | StreamTask]) -> int:
+    """How many workers can have something to do."""
+    streams = sum(isinstance(task, StreamTask) for task in tasks[:1024])
+    return len(tasks) if not streams else len(tasks) + 1024

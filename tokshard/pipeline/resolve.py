@@ -1,0 +1,259 @@
+"""The first step of a build: from sources and options to all that follows from them. Starts and writes nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokshard.errors import UsageError
+from tokshard.format import names
+from tokshard.format.manifest import BuildConfig
+from tokshard.format.storage import local_directory
+from tokshard.pipeline.encode.documents import DocumentRules
+from tokshard.pipeline.encode.tokenizer import TokenizerFile, read_tokenizer
+from tokshard.pipeline.options import BuildOptions, checked_options, command_words
+from tokshard.pipeline.sources.discover import Discovery, Inputs, RecordSource, discover, read_once_name, vanished
+from tokshard.pipeline.sources.hub import SCHEME
+from tokshard.pipeline.sources.readers import split_of
+from tokshard.pipeline.sources.records import RecordSpec, check_field_name, parse_columns
+from tokshard.pipeline.tasks.planning import (
+    SMALL,
+    Split,
+    StreamTask,
+    Task,
+    default_task_bytes,
+    plan_tasks,
+    round_task_bytes,
+)
+from tokshard.pipeline.workspace.workspace import Command, Settings, WorkerContext, Workspace, source_states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedBuild:
+    """A build whose options are checked, whose inputs are found and whose tokenizer is read.
+
+    Args:
+        started: by the monotonic clock.
+    """
+
+    arguments: Sequence[str | RecordSource]
+    options: BuildOptions
+    settings: Settings
+    context: WorkerContext
+    read: TokenizerFile
+    found: Discovery
+    num_workers: int
+    started: float
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all inputs."""
+        return self.found.inputs.num_bytes
+
+    def plan(self) -> list[Task | StreamTask]:
+        """The tasks. Only inputs that are too big for one need to be looked into."""
+        inputs, task_bytes = self.found.inputs, self.context.task_bytes
+
+        def split(index: int) -> Split:
+            try:
+                return split_of(inputs[index], self.options.text_mode)
+            except OSError as error:
+                raise vanished(inputs[index], error) from error
+
+        splits = (
+            split(index) if size > task_bytes or inputs.is_read_once(index) else SMALL
+            for index, size in enumerate(inputs.sizes)
+        )
+        return list(plan_tasks(inputs.sizes, splits, task_bytes))
+
+
+def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> ResolvedBuild:
+    """Check what is asked for, find the inputs and read the tokenizer. Starts nothing and writes nothing.
+
+    Raises:
+        UsageError: an argument is wrong.
+        SourceError: an input cannot be looked at.
+    """
+    started = time.monotonic()
+    options = checked_options(options)
+    if not arguments:
+        raise UsageError("no source is given", hint="give files, directories or globs")
+    workspace = Workspace(local_directory(options.out), attempt=secrets.token_hex(8))
+    _check_apart(workspace.out, arguments, options.tokenizer)
+    found = discover(arguments, input_format=options.input_format, keep_unreadable=options.on_bad_source == "skip")
+    _check_no_output(workspace.out, found.inputs)
+    if options.dedup == "exact" and found.inputs.read_once:
+        raise UsageError(
+            f"--dedup exact reads its sources twice, and {read_once_name(found.inputs.read_once[0])} can be read once "
+            "only",
+            hint="write it to a file first, or leave out --dedup",
+        )
+    num_workers = options.workers or _cpu_count()
+    total_bytes = found.inputs.num_bytes
+    read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
+    check_field_name(options.text_field)
+    try:
+        columns = parse_columns(options.id_field, options.keep)
+    except ValueError as error:
+        raise UsageError(str(error), hint="give --keep FIELD or --keep FIELD:TYPE") from error
+    config = BuildConfig(
+        text_field=options.text_field,
+        id_field=options.id_field,
+        keep={path: kind for name, (path, kind) in columns.items() if not (name == "id" and path == options.id_field)},
+        input_format=options.input_format,
+        text_mode=options.text_mode,
+        shard_tokens=options.shard_tokens,
+        task_bytes=round_task_bytes(options.task_bytes) if options.task_bytes else default_task_bytes(total_bytes),
+        max_document_bytes=options.max_document_bytes,
+        limit=options.limit,
+        dedup=options.dedup,
+        min_tokens=options.min_tokens,
+        max_tokens=options.max_tokens,
+        validation_fraction=options.validation_fraction,
+    )
+    settings = Settings(
+        config=config,
+        tokenizer=read.info,
+        on_bad_record=options.on_bad_record,
+        on_bad_source=options.on_bad_source,
+        sources=source_states(found.inputs),
+        arguments=list(found.arguments),
+    )
+    context = WorkerContext(
+        workspace=workspace,
+        inputs=found.inputs,
+        spec=RecordSpec(
+            text_field=options.text_field,
+            columns=columns,
+            max_document_bytes=options.max_document_bytes,
+            text_mode=options.text_mode,
+        ),
+        columns={name: kind for name, (_, kind) in columns.items()},
+        tokenizer=read.info,
+        task_bytes=config.task_bytes,
+        shard_tokens=options.shard_tokens,
+        is_skipping=options.on_bad_record == "skip",
+        is_leaving_out=options.on_bad_source == "skip" and options.limit is None,
+        outputs=workspace.outputs(is_split=options.validation_fraction is not None),
+        rules=DocumentRules(
+            min_tokens=options.min_tokens,
+            max_tokens=options.max_tokens,
+            validation_fraction=options.validation_fraction,
+        ),
+    )
+    return ResolvedBuild(
+        arguments=arguments,
+        options=options,
+        settings=settings,
+        context=context,
+        read=read,
+        found=found,
+        num_workers=num_workers,
+        started=started,
+    )
+
+
+def continuing_command(resolved: ResolvedBuild, tasks: Sequence[Task | StreamTask]) -> Command:
+    """The command that continues the build, in which what is on the hub is named with its commit."""
+    arguments = [
+        label if isinstance(argument, str) and argument.startswith(SCHEME) else str(argument)
+        for argument, label in zip(resolved.arguments, resolved.found.arguments, strict=True)
+    ]
+    options = resolved.options
+    if not os.path.exists(options.tokenizer):  # it is on the hub, and its name has the commit
+        options = replace(options, tokenizer=SCHEME + resolved.read.info.name)
+    return Command(
+        words=command_words(arguments, options),
+        directory=os.getcwd(),
+        num_tasks=len(tasks),
+        num_streams=sum(isinstance(task, StreamTask) for task in tasks),
+        total_bytes=resolved.total_bytes,
+    )
+
+
+def _check_apart(out: Path, arguments: Sequence[str | RecordSource], tokenizer: str) -> None:
+    """Refuse an output directory in which the next run of the command would find inputs, or its tokenizer.
+
+    Raises:
+        UsageError: a directory or glob reaches it, or it is the tokenizer's directory.
+    """
+    target = out.resolve()
+    for argument in arguments:
+        if not isinstance(argument, str):
+            continue
+        if os.path.isdir(argument):
+            is_reached = target.is_relative_to(Path(argument).resolve())
+        else:
+            is_reached = not os.path.exists(argument) and glob.has_magic(argument) and _matches_output(argument, target)
+        if is_reached:
+            raise UsageError(
+                f"--out {out} lies inside the source {argument}: the next build would read its files",
+                hint="give an --out outside of the sources",
+            )
+    if os.path.exists(tokenizer):
+        place = Path(tokenizer).resolve()
+        folder = place if place.is_dir() else place.parent
+        if folder in (target, target / names.TRAIN, target / names.VALIDATION):
+            raise UsageError(
+                f"--out {out} is the directory of the tokenizer {tokenizer}: the build would replace its files",
+                hint="give another --out",
+            )
+
+
+def _matches_output(pattern: str, out: Path) -> bool:
+    """Whether a glob matches a file that a build writes into a directory, now or later."""
+    parts = Path(os.path.abspath(pattern)).parts
+    fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    parts = (*Path(*parts[:fixed]).resolve().parts, *parts[fixed:])
+    files = [*sorted(names.SIDE_FILES), names.shard_name(generation=0, first_input=0, segment=0, part=0)]
+    folders = (out, out / names.TRAIN, out / names.VALIDATION)
+    return any(_matches(parts, (folder / name).parts) for folder in folders for name in files)
+
+
+def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether a glob matches a path, part by part; ``**`` stands for any folders that are not hidden."""
+    if not pattern or not path:
+        return not path and all(part == "**" for part in pattern)
+    if pattern[0] == "**":
+        return _matches(pattern[1:], path) or (not path[0].startswith(".") and _matches(pattern, path[1:]))
+    is_match = path[0] == pattern[0] or (
+        fnmatch.fnmatchcase(path[0], pattern[0]) and (not path[0].startswith(".") or pattern[0].startswith("."))
+    )
+    return is_match and _matches(pattern[1:], path[1:])
+
+
+def _check_no_output(out: Path, inputs: Inputs) -> None:
+    """Refuse inputs that lie in the output directory, whatever link leads there.
+
+    Raises:
+        UsageError: with the first of them.
+    """
+    target = os.path.realpath(out)
+    if not os.path.isdir(target):
+        return
+    folders: dict[str, str] = {}  # a link is resolved once, not for each of a million files
+    for index in range(len(inputs)):
+        if inputs.is_read_once(index):
+            continue
+        location = inputs[index].location
+        folder, name = os.path.split(location)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        place = os.path.join(folders[folder], name)
+        if os.path.islink(place):
+            place = os.path.realpath(place)
+        if place.startswith(target + os.sep):
+            raise UsageError(
+                f"the source {location} lies in --out {out}, where the build writes",
+                hint="give an --out outside of the sources",
+            )
+
+
+def _cpu_count() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
