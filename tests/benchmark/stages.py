@@ -23,8 +23,8 @@ from tokshard.pipeline import build as pipeline
 from tokshard.pipeline.encode import encoder as encoding
 from tokshard.pipeline.encode import special_text as special
 from tokshard.pipeline.encode import tokenizer
-from tokshard.pipeline.sources import decompress
 from tokshard.pipeline.result import BuildResult
+from tokshard.pipeline.sources import decompress
 from tokshard.pipeline.tasks import runner, writing
 
 STAGES: tuple[tuple[str, Any, str], ...] = (

@@ -12,9 +12,9 @@ import pytest
 
 from tests.pipeline.inputs import arrow_stream_bytes, csv_bytes, jsonl, table, tar_bytes, texts_of, write_byte_tokenizer
 from tokshard import open_corpus
+from tokshard.cli.build_text import status_lines
 from tokshard.pipeline.sources.inputs import STDIN, read_once_note
 from tokshard.pipeline.status import read_status
-from tokshard.cli.build_text import status_lines
 
 RECORDS = [{"text": f"document {number}", "pad": "x" * 1_500} for number in range(3_000)]
 

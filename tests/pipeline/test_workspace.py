@@ -185,7 +185,7 @@ def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hash
         (place / "a.jsonl").unlink(missing_ok=True)
         return find(*arguments)
 
-    monkeypatch.setattr(pipeline, "find_duplicates", lose)
+    monkeypatch.setattr(stages, "find_duplicates", lose)
     out = build(place, place / "a.jsonl", place / "b.jsonl", dedup="exact", on_bad_source="skip")
     assert texts_of(open_corpus(out)) == ["only here", *TEXTS[:5]]
 

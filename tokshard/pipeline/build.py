@@ -29,7 +29,7 @@ from tokshard.pipeline.progress import print_note
 from tokshard.pipeline.report import build_report
 from tokshard.pipeline.resolve import ResolvedBuild, resolve
 from tokshard.pipeline.result import BuildResult
-from tokshard.pipeline.sources.discover import read_once_name
+from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.sources.iterables import as_sources
 from tokshard.pipeline.stages import StagesOutcome, run_stages
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning

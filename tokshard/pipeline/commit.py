@@ -388,5 +388,3 @@ def _nothing_written(totals: _Totals, output: Output) -> BuildError:
         f"the build wrote no document: {found}",
         hint="check the sources and --text-field, and start over with --force",
     )
-
-

@@ -18,6 +18,7 @@ import numpy as np
 from tokshard.errors import BadSourceError, UsageError
 from tokshard.pipeline.executors.processes import leaving_the_program_alone
 from tokshard.pipeline.options import BuildOptions
+from tokshard.pipeline.resolve import ResolvedBuild, resolve
 from tokshard.pipeline.sources.division import Span, Whole
 from tokshard.pipeline.sources.formats import read_span, read_stream
 from tokshard.pipeline.sources.inputs import Input, read_once_name
@@ -27,7 +28,6 @@ from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.tasks.writing import DocumentWriters
 from tokshard.pipeline.workspace.receipts import Receipt
 from tokshard.pipeline.workspace.workspace import Workspace
-from tokshard.pipeline.resolve import ResolvedBuild, resolve
 
 _SAMPLED_PLACES = 32
 _TEXT_BYTES_PER_PLACE = 2 << 20
@@ -187,7 +187,7 @@ class _Sampler:
         directory: empty; what is written there is counted and removed.
     """
 
-    def __init__(self, request: Request, directory: Path) -> None:
+    def __init__(self, request: ResolvedBuild, directory: Path) -> None:
         context = request.context
         workspace = Workspace(directory, attempt="sample")
         workspace.create()

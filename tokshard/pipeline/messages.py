@@ -6,7 +6,7 @@ import itertools
 
 from tokshard.errors import BadRecordError, TokshardError
 from tokshard.pipeline.failures import BadInputError, RejectedRecordError, TooManyBadRecordsError
-from tokshard.pipeline.sources.discover import Input, Inputs
+from tokshard.pipeline.sources.inputs import Input, InputTable
 from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
 from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
 from tokshard.pipeline.tasks.planning import Key
@@ -21,7 +21,7 @@ def user_error(
     failure: tuple[Key, Exception],
     schedule: Schedule,
     *,
-    inputs: Inputs,
+    inputs: InputTable,
     workspace: Workspace,
     max_bad_records: BadRecordLimit | None,
 ) -> Exception:

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from tokshard import __version__
-from tokshard.pipeline.commit import times_sha256
 from tokshard.pipeline.resolve import ResolvedBuild
 from tokshard.pipeline.result import BuildResult
 
 _MAX_LISTED_SOURCES = 10_000
 """Of more sources the report has a hash instead of a list."""
+
+_LISTED = ("argument", "path", "location", "num_bytes", "version")
 
 
 def build_report(resolved: ResolvedBuild, result: BuildResult, bad_inputs: Mapping[int, str]) -> dict[str, Any]:
@@ -45,6 +45,6 @@ def build_report(resolved: ResolvedBuild, result: BuildResult, bad_inputs: Mappi
         "roots": settings.sources.roots,
     }
     if len(settings.sources) > _MAX_LISTED_SOURCES:
-        times = times_sha256(settings.sources)
-        return {**report, "sources": [], "num_sources": len(settings.sources), "source_times_sha256": times}
-    return {**report, "sources": [msgspec.to_builtins(source) for source in settings.sources]}
+        versions = settings.sources.versions_sha256
+        return {**report, "sources": [], "num_sources": len(settings.sources), "source_times_sha256": versions}
+    return {**report, "sources": [{name: getattr(input_, name) for name in _LISTED} for input_ in settings.sources]}

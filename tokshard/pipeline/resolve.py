@@ -18,20 +18,20 @@ from tokshard.format.storage import local_directory
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.encode.tokenizer import TokenizerFile, read_tokenizer
 from tokshard.pipeline.options import BuildOptions, checked_options, command_words
-from tokshard.pipeline.sources.discover import Discovery, Inputs, RecordSource, discover, read_once_name, vanished
+from tokshard.pipeline.sources.discover import Discovery, discover
+from tokshard.pipeline.sources.division import Divisibility, Indivisible
+from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.hub import SCHEME
-from tokshard.pipeline.sources.readers import split_of
+from tokshard.pipeline.sources.inputs import InputTable, RecordSource, read_once_name, vanished
 from tokshard.pipeline.sources.records import RecordSpec, check_field_name, parse_columns
 from tokshard.pipeline.tasks.planning import (
-    SMALL,
-    Split,
     StreamTask,
     Task,
     default_task_bytes,
     plan_tasks,
     round_task_bytes,
 )
-from tokshard.pipeline.workspace.workspace import Command, Settings, WorkerContext, Workspace, source_states
+from tokshard.pipeline.workspace.workspace import Command, Settings, WorkerContext, Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,14 @@ class ResolvedBuild:
         """The tasks. Only inputs that are too big for one need to be looked into."""
         inputs, task_bytes = self.found.inputs, self.context.task_bytes
 
-        def split(index: int) -> Split:
+        def divisibility(index: int) -> Divisibility:
             try:
-                return split_of(inputs[index], self.options.text_mode)
+                return divisibility_of(inputs[index], self.options.text_mode)
             except OSError as error:
                 raise vanished(inputs[index], error) from error
 
         splits = (
-            split(index) if size > task_bytes or inputs.is_read_once(index) else SMALL
+            divisibility(index) if size > task_bytes or inputs.is_read_once(index) else Indivisible()
             for index, size in enumerate(inputs.sizes)
         )
         return list(plan_tasks(inputs.sizes, splits, task_bytes))
@@ -122,7 +122,7 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
         tokenizer=read.info,
         on_bad_record=options.on_bad_record,
         on_bad_source=options.on_bad_source,
-        sources=source_states(found.inputs),
+        sources=found.inputs.absolute(),
         arguments=list(found.arguments),
     )
     context = WorkerContext(
@@ -228,7 +228,7 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
     return is_match and _matches(pattern[1:], path[1:])
 
 
-def _check_no_output(out: Path, inputs: Inputs) -> None:
+def _check_no_output(out: Path, inputs: InputTable) -> None:
     """Refuse inputs that lie in the output directory, whatever link leads there.
 
     Raises:
