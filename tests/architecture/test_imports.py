@@ -19,6 +19,7 @@ WRONG_ARROWS = [
     ("format/reader.py", "tokshard.inspect"),
     ("format/reader.py", "tokshard.runtime.plan"),
     ("format/reader.py", "tokenizers"),
+    ("store/base.py", "tokshard.format"),
     ("format/decode.py", "tokshard.pipeline"),
     ("format/decode.py", "torch"),
     ("pipeline/encode/tokenizer.py", "tokshard.inspect"),
