@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.contract import builds
 from tokshard.format import names
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.pipeline import build as pipeline
 from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.tasks.runner import TaskRunner

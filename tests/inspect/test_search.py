@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.difference import check_hashes, compare_corpora, compare_mixes, difference_text
 from tokshard.inspect.corpus.search import compile_pattern, match_text, search
 from tokshard.jobs.plan_file import load_mix

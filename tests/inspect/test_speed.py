@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.plan import speed
 from tokshard.inspect.plan.limits import LimitReader, mapped_tokens
 from tokshard.inspect.plan.speed import endless, take_steps

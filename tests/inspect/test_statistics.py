@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
 from tokshard.cli.main import run
 from tokshard.format.decode import load_decoder
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.lengths import PERCENTILES, estimated_lengths, read_lengths
 from tokshard.inspect.corpus.pieces import bounded_text, token_pieces
 from tokshard.inspect.corpus.token_counts import count_tokens, token_summary

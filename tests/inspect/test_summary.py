@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tokshard.format.manifest import DocumentLengths
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.histogram import length_histogram
 from tokshard.inspect.corpus.summary import source_label, summary_json, summary_text
 from tokshard.inspect.terminal import one_line, printable, shorten

@@ -21,7 +21,7 @@ import zstandard
 from pyarrow import feather, ipc
 
 from tokshard import build_corpus, open_corpus
-from tokshard.format.reader import Corpus
+from tokshard.format.corpus import Corpus
 from tokshard.pipeline.sources import plain_text as plaintext
 from tokshard.pipeline.sources import readers, streams, tar
 from tokshard.pipeline.tasks import planning as tasks

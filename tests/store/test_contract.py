@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tokshard.errors import UsageError
-from tokshard.store import Store, open_store, written
+from tokshard.store import Store, local_file, open_store, written
 
 STORES: dict[str, Callable[[Path], Store]] = {"posix": lambda directory: open_store(directory / "store")}
 """From a folder of the test to an empty store."""
@@ -110,6 +110,9 @@ def test_a_store_of_a_folder_has_the_names_of_that_folder(store):
     assert names_of(store) == ["train/a"]
     assert names_of(train) == ["a"]
     assert store.where("train/a") == train.where("a")
+    above = train.parent()
+    assert above is not None
+    assert (above[0].get("train/a"), above[1]) == (b"x", "train")
 
 
 def test_deleted_files_are_gone_and_so_are_folders_without_files(store):
@@ -207,6 +210,12 @@ def test_a_file_whose_writer_fails_never_appears(store):
     assert store.get("a") == b"whole"
 
 
+def test_a_file_can_be_read_by_its_path_on_this_machine(store):
+    store.put("a", b"content")
+    with local_file(store, "a") as path:
+        assert Path(path).read_bytes() == b"content"
+
+
 # attempts
 
 
@@ -300,4 +309,9 @@ def test_a_uri_is_refused():
 
 def test_a_store_names_its_files_as_its_location_was_given():
     store = open_store("some/where")
-    assert (store.location, store.where("a/b")) == ("some/where", "some/where/a/b")
+    assert (store.location, store.where("a/b"), store.below("a").where("b")) == (
+        "some/where",
+        "some/where/a/b",
+        "some/where/a/b",
+    )
+    assert (open_store(".").where("a"), open_store("some//where/").location) == ("a", "some/where")

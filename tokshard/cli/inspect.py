@@ -15,7 +15,7 @@ from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.comparison import comparison_text
 from tokshard.inspect.corpus.difference import (
     check_hashes,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import PurePath
 
 from tokshard.errors import UsageError
-from tokshard.store.base import Entry, Spool, Store, written
+from tokshard.store.base import Entry, Spool, Store, local_file, written
 from tokshard.store.posix import PosixStore
 
-__all__ = ["Entry", "Spool", "Store", "open_store", "written"]
+__all__ = ["Entry", "Spool", "Store", "local_file", "open_store", "written"]
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:
@@ -23,4 +24,4 @@ def open_store(location: str | os.PathLike[str]) -> Store:
             f"{text} is a URI; this version of tokshard reads and writes local directories only",
             hint="copy or mount it, and give the local path",
         )
-    return PosixStore(text)
+    return PosixStore(str(PurePath(text)))

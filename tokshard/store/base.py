@@ -11,6 +11,7 @@ All methods raise `OSError` and its subclasses as files do: `FileNotFoundError` 
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -68,6 +69,9 @@ class Store(Protocol):
 
     def below(self, folder: str) -> Store:
         """The store of a folder of this one. Nothing is created."""
+
+    def parent(self) -> tuple[Store, str] | None:
+        """The store that this one is a folder of, and the name of that folder; None where nothing is above."""
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """All files whose names begin with `prefix`, at any depth, in no order; none if there are none."""
@@ -171,3 +175,16 @@ def written(store: Store, name: str) -> Iterator[IO[bytes]]:
     except BaseException:
         spool.discard()
         raise
+
+
+@contextlib.contextmanager
+def local_file(store: Store, name: str) -> Iterator[str]:
+    """The path of a file on this machine, for libraries that read nothing else; a copy if the store is elsewhere."""
+    path = store.local_path(name)
+    if path is not None:
+        yield path
+        return
+    with tempfile.NamedTemporaryFile() as copy:
+        copy.write(store.get(name))
+        copy.flush()
+        yield copy.name

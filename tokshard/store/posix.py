@@ -39,10 +39,16 @@ class PosixStore:
     scratch: str | None = None
 
     def where(self, name: str) -> str:
-        return os.path.join(self.location, name) if name else self.location
+        if not name or self.location == ".":
+            return name or self.location
+        return os.path.join(self.location, name)
 
     def below(self, folder: str) -> PosixStore:
-        return replace(self, location=os.path.join(self.location, folder))
+        return replace(self, location=self.where(folder))
+
+    def parent(self) -> tuple[PosixStore, str] | None:
+        folder, name = os.path.split(os.path.abspath(self.location))
+        return (replace(self, location=folder), name) if name else None
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         folder, _, start = prefix.rpartition("/")

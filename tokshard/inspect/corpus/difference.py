@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokshard.errors import DamagedCorpusError
-from tokshard.format.reader import Corpus
+from tokshard.format.corpus import Corpus
 from tokshard.inspect.terminal import one_line
 from tokshard.inspect.verify.careful_files import ByteCounter, OnProgress, UnreadableError, hash_chunks, opened
 from tokshard.jobs.plan_file import Mix
@@ -171,7 +171,7 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str 
 
 
 def _check_sizes(corpus: Corpus) -> None:
-    for name, expected in zip(corpus.shard_names(), corpus.shard_sizes().tolist(), strict=True):
+    for name, expected in zip(corpus.shards.names(), corpus.shards.sizes().tolist(), strict=True):
         path = corpus.directory / name
         try:
             found = os.stat(path).st_size

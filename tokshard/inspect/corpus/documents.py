@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tokshard.errors import UsageError
+from tokshard.format.corpus import Corpus
 from tokshard.format.decode import Decode
-from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.pieces import TokenPiece, bounded_text, token_pieces
 from tokshard.inspect.corpus.summary import source_name

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.format.corpus import Corpus
 from tokshard.format.manifest import DocumentLengths
-from tokshard.format.reader import Corpus
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokshard.format.corpus import Corpus
 from tokshard.format.decode import load_decoder
 from tokshard.format.manifest import Manifest
-from tokshard.format.reader import Corpus, open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.inspect.corpus.documents import DocumentView, spread, view_document, view_json, view_text
 from tokshard.inspect.corpus.histogram import length_histogram

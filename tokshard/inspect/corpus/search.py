@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokshard.errors import UsageError
+from tokshard.format.corpus import Corpus
 from tokshard.format.decode import load_decoder
-from tokshard.format.reader import Corpus
 from tokshard.inspect.corpus.lengths import OnProgress
 from tokshard.inspect.corpus.summary import source_name
 from tokshard.inspect.terminal import one_line
@@ -70,7 +70,7 @@ def search(
     done = 0
     for index in range(len(corpus.shards)):
         shard = corpus.shard(index)
-        first = corpus.first_document(index)
+        first = corpus.shards.first_document(index)
         for row in range(shard.info.num_documents):
             tokens = shard.document(row)
             text = decode(tokens[first_token:-1])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.format.reader import Corpus
+from tokshard.format.corpus import Corpus
 from tokshard.inspect.corpus.documents import spread
 from tokshard.inspect.corpus.lengths import OnProgress
 from tokshard.inspect.corpus.vocabulary import Vocabulary
@@ -126,7 +126,7 @@ def _everything(corpus: Corpus) -> Iterator[NDArray[Any]]:
 
 def _slices(corpus: Corpus) -> Iterator[NDArray[Any]]:
     """Slices from places the same distance apart, each within one record batch."""
-    first_batches, tokens = corpus.batch_tokens()
+    first_batches, tokens = corpus.shards.batch_tokens()
     ends = np.cumsum(tokens)
     for place in spread(NUM_SLICES, corpus.num_tokens):
         batch = int(np.searchsorted(ends, place, "right"))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.format.corpus import Corpus
 from tokshard.format.decode import load_decoder
-from tokshard.format.reader import Corpus
 from tokshard.inspect.corpus.documents import spread
 from tokshard.inspect.corpus.lengths import Lengths
 from tokshard.inspect.corpus.pieces import token_pieces

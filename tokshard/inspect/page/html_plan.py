@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.format.decode import Decode, load_decoder
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.pieces import token_pieces
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.page.html import Section, render_page

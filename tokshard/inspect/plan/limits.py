@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.format.reader import Corpus
+from tokshard.format.corpus import Corpus
 
 DOCUMENT_TOKENS = 1_000
 """Of a gathered document."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokshard.errors import UsageError
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.plan.limits import LimitReader, Limits, mapped_tokens
 from tokshard.jobs.plan_file import Mix
 from tokshard.wording import counted

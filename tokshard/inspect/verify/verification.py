@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, UnfinishedCorpusError
 from tokshard.format import names
 from tokshard.format.content import join_hashes
+from tokshard.format.corpus import Corpus
+from tokshard.format.files import read_file
 from tokshard.format.manifest import (
     IN_OTHER_SPLIT,
     Manifest,
@@ -28,8 +30,7 @@ from tokshard.format.manifest import (
     content_fingerprint,
     recipe_fingerprint,
 )
-from tokshard.format.reader import Corpus, is_unfinished, list_directory, read_manifest
-from tokshard.format.storage import local_directory, read_file
+from tokshard.format.opening import is_unfinished, list_names, read_manifest
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.vocabulary import token_ids
 from tokshard.inspect.verify.careful_files import ByteCounter, OnProgress, UnreadableError, hash_chunks, opened
@@ -41,6 +42,7 @@ from tokshard.inspect.verify.shard_check import (
     hash_problem,
     problem_of,
 )
+from tokshard.store import open_store
 
 MAX_WORKERS = 8
 """Threads, unless more are asked for: that many cores hash as fast as most disks read."""
@@ -93,10 +95,10 @@ def verify_corpus(
         CorpusError: the directory does not exist, or holds no corpus or an unfinished one: that is not damage.
         UsageError: the location is a URI.
     """
-    directory = local_directory(location)
+    directory = Path(open_store(location).location)
     try:
         _require_file(directory / names.MANIFEST)
-        manifest = read_manifest(directory)
+        manifest = read_manifest(open_store(directory))
     except CorpusError as error:
         if not directory.is_dir() or (isinstance(error, UnfinishedCorpusError) and not _has_lost_manifest(directory)):
             raise
@@ -130,7 +132,7 @@ def _default_workers() -> int:
 
 def _has_lost_manifest(directory: Path) -> bool:
     """Whether a directory without a manifest was a corpus: a build writes the shard table just before the manifest."""
-    return not is_unfinished(directory) and (directory / names.SHARD_TABLE).exists()
+    return not is_unfinished(open_store(directory)) and (directory / names.SHARD_TABLE).exists()
 
 
 def _require_file(path: Path) -> None:
@@ -149,7 +151,7 @@ def _problems(directory: Path, manifest: Manifest, run: _Run) -> Iterator[Proble
         yield Problem(file=names.SHARD_TABLE, message=message)
     else:
         try:
-            corpus = Corpus(directory, load_table=read_file)
+            corpus = Corpus(open_store(directory), manifest, load_table=read_file)
         except CorpusError as error:
             yield problem_of(directory, names.SHARD_TABLE, error)
     if corpus is not None:
@@ -307,7 +309,7 @@ class _Tally:
 def _check_names(corpus: Corpus) -> Iterator[Problem]:
     """Names and fingerprint of the shard table."""
     manifest = corpus.manifest
-    twice = [name for name, count in Counter(corpus.shard_names()).items() if count > 1]
+    twice = [name for name, count in Counter(corpus.shards.names()).items() if count > 1]
     if twice:
         yield Problem(file=names.SHARD_TABLE, message=f"names {twice[0]} more than once")
     found = content_fingerprint(
@@ -389,7 +391,7 @@ def _check_split(directory: Path, manifest: Manifest) -> Iterator[Problem]:
         return
     other_name = names.VALIDATION if split == names.TRAIN else names.TRAIN
     try:
-        other = read_manifest(directory.parent / other_name)
+        other = read_manifest(open_store(directory.parent / other_name))
     except CorpusError:
         return  # it went elsewhere, or is damaged, which its own verification says
     if msgspec.structs.replace(other.build, split=split) != manifest.build or other.arguments != manifest.arguments:
@@ -405,9 +407,9 @@ def _check_split(directory: Path, manifest: Manifest) -> Iterator[Problem]:
 
 def _check_directory(directory: Path, manifest: Manifest, corpus: Corpus | None) -> Iterator[Problem]:
     known = {names.MANIFEST, names.REPORT, names.WORK, *manifest.files}
-    shards = None if corpus is None else set(corpus.shard_names())
+    shards = None if corpus is None else set(corpus.shards.names())
     try:
-        present = list_directory(directory)
+        present = [name.rstrip("/") for name in list_names(open_store(directory))]
     except CorpusError as error:
         yield problem_of(directory, ".", error)
         return
