@@ -15,6 +15,7 @@ from pyarrow import ipc
 
 from tokshard.format import names
 from tokshard.format.content import TokenHash, hash_tokens, join_hashes
+from tokshard.format.files import file_sha256
 from tokshard.format.manifest import (
     BuildConfig,
     DocumentLengths,
@@ -29,9 +30,9 @@ from tokshard.format.manifest import (
     recipe_fingerprint,
 )
 from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
-from tokshard.format.storage import atomic_file, atomic_write, file_sha256
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
 from tokshard.format.writer import ShardWriter
+from tokshard.store import open_store, written
 
 TOKENIZER = Path(__file__).parents[1] / "recipes" / "tokenizer" / "tokenizer.json"
 EOS = 0
@@ -117,13 +118,11 @@ def write_corpus(
     info = tokenizer_info(content, eos=eos, bos=bos)
     columns = dict(columns or {})
     dtype = token_dtype(info.vocab_size)
-    directory.mkdir(parents=True, exist_ok=True)
     facts = ShardFacts(
         dtype=dtype, tokenizer_sha256=info.canonical_sha256, eos_id=info.eos_id, bos_id=info.bos_id, columns=columns
     )
     with ShardWriter(
-        directory=directory,
-        partial_directory=directory,
+        store=open_store(directory),
         name=lambda part: names.shard_name(generation=0, first_input=0, segment=0, part=part),
         facts=facts,
         shard_tokens=shard_tokens,
@@ -131,17 +130,17 @@ def write_corpus(
         for index, source in enumerate(sources):
             _extend(writer, index, source, np.dtype(dtype), documents_per_call)
         rows = writer.finish()
-    with atomic_file(directory / names.SHARD_TABLE) as file:
+    with written(open_store(directory), names.SHARD_TABLE) as file:
         write_table(file, SHARD_TABLE_SCHEMA, [rows], rows_per_batch=SHARDS_PER_BATCH)
-    with atomic_file(directory / names.SOURCE_TABLE) as file:
+    with written(open_store(directory), names.SOURCE_TABLE) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, [_source_rows(sources)], rows_per_batch=65_536)
-    atomic_write(directory / names.TOKENIZER, content)
+    open_store(directory).put(names.TOKENIZER, content)
     files = [names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER]
     if rejects:
-        atomic_write(directory / names.REJECTS, rejects)
+        open_store(directory).put(names.REJECTS, rejects)
         files.append(names.REJECTS)
     manifest = _manifest(directory, sources, rows, info, columns, shard_tokens, files)
-    atomic_write(directory / names.MANIFEST, encode_manifest(manifest))
+    open_store(directory).put(names.MANIFEST, encode_manifest(manifest))
     return directory
 
 
@@ -161,7 +160,10 @@ def sign_files(directory: Path) -> None:
     def change(fields: dict[str, Any]) -> None:
         for name in fields["files"]:
             path = directory / name
-            fields["files"][name] = {"num_bytes": path.stat().st_size, "sha256": file_sha256(path)}
+            fields["files"][name] = {
+                "num_bytes": path.stat().st_size,
+                "sha256": file_sha256(open_store(directory), name),
+            }
 
     rewrite_manifest(directory, change)
 
@@ -169,7 +171,7 @@ def sign_files(directory: Path) -> None:
 def sign_shards(directory: Path) -> None:
     """Make tables and manifest vouch for the shards as they are now."""
     shards = sorted(directory.glob("shard-*"))
-    hashes = [bytes.fromhex(file_sha256(path)) for path in shards]
+    hashes = [bytes.fromhex(file_sha256(open_store(directory), path.name)) for path in shards]
     contents: list[TokenHash] = []
 
     def change_rows(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -323,7 +325,9 @@ def _manifest(
             counts=np.bincount([length.bit_length() - 1 for length in lengths]).tolist(),
         ),
         files={
-            name: FileFacts(num_bytes=(directory / name).stat().st_size, sha256=file_sha256(directory / name))
+            name: FileFacts(
+                num_bytes=(directory / name).stat().st_size, sha256=file_sha256(open_store(directory), name)
+            )
             for name in files
         },
     )

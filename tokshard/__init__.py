@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokshard.errors import TokshardError
-    from tokshard.format.reader import Corpus, open_corpus
+    from tokshard.format.corpus import Corpus
+    from tokshard.format.opening import open_corpus
     from tokshard.pipeline.build import build_corpus
 
 __version__ = "0.1.0"
@@ -19,10 +20,10 @@ __version__ = "0.1.0"
 __all__ = ["Corpus", "TokshardError", "__version__", "build_corpus", "open_corpus"]
 
 _HOMES = {
-    "Corpus": "tokshard.format.reader",
+    "Corpus": "tokshard.format.corpus",
     "TokshardError": "tokshard.errors",
     "build_corpus": "tokshard.pipeline.build",
-    "open_corpus": "tokshard.format.reader",
+    "open_corpus": "tokshard.format.opening",
 }
 
 

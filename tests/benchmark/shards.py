@@ -9,6 +9,7 @@ import pyarrow as pa
 from tests.corpora import EOS, TOKENIZER, tokenizer_info
 from tokshard.format import names
 from tokshard.format.content import TokenHash, join_hashes
+from tokshard.format.files import file_sha256
 from tokshard.format.manifest import (
     BuildConfig,
     DocumentLengths,
@@ -21,9 +22,9 @@ from tokshard.format.manifest import (
     recipe_fingerprint,
 )
 from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
-from tokshard.format.storage import atomic_file, atomic_write, file_sha256
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
 from tokshard.format.writer import ShardWriter
+from tokshard.store import open_store, written
 
 SHARD_TOKENS = 32_000_000
 _CALL_TOKENS = 4_000_000
@@ -61,8 +62,7 @@ def _write(directory: Path, num_tokens: int, document_tokens: int, *, seed: tupl
     written, num_documents, shortest, longest = 0, 0, 1 << 40, 0
     counts = np.zeros(64, np.int64)
     with ShardWriter(
-        directory=directory,
-        partial_directory=directory,
+        store=open_store(directory),
         name=lambda part: names.shard_name(generation=0, first_input=0, segment=0, part=part),
         facts=facts,
         shard_tokens=SHARD_TOKENS,
@@ -108,11 +108,11 @@ def _finish(
     sources = pa.record_batch(
         [pa.array([values[item.name]], type=item.type) for item in SOURCE_TABLE_SCHEMA], schema=SOURCE_TABLE_SCHEMA
     )
-    with atomic_file(directory / names.SHARD_TABLE) as file:
+    with written(open_store(directory), names.SHARD_TABLE) as file:
         write_table(file, SHARD_TABLE_SCHEMA, [rows], rows_per_batch=SHARDS_PER_BATCH)
-    with atomic_file(directory / names.SOURCE_TABLE) as file:
+    with written(open_store(directory), names.SOURCE_TABLE) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, [sources], rows_per_batch=65_536)
-    atomic_write(directory / names.TOKENIZER, content)
+    open_store(directory).put(names.TOKENIZER, content)
     build = BuildConfig(
         text_field="text",
         text_mode="file",
@@ -154,8 +154,10 @@ def _finish(
         records=Records(read=num_documents, written=num_documents, left_out={}),
         document_lengths=lengths,
         files={
-            name: FileFacts(num_bytes=(directory / name).stat().st_size, sha256=file_sha256(directory / name))
+            name: FileFacts(
+                num_bytes=(directory / name).stat().st_size, sha256=file_sha256(open_store(directory), name)
+            )
             for name in (names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER)
         },
     )
-    atomic_write(directory / names.MANIFEST, encode_manifest(manifest))
+    open_store(directory).put(names.MANIFEST, encode_manifest(manifest))

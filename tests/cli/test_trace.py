@@ -135,7 +135,7 @@ def test_a_row_says_where_its_document_comes_from_and_what_it_says(rows):
     found = rows("mix.toml", "--step", "2:40", "--text", "5000")
     for one in found:
         with open_corpus(f"shards/{one['corpus']}") as corpus:
-            assert corpus.shards[corpus.shard_of(one["document"])[0]].name == one["shard"]
+            assert corpus.shards[corpus.shards.find(one["document"])[0]].name == one["shard"]
         number = one["record_number"] - 1
         assert one["source"] == f"{one['corpus']}.jsonl"
         record = json.loads(Path(f"{one['corpus']}.jsonl").read_text().splitlines()[number])

@@ -16,7 +16,7 @@ import zstandard
 
 from tests.contract import builds
 from tokshard.format import names
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.verify.verification import verify_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.contract import builds
 from tokshard.errors import TokshardError
 from tokshard.format import names
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.pipeline import build as pipeline
 from tokshard.pipeline import stages
 from tokshard.pipeline.executors.base import Finished, Released

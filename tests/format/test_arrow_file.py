@@ -11,7 +11,7 @@ from pyarrow import ipc
 from tests.corpora import TINY_TOKENIZER, documents_of, rewrite_manifest, sign_files, write_corpus
 from tokshard.errors import DamagedCorpusError
 from tokshard.format.arrow_file import ArrowFile
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 
 ZEROS = 4_000_000
 

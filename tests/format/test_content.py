@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.corpora import Source, write_corpus
 from tokshard.format.content import BASES, PRIMES, TokenHash, hash_tokens, join_hashes
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=50)
 

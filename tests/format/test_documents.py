@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
 from tokshard.errors import DamagedCorpusError
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 
 TEXTS = ["plain", " a space\nand a line", "", "<|endoftext|> is spelt here", "na\u00efve \U0001f4a1"]
 

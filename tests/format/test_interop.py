@@ -10,7 +10,7 @@ from pyarrow import ipc
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tokshard.format import writer
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 
 LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 65536')
 
@@ -40,7 +40,7 @@ def corpus(request, tmp_path, monkeypatch):
     opened = open_corpus(directory)
     assert opened.dtype == request.param
     assert len(opened.shards) > 3
-    assert len(opened.batch_places(0)) > 2
+    assert len(opened.shards.batch_places(0)) > 2
     return opened
 
 
@@ -50,7 +50,7 @@ def rows_of(corpus):
 
 
 def paths_of(corpus):
-    return [str(corpus.directory / name) for name in corpus.shard_names()]
+    return [str(corpus.directory / name) for name in corpus.shards.names()]
 
 
 def test_pyarrow_reads_shards(corpus):

@@ -17,7 +17,7 @@ from tokshard.format.manifest import (
     encode_manifest,
     recipe_fingerprint,
 )
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 
 CONFIG = BuildConfig(
     text_field="text",

@@ -22,7 +22,7 @@ MEASURE = r"""
 import json, re, sys, time
 from pathlib import Path
 import numpy, pyarrow, pyarrow.compute, pyarrow.ipc, msgspec
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 # ru_maxrss would count what the parent had at the fork
 def peak():
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
@@ -30,9 +30,10 @@ before = peak()
 started = time.perf_counter()
 with open_corpus(sys.argv[1]) as corpus:
     seconds = time.perf_counter() - started
-    assert len(corpus.shards) == 200_000 and corpus.first_tokens[-1] == corpus.num_tokens
+    assert len(corpus.shards) == 200_000 and corpus.shards.first_tokens[-1] == corpus.num_tokens
     started = time.perf_counter()
-    corpus.provenance(corpus.num_documents // 2), corpus.batch_places(150_000), corpus.stride_documents(199_999)
+    corpus.provenance(corpus.num_documents // 2), corpus.shards.batch_places(150_000)
+    corpus.shards.stride_documents(199_999)
     lookup = time.perf_counter() - started
 print(json.dumps({"seconds": seconds, "megabytes": (peak() - before) / 1000, "lookup_seconds": lookup}))
 """

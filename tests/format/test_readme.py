@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, Source, write_corpus
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION
 
 README = Path(__file__).parents[2] / "tokshard" / "format" / "README.md"
@@ -32,13 +32,13 @@ def example(corpus):
     )
     manifest = (corpus / "manifest.json").read_text()
     opened = open_corpus(corpus)
-    place, runs = opened.batch_places(0)[0], opened.runs(0)
+    place, runs = opened.shards.batch_places(0)[0], opened.shards.runs(0)
     info = opened.shards[0]
     row = (
         f"num_documents 3, num_tokens 8, num_bytes {info.num_bytes}, sha256 {info.sha256[:8]}...\n"
         f"batch_documents [{place.num_documents}], batch_tokens [{place.num_tokens}], "
         f"batch_offsets_position [{place.offsets_position}], batch_values_position [{place.values_position}]\n"
-        f"stride_documents {opened.stride_documents(0).tolist()}, run_document {runs.document.tolist()}, "
+        f"stride_documents {opened.shards.stride_documents(0).tolist()}, run_document {runs.document.tolist()}, "
         f"run_source {runs.source.tolist()}, run_record {runs.record.tolist()}"
     )
     parts = [

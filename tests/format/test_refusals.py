@@ -27,8 +27,9 @@ from tokshard.errors import (
     UsageError,
 )
 from tokshard.format import names
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, Table
+from tokshard.store import open_store
 
 FIRST_SHARD = "shard-00-0000000-000000-0000.arrow"
 
@@ -128,16 +129,16 @@ def test_offsets_of_a_list_that_lead_outside_of_its_values_are_refused(corpus, o
     overwrite(path, "batch_tokens", 1, 8, offset.to_bytes(8, "little", signed=True))
     for row in (0, 1):
         with pytest.raises(DamagedCorpusError, match=f"offsets of column batch_tokens, row {row}, are"):
-            Table(path, SHARD_TABLE_SCHEMA).list_at("batch_tokens", row)
+            Table(open_store(path.parent), path.name, SHARD_TABLE_SCHEMA).list_at("batch_tokens", row)
     with pytest.raises(DamagedCorpusError, match="offsets of column batch_tokens must ascend"):
-        Table(path, SHARD_TABLE_SCHEMA).lists("batch_tokens")
+        Table(open_store(path.parent), path.name, SHARD_TABLE_SCHEMA).lists("batch_tokens")
 
 
 def test_a_column_of_a_table_that_is_not_valid_arrow_is_refused(corpus):
     path = corpus / "shards.arrow"
     overwrite(path, "name", 2, 0, b"\xff")
     with pytest.raises(DamagedCorpusError, match=r"shards\.arrow, batch 0: "):
-        Table(path, SHARD_TABLE_SCHEMA).batch(0)
+        Table(open_store(path.parent), path.name, SHARD_TABLE_SCHEMA).batch(0)
 
 
 def test_a_source_of_an_unknown_argument_is_refused(corpus):
@@ -209,7 +210,7 @@ def test_a_missing_or_cut_table_is_refused(corpus, name):
 
 
 def test_offsets_that_do_not_ascend_are_refused_before_a_token_is_read(corpus):
-    place = open_corpus(corpus).batch_places(0)[0]
+    place = open_corpus(corpus).shards.batch_places(0)[0]
     path = corpus / FIRST_SHARD
     content = bytearray(path.read_bytes())
     content[place.offsets_position + 8 : place.offsets_position + 16] = np.int64(1 << 40).tobytes()
@@ -344,7 +345,7 @@ def test_schema_metadata_of_a_shard_explains_the_stray_file(corpus):
 
 def test_offsets_that_change_while_a_shard_is_mapped_are_refused(corpus):
     with open_corpus(corpus) as opened:
-        place, path = opened.batch_places(0)[0], corpus / FIRST_SHARD
+        place, path = opened.shards.batch_places(0)[0], corpus / FIRST_SHARD
         opened.document(0)
         for wrong in (-1, 0, 8, 1 << 40):
             descriptor = os.open(path, os.O_WRONLY)

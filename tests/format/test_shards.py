@@ -16,12 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
-from tokshard.format import names, reader, writer
-from tokshard.format.reader import Provenance, open_corpus
+from tokshard.format import corpus as corpora
+from tokshard.format import names, writer
+from tokshard.format.corpus import Provenance
+from tokshard.format.files import HashingFile
+from tokshard.format.opening import open_corpus
 from tokshard.format.schema import ORDINAL_STRIDE, ShardFacts
-from tokshard.format.storage import HashingFile
 from tokshard.format.tables import Table, write_table
 from tokshard.format.writer import ShardWriter
+from tokshard.store import open_store
 
 lengths_of_documents = st.lists(st.integers(1, 60), min_size=1, max_size=60)
 LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 65536')
@@ -58,7 +61,7 @@ def test_documents_come_back_as_they_were_written(lengths, shard_tokens, batch_t
             for shard in corpus.shards:
                 assert shard.num_tokens <= shard_tokens or shard.num_documents == 1
             for index in range(len(corpus.shards)):
-                for place in corpus.batch_places(index):
+                for place in corpus.shards.batch_places(index):
                     assert place.num_tokens <= batch_tokens or place.num_documents == 1
 
 
@@ -112,7 +115,7 @@ def test_a_shard_closes_before_the_document_that_would_exceed_it(tmp_path):
 def test_a_document_larger_than_a_batch_stands_alone_in_one(tmp_path):
     with batches_of(10):
         corpus = open_corpus(write_tiny(tmp_path / "corpus", documents_of([4, 6, 25, 3, 30, 10])))
-    assert [place.num_tokens for place in corpus.batch_places(0)] == [10, 25, 3, 30, 10]
+    assert [place.num_tokens for place in corpus.shards.batch_places(0)] == [10, 25, 3, 30, 10]
 
 
 def test_a_batch_closes_before_kept_text_grows_too_large_for_it(tmp_path):
@@ -120,7 +123,7 @@ def test_a_batch_closes_before_kept_text_grows_too_large_for_it(tmp_path):
     with batches_of(characters=8):
         directory = write_tiny(tmp_path / "corpus", [], sources=[source], columns={"html": "string"})
     corpus = open_corpus(directory)
-    assert [place.num_documents for place in corpus.batch_places(0)] == [3, 1, 2]
+    assert [place.num_documents for place in corpus.shards.batch_places(0)] == [3, 1, 2]
     assert [corpus.metadata(index)["html"] for index in range(6)] == ["aaaa", None, "bbbb", "c" * 30, "", "dddd"]
 
 
@@ -167,7 +170,7 @@ def test_every_document_knows_its_source_and_record(gaps):
 def test_consecutive_records_are_one_run(tmp_path):
     source = Source(documents=documents_of([2] * 9), records=[0, 1, 2, 5, 6, 7, 8, 20, 21], left_out={"empty": 13})
     directory = write_tiny(tmp_path / "corpus", [], sources=[source], documents_per_call=2)
-    runs = open_corpus(directory).runs(0)
+    runs = open_corpus(directory).shards.runs(0)
     assert (runs.document.tolist(), runs.record.tolist()) == ([0, 3, 7], [0, 5, 20])
 
 
@@ -207,7 +210,7 @@ def test_the_table_names_the_document_at_every_stride(tmp_path):
     first = 0
     for index, shard in enumerate(corpus.shards):
         document_of_token = np.repeat(np.arange(shard.num_documents), lengths[first : first + shard.num_documents])
-        assert corpus.stride_documents(index).tolist() == document_of_token[::ORDINAL_STRIDE].tolist()
+        assert corpus.shards.stride_documents(index).tolist() == document_of_token[::ORDINAL_STRIDE].tolist()
         first += shard.num_documents
     assert first == len(lengths)
 
@@ -218,7 +221,7 @@ def test_batch_places_say_where_ids_and_offsets_lie_in_the_file(tmp_path):
         corpus = open_corpus(write_tiny(tmp_path / "corpus", documents))
     content = (corpus.directory / corpus.shards[0].name).read_bytes()
     read = []
-    for place in corpus.batch_places(0):
+    for place in corpus.shards.batch_places(0):
         offsets = np.frombuffer(content, np.int64, place.num_documents + 1, place.offsets_position)
         tokens = np.frombuffer(content, corpus.dtype, place.num_tokens, place.values_position)
         read += [tokens[start:stop].tolist() for start, stop in pairwise(offsets)]
@@ -254,7 +257,7 @@ def test_a_range_of_documents_is_read_in_order(tmp_path):
 def test_threads_read_documents_while_shards_are_opened_and_forgotten(tmp_path, monkeypatch):
     documents = documents_of([2 + index % 5 for index in range(300)])
     corpus = open_corpus(write_tiny(tmp_path / "corpus", documents, shard_tokens=20))
-    monkeypatch.setattr(reader, "_MAX_OPEN_SHARDS", 2)
+    monkeypatch.setattr(corpora, "_MAX_OPEN_SHARDS", 2)
     interval = sys.getswitchinterval()
 
     def read(seed: int) -> bool:
@@ -278,9 +281,7 @@ def test_a_shard_that_is_not_finished_leaves_nothing_behind(tmp_path):
     facts = ShardFacts(dtype="uint16", tokenizer_sha256="0" * 64, eos_id=0, bos_id=None, columns={})
 
     def write_and_fail():
-        with ShardWriter(
-            directory=tmp_path, partial_directory=tmp_path, name=str, facts=facts, shard_tokens=4
-        ) as unfinished:
+        with ShardWriter(store=open_store(tmp_path), name=str, facts=facts, shard_tokens=4) as unfinished:
             for _ in range(3):
                 unfinished.extend(
                     np.array([1, 2, 0], np.uint16), np.array([3]), source=0, records=np.array([0]), columns={}

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from tokshard.errors import TokshardError
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.verify.verification import verify_corpus
 
 Files = dict[str, bytes]

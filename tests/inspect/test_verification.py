@@ -23,7 +23,7 @@ from tokshard.cli.main import run
 from tokshard.errors import CorpusError, TokshardError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo, recipe_fingerprint
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.verify.verification import Problem, verify_corpus
 
 FIRST_SHARD = "shard-00-0000000-000000-0000.arrow"
@@ -48,7 +48,7 @@ def problems(corpus):
 def set_tokens(corpus, changes, *, shard=0):
     """Overwrite token ids at positions in a shard, with every hash made true again."""
     opened = open_corpus(corpus)
-    (place,) = opened.batch_places(shard)
+    (place,) = opened.shards.batch_places(shard)
     path = corpus / opened.shards[shard].name
     content = bytearray(path.read_bytes())
     for position, token in changes.items():
@@ -441,7 +441,7 @@ def test_a_quick_check_finds_broken_structure_and_leaves_content_alone(corpus):
     opened = open_corpus(corpus)
     path = corpus / FIRST_SHARD
     content = bytearray(path.read_bytes())
-    start = opened.batch_places(0)[0].offsets_position
+    start = opened.shards.batch_places(0)[0].offsets_position
     content[start + 8 : start + 16] = bytes(8)
     path.write_bytes(content)
     (found,) = verify_corpus(corpus, is_quick=True).problems

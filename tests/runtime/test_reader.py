@@ -23,7 +23,7 @@ from tests.runtime import naive
 from tests.runtime.sources import ListSource
 from tokshard.errors import DamagedCorpusError, UsageError
 from tokshard.format import names
-from tokshard.format import reader as format_reader
+from tokshard.format import shard_table as format_table
 from tokshard.format import writer as format_writer
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.runtime import ranged
@@ -43,7 +43,7 @@ def small_units(*, batch_tokens: int, stride: int) -> Iterator[None]:
     """Record batches and strides of few tokens, so that a small corpus has many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format_writer, "MAX_BATCH_TOKENS", batch_tokens)
-        for module in (format_writer, format_reader, ranged):
+        for module in (format_writer, format_table, ranged):
             patch.setattr(module, "ORDINAL_STRIDE", stride)
         yield
 
@@ -131,7 +131,7 @@ def test_documents_longer_than_strides_batches_and_blocks_are_found(
     corpus = write(tmp_path / "corpus", memory, shard_tokens=400_000)
     source = CorpusSource(corpus, access=access)
     assert len(source.corpus.shards) > 1
-    assert max(len(source.corpus.batch_places(index)) for index in range(len(source.corpus.shards))) > 1
+    assert max(len(source.corpus.shards.batch_places(index)) for index in range(len(source.corpus.shards))) > 1
     edges = [edge for stop in memory.stops.tolist() for edge in (stop - 1, stop, stop + 1)]
     edges += [edge for k in range(1, memory.num_tokens // ORDINAL_STRIDE) for edge in (k * ORDINAL_STRIDE - 1,)]
     starts = sorted({edge for edge in edges if 0 <= edge < memory.num_tokens})
@@ -190,7 +190,7 @@ def test_samples_of_corpora_on_disk_equal_the_naive_model(
             assert [(piece.document, piece.start, piece.stop) for piece in trace] == row["pieces"]
             opened = plan.sources[corpus].corpus
             for piece in trace:
-                first = opened.first_document([shard.name for shard in opened.shards].index(piece.shard))
+                first = opened.shards.first_document([shard.name for shard in opened.shards].index(piece.shard))
                 assert first <= piece.document
 
 
@@ -371,7 +371,7 @@ def test_a_wrong_stride_in_the_shard_table_never_gives_wrong_ends_of_documents(
     memory = ListSource([6, 2, 9, 4, 30, 1, 3, 5, 2, 8])
     with small_units(batch_tokens=30, stride=20):
         corpus = write(tmp_path / "corpus", memory)
-        right = CorpusSource(corpus).corpus.stride_documents(0).tolist()
+        right = CorpusSource(corpus).corpus.shards.stride_documents(0).tolist()
 
         def change(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
             rows["stride_documents"][0][entry] = wrong
@@ -407,7 +407,7 @@ def test_document_offsets_that_do_not_ascend_over_their_batch_are_reported_with_
     corpus = write(tmp_path / "corpus", ListSource([2, 3, 4]))
     opened = CorpusSource(corpus).corpus
     shard = corpus / opened.shards[0].name
-    position = opened.batch_places(0)[0].offsets_position
+    position = opened.shards.batch_places(0)[0].offsets_position
     content = bytearray(shard.read_bytes())
     assert np.frombuffer(content, np.int64, 4, position).tolist() == [0, 2, 5, 9]
     content[position : position + 32] = np.array(offsets, np.int64).tobytes()
@@ -430,7 +430,7 @@ def test_a_document_that_is_not_within_its_batch_is_reported_with_the_shard(tmp_
     opened = CorpusSource(corpus).corpus
     shard = corpus / opened.shards[0].name
     content = bytearray(shard.read_bytes())
-    position = opened.batch_places(0)[0].offsets_position
+    position = opened.shards.batch_places(0)[0].offsets_position
     content[position + 16 : position + 24] = np.array([2**40], np.int64).tobytes()
     shard.write_bytes(content)
     for access in ACCESS:
@@ -445,7 +445,7 @@ def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tm
         corpus = write(tmp_path / "corpus", memory)
         opened = CorpusSource(corpus, access=access)
         plan = StreamPlan(opened, seq_len=8, block_tokens=16, window_blocks=2, seed=1, allow_small_blocks=True)
-        places, shard = opened.corpus.batch_places(0), corpus / opened.corpus.shards[0].name
+        places, shard = opened.corpus.shards.batch_places(0), corpus / opened.corpus.shards[0].name
         expected = [outcome(lambda: read_all(plan, sample, sample % 10)) for sample in range(10)]  # noqa: B023
         content, rng, reported = shard.read_bytes(), np.random.default_rng(5), 0
         values = [-(2**63), -1, 0, 1, 5, 29, 30, 31, 1000, 2**40, 2**63 - 1]

@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.runtime import rescale
 from tests.runtime.sources import ListSource
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.runtime import StreamingLoader
 
 ROOT = Path(__file__).parents[2]

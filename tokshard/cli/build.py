@@ -12,11 +12,12 @@ from tokshard.cli.build_text import build_json, build_lines, estimate_json, esti
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import CorpusRequest, is_recipe_path, one_corpus, read_recipe
 from tokshard.cli.sizes import BYTES, COUNT
-from tokshard.format.reader import read_sources
 from tokshard.inspect.corpus.text import summary_text
+from tokshard.format.source_table import read_sources
 from tokshard.pipeline.build import build_corpus
 from tokshard.pipeline.estimate import estimate_build
 from tokshard.pipeline.options import BuildOptions
+from tokshard.store import open_store
 from tokshard.wording import aligned, one_line
 
 
@@ -157,7 +158,7 @@ def _build(request: CorpusRequest, as_json: bool) -> Any:
     width = _columns()
     lines = [] if result.is_new else [f"nothing to do: {one_line(str(result.directory))} is complete"]
     for corpus in result.corpora:
-        counts = read_sources(corpus.directory, corpus.manifest)
+        counts = read_sources(open_store(corpus.directory), corpus.manifest)
         if len(result.corpora) > 1:
             lines.append(aligned([("corpus", str(corpus.directory))], width=width))
         lines.append(summary_text(corpus.manifest, counts, width=width))

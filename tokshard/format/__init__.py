@@ -1,1 +1,1 @@
-"""The disk contract: schema, manifest, writer, reader, storage. See README.md in this folder for the bytes."""
+"""The disk contract: schema, manifest, writer, corpus, shard. See README.md in this folder for the bytes."""

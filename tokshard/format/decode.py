@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 
 from tokshard.errors import RESTORE, DamagedCorpusError, TokenizerError
 from tokshard.format import names
+from tokshard.store import local_file
 
 if TYPE_CHECKING:
-    from tokshard.format.reader import Corpus
+    from tokshard.format.corpus import Corpus
 
 Decode = Callable[[NDArray[Any]], str]
 """From token ids [tokens] to text; delimiters and other special tokens show as they are spelt."""
@@ -29,16 +30,18 @@ def load_decoder(corpus: Corpus) -> Decode:
         DamagedCorpusError: the copy is missing or not what the manifest says.
         TokenizerError: the installed version of the library cannot load it.
     """
-    path = corpus.directory / names.TOKENIZER
+    path = corpus.store.where(names.TOKENIZER)
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        content = corpus.store.get(names.TOKENIZER)
     except OSError as error:
         raise DamagedCorpusError(f"{path} cannot be read: {error.strerror}", hint=RESTORE) from error
+    found = hashlib.sha256(content).hexdigest()
     expected = corpus.manifest.files[names.TOKENIZER].sha256
     if found != expected:  # the library may crash on a file that no build has loaded before
         raise DamagedCorpusError(f"{path} has SHA-256 {found}, expected {expected}", hint=RESTORE)
     try:
-        decode: Any = Tokenizer.from_file(str(path)).decode
+        with local_file(corpus.store, names.TOKENIZER) as local:
+            decode: Any = Tokenizer.from_file(local).decode
     except Exception as error:  # the library raises bare Exception
         raise TokenizerError(
             f"tokenizers {importlib.metadata.version('tokenizers')} cannot load {path}: {error}",

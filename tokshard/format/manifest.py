@@ -35,7 +35,7 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Args:
         name: the last part of the path that was given, or the id on the hub with its commit.
-        sha256: of the bytes of ``tokenizer.json`` as they are beside the manifest.
+        sha256: of the bytes of ``tokenizer.json`` as they are next to the manifest.
         canonical_sha256: of the JSON with sorted keys and no white space: equal for files that differ in layout only.
         vocab_size: 1 + the largest id in model and added tokens.
         library: the package that encoded, and its version.
@@ -121,7 +121,7 @@ class DocumentLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Size and SHA-256 of a file beside the manifest."""
+    """Size and SHA-256 of a file next to the manifest."""
 
     num_bytes: Count
     sha256: Sha256

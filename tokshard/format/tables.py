@@ -1,10 +1,9 @@
-"""``shards.arrow`` and ``sources.arrow``: the tables beside the manifest, read a column at a time through a map."""
+"""``shards.arrow`` and ``sources.arrow``: the tables next to the manifest, read a column at a time through a map."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -15,8 +14,9 @@ from pyarrow import ipc
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.arrow_file import ArrowFile
 from tokshard.format.content import HASH_BYTES, TokenHash
+from tokshard.format.files import LoadFile, map_file
 from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema
-from tokshard.format.storage import map_file
+from tokshard.store import Store
 
 SHARDS_PER_BATCH = 1_024
 """Rows in each record batch of the shard table but the last; part of FORMAT_VERSION."""
@@ -133,7 +133,7 @@ def write_table(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordB
 
 
 class Table:
-    """A table beside the manifest, mapped; a column costs the pages it touches.
+    """A table next to the manifest, mapped; a column costs the pages it touches.
 
     Args:
         load: how the file is read: `map_file` or `read_file`.
@@ -142,10 +142,10 @@ class Table:
         DamagedCorpusError: the file is not an Arrow IPC file of the expected schema.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema, *, load: Callable[[Path], pa.Buffer] = map_file) -> None:
-        self.path = path
+    def __init__(self, store: Store, name: str, schema: pa.Schema, *, load: LoadFile = map_file) -> None:
+        self.path = path = store.where(name)
         try:
-            self._file = ArrowFile(load(path))
+            self._file = ArrowFile(load(store, name))
         except ARROW_ERRORS as error:
             raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
         if not self._file.schema.equals(schema, check_metadata=True):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +14,7 @@ from pyarrow import ipc
 
 from tokshard.format.arrays import number_array, table_batch
 from tokshard.format.content import TokenHash, hash_tokens
+from tokshard.format.files import HashingFile, map_path
 from tokshard.format.schema import (
     MAX_BATCH_CHARACTERS,
     MAX_BATCH_TOKENS,
@@ -24,21 +23,19 @@ from tokshard.format.schema import (
     ShardFacts,
     shard_schema,
 )
-from tokshard.format.storage import HashingFile, map_file, sync_directory
 from tokshard.format.tables import SHARD_TABLE_SCHEMA
+from tokshard.store import Store
 
 
 class ShardWriter:
     """Writes the documents of one task as consecutive shards.
 
-    A shard appears under its name whole and durable when it is closed, before that it has a name of this attempt in
-    `partial_directory`. Memory is one record batch of `MAX_BATCH_TOKENS` tokens (32 MiB as uint16) and
-    `MAX_BATCH_CHARACTERS` of kept text, or the largest document. How documents are cut into calls of `extend` changes
-    no byte. Leaving the context by an exception removes the unfinished shard.
+    A shard is spooled, and put into the store when it is closed. Memory is one record batch of `MAX_BATCH_TOKENS`
+    tokens (32 MiB as uint16) and `MAX_BATCH_CHARACTERS` of kept text, or the largest document. How documents are cut
+    into calls of `extend` changes no byte. Leaving the context by an exception removes the unfinished shard.
 
     Args:
-        directory: where finished shards go.
-        partial_directory: where unfinished ones are written; on the same file system.
+        store: of the corpus.
         name: from the count of shards closed before to the name of the next.
         shard_tokens: a shard closes before the document that would exceed this; a longer document stands alone.
     """
@@ -46,14 +43,12 @@ class ShardWriter:
     def __init__(
         self,
         *,
-        directory: Path,
-        partial_directory: Path,
+        store: Store,
         name: Callable[[int], str],
         facts: ShardFacts,
         shard_tokens: int,
     ) -> None:
-        self._directory = directory
-        self._partial_directory = partial_directory
+        self._store = store
         self._name = name
         self._facts = facts
         self._schema = shard_schema(facts)
@@ -161,7 +156,7 @@ class ShardWriter:
         columns: Mapping[str, Sequence[Any]],
     ) -> None:
         if self._file is None:
-            self._file = _OpenShard(self._partial_directory, self._name(len(self._rows)), self._schema)
+            self._file = _OpenShard(self._store, self._name(len(self._rows)), self._schema)
         length = int(ends[stop - 1]) - base
         self._reserve(self._fill + length)
         self._buffer[self._fill : self._fill + length] = tokens[base : base + length]
@@ -196,19 +191,17 @@ class ShardWriter:
     def _close_shard(self) -> None:
         self._flush_batch()
         if self._file is not None:
-            self._rows.append(self._file.publish(self._directory))
+            self._rows.append(self._file.publish())
             self._file = None
 
 
 class _OpenShard:
     """One shard being written."""
 
-    def __init__(self, partial_directory: Path, name: str, schema: pa.Schema) -> None:
+    def __init__(self, store: Store, name: str, schema: pa.Schema) -> None:
         self._name = name
-        self._path = partial_directory / f".{name}.{os.getpid()}.partial"
-        self._raw: IO[bytes] = self._path.open("wb", buffering=0)
-        self._hashed = HashingFile(self._raw)
-        # buffered by HashingFile's caller: Arrow writes a handful of large pieces per batch
+        self._spool = store.spool(name)
+        self._hashed = HashingFile(self._spool.file)
         self._writer = ipc.new_file(pa.PythonFile(self._hashed, "w"), schema)
         self.num_tokens = 0
         self._num_documents = 0
@@ -234,14 +227,12 @@ class _OpenShard:
         self.num_tokens += length
         self._num_documents += batch.num_rows
 
-    def publish(self, directory: Path) -> Mapping[str, Any]:
-        """Make the shard visible, and return its row of the shard table."""
+    def publish(self) -> Mapping[str, Any]:
+        """Put the shard, and return its row of the shard table."""
         self._writer.close()
-        os.fsync(self._raw.fileno())
-        self._raw.close()
-        positions = list(_buffer_positions(self._path))
-        os.replace(self._path, directory / self._name)
-        sync_directory(directory)
+        self._spool.file.flush()
+        positions = list(_buffer_positions(self._spool.path))
+        self._spool.put()
         return {
             "name": self._name,
             "num_documents": self._num_documents,
@@ -263,10 +254,7 @@ class _OpenShard:
         """Forget the shard and remove what was written."""
         with contextlib.suppress(Exception):
             self._writer.close()
-        with contextlib.suppress(OSError):
-            self._raw.close()
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        self._spool.discard()
 
 
 class _Runs:
@@ -291,9 +279,9 @@ class _Runs:
         self._next = (source, int(records[-1]) + 1)
 
 
-def _buffer_positions(path: Path) -> Iterator[tuple[int, int]]:
+def _buffer_positions(path: str) -> Iterator[tuple[int, int]]:
     """Where offsets and values of each record batch lie, in bytes from the start of the file."""
-    mapped = map_file(path)
+    mapped = map_path(path)
     reader = ipc.open_file(mapped)
     for index in range(reader.num_record_batches):
         _, offsets, _, values = reader.get_batch(index).column(TOKENS).buffers()

@@ -47,6 +47,7 @@ from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipt, receipt_name
 from tokshard.pipeline.workspace.workspace import Output, Workspace, load_paths, save_paths
+from tokshard.store import open_store
 
 _SOURCES_PER_BATCH = 65_536
 
@@ -173,7 +174,7 @@ def _listed_shards(directory: Path) -> dict[str, int]:
     columns = ("name", "num_bytes")
     return {
         name: num_bytes
-        for batch in Table(directory / names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
+        for batch in Table(open_store(directory), names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
         for name, num_bytes in zip(*(batch.column(column).to_pylist() for column in columns), strict=True)
     }
 

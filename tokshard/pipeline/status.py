@@ -11,11 +11,12 @@ import msgspec
 from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig
-from tokshard.format.reader import read_manifest
+from tokshard.format.opening import read_manifest
 from tokshard.format.storage import local_directory
 from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipts
 from tokshard.pipeline.workspace.workspace import Workspace, load_bad_inputs, load_command, load_settings, lock_holder
+from tokshard.store import open_store
 
 _OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
 
@@ -112,7 +113,7 @@ def _finished(workspace: Workspace) -> BuildStatus:
         outputs = workspace.outputs(is_split=is_split)
         if not all((output.directory / names.MANIFEST).exists() for output in outputs):
             continue
-        manifests = [read_manifest(output.directory) for output in outputs]
+        manifests = [read_manifest(open_store(output.directory)) for output in outputs]
         return BuildStatus(
             directory=str(workspace.out),
             state=COMPLETE,

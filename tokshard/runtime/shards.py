@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import RESTORE, DamagedCorpusError
-from tokshard.format.reader import open_corpus
-from tokshard.format.storage import local_directory
+from tokshard.errors import DamagedCorpusError, RESTORE
 from tokshard.runtime.mapped import MappedShard, MappedTokens
+from tokshard.format.corpus import Corpus
+from tokshard.format.opening import open_corpus
 from tokshard.runtime.order.forking import ForkLock
 from tokshard.runtime.ranged import OpenFiles, RangedShard
 from tokshard.runtime.source import DocumentSpan
+from tokshard.store import open_store
 
 _MAX_SHARDS = 8_192
 """Shards and record batches kept in use: a map costs about a kilobyte and no descriptor."""
@@ -42,13 +43,13 @@ class CorpusSource:
     def __init__(self, location: str | os.PathLike[str], *, access: str = "mmap") -> None:
         if access not in ("mmap", "pread"):
             raise ValueError(f"access must be 'mmap' or 'pread', got {access!r}")
-        self.location, self.access = os.path.abspath(local_directory(location)), access
+        self.location, self.access = os.path.abspath(open_store(location).location), access
         self.corpus = open_corpus(self.location)
         self.reading: str | None = None
         """The shard that was touched last: what hangs, if a read hangs."""
         self.on_shard: Callable[[str], None] | None = None
         """Is told the path of a shard before it is touched."""
-        self._first_tokens = self.corpus.first_tokens
+        self._first_tokens = self.corpus.shards.first_tokens
         self._starts: list[int] = self._first_tokens.tolist()
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
         self._files = OpenFiles() if access == "pread" else None
@@ -127,7 +128,7 @@ class CorpusSource:
         index = bisect_right(self._starts, position) - 1
         base = self._starts[index]
         row, start, stop = self._shard(index).document_at(position - base)
-        first = self.corpus.first_document(index)
+        first = self.corpus.shards.first_document(index)
         name = self.corpus.shards[index].name
         return DocumentSpan(shard=name, document=first + row, start=base + start, stop=base + stop)
 
@@ -140,7 +141,7 @@ class CorpusSource:
         """
         if document < 0:
             raise IndexError(f"document {document}; documents are numbered from 0")
-        index, row = self.corpus.shard_of(document)
+        index, row = self.corpus.shards.find(document)
         start, stop = self._shard(index).bounds(row)
         base = self._starts[index]
         name = self.corpus.shards[index].name
@@ -219,7 +220,7 @@ class CorpusSource:
     @cached_property
     def _record_batches(self) -> tuple[NDArray[np.int64], list[int]]:
         """The position of each record batch's first token in the corpus, and the first record batch of each shard."""
-        first, tokens = self.corpus.batch_tokens()
+        first, tokens = self.corpus.shards.batch_tokens()
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)]), first.tolist()
 
     def _shard(self, index: int) -> _Shard:

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from tokshard.errors import DamagedCorpusError
-from tokshard.format.reader import Corpus
 from tokshard.inspect.progress import OnProgress, no_progress
 from tokshard.inspect.verify.safe_read import ByteCounter, UnreadableError, hash_chunks, opened
+from tokshard.format.corpus import Corpus
 from tokshard.jobs.plan_file import Mix
 
 _MAX_NAMES = 10
@@ -157,7 +157,7 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str 
 
 
 def _check_sizes(corpus: Corpus) -> None:
-    for name, expected in zip(corpus.shard_names(), corpus.shard_sizes().tolist(), strict=True):
+    for name, expected in zip(corpus.shards.names(), corpus.shards.sizes().tolist(), strict=True):
         path = corpus.directory / name
         try:
             found = os.stat(path).st_size

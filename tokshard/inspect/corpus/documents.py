@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokshard.errors import UsageError
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.manifest import Manifest
-from tokshard.format.reader import Corpus
+from tokshard.format.corpus import Corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.progress import OnProgress, no_progress
 

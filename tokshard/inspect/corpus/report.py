@@ -12,7 +12,7 @@ import msgspec
 from tokshard.format import names
 from tokshard.format.decode import load_decoder
 from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest
-from tokshard.format.reader import Corpus, open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.inspect.corpus.documents import DocumentView, source_label, spread, view_document, view_json
 from tokshard.inspect.corpus.statistics import Lengths, corpus_lengths, count_tokens, token_summary

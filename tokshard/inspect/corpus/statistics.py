@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.format.manifest import DocumentLengths
-from tokshard.format.reader import Corpus
+from tokshard.format.corpus import Corpus
 from tokshard.inspect.corpus.documents import spread
 from tokshard.inspect.corpus.vocabulary import Vocabulary
 from tokshard.inspect.progress import OnProgress, no_progress
@@ -189,7 +189,7 @@ def _everything(corpus: Corpus) -> Iterator[NDArray[Any]]:
 
 def _slices(corpus: Corpus) -> Iterator[NDArray[Any]]:
     """Evenly spaced slices, each within one record batch."""
-    first_batches, tokens = corpus.batch_tokens()
+    first_batches, tokens = corpus.shards.batch_tokens()
     ends = np.cumsum(tokens)
     for place in spread(NUM_SLICES, corpus.num_tokens):
         batch = int(np.searchsorted(ends, place, "right"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
-from tokshard.format.reader import Corpus
+from tokshard.format.corpus import Corpus
 
 _WORD_START = "\u2581"
 """SentencePiece's character for a space."""

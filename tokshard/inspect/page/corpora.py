@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.format.corpus import Corpus
 from tokshard.format.decode import load_decoder
-from tokshard.format.reader import Corpus
 from tokshard.inspect.corpus.documents import origin_of, spread, token_pieces
 from tokshard.inspect.corpus.statistics import Lengths, TokenCounts, token_summary
 from tokshard.inspect.corpus.text import summary_lines

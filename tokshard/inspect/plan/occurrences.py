@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from tokshard.errors import UsageError
-from tokshard.format.reader import Corpus
+from tokshard.format.corpus import Corpus
 from tokshard.inspect.plan.run import Run
 from tokshard.inspect.plan.trace import ID, DocumentFacts, DocumentReader, RankView, facts_json
 from tokshard.runtime import tracing
@@ -167,7 +167,7 @@ def _with_id(corpus: Corpus, key: str) -> list[int]:
     """Numbers of the documents with this id."""
     found: list[int] = []
     for index in range(len(corpus.shards)):
-        shard, first = corpus.shard(index), corpus.first_document(index)
+        shard, first = corpus.shard(index), corpus.shards.first_document(index)
         for number, place in enumerate(shard.places):
             is_equal = pc.equal(pc.cast(shard.columns(number)[ID], "string"), key)
             rows = np.flatnonzero(is_equal.fill_null(False).to_numpy(zero_copy_only=False))

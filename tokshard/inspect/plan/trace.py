@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
+from tokshard.format.corpus import Corpus
 from tokshard.format.decode import Decode, load_decoder
-from tokshard.format.reader import Corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.documents import origin_of, plain_value
 from tokshard.inspect.plan.run import Run, check_sample

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.content import TokenHash, hash_tokens
-from tokshard.format.reader import Corpus, Runs, Shard
+from tokshard.format.corpus import Corpus
 from tokshard.format.schema import ORDINAL_STRIDE
+from tokshard.format.shard import Shard
+from tokshard.format.shard_table import Runs
 from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.inspect.verify.safe_read import ByteCounter, SparseImage, UnreadableError, hash_chunks, opened
 
@@ -88,7 +90,7 @@ def check_shard(corpus: Corpus, index: int, counter: ByteCounter, *, is_quick: b
             if is_quick:
                 counter.settle(info.num_bytes)
             else:
-                tokens = _TokenCheck(corpus, structure, first_document=corpus.first_document(index))
+                tokens = _TokenCheck(corpus, structure, first_document=corpus.shards.first_document(index))
                 digest = hash_chunks(descriptor, info.num_bytes, counter, tokens.look)
                 if digest != info.sha256:
                     found.problems.insert(0, hash_problem(info.name, digest, info.sha256))
@@ -122,8 +124,8 @@ class _Structure:
         """Read the offsets of every record batch and, if requested, the kept columns."""
         corpus = self._corpus
         try:
-            places = corpus.batch_places(self._index)
-            self._strides, self._runs = corpus.stride_documents(self._index), corpus.runs(self._index)
+            places = corpus.shards.batch_places(self._index)
+            self._strides, self._runs = corpus.shards.stride_documents(self._index), corpus.shards.runs(self._index)
         except CorpusError as error:
             self._found.problems.append(problem_of(corpus.directory, names.SHARD_TABLE, error))
             return
@@ -137,7 +139,7 @@ class _Structure:
         message_bytes = _MESSAGE_BYTES + _COLUMN_BYTES * len(self._corpus.manifest.columns)
         image.load_footer()
         image.load(0, message_bytes)
-        shard = Shard(path, self._info, places, self._corpus.shard_schema, load=lambda _: image.buffer)
+        shard = Shard(self._corpus.store, self._info, places, self._corpus.shard_schema, content=image.buffer)
         starts = np.zeros(self._info.num_documents + 1, np.int64)
         row = token = end = 0
         for index, place in enumerate(places):

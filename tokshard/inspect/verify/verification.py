@@ -27,6 +27,7 @@ from tokshard.inspect.verify.manifest_check import (
 )
 from tokshard.inspect.verify.safe_read import ByteCounter, UnreadableError, hash_chunks, opened
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings, check_shard, hash_problem, problem_of
+from tokshard.store import open_store
 
 MAX_WORKERS = 8
 """Default limit for threads: this many cores hash as fast as most disks read."""
@@ -78,10 +79,10 @@ def verify_corpus(
         CorpusError: the directory does not exist, or does not contain a finished corpus, which is not damage.
         UsageError: the location is a URI.
     """
-    directory = local_directory(location)
+    directory = Path(open_store(location).location)
     try:
         _require_file(directory / names.MANIFEST)
-        manifest = read_manifest(directory)
+        manifest = read_manifest(open_store(directory))
     except CorpusError as error:
         if not directory.is_dir() or (isinstance(error, UnfinishedCorpusError) and not _has_lost_manifest(directory)):
             raise
@@ -141,7 +142,7 @@ def _problems(directory: Path, manifest: Manifest, settings: _Settings) -> Itera
         yield Problem(file=names.SHARD_TABLE, message=message)
     else:
         try:
-            corpus = Corpus(directory, load_table=read_file)
+            corpus = Corpus(open_store(directory), manifest, load_table=read_file)
         except CorpusError as error:
             yield problem_of(directory, names.SHARD_TABLE, error)
     if corpus is not None:
@@ -212,9 +213,9 @@ def _check_file(path: Path, num_bytes: int, sha256: str, counter: ByteCounter) -
 
 def _check_directory(directory: Path, manifest: Manifest, corpus: Corpus | None) -> Iterator[Problem]:
     known = {names.MANIFEST, names.REPORT, names.WORK, *manifest.files}
-    shards = None if corpus is None else set(corpus.shard_names())
+    shards = None if corpus is None else set(corpus.shards.names())
     try:
-        present = list_directory(directory)
+        present = [name.rstrip("/") for name in list_names(open_store(directory))]
     except CorpusError as error:
         yield problem_of(directory, ".", error)
         return

@@ -184,8 +184,7 @@ class WritingTask:
     def _shard_writer(self, output: Output) -> ShardWriter:
         key = self._key
         return ShardWriter(
-            directory=output.directory,
-            partial_directory=output.partial,
+            store=output.store,
             name=lambda part: shard_name(generation=0, first_input=key[0], segment=key[1], part=part),
             facts=self._writers.facts,
             shard_tokens=self._context.shard_tokens,

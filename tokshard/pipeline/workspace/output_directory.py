@@ -15,7 +15,7 @@ import msgspec
 from tokshard.errors import BuildError, ConfigurationChangedError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.format.storage import sync_directory
 from tokshard.pipeline.commit import in_the_way
 from tokshard.pipeline.sources.inputs import InputTable, InputTableBuilder

@@ -26,6 +26,8 @@ from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.options import change_text
 from tokshard.pipeline.sources.inputs import Input, InputTable, read_once_name
 from tokshard.pipeline.sources.records import RecordSpec
+from tokshard.store import Store
+from tokshard.store.posix import PosixStore
 
 if TYPE_CHECKING:
     from tokshard.pipeline.tasks.duplicates import DropLists
@@ -223,6 +225,11 @@ class Output:
     name: str
     directory: Path
     partial: Path
+
+    @property
+    def store(self) -> Store:
+        """Of the corpus."""
+        return PosixStore(str(self.directory), scratch=str(self.partial))
 
     def create(self) -> None:
         """Make the folders."""

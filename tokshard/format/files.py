@@ -1,0 +1,92 @@
+"""Whole files of a store as Arrow buffers, and their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import IO, Any
+
+import pyarrow as pa
+
+from tokshard.store import Store
+
+LoadFile = Callable[[Store, str], pa.Buffer]
+"""From a store and a name to the bytes of the file: `map_file` or `read_file`."""
+
+_HASH_CHUNK_BYTES = 4 << 20
+
+
+def map_file(store: Store, name: str) -> pa.Buffer:
+    """A whole file: a read-only memory map where it lies on this machine, else its bytes.
+
+    A map costs no file descriptor and lives as long as a view of it.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    path = store.local_path(name)
+    if path is None:
+        return read_file(store, name)
+    if store.stat(name).size == 0:
+        return pa.py_buffer(b"")
+    return map_path(path)
+
+
+def map_path(path: str) -> pa.Buffer:
+    """`map_file` for a file of this machine that is not empty."""
+    with pa.memory_map(path, "r") as mapped:
+        return mapped.read_buffer()
+
+
+def read_file(store: Store, name: str) -> pa.Buffer:
+    """A whole file in memory: where a map of a file that is cut meanwhile would end the process with SIGBUS.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return pa.py_buffer(store.get(name))
+
+
+def file_sha256(store: Store, name: str) -> str:
+    """SHA-256 of a file in hexadecimal; about 1 to 2 GB per second, constant memory."""
+    digest = hashlib.sha256()
+    with store.open(name) as file:
+        while chunk := file.read(_HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+class HashingFile:
+    """A file for Arrow to write to, hashed on the way. Not thread-safe."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._position = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        """Write and hash any buffer."""
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        written = 0
+        while written < len(view):  # a raw file takes less than it is given on a full disk, and above 2 GiB
+            written += self._file.write(view[written:])
+        self._position += written
+        return written
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._position
+
+    def flush(self) -> None:
+        """Pass what is buffered to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Mark as closed; the file below stays open, for whoever opened it."""
+        self.closed = True
+
+    def digest(self) -> bytes:
+        """SHA-256 of everything written so far."""
+        return self._digest.digest()

@@ -1,0 +1,150 @@
+"""One shard of a corpus, checked before a byte of it is believed."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.format.arrow_file import ArrowFile
+from tokshard.format.files import map_file
+from tokshard.format.schema import ARROW_ERRORS, TOKENS, check_shard_schema
+from tokshard.format.tables import BatchPlace, ShardInfo
+from tokshard.store import Store
+
+
+class Shard:
+    """One mapped shard, its structure checked: size, schema, batches. Offsets are checked when first touched.
+
+    Args:
+        store: of the corpus.
+        places: where the shard table says that its record batches lie.
+        schema: of every shard of the corpus.
+        content: what looks like the file, as long as what is asked for is there; default: a map of the file.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        info: ShardInfo,
+        places: list[BatchPlace],
+        schema: pa.Schema,
+        *,
+        content: pa.Buffer | None = None,
+    ) -> None:
+        self.path = path = store.where(info.name)
+        self.info = info
+        self.places = places
+        try:
+            self._mapped = map_file(store, info.name) if content is None else content
+        except FileNotFoundError:
+            raise DamagedCorpusError(f"{path} is missing", hint=RESTORE) from None
+        except ARROW_ERRORS as error:
+            raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=RESTORE) from error
+        if self._mapped.size != info.num_bytes:
+            raise DamagedCorpusError(f"{path} has {self._mapped.size} bytes, expected {info.num_bytes}", hint=RESTORE)
+        try:
+            self._file = ArrowFile(self._mapped)
+        except ARROW_ERRORS as error:
+            raise DamagedCorpusError(f"{path} is not an Arrow file: {error}", hint=RESTORE) from error
+        check_shard_schema(self._file.schema, schema, file=path)
+        if self._file.num_batches != len(places):
+            raise DamagedCorpusError(
+                f"{path} has {self._file.num_batches} record batches, expected {len(places)}", hint=RESTORE
+            )
+        self._dtype = np.dtype(str(schema.field(TOKENS).type.value_type))
+        self._batches: dict[int, tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]] = {}
+        self._batches_of_checked_columns: set[int] = set()
+        self._first_documents = [0, *itertools.accumulate(place.num_documents for place in places)]
+
+    def document(self, row: int) -> NDArray[Any]:
+        """The tokens of one document of this shard: a read-only view."""
+        index = bisect_right(self._first_documents, row) - 1
+        offsets, values = self.batch(index)
+        within = row - self._first_documents[index]
+        start, stop = offsets[within : within + 2].tolist()
+        if (
+            not 0 <= start < stop <= len(values)
+        ):  # a map shows what is written to the file after the offsets were checked
+            raise DamagedCorpusError(
+                f"{self.path}, batch {index}: document {within} is at {start} to {stop}, expected within "
+                f"[0, {len(values)}]: the file was changed while it was mapped",
+                hint=RESTORE,
+            )
+        return values[start:stop]
+
+    def metadata(self, row: int) -> dict[str, Any]:
+        """The kept columns of one document of this shard."""
+        index = bisect_right(self._first_documents, row) - 1
+        columns = self.columns(index)
+        within = row - self._first_documents[index]
+        return {name: column[within].as_py() for name, column in columns.items()}
+
+    @property
+    def num_batches(self) -> int:
+        """Record batches in this shard."""
+        return len(self.places)
+
+    def batch(self, index: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Offsets int64 [documents + 1] and token ids [tokens] of one record batch: read-only views.
+
+        Raises:
+            DamagedCorpusError: the batch is not what the manifest says, or its offsets do not ascend.
+        """
+        _, offsets, values = self._checked(index)
+        return offsets, values
+
+    def columns(self, index: int) -> dict[str, pa.Array]:
+        """The kept columns of one record batch, checked to the last value when they are first asked for.
+
+        Raises:
+            DamagedCorpusError: a column is not valid Arrow data, or a text in it not UTF-8.
+        """
+        batch = self._checked(index)[0]
+        columns = {name: batch.column(name) for name in batch.schema.names if name != TOKENS}
+        if index not in self._batches_of_checked_columns:
+            for name, column in columns.items():
+                try:
+                    column.validate(full=True)
+                except ARROW_ERRORS as error:
+                    raise DamagedCorpusError(
+                        f"{self.path}, batch {index}, column {name}: {error}", hint=RESTORE
+                    ) from error
+            self._batches_of_checked_columns.add(index)
+        return columns
+
+    def _checked(self, index: int) -> tuple[pa.RecordBatch, NDArray[np.int64], NDArray[Any]]:
+        if index in self._batches:
+            return self._batches[index]
+        place = self.places[index]
+        where = f"{self.path}, batch {index}"
+        try:
+            batch = self._file.batch(index)
+            column = batch.column(TOKENS)
+            _, offsets_buffer, _, values_buffer = column.buffers()
+        except ARROW_ERRORS as error:
+            raise DamagedCorpusError(f"{where}: {error}", hint=RESTORE) from error
+        found = BatchPlace(
+            num_documents=batch.num_rows,
+            num_tokens=len(column.values),
+            offsets_position=offsets_buffer.address - self._mapped.address if offsets_buffer else -1,
+            values_position=values_buffer.address - self._mapped.address if values_buffer else -1,
+        )
+        if found != place or column.null_count or column.offset or column.values.null_count:
+            raise DamagedCorpusError(f"{where} is {found}, expected {place}", hint=RESTORE)
+        offsets = np.frombuffer(offsets_buffer, np.int64, count=place.num_documents + 1)
+        values = np.frombuffer(values_buffer, self._dtype, count=place.num_tokens)
+        if offsets[0] != 0 or offsets[-1] != place.num_tokens or not bool(np.all(offsets[1:] > offsets[:-1])):
+            broken = int(np.argmin(offsets[1:] > offsets[:-1]))
+            raise DamagedCorpusError(
+                f"{where}: offsets must ascend from 0 to {place.num_tokens}, found {offsets[0]}, ... "
+                f"{offsets[broken]}, {offsets[broken + 1]}, ... {offsets[-1]} at document {broken}",
+                hint=RESTORE,
+            )
+        self._batches[index] = (batch, offsets, values)
+        return self._batches[index]

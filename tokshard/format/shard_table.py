@@ -1,0 +1,218 @@
+"""The shards of a corpus, as its shard table alone tells: names, sizes, record batches, where documents come from."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.format import names
+from tokshard.format.content import TokenHash
+from tokshard.format.manifest import Manifest
+from tokshard.format.schema import ORDINAL_STRIDE
+from tokshard.format.tables import SHARDS_PER_BATCH, BatchPlace, ShardInfo, Table
+
+_MAX_KNOWN_RUNS = 256
+"""Shards whose runs are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Documents of one shard that are consecutive records of one source; int64 arrays [runs].
+
+    Args:
+        document: ordinal in the shard of the first document of each run; ascends from 0.
+        source: index of its source.
+        record: its record there, counted from 0, as in the shard table.
+    """
+
+    document: NDArray[np.int64]
+    source: NDArray[np.int64]
+    record: NDArray[np.int64]
+
+
+class ShardTable(Sequence[ShardInfo]):
+    """The shards of a corpus in order. Each is made from the table when it is asked for; no shard is opened.
+
+    Args:
+        table: ``shards.arrow``.
+
+    Raises:
+        DamagedCorpusError: the table is not the one of the manifest.
+    """
+
+    def __init__(self, table: Table, manifest: Manifest) -> None:
+        self._table = table
+        self._length = manifest.num_shards
+        self._num_documents = manifest.num_documents
+        _check_table(table, manifest)
+        self._first_documents = _starts(table.numbers("num_documents"))
+        self.first_tokens = _starts(table.numbers("num_tokens"))
+        """int64 [shards + 1], the position in the corpus of each shard's first token, and the total."""
+        self._runs: dict[int, Runs] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ShardInfo]: ...
+    def __getitem__(self, index: int | slice) -> ShardInfo | list[ShardInfo]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._length))]
+        position = range(self._length)[index]
+        row = position % SHARDS_PER_BATCH
+        batch = self._table.batch(position // SHARDS_PER_BATCH)
+        return ShardInfo(
+            name=batch.column("name")[row].as_py(),
+            num_documents=batch.column("num_documents")[row].as_py(),
+            num_tokens=batch.column("num_tokens")[row].as_py(),
+            num_bytes=batch.column("num_bytes")[row].as_py(),
+            sha256=batch.column("sha256")[row].as_py().hex(),
+            tokens_hash=TokenHash.from_bytes(
+                batch.column("tokens_hash")[row].as_py(), batch.column("num_tokens")[row].as_py()
+            ),
+        )
+
+    def names(self) -> Iterator[str]:
+        """The names of all shards in order, quicker than the shards themselves."""
+        for batch in self._table.batches():
+            yield from batch.column("name").to_pylist()
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each shard, int64 [shards]."""
+        return self._table.numbers("num_bytes")
+
+    def first_document(self, index: int) -> int:
+        """The number of the first document of one shard."""
+        return int(self._first_documents[index])
+
+    def find(self, document: int) -> tuple[int, int]:
+        """Which shard holds a document, and its row there.
+
+        Raises:
+            IndexError: the number is outside ``[-num_documents, num_documents)``.
+        """
+        try:
+            position = range(self._num_documents)[operator.index(document)]
+        except IndexError:
+            raise IndexError(f"document {document} of a corpus of {self._num_documents} documents") from None
+        index = bisect_right(self._first_documents, position) - 1
+        return index, position - int(self._first_documents[index])
+
+    def batch_places(self, index: int) -> list[BatchPlace]:
+        """Where the record batches of one shard lie."""
+        columns = [
+            self._table.list_at(name, index).tolist()
+            for name in ("batch_documents", "batch_tokens", "batch_offsets_position", "batch_values_position")
+        ]
+        info = self[index]
+        if (
+            len({len(column) for column in columns}) != 1
+            or sum(columns[0]) != info.num_documents
+            or sum(columns[1]) != info.num_tokens
+            or min(*columns[0], *columns[1]) < 1
+        ):
+            raise DamagedCorpusError(
+                f"{self._table.path}: the batches of {info.name} hold {sum(columns[0])} documents and "
+                f"{sum(columns[1])} tokens, the shard {info.num_documents} and {info.num_tokens}; "
+                "every batch holds at least 1",
+                hint=RESTORE,
+            )
+        return [
+            BatchPlace(num_documents=rows, num_tokens=tokens, offsets_position=offsets, values_position=values)
+            for rows, tokens, offsets, values in zip(*columns, strict=True)
+        ]
+
+    def batch_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens of every record batch of the corpus.
+
+        Returns:
+            int64 [shards + 1], the first record batch of each shard, and int64 [batches], the tokens of each.
+
+        Raises:
+            DamagedCorpusError: they do not add up to the tokens of the shards.
+        """
+        counts, tokens = self._table.lists("batch_tokens")
+        first = _starts(counts)
+        totals = np.diff(_starts(tokens)[first])
+        wrong = np.flatnonzero(totals != np.diff(self.first_tokens))
+        if len(wrong) or (len(tokens) and int(tokens.min()) < 1):
+            name = self[int(wrong[0]) if len(wrong) else 0].name
+            raise DamagedCorpusError(
+                f"{self._table.path}: the batches of {name} do not hold the tokens of the shard", hint=RESTORE
+            )
+        return first, tokens
+
+    def stride_documents(self, index: int) -> NDArray[np.int64]:
+        """For one shard, the ordinal of the document that holds token ``k * ORDINAL_STRIDE``, for every k."""
+        ordinals = self._table.list_at("stride_documents", index)
+        expected = -(-self[index].num_tokens // ORDINAL_STRIDE)
+        if len(ordinals) != expected:
+            name = self[index].name
+            raise DamagedCorpusError(
+                f"{self._table.path}: {name} has {len(ordinals)} stride entries, expected {expected}", hint=RESTORE
+            )
+        return ordinals
+
+    def runs(self, index: int) -> Runs:
+        """Where the documents of one shard come from."""
+        known = self._runs.get(index)
+        if known is not None:
+            return known
+        runs = Runs(*(self._table.list_at(name, index) for name in ("run_document", "run_source", "run_record")))
+        if not len(runs.document) == len(runs.source) == len(runs.record):
+            raise DamagedCorpusError(
+                f"{self._table.path}: the runs of shard {self[index].name} have {len(runs.document)} documents, "
+                f"{len(runs.source)} sources and {len(runs.record)} records; expected as many of each",
+                hint=RESTORE,
+            )
+        if len(self._runs) >= _MAX_KNOWN_RUNS:
+            self._runs.clear()
+        self._runs[index] = runs
+        return runs
+
+
+def _check_table(table: Table, manifest: Manifest) -> None:
+    path = table.path
+    sizes = [batch.num_rows for batch in table.batches()]
+    if any(size != SHARDS_PER_BATCH for size in sizes[:-1]) or sum(sizes) != manifest.num_shards:
+        raise DamagedCorpusError(
+            f"{path} has batches of {sizes[:5]} rows, {sum(sizes)} in all; "
+            f"expected {manifest.num_shards} in batches of {SHARDS_PER_BATCH}",
+            hint=RESTORE,
+        )
+    for column in ("num_documents", "num_tokens", "num_bytes"):
+        values = table.numbers(column)
+        total = int(values.sum())
+        if total != getattr(manifest, column) or (len(values) and int(values.min()) < 1):
+            raise DamagedCorpusError(
+                f"{path}: column {column} adds up to {total} with a smallest entry of {values.min()}; "
+                f"the manifest says {getattr(manifest, column)}, and every shard holds at least 1",
+                hint=RESTORE,
+            )
+    for batch in table.batches():
+        # in Python: importing `pyarrow.compute` takes a process as long as 100,000 names do
+        for name in _shard_names(batch, path):
+            if not names.is_shard_name(name):
+                raise DamagedCorpusError(f"{path} names the shard {name!r}, which is not a shard's name", hint=RESTORE)
+
+
+def _shard_names(batch: pa.RecordBatch, path: str) -> list[str]:
+    try:
+        found = batch.column("name").to_pylist()
+    except UnicodeDecodeError as error:
+        raise DamagedCorpusError(f"{path} names a shard in bytes that are not UTF-8: {error}", hint=RESTORE) from error
+    return [str(name) for name in found]
+
+
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

@@ -1,0 +1,52 @@
+"""``sources.arrow`` of a corpus, read and checked, and opening either table against its manifest."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.format import names
+from tokshard.format.files import LoadFile, map_file
+from tokshard.format.manifest import Manifest
+from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, Table
+from tokshard.store import Store
+
+
+def read_sources(store: Store, manifest: Manifest, *, load: LoadFile = map_file) -> list[SourceInfo]:
+    """What became of each input of a corpus, in input order.
+
+    Raises:
+        DamagedCorpusError: the source table is missing or not what the manifest says.
+    """
+    table = open_table(store, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, manifest, load)
+    sources = [
+        SourceInfo(**{**row, "left_out": dict(row["left_out"])})
+        for batch in table.batches()
+        for row in batch.to_pylist()
+    ]
+    for index, source in enumerate(sources):
+        if not 0 <= source.argument < len(manifest.arguments):
+            raise DamagedCorpusError(
+                f"{table.path}: source {index} comes from argument {source.argument}, "
+                f"the manifest has {len(manifest.arguments)}",
+                hint=RESTORE,
+            )
+    return sources
+
+
+def open_table(store: Store, name: str, schema: pa.Schema, manifest: Manifest, load: LoadFile) -> Table:
+    """A table of a corpus, if it has the size that the manifest says.
+
+    Raises:
+        DamagedCorpusError: it has not, or is missing, or is not such a table.
+    """
+    path, facts = store.where(name), manifest.files[name]
+    try:
+        size = store.stat(name).size
+    except FileNotFoundError:
+        raise DamagedCorpusError(f"{path} is missing", hint=RESTORE) from None
+    except OSError as error:
+        raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=RESTORE) from error
+    if size != facts.num_bytes:
+        raise DamagedCorpusError(f"{path} has {size} bytes, expected {facts.num_bytes}", hint=RESTORE)
+    return Table(store, name, schema, load=load)

@@ -1,0 +1,334 @@
+"""A store in a directory. The only module that renames, syncs, locks, and knows directories."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import IO
+
+from tokshard.store.base import Entry
+
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
+_LEASE_TRIES = 5
+_LEASE_SECONDS = 0.02
+_HOLDER_BYTES = 256
+_FOLDER_TRIES = 5
+"""A folder that is made for a file may be removed by another process, which deletes the last file of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PosixStore:
+    """Files in a directory, which is made when the first file is put.
+
+    A file is written under a name of its own in `scratch`, synced and renamed; so readers see the whole file or none.
+
+    Args:
+        location: the directory.
+        scratch: of an attempt: where unfinished files are, on the same file system; None: next to the finished ones.
+    """
+
+    location: str
+    scratch: str | None = None
+
+    def where(self, name: str) -> str:
+        if not name or self.location == ".":
+            return name or self.location
+        return os.path.join(self.location, name)
+
+    def below(self, folder: str) -> PosixStore:
+        return replace(self, location=self.where(folder))
+
+    def parent(self) -> tuple[PosixStore, str] | None:
+        folder, name = os.path.split(os.path.abspath(self.location))
+        return (replace(self, location=folder), name) if name else None
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        folder, _, start = prefix.rpartition("/")
+        for name in self._files_below(folder, start):
+            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                yield self.stat(name)
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        with os.scandir(self.where(folder)) as entries:
+            return [f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries]
+
+    def stat(self, name: str) -> Entry:
+        found = os.stat(self.where(name))
+        return Entry(name, found.st_size, _version(found))
+
+    def open(self, name: str) -> IO[bytes]:
+        return open(self.where(name), "rb", buffering=0)
+
+    def read(self, name: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Sequence[bytes]:
+        path = self.where(name)
+        with open(path, "rb", buffering=0) as file:
+            if version is not None and _version(os.fstat(file.fileno())) != version:
+                raise OSError(errno.ESTALE, "the file was replaced", path)
+            return [_read_range(file, start, length, path) for start, length in ranges]
+
+    def get(self, name: str) -> bytes:
+        with open(self.where(name), "rb") as file:
+            return file.read()
+
+    def put(self, name: str, content: bytes) -> None:
+        spool = self.spool(name)
+        try:
+            spool.file.write(content)
+            spool.put()
+        except BaseException:
+            spool.discard()
+            raise
+
+    def create_exclusive(self, name: str, content: bytes) -> None:
+        spool = self.spool(name)
+        try:
+            spool.file.write(content)
+            spool.put(is_new=True)
+        except BaseException:
+            spool.discard()
+            raise
+
+    def delete(self, *names: str) -> None:
+        folders = dict[str, None]()
+        for name in names:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(self.where(name))
+                folders[os.path.dirname(name)] = None
+        for folder in folders:
+            _sync_directory(self.where(folder))
+            self._remove_empty(folder)
+
+    def delete_below(self, folder: str, *, keep: frozenset[str] = frozenset()) -> None:
+        for name in list(self._files_below(folder)):
+            if name not in keep:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.where(name))
+        for place, _, _ in os.walk(self.where(folder), topdown=False):
+            if place != self.scratch:
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(place)
+
+    def local_path(self, name: str) -> str | None:
+        return self.where(name)
+
+    def obstacle(self, name: str) -> str | None:
+        path = self.where(name)
+        if name and os.path.islink(path):
+            return "a link"
+        return "a file" if os.path.lexists(path) and not os.path.isdir(path) else None
+
+    def spool(self, name: str) -> PosixSpool:
+        return PosixSpool(self, name)
+
+    def attempt(self, folder: str, token: str) -> PosixStore:
+        return replace(self, scratch=os.path.join(self.location, folder, token))
+
+    def take_over(self) -> None:
+        assert self.scratch is not None, "this store is of no attempt"
+        folder, token = os.path.split(self.scratch)
+        with contextlib.suppress(FileNotFoundError):
+            # a process of an earlier attempt finds no file there any more to rename, and can open none
+            os.rename(folder, f"{folder}-stale-{token}")
+        parent, name = os.path.split(folder)
+        os.makedirs(self.scratch, exist_ok=True)
+        for stale in os.listdir(parent):
+            if stale.startswith(f"{name}-stale-"):
+                _remove(os.path.join(parent, stale))
+
+    def discard_spooled(self) -> None:
+        assert self.scratch is not None, "this store is of no attempt"
+        for name in os.listdir(self.scratch):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.scratch, name))
+
+    @contextlib.contextmanager
+    def lease(self, name: str, holder: str) -> Iterator[bool]:
+        """A lock on a file; it dies with the process, so that nothing is left of one that was killed."""
+        descriptor, is_locked = self._locked(self.where(name))
+        try:
+            os.truncate(descriptor, 0)
+            os.write(descriptor, holder.encode())
+            yield is_locked
+        finally:
+            os.close(descriptor)
+
+    def lease_holder(self, name: str) -> str | None:
+        try:
+            descriptor = os.open(self.where(name), os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.read(descriptor, _HOLDER_BYTES).decode("utf-8", "replace") or "a process"
+        except OSError:  # a file system without locks
+            return None
+        else:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def _files_below(self, folder: str, start: str = "") -> Iterator[str]:
+        """Names of all that is not a directory; links are files."""
+        try:
+            entries = os.scandir(self.where(folder))
+        except FileNotFoundError:
+            return
+        with entries:
+            for entry in entries:
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if not entry.name.startswith(start):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self._files_below(name)
+                else:
+                    yield name
+
+    def _remove_empty(self, folder: str) -> None:
+        with contextlib.suppress(OSError):  # it has other files
+            while folder:
+                os.rmdir(self.where(folder))
+                folder = os.path.dirname(folder)
+
+    def _locked(self, path: str) -> tuple[int, bool]:
+        """A descriptor of the file that is at `path`, and whether it is locked."""
+        tries = 0
+        while True:
+            try:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            except FileNotFoundError:
+                tries += 1
+                if tries < _LEASE_TRIES:
+                    continue  # the holder before removed the folder just now
+                raise
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_locked = True
+            except BlockingIOError:
+                os.close(descriptor)
+                tries += 1
+                if tries >= _LEASE_TRIES:
+                    raise
+                time.sleep(_LEASE_SECONDS)  # `lease_holder` holds it for a moment
+                continue
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    os.close(descriptor)
+                    raise
+                is_locked = False
+            if _is_at(path, descriptor):
+                return descriptor, is_locked
+            os.close(descriptor)
+
+
+class PosixSpool:
+    """A file next to its final place, or in the scratch folder of an attempt, until it is renamed."""
+
+    def __init__(self, store: PosixStore, name: str) -> None:
+        self._final = store.where(name)
+        folder, base = os.path.split(self._final)
+        self._is_fenced = store.scratch is not None
+        self.path = os.path.join(store.scratch or folder, f".{base}.{_attempt_name()}.partial")
+        self.file: IO[bytes] = self._open()
+
+    def put(self, *, is_new: bool = False) -> None:
+        """Sync and rename; `is_new` refuses a file that is there."""
+        try:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            self._publish(is_new=is_new)
+        except BaseException:
+            self.discard()
+            raise
+        _sync_directory(os.path.dirname(self._final))
+
+    def discard(self) -> None:
+        """Close and remove the file."""
+        with contextlib.suppress(OSError):
+            self.file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+    def _open(self) -> IO[bytes]:
+        try:
+            return open(self.path, "wb")
+        except FileNotFoundError:
+            if self._is_fenced:  # another attempt took over: making the folder again would undo that
+                raise
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        return open(self.path, "wb")
+
+    def _publish(self, *, is_new: bool) -> None:
+        for _ in range(_FOLDER_TRIES):
+            try:
+                if is_new:
+                    os.link(self.path, self._final)
+                    os.unlink(self.path)
+                else:
+                    os.replace(self.path, self._final)  # readers see the whole file or none
+            except FileNotFoundError:
+                if not os.path.lexists(self.path):
+                    raise
+                os.makedirs(os.path.dirname(self._final), exist_ok=True)
+            else:
+                return
+        os.replace(self.path, self._final)
+
+
+def _attempt_name() -> str:
+    """A name that no other process has, on any machine, nor this one again."""
+    host = "".join(letter for letter in platform.node() if letter.isalnum())[:32]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _version(found: os.stat_result) -> str:
+    return f"{found.st_mtime_ns:x}-{found.st_size:x}"
+
+
+def _read_range(file: IO[bytes], start: int, length: int, path: str) -> bytes:
+    content = os.pread(file.fileno(), length, start)
+    while len(content) < length:
+        more = os.pread(file.fileno(), length - len(content), start + len(content))
+        if not more:
+            raise OSError(errno.EIO, f"the file ends at byte {start + len(content)}, before {start + length}", path)
+        content += more
+    return content
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    """Whether an open file is still in its place: the holder before may have removed it between open and flock."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _sync_directory(path: str) -> None:
+    """Make the names in a directory durable, where the file system can."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # some network file systems do not open directories
+        return
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: str) -> None:
+    """Remove a file, a link, or a folder with all that it holds."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
