@@ -33,7 +33,6 @@ from tokshard import __version__
 from tokshard.errors import BadRecordError, BuildError, TokshardError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, Manifest
-from tokshard.format.storage import atomic_write, local_directory
 from tokshard.pipeline.commit import assemble, check_shards, publish, report_json, shard_sizes
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.encode.tokenizer import TokenizerFile, read_tokenizer
@@ -69,6 +68,7 @@ from tokshard.pipeline.sources.iterables import as_sources
 from tokshard.pipeline.sources.readers import split_of
 from tokshard.pipeline.sources.records import FILE, MISSING_TEXT, TOO_LONG, RecordSpec, check_field_name, parse_columns
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning, parse_bad_record_limit
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.duplicates import DropLists, find_duplicates
 from tokshard.pipeline.tasks.hashing import hashes_bytes, hashes_path
 from tokshard.pipeline.tasks.planning import (
@@ -85,25 +85,24 @@ from tokshard.pipeline.tasks.planning import (
 from tokshard.pipeline.tasks.rejects import read_rejects, rejects_path
 from tokshard.pipeline.tasks.runner import TaskRunner
 from tokshard.pipeline.tasks.schedule import Cut, Policy, Schedule
+from tokshard.pipeline.workspace.lease import cannot_write, lock
 from tokshard.pipeline.workspace.output_directory import (
     BuiltCorpus,
     check_directory,
+    check_own,
     finished_corpora,
     has_begun,
+    is_removing,
     remove_build,
 )
-from tokshard.pipeline.workspace.receipts import Progress, Receipt, progress_of, read_receipts, receipt_name
-from tokshard.pipeline.workspace.workspace import (
+from tokshard.pipeline.workspace.places import REMOVING, TOKENIZER, Output, Stage, Workspace, open_workspace
+from tokshard.pipeline.workspace.receipts import Progress, Receipt, progress_of, read_receipts, receipt_path
+from tokshard.pipeline.workspace.settings import (
     Command,
-    Output,
     Settings,
-    WorkerContext,
-    Workspace,
-    cannot_write,
     check_same_settings,
     load_bad_inputs,
     load_settings,
-    lock,
     save_bad_inputs,
     save_command,
     save_settings,
@@ -248,7 +247,7 @@ def build_corpus(
     )
     request = settle(as_sources(sources), options)
     workspace = request.context.workspace
-    workspace.check_own()
+    check_own(workspace)
     finished = None if force else finished_corpora(workspace, request.context.outputs, request.settings)
     if finished is None:
         check_directory(workspace, request.context.outputs)
@@ -331,7 +330,7 @@ def settle(arguments: Sequence[str | RecordSource], options: BuildOptions) -> Re
     options = checked_options(options)
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
-    workspace = Workspace(local_directory(options.out), attempt=secrets.token_hex(8))
+    workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
     _check_apart(workspace.out, arguments, options.tokenizer)
     found = discover(arguments, input_format=options.input_format, keep_unreadable=options.on_bad_source == "skip")
     _check_no_output(workspace.out, found.inputs)
@@ -474,7 +473,7 @@ class _Build:
         """Settle the directory: start over, continue, or begin."""
         workspace, settings = self._workspace, self._settings
         workspace.take_over()  # from here on nobody else changes what is looked at
-        if self._options.force or workspace.removing.exists():
+        if self._options.force or is_removing(workspace):
             if load_settings(workspace) is None:
                 save_settings(workspace, settings)
             remove_build(workspace)
@@ -490,10 +489,8 @@ class _Build:
             else:
                 workspace.clear()
         save_settings(workspace, settings)
-        workspace.removing.unlink(missing_ok=True)
-        for output in self._context.outputs:
-            output.create()
-        atomic_write(workspace.tokenizer, self._read.clean)
+        workspace.store.delete(REMOVING)
+        workspace.store.put(TOKENIZER, self._read.clean)
         self._bad_inputs = load_bad_inputs(workspace)
 
     def _encode(self, tasks: Sequence[Task | StreamTask], num_workers: int) -> Schedule:
@@ -510,8 +507,6 @@ class _Build:
 
     def _find_duplicates(self, tasks: Sequence[Task | StreamTask], num_workers: int) -> DropLists:
         workspace = self._workspace.hashing
-        workspace.create()
-        workspace.hashes.mkdir(exist_ok=True)
         # all is hashed, whatever the limit: nobody knows yet how many records the documents take
         context = replace(self._context, workspace=workspace)
         schedule = self._run_stage(context, tasks, num_workers, label="hashing")
@@ -540,11 +535,11 @@ class _Build:
             is_verbose=self._options.verbose,
             label=label,
         )
-        limit = None if workspace.stage else self._options.limit
+        limit = None if workspace.stage is Stage.HASHING else self._options.limit
         schedule = Schedule(tasks, done, limit, self._policy(workspace, display), self._bad_inputs)
 
         def on_progress(progress: Progress) -> None:
-            self._count(progress, is_encoding=not workspace.stage)
+            self._count(progress, is_encoding=workspace.stage is Stage.ENCODING)
             display(progress)
 
         with display:
@@ -587,7 +582,7 @@ class _Build:
         """Run the task in which the limit falls once more, for exactly the documents that are wanted."""
         runner = TaskRunner(context, on_progress)
         task = schedule.task(cut.key)
-        (context.workspace.receipts / f"{receipt_name(cut.key)}.arrow").unlink(missing_ok=True)
+        context.workspace.store.delete(receipt_path(context.workspace, cut.key))
         try:
             if isinstance(task, Task):
                 schedule.finished(runner.run_task(task, cut.cap))
@@ -662,7 +657,8 @@ class _Build:
     ) -> BadRecordError:
         allowed = self._max_bad_records
         assert allowed is not None
-        hint = f"they are listed in {workspace.rejects}; repair the sources, or allow more with --max-bad-records"
+        listed = workspace.store.where(workspace.rejects)
+        hint = f"they are listed in {listed}; repair the sources, or allow more with --max-bad-records"
         if allowed.count is None:
             share = error.bad / max(1, error.records)
             return BadRecordError(
@@ -721,8 +717,8 @@ def _usable_receipts(context: WorkerContext, drops: str, bad_inputs: Mapping[int
     that is gone or has another size are discarded: their tasks run again.
     """
     workspace = context.workspace
-    sizes = [shard_sizes(output.directory) for output in context.outputs]
-    for receipt, shards in read_receipts(workspace.receipts):
+    sizes = [shard_sizes(output.store) for output in context.outputs]
+    for receipt, shards in read_receipts(workspace):
         is_wanted = receipt.drops == drops and bad_inputs.keys().isdisjoint(receipt.inputs)
         if is_wanted and _has_its_files(workspace, receipt, shards, sizes):
             yield receipt.without_sources()
@@ -734,10 +730,10 @@ def _has_its_files(
     workspace: Workspace, receipt: Receipt, shards: Sequence[pa.RecordBatch], sizes: Sequence[Mapping[str, int]]
 ) -> bool:
     """Whether shards, rejects and hashes of a task are there and as long as its receipt says."""
-    if receipt.num_rejects and not _has_size(rejects_path(workspace, receipt.key), receipt.rejects_bytes):
+    if receipt.num_rejects and not _has_size(workspace, rejects_path(workspace, receipt.key), receipt.rejects_bytes):
         return False
-    if workspace.stage:
-        return _has_size(hashes_path(workspace, receipt.key), hashes_bytes(receipt.runs))
+    if workspace.stage is Stage.HASHING:
+        return _has_size(workspace, hashes_path(workspace, receipt.key), hashes_bytes(receipt.runs))
     return all(
         found.get(name) == num_bytes
         for rows, found in zip(shards, sizes, strict=True)
@@ -745,16 +741,16 @@ def _has_its_files(
     )
 
 
-def _has_size(path: Path, num_bytes: int) -> bool:
+def _has_size(workspace: Workspace, name: str, num_bytes: int) -> bool:
     try:
-        return path.stat().st_size == num_bytes
+        return workspace.store.stat(name).size == num_bytes
     except OSError:
         return False
 
 
 def _discard(workspace: Workspace, key: Key) -> None:
-    (workspace.receipts / f"{receipt_name(key)}.arrow").unlink(missing_ok=True)
-    rejects_path(workspace, key).unlink(missing_ok=True)
+    workspace.store.delete(receipt_path(workspace, key))
+    workspace.store.delete(rejects_path(workspace, key))
 
 
 def _check_apart(out: Path, arguments: Sequence[str | RecordSource], tokenizer: str) -> None:

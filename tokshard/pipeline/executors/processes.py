@@ -25,11 +25,11 @@ from typing import Any
 from tokshard.errors import BuildError, TokshardError
 from tokshard.pipeline.failures import SegmentError, TaskError
 from tokshard.pipeline.sources.records import Chunk
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import Key, StreamTask, Task
 from tokshard.pipeline.tasks.runner import TaskRunner, open_segments
 from tokshard.pipeline.tasks.schedule import Schedule
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
-from tokshard.pipeline.workspace.workspace import WorkerContext
 
 _WORKER_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
