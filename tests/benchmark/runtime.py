@@ -94,7 +94,7 @@ def measure_speed(bench: Bench, groups: set[str]) -> dict[Case, list[Speed]]:
     """Every case once, and then all again; the limits before each set of corpora."""
     from tests.benchmark import page_cache
     from tests.benchmark.reading import MODES, read, shards
-    from tokshard.format.reader import open_corpus
+    from tokshard.format.opening import open_corpus
     from tokshard.inspect.plan.bench import MemoryReader, mapped_tokens
 
     limit_reader = MemoryReader(mapped_tokens([open_corpus(bench.limits())]))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmark.report import aligned
-from tokshard.format import storage, writer
+from tokshard.format import files, writer
 from tokshard.pipeline import build as pipeline
 from tokshard.pipeline.encode import encoder as encoding
 from tokshard.pipeline.encode import special_text as special
@@ -37,7 +37,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("look for special text", special.SpecialText, "count"),
     ("count", writing._Tally, "add"),
     ("copy into a record batch", writer.ShardWriter, "extend"),
-    ("hash and write", storage.HashingFile, "write"),
+    ("hash and write", files.HashingFile, "write"),
     ("fsync and rename", writer._OpenShard, "publish"),
     ("tables and manifest", pipeline, "assemble"),
 )

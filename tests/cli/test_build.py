@@ -15,7 +15,8 @@ from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.format import names
-from tokshard.pipeline.workspace.workspace import Workspace, lock
+from tokshard.pipeline.workspace.lease import lock
+from tokshard.pipeline.workspace.places import open_workspace
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -303,7 +304,7 @@ def test_the_status_of_an_unfinished_build_says_how_far_it_is_and_how_to_continu
     status = json.loads(shell("status", "out", "--json")[1])
     assert (status["state"], status["documents"], status["bad_records"]) == ("unfinished", 20, 31)
     assert 0 < status["tasks_done"] < status["num_tasks"]
-    with lock(Workspace(Path("out"))):
+    with lock(open_workspace(Path("out"))):
         assert json.loads(shell("status", "out", "--json")[1])["state"] == "running"
         assert shell("status", "out")[1].splitlines()[1].startswith("state       running by process ")
     words = [word if word != "30" else "40" for word in command[4:]]

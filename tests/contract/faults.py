@@ -11,6 +11,7 @@ little more than its work. Chunks are small, so that a few kilobytes make many t
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import errno
 import fcntl
@@ -213,6 +214,7 @@ class _Steps:
                 fsync(descriptor)
 
         io.open = stepping_open  # type: ignore[assignment]
+        builtins.open = stepping_open
         os.fsync = stepping_fsync
         os.open = self._stepping("open", os.open, lambda _, flags: bool(flags & os.O_CREAT))
         for name in ("unlink", "remove", "mkdir", "rmdir"):

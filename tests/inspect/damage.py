@@ -19,6 +19,7 @@ from unittest import mock
 from tokshard.errors import TokshardError
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.store.posix import PosixStore
 
 Files = dict[str, bytes]
 Changes = dict[str, bytes | None]
@@ -144,7 +145,7 @@ def run_case(corpus: Path, number: int, files: Files, truth: list[list[int]]) ->
 @contextlib.contextmanager
 def _at_the_first_read_of(path: Path, change: Callable[[], None]) -> Iterator[None]:
     """Do something once the first bytes of a file have been read, while it is open."""
-    changes, preadv, read_bytes = [change], os.preadv, Path.read_bytes
+    changes, preadv, read_bytes, get = [change], os.preadv, Path.read_bytes, PosixStore.get
 
     def preadv_and_change(descriptor: int, *arguments: Any) -> int:
         count = preadv(descriptor, *arguments)
@@ -157,7 +158,16 @@ def _at_the_first_read_of(path: Path, change: Callable[[], None]) -> Iterator[No
             changes.pop()()
         return read_bytes(read)
 
-    with mock.patch("os.preadv", preadv_and_change), mock.patch.object(Path, "read_bytes", change_and_read_bytes):
+    def change_and_get(store: PosixStore, name: str) -> bytes:
+        if changes and Path(store.where(name)) == path:
+            changes.pop()()
+        return get(store, name)
+
+    with (
+        mock.patch("os.preadv", preadv_and_change),
+        mock.patch.object(Path, "read_bytes", change_and_read_bytes),
+        mock.patch.object(PosixStore, "get", change_and_get),
+    ):
         yield
     assert not changes, f"{path.name} was not read"
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.plan import bench
 from tokshard.inspect.plan.bench import MemoryReader, endless, mapped_tokens, take_steps
-from tokshard.format.opening import open_corpus
 
 
 def test_the_limits_are_read_from_the_shards_of_all_corpora_in_turn(tmp_path):

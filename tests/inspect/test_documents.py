@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from tests.corpora import EOS, TINY_TOKENIZER, TOKENIZER, Source, write_corpus
 from tokshard.errors import DamagedCorpusError, TokenizerError, UsageError
 from tokshard.format.decode import load_decoder
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import spread, view_document, view_json
 from tokshard.inspect.corpus.report import read_document, read_report, report_json
 from tokshard.inspect.corpus.text import report_text, view_text
-from tokshard.format.opening import open_corpus
 
 TEXTS = [
     "def f(x):\n    return x\n",

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
 from tokshard.cli.main import run
 from tokshard.format.decode import load_decoder
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import token_pieces
 from tokshard.inspect.corpus.statistics import (
     PERCENTILES,

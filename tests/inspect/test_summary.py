@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tokshard.format.manifest import DocumentLengths
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import source_label
 from tokshard.inspect.corpus.report import summary_json
 from tokshard.inspect.corpus.text import length_histogram, summary_text
-from tokshard.format.opening import open_corpus
 from tokshard.inspect.terminal import one_line, printable, shorten
 from tokshard.wording import bytes_text
 

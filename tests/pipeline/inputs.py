@@ -21,9 +21,9 @@ import zstandard
 from pyarrow import feather, ipc
 
 from tokshard import build_corpus, open_corpus
+from tokshard.format.corpus import Corpus
 from tokshard.pipeline.sources import decompress, delimited, formats, lines, plain_text, tables, tar
 from tokshard.pipeline.tasks import planning
-from tokshard.format.corpus import Corpus
 
 TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
 EOS = "<|endoftext|>"

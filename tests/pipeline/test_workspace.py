@@ -21,9 +21,11 @@ from tokshard.format import names
 from tokshard.pipeline import stages
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import duplicates
-from tokshard.pipeline.workspace import receipts, workspace
+from tokshard.pipeline.workspace import lease, receipts
+from tokshard.pipeline.workspace.lease import lock, lock_holder
+from tokshard.pipeline.workspace.places import LOCK, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import read_receipt, read_receipts
-from tokshard.pipeline.workspace.workspace import LOCK, Workspace, lock, lock_holder
+from tokshard.store import Store
 
 # the lock
 
@@ -59,19 +61,19 @@ def test_a_lock_that_fails_in_another_way_is_an_error_and_leaves_no_descriptor(p
 
 
 def test_a_lock_is_taken_on_the_file_that_is_there_and_not_on_one_that_was_removed(tmp_path, monkeypatch):
-    held = Workspace(tmp_path)
+    held = open_workspace(tmp_path)
     flock, removed = fcntl.flock, []
 
     def late(descriptor: int, operation: int) -> None:
         if not removed:
             removed.append(True)
-            (held.root / LOCK).unlink()  # by the build before, which just ends
+            (tmp_path / LOCK).unlink()  # by the build before, which just ends
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", late)
     with lock(held):
         assert removed
-        assert lock_holder(held) == (held.root / LOCK).read_text()
+        assert lock_holder(held) == (tmp_path / LOCK).read_text()
 
 
 # errors of the disk
@@ -82,7 +84,7 @@ def test_a_lock_is_taken_on_the_file_that_is_there_and_not_on_one_that_was_remov
     [(errno.ENOSPC, "make room, or give"), (errno.EACCES, "check the disk and its permissions, or")],
 )
 def test_only_a_full_disk_asks_for_room(code, way_out):
-    hint = workspace.cannot_write(Path("out"), OSError(code, os.strerror(code))).hint
+    hint = lease.cannot_write(Path("out"), OSError(code, os.strerror(code))).hint
     assert hint.startswith(way_out)
 
 
@@ -111,7 +113,7 @@ def test_a_receipt_with_too_few_batches_is_damaged(place, stop):
     with ipc.new_file(str(path), schema):
         pass
     with pytest.raises(BuildError, match="0 batches of shards for 1 corpora"):
-        read_receipt(path)
+        read_receipt(open_workspace(place / "out"), (0, 0))
     assert run(["status", str(place / "out")]) == 1
 
 
@@ -120,24 +122,25 @@ def test_a_receipt_that_goes_while_the_status_is_read_is_passed_over(place, stop
     path = some_receipt(place)
     map_file = receipts.map_file
 
-    def late(found: Path) -> Any:
-        path.unlink()
-        return map_file(found)
+    def late(store: Store, name: str) -> Any:
+        path.unlink(missing_ok=True)
+        return map_file(store, name)
 
     monkeypatch.setattr(receipts, "map_file", late)
     status = read_status(place / "out")
     assert (status.state, status.documents) == ("unfinished", 0)
-    assert list(read_receipts(path.parent)) == []
+    left = open_workspace(place / "out")
+    assert list(read_receipts(left)) == []
     with pytest.raises(BuildError, match="is gone"):
-        read_receipt(path)
+        read_receipt(left, (0, 0))
 
 
 def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monkeypatch):
     stop()
 
-    def late(directory: Path) -> Any:
+    def late(left: Workspace) -> Any:
         build(place)
-        return read_receipts(directory)
+        return read_receipts(left)
 
     monkeypatch.setattr("tokshard.pipeline.status.read_receipts", late)
     assert read_status(place / "out").state == "complete"
@@ -148,7 +151,7 @@ def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, 
     find = duplicates.find_duplicates
 
     def change_first(found: Workspace, *arguments: Any) -> Any:
-        (path,) = found.hashes.glob("0*.bin")
+        (path,) = (place / "out" / found.hashes).glob("0*.bin")
         content = path.read_bytes()
         path.write_bytes(content[:change] if change < 0 else content + bytes(change))
         return find(found, *arguments)
@@ -165,7 +168,7 @@ def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkey
 
     def lose(*arguments: Any) -> Any:
         found = find(*arguments)
-        for path in found.workspace.hashes.glob("drops-*"):
+        for path in (place / "out" / found.workspace.hashes).glob("drops-*"):
             path.unlink()
         return found
 

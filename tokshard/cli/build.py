@@ -12,8 +12,8 @@ from tokshard.cli.build_text import build_json, build_lines, estimate_json, esti
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import CorpusRequest, is_recipe_path, one_corpus, read_recipe
 from tokshard.cli.sizes import BYTES, COUNT
-from tokshard.inspect.corpus.text import summary_text
 from tokshard.format.source_table import read_sources
+from tokshard.inspect.corpus.text import summary_text
 from tokshard.pipeline.build import build_corpus
 from tokshard.pipeline.estimate import estimate_build
 from tokshard.pipeline.options import BuildOptions

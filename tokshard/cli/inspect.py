@@ -15,7 +15,7 @@ from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
-from tokshard.format.reader import open_corpus
+from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.difference import check_hashes, compare_corpora, compare_mixes, difference_json
 from tokshard.inspect.corpus.documents import compile_pattern, match_json, search, view_json
 from tokshard.inspect.corpus.report import CorpusReport, read_document, read_report, report_json

@@ -9,7 +9,7 @@ from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.manifest import Manifest, decode_manifest
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES, TOKENS, token_dtype
-from tokshard.store import Store, open_store
+from tokshard.store import Store, open_store, present
 
 
 def open_corpus(location: str | os.PathLike[str]) -> Corpus:
@@ -107,19 +107,10 @@ def _check_manifest(manifest: Manifest, path: str) -> None:
 
 def is_unfinished(store: Store) -> bool:
     """Whether a folder is one that a build still has work in: its own, or a split below it."""
-    work = f"{names.WORK}/"
-    if work in _present(store):
+    if names.WORK in present(store):
         return True
     above = store.parent()
-    return above is not None and above[1] in {names.TRAIN, names.VALIDATION} and work in _present(above[0])
-
-
-def _present(store: Store, folder: str = "") -> frozenset[str]:
-    """The names in a folder; none if there is no such folder."""
-    try:
-        return frozenset(store.names(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return frozenset()
+    return above is not None and above[1] in {names.TRAIN, names.VALIDATION} and names.WORK in present(above[0])
 
 
 def _no_manifest(store: Store) -> CorpusError:
@@ -139,7 +130,7 @@ def _no_manifest(store: Store) -> CorpusError:
             hint="run the same 'tokshard build' command again; finished tasks are kept",
         )
     splits = (names.TRAIN, names.VALIDATION)
-    if all(names.MANIFEST in _present(store, split) for split in splits):
+    if all(names.MANIFEST in present(store, split) for split in splits):
         return UnfinishedCorpusError(
             f"{location} is not a corpus, but holds two: a build with a validation split wrote them",
             hint=f"give {store.where(splits[0])} or {store.where(splits[1])}",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tokshard.errors import UsageError
-from tokshard.format.storage import atomic_file
+from tokshard.store import open_store, written
 
 _STDOUT = 1
 
@@ -83,7 +83,8 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
     if found is not None and stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(0, "it is a directory")
     if (found is None or stat.S_ISREG(found.st_mode)) and not is_stdout(path):
-        with atomic_file(Path(os.path.realpath(path))) as file:
+        folder, name = os.path.split(os.path.realpath(path))
+        with written(open_store(folder), name) as file:
             if found is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
             yield file

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from tokenizers import Tokenizer
 
 from tokshard.errors import TokenizerError, UsageError
-from tokshard.format.storage import atomic_write
+from tokshard.store import open_store
 
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
@@ -80,7 +80,7 @@ def convert_tokenizer(path: Path, out: Path, *, eos: str | None = None) -> Conve
             raise UsageError(f"{file} exists and would be replaced", hint="give another --out")
     out.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
-        atomic_write(file, content)
+        open_store(out).put(file.name, content)
     return ConvertedTokenizer(
         directory=out, eos=config.get("eos_token"), bos=config.get("bos_token"), note=conversion.note
     )

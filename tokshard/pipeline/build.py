@@ -34,16 +34,14 @@ from tokshard.pipeline.sources.iterables import as_sources
 from tokshard.pipeline.stages import StagesOutcome, run_stages
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning
 from tokshard.pipeline.tasks.planning import StreamTask, Task
+from tokshard.pipeline.workspace.lease import cannot_write, lock
 from tokshard.pipeline.workspace.output_directory import (
     BuiltCorpus,
     check_directory,
+    check_own,
     finished_corpora,
 )
 from tokshard.pipeline.workspace.receipts import progress_of
-from tokshard.pipeline.workspace.workspace import (
-    cannot_write,
-    lock,
-)
 
 
 @takes_build_options
@@ -75,7 +73,7 @@ def build_corpus(
     options = BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)
     resolved = resolve(as_sources(sources), options)
     workspace, outputs = resolved.context.workspace, resolved.context.outputs
-    workspace.check_own()
+    check_own(workspace)
     finished = None if options.force else finished_corpora(workspace, outputs, resolved.settings)
     if finished is not None:
         return _nothing_to_do(resolved, finished)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
 from tokshard.format.arrays import number_array, table_batch
 from tokshard.format.content import TokenHash
+from tokshard.format.files import file_sha256
 from tokshard.format.manifest import (
     DAMAGED_INPUT,
     IN_OTHER_SPLIT,
@@ -33,7 +32,6 @@ from tokshard.format.manifest import (
     recipe_fingerprint,
 )
 from tokshard.format.schema import FORMAT_VERSION, token_dtype
-from tokshard.format.storage import atomic_file, atomic_write, file_sha256
 from tokshard.format.tables import (
     SHARD_TABLE_SCHEMA,
     SHARDS_PER_BATCH,
@@ -45,9 +43,10 @@ from tokshard.format.tables import (
 from tokshard.pipeline.sources.inputs import Input, display_path
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import read_rejects
-from tokshard.pipeline.workspace.receipts import Receipt, read_receipt, receipt_name
-from tokshard.pipeline.workspace.workspace import Output, Workspace, load_paths, save_paths
-from tokshard.store import open_store
+from tokshard.pipeline.workspace.places import ASSEMBLED, Output, Workspace
+from tokshard.pipeline.workspace.receipts import Receipt, read_receipt
+from tokshard.pipeline.workspace.settings import load_names, save_names
+from tokshard.store import Store, present, written
 
 _SOURCES_PER_BATCH = 65_536
 
@@ -78,26 +77,25 @@ def assemble(
         UsageError: a file is in the way that no build wrote.
         OSError: the output directory takes no more.
     """
-    out = output.directory
-    _claim(workspace, out)
+    out = output.store
+    _claim(workspace, output)
     totals = _Totals(number, len(inputs), bad_inputs)
-    partial = workspace.partial
-    with atomic_file(out / names.SHARD_TABLE, partial_directory=partial) as file:
+    with written(out, names.SHARD_TABLE) as file:
         rows = _shard_rows(workspace, keys, totals)
         write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
     if not totals.documents:
-        (out / names.SHARD_TABLE).unlink()
+        out.delete(names.SHARD_TABLE)
         raise _nothing_written(totals, output)
-    with atomic_file(out / names.SOURCE_TABLE, partial_directory=partial) as file:
+    with written(out, names.SOURCE_TABLE) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, _source_rows(inputs, totals), rows_per_batch=_SOURCES_PER_BATCH)
-    atomic_write(out / names.TOKENIZER, tokenizer_content, partial_directory=partial)
+    out.put(names.TOKENIZER, tokenizer_content)
     damaged = (
         {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
         for index, problem in sorted(bad_inputs.items())
     )
     rejects = heapq.merge(_rejects(workspace, totals), damaged, key=itemgetter("source"))
     kept_files = [names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER]
-    if _write_rejects(out, partial, rejects, inputs, arguments):
+    if _write_rejects(out, rejects, inputs, arguments):
         kept_files.append(names.REJECTS)
     return _manifest(
         out,
@@ -113,33 +111,32 @@ def assemble(
 
 def publish(output: Output, manifest: Manifest, report: Mapping[str, Any]) -> None:
     """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete."""
-    out, partial = output.directory, output.partial
-    wanted = _listed_shards(out)
-    for path in out.iterdir():
-        if names.is_shard_name(path.name) and path.name not in wanted:
-            path.unlink()  # of a task past the limit, or of an attempt that left no receipt
+    out = output.store
+    found = filter(names.is_shard_name, present(out))
+    # of a task past the limit, or of an attempt that left no receipt
+    out.delete(*(set(found) - _listed_shards(out).keys()))
     content = json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n"
-    atomic_write(out / names.REPORT, content, partial_directory=partial)  # the names before it are durable then, too
-    atomic_write(out / names.MANIFEST, encode_manifest(manifest), partial_directory=partial)
+    out.put(names.REPORT, content)  # the names before it are durable then, too
+    out.put(names.MANIFEST, encode_manifest(manifest))
 
 
-def _claim(workspace: Workspace, out: Path) -> None:
+def _claim(workspace: Workspace, output: Output) -> None:
     """Write down which files of an output are the build's, before the first is written: `--force` removes no others.
 
     Raises:
         BuildError: there is such a file, and the build did not write it.
     """
-    written = load_paths(workspace.assembled, below=workspace.out)
-    files = {out / name for name in names.SIDE_FILES}
-    if files <= written:
+    known = load_names(workspace, ASSEMBLED)
+    files = set(map(output.name_of, names.SIDE_FILES))
+    if files <= known:
         return
-    for path in sorted(files - written):
-        if os.path.lexists(path):
-            raise in_the_way(path)
-    save_paths(workspace.assembled, written | files, below=workspace.out)
+    for name in sorted(names.SIDE_FILES & present(output.store)):
+        if output.name_of(name) not in known:
+            raise in_the_way(output.store.where(name))
+    save_names(workspace, ASSEMBLED, known | files)
 
 
-def in_the_way(path: Path) -> UsageError:
+def in_the_way(path: str) -> UsageError:
     """The error for a file that a build would write over, though no build wrote it."""
     return UsageError(
         f"{path} was not written by a build, and the build would replace it",
@@ -153,8 +150,8 @@ def check_shards(output: Output) -> None:
     Raises:
         BuildError: one is gone or has another size.
     """
-    found = shard_sizes(output.directory)
-    for name, num_bytes in _listed_shards(output.directory).items():
+    found = shard_sizes(output.store)
+    for name, num_bytes in _listed_shards(output.store).items():
         if found.get(name) != num_bytes:
             what = "is gone" if name not in found else f"has {found[name]:,} bytes, and had {num_bytes:,}"
             raise BuildError(
@@ -163,18 +160,17 @@ def check_shards(output: Output) -> None:
             )
 
 
-def shard_sizes(directory: Path) -> dict[str, int]:
-    """The shards in a directory, with their sizes."""
-    with os.scandir(directory) as entries:
-        return {entry.name: entry.stat().st_size for entry in entries if names.is_shard_name(entry.name)}
+def shard_sizes(store: Store) -> dict[str, int]:
+    """The shards of a corpus, with their sizes."""
+    return {entry.name: entry.size for entry in store.list("shard-") if names.is_shard_name(entry.name)}
 
 
-def _listed_shards(directory: Path) -> dict[str, int]:
+def _listed_shards(store: Store) -> dict[str, int]:
     """The shards that the shard table names, with their sizes."""
     columns = ("name", "num_bytes")
     return {
         name: num_bytes
-        for batch in Table(open_store(directory), names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
+        for batch in Table(store, names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
         for name, num_bytes in zip(*(batch.column(column).to_pylist() for column in columns), strict=True)
     }
 
@@ -264,7 +260,7 @@ _COUNTED = ("records_read", "documents", "tokens", "text_bytes")
 
 def _shard_rows(workspace: Workspace, keys: Sequence[Key], totals: _Totals) -> Iterator[pa.RecordBatch]:
     for key in keys:
-        receipt, shards = read_receipt(workspace.receipts / f"{receipt_name(key)}.arrow")
+        receipt, shards = read_receipt(workspace, key)
         rows = shards[totals.number]
         totals.add(receipt)
         totals.shards += rows.num_rows
@@ -298,18 +294,17 @@ def _source_rows(inputs: Sequence[Input], totals: _Totals) -> Iterator[pa.Record
 
 
 def _write_rejects(
-    out: Path, partial: Path, rejects: Iterator[dict[str, Any]], inputs: Sequence[Input], arguments: Sequence[str]
+    out: Store, rejects: Iterator[dict[str, Any]], inputs: Sequence[Input], arguments: Sequence[str]
 ) -> bool:
     """One line per bad record or damaged input that was left out, in input order; False if there is none.
 
     Source, record counted from 1 (null for an input), reason, detail.
     """
-    final = out / names.REJECTS
     first = next(rejects, None)
     if first is None:
-        final.unlink(missing_ok=True)
+        out.delete(names.REJECTS)
         return False
-    with atomic_file(final, partial_directory=partial) as file:
+    with written(out, names.REJECTS) as file:
         for reject in itertools.chain([first], rejects):
             source = inputs[reject["source"]]
             reject["source"] = display_path(arguments[source.argument], source.path)
@@ -327,7 +322,7 @@ def _rejects(workspace: Workspace, totals: _Totals) -> Iterator[dict[str, Any]]:
 
 
 def _manifest(
-    out: Path,
+    out: Store,
     totals: _Totals,
     inputs: Sequence[Input],
     *,
@@ -370,10 +365,7 @@ def _manifest(
         document_lengths=DocumentLengths(
             shortest=totals.shortest, longest=totals.longest, counts=totals.lengths.tolist()
         ),
-        files={
-            name: FileFacts(num_bytes=(out / name).stat().st_size, sha256=file_sha256(out / name))
-            for name in kept_files
-        },
+        files={name: FileFacts(num_bytes=out.stat(name).size, sha256=file_sha256(out, name)) for name in kept_files},
     )
 
 

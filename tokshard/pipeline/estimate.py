@@ -26,8 +26,8 @@ from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import Chunk, LineChunk, utf8_sizes
 from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.tasks.writing import DocumentWriters
+from tokshard.pipeline.workspace.places import TOKENIZER, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt
-from tokshard.pipeline.workspace.workspace import Workspace
 
 _SAMPLED_PLACES = 32
 _TEXT_BYTES_PER_PLACE = 2 << 20
@@ -189,12 +189,10 @@ class _Sampler:
 
     def __init__(self, request: ResolvedBuild, directory: Path) -> None:
         context = request.context
-        workspace = Workspace(directory, attempt="sample")
-        workspace.create()
-        workspace.tokenizer.write_bytes(request.read.clean)
+        workspace = open_workspace(directory, attempt="sample")
+        workspace.take_over()
+        workspace.store.put(TOKENIZER, request.read.clean)
         outputs = workspace.outputs(is_split=context.rules.validation_fraction is not None)
-        for output in outputs:
-            output.create()
         self._context = dataclasses.replace(context, workspace=workspace, outputs=outputs, is_skipping=True)
         self._parse = JsonLinesParser(context.spec)
         self._writers = DocumentWriters(self._context)

@@ -12,7 +12,7 @@ from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.tasks.schedule import Schedule
-from tokshard.pipeline.workspace.workspace import Workspace
+from tokshard.pipeline.workspace.places import Workspace
 
 _REPAIRS = {MISSING_TEXT: "check --text-field", TOO_LONG: "allow longer texts with --max-document-bytes"}
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tokshard.errors import BuildError
 from tokshard.format import names
-from tokshard.format.storage import atomic_write
 from tokshard.pipeline.executors.base import cpu_seconds
 from tokshard.pipeline.executors.processes import prepare_workers
 from tokshard.pipeline.resolve import ResolvedBuild, continuing_command
 from tokshard.pipeline.tasks.planning import MIN_TASK_BYTES, StreamTask, Task
-from tokshard.pipeline.workspace.output_directory import has_begun, remove_build
-from tokshard.pipeline.workspace.workspace import check_same_settings, load_settings, save_command, save_settings
+from tokshard.pipeline.workspace.output_directory import has_begun, is_removing, remove_build
+from tokshard.pipeline.workspace.places import REMOVING, TOKENIZER
+from tokshard.pipeline.workspace.settings import check_same_settings, load_settings, save_command, save_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,8 @@ def prepare(resolved: ResolvedBuild) -> PreparedBuild:
     workspace = context.workspace
     _take_directory(resolved)
     save_settings(workspace, resolved.settings)
-    workspace.removing.unlink(missing_ok=True)
-    for output in context.outputs:
-        output.create()
-    atomic_write(workspace.tokenizer, resolved.read.clean)
+    workspace.store.delete(REMOVING)
+    workspace.store.put(TOKENIZER, resolved.read.clean)
     tasks = resolved.plan()
     save_command(workspace, continuing_command(resolved, tasks))
     num_workers = min(resolved.num_workers, max(1, _parallelism(tasks)))
@@ -62,7 +60,7 @@ def prepare(resolved: ResolvedBuild) -> PreparedBuild:
 def _take_directory(resolved: ResolvedBuild) -> None:
     workspace, outputs = resolved.context.workspace, resolved.context.outputs
     workspace.take_over()  # from here on no other process changes what is looked at
-    if resolved.options.force or workspace.removing.exists():
+    if resolved.options.force or is_removing(workspace):
         if load_settings(workspace) is None:
             save_settings(workspace, resolved.settings)
         remove_build(workspace)

@@ -14,7 +14,6 @@ from pathlib import Path
 from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig
-from tokshard.format.storage import local_directory
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.encode.tokenizer import TokenizerFile, read_tokenizer
 from tokshard.pipeline.options import BuildOptions, checked_options, command_words
@@ -24,6 +23,7 @@ from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.hub import SCHEME
 from tokshard.pipeline.sources.inputs import InputTable, RecordSource, read_once_name, vanished
 from tokshard.pipeline.sources.records import RecordSpec, check_field_name, parse_columns
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import (
     StreamTask,
     Task,
@@ -31,7 +31,8 @@ from tokshard.pipeline.tasks.planning import (
     plan_tasks,
     round_task_bytes,
 )
-from tokshard.pipeline.workspace.workspace import Command, Settings, WorkerContext, Workspace
+from tokshard.pipeline.workspace.places import open_workspace
+from tokshard.pipeline.workspace.settings import Command, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
     options = checked_options(options)
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
-    workspace = Workspace(local_directory(options.out), attempt=secrets.token_hex(8))
+    workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
     _check_apart(workspace.out, arguments, options.tokenizer)
     found = discover(arguments, input_format=options.input_format, keep_unreadable=options.on_bad_source == "skip")
     _check_no_output(workspace.out, found.inputs)

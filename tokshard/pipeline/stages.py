@@ -14,12 +14,13 @@ from tokshard.pipeline.messages import user_error
 from tokshard.pipeline.progress import FileCount, PartitionDisplay, ProgressDisplay
 from tokshard.pipeline.resolve import ResolvedBuild
 from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.duplicates import DropLists, find_duplicates
 from tokshard.pipeline.tasks.planning import Key, StreamTask, Task
 from tokshard.pipeline.tasks.schedule import Discard, Done, LeaveOut, Rerun, Run, Schedule, Wait
 from tokshard.pipeline.valid_receipts import discard_receipt, valid_receipts
 from tokshard.pipeline.workspace.receipts import Progress, Receipt, progress_of
-from tokshard.pipeline.workspace.workspace import WorkerContext, load_bad_inputs, save_bad_inputs
+from tokshard.pipeline.workspace.settings import load_bad_inputs, save_bad_inputs
 
 _MAX_LOSSES = 1
 """Workers that a task may cost; the next one ends the build."""
@@ -65,8 +66,6 @@ def _find_duplicates(
     resolved: ResolvedBuild, tasks: Sequence[Task | StreamTask], outcome: StagesOutcome, *, num_workers: int
 ) -> DropLists:
     workspace = resolved.context.workspace.hashing
-    workspace.create()
-    workspace.hashes.mkdir(exist_ok=True)
     receipts = _Stage(resolved, replace(resolved.context, workspace=workspace), tasks, outcome).run(num_workers)
     return find_duplicates(workspace, receipts, PartitionDisplay(is_quiet=resolved.options.quiet))
 

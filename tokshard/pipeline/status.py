@@ -12,11 +12,12 @@ from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig
 from tokshard.format.opening import read_manifest
-from tokshard.format.storage import local_directory
 from tokshard.pipeline.sources.inputs import read_once_name
+from tokshard.pipeline.workspace.lease import lock_holder
+from tokshard.pipeline.workspace.places import Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipts
-from tokshard.pipeline.workspace.workspace import Workspace, load_bad_inputs, load_command, load_settings, lock_holder
-from tokshard.store import open_store
+from tokshard.pipeline.workspace.settings import load_bad_inputs, load_command, load_settings
+from tokshard.store import present
 
 _OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
 
@@ -65,19 +66,18 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         UsageError: there is none.
         TokshardError: what it left is damaged.
     """
-    out = local_directory(location)
-    workspace = Workspace(out)
+    workspace = open_workspace(location)
     settings = load_settings(workspace)
     if settings is None:
         return _finished(workspace)
     holder = lock_holder(workspace)
     command = load_command(workspace)
     read_once = tuple(map(read_once_name, settings.sources.read_once))
-    encoding = [receipt for receipt, _ in read_receipts(workspace.receipts)]
+    encoding = [receipt for receipt, _ in read_receipts(workspace)]
     stage = "hashing" if settings.config.dedup == "exact" and not encoding else "encoding"
     receipts = encoding
     if stage == "hashing":
-        receipts = [receipt for receipt, _ in read_receipts(workspace.hashing.receipts)]
+        receipts = [receipt for receipt, _ in read_receipts(workspace.hashing)]
     if load_settings(workspace) is None:
         return _finished(workspace)  # the build ended meanwhile, and what it had left is gone
     left_out: Counter[str] = Counter()
@@ -86,7 +86,7 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
             left_out.update({reason: n for reason, n in source.left_out.items() if reason not in _OTHER_SPLIT})
     tasks_done, segments_done = _tasks_done(receipts)
     return BuildStatus(
-        directory=str(out),
+        directory=str(workspace.out),
         state=UNFINISHED if holder is None else RUNNING,
         stage=stage,
         holder=holder or "",
@@ -111,9 +111,9 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
 def _finished(workspace: Workspace) -> BuildStatus:
     for is_split in (False, True):
         outputs = workspace.outputs(is_split=is_split)
-        if not all((output.directory / names.MANIFEST).exists() for output in outputs):
+        if not all(names.MANIFEST in present(output.store) for output in outputs):
             continue
-        manifests = [read_manifest(open_store(output.directory)) for output in outputs]
+        manifests = [read_manifest(output.store) for output in outputs]
         return BuildStatus(
             directory=str(workspace.out),
             state=COMPLETE,

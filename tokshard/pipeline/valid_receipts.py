@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from tokshard.pipeline.commit import shard_sizes
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.hashing import hashes_bytes, hashes_path
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import rejects_path
-from tokshard.pipeline.workspace.receipts import Receipt, read_receipts, receipt_name
-from tokshard.pipeline.workspace.workspace import WorkerContext, Workspace
+from tokshard.pipeline.workspace.places import Stage, Workspace
+from tokshard.pipeline.workspace.receipts import Receipt, read_receipts, receipt_path
 
 
 def valid_receipts(context: WorkerContext, bad_inputs: Collection[int]) -> Iterator[Receipt]:
@@ -23,8 +23,8 @@ def valid_receipts(context: WorkerContext, bad_inputs: Collection[int]) -> Itera
     """
     workspace = context.workspace
     drops = "" if context.drops is None else context.drops.digest
-    sizes = [shard_sizes(output.directory) for output in context.outputs]
-    for receipt, shards in read_receipts(workspace.receipts):
+    sizes = [shard_sizes(output.store) for output in context.outputs]
+    for receipt, shards in read_receipts(workspace):
         is_wanted = receipt.drops == drops and not any(index in bad_inputs for index in receipt.inputs)
         if is_wanted and _has_its_files(workspace, receipt, shards, sizes):
             yield receipt.without_sources()
@@ -36,10 +36,10 @@ def _has_its_files(
     workspace: Workspace, receipt: Receipt, shards: Sequence[pa.RecordBatch], sizes: Sequence[Mapping[str, int]]
 ) -> bool:
     """Whether shards, rejects and hashes of a task are there and as long as its receipt says."""
-    if receipt.num_rejects and not _has_size(rejects_path(workspace, receipt.key), receipt.rejects_bytes):
+    if receipt.num_rejects and not _has_size(workspace, rejects_path(workspace, receipt.key), receipt.rejects_bytes):
         return False
-    if workspace.stage:
-        return _has_size(hashes_path(workspace, receipt.key), hashes_bytes(receipt.runs))
+    if workspace.stage is Stage.HASHING:
+        return _has_size(workspace, hashes_path(workspace, receipt.key), hashes_bytes(receipt.runs))
     return all(
         found.get(name) == num_bytes
         for rows, found in zip(shards, sizes, strict=True)
@@ -47,14 +47,13 @@ def _has_its_files(
     )
 
 
-def _has_size(path: Path, num_bytes: int) -> bool:
+def _has_size(workspace: Workspace, name: str, num_bytes: int) -> bool:
     try:
-        return path.stat().st_size == num_bytes
+        return workspace.store.stat(name).size == num_bytes
     except OSError:
         return False
 
 
 def discard_receipt(workspace: Workspace, key: Key) -> None:
     """Forget that a task was done."""
-    (workspace.receipts / f"{receipt_name(key)}.arrow").unlink(missing_ok=True)
-    rejects_path(workspace, key).unlink(missing_ok=True)
+    workspace.store.delete(receipt_path(workspace, key), rejects_path(workspace, key))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
-from tokshard.format.reader import Corpus
+from tokshard.format.corpus import Corpus
 
 GATHER_BELOW = 350
 """Mean tokens of a piece below which gathering is faster than slices. Changes speed only, not results."""

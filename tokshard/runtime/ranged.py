@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError
-from tokshard.format.reader import Corpus
+from tokshard.format.corpus import Corpus
 from tokshard.format.schema import ORDINAL_STRIDE
 
 _MAX_DESCRIPTORS = 1_024
@@ -76,8 +76,8 @@ class RangedShard:
         self.path = str(corpus.directory / info.name)
         self._num_bytes, self._files = info.num_bytes, files
         self._dtype = corpus.dtype
-        self._places = corpus.batch_places(index)
-        self._strides = corpus.stride_documents(index)
+        self._places = corpus.shards.batch_places(index)
+        self._strides = corpus.shards.stride_documents(index)
         self._starts = _starts([place.num_tokens for place in self._places])
         self._first_documents = _starts([place.num_documents for place in self._places])
 

@@ -13,10 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import DamagedCorpusError, RESTORE
-from tokshard.runtime.mapped import MappedShard, MappedTokens
-from tokshard.format.corpus import Corpus
+from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.opening import open_corpus
+from tokshard.runtime.mapped import MappedShard, MappedTokens
 from tokshard.runtime.order.forking import ForkLock
 from tokshard.runtime.ranged import OpenFiles, RangedShard
 from tokshard.runtime.source import DocumentSpan

@@ -6,10 +6,10 @@ import os
 from pathlib import PurePath
 
 from tokshard.errors import UsageError
-from tokshard.store.base import Entry, Spool, Store, local_file, written
+from tokshard.store.base import Entry, Spool, Store, local_file, present, written
 from tokshard.store.posix import PosixStore
 
-__all__ = ["Entry", "Spool", "Store", "local_file", "open_store", "written"]
+__all__ = ["Entry", "Spool", "Store", "local_file", "open_store", "present", "written"]
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:

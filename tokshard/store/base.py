@@ -88,7 +88,7 @@ class Store(Protocol):
         """Size and version of one file."""
 
     def open(self, name: str) -> IO[bytes]:
-        """A file for reading: seekable, and unbuffered where that is cheap."""
+        """A file for reading: seekable and buffered."""
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Sequence[bytes]:
         """Parts of a file, each given as its first byte and its length; concurrent where requests are slow.
@@ -148,6 +148,9 @@ class Store(Protocol):
     def discard_spooled(self) -> None:
         """Remove what processes of this attempt spooled and did not put. They must be gone."""
 
+    def end_attempt(self) -> None:
+        """End this attempt: remove all that it spooled and did not put. It can put nothing more."""
+
     def lease(self, name: str, holder: str) -> AbstractContextManager[bool]:
         """Hold a name alone, until the context ends or the process does.
 
@@ -188,3 +191,11 @@ def local_file(store: Store, name: str) -> Iterator[str]:
         copy.write(store.get(name))
         copy.flush()
         yield copy.name
+
+
+def present(store: Store, folder: str = "") -> frozenset[str]:
+    """The names in a folder, without the slash of folders; none if there is no such folder."""
+    try:
+        return frozenset(name.rstrip("/") for name in store.names(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()

@@ -54,7 +54,11 @@ class PosixStore:
         folder, _, start = prefix.rpartition("/")
         for name in self._files_below(folder, start):
             with contextlib.suppress(FileNotFoundError):  # it went meanwhile
-                yield self.stat(name)
+                try:
+                    yield self.stat(name)
+                except FileNotFoundError:  # a link that leads nowhere
+                    found = os.lstat(self.where(name))
+                    yield Entry(name, found.st_size, _version(found))
 
     def names(self, folder: str = "") -> Sequence[str]:
         with os.scandir(self.where(folder)) as entries:
@@ -65,7 +69,7 @@ class PosixStore:
         return Entry(name, found.st_size, _version(found))
 
     def open(self, name: str) -> IO[bytes]:
-        return open(self.where(name), "rb", buffering=0)
+        return open(self.where(name), "rb")
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Sequence[bytes]:
         path = self.where(name)
@@ -129,7 +133,7 @@ class PosixStore:
         return PosixSpool(self, name)
 
     def attempt(self, folder: str, token: str) -> PosixStore:
-        return replace(self, scratch=os.path.join(self.location, folder, token))
+        return replace(self, scratch=self.where(f"{folder}/{token}"))
 
     def take_over(self) -> None:
         assert self.scratch is not None, "this store is of no attempt"
@@ -148,6 +152,10 @@ class PosixStore:
         for name in os.listdir(self.scratch):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.scratch, name))
+
+    def end_attempt(self) -> None:
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     @contextlib.contextmanager
     def lease(self, name: str, holder: str) -> Iterator[bool]:
@@ -250,7 +258,7 @@ class PosixSpool:
         except BaseException:
             self.discard()
             raise
-        _sync_directory(os.path.dirname(self._final))
+        _sync_directory(os.path.dirname(self._final) or ".")
 
     def discard(self) -> None:
         """Close and remove the file."""
@@ -265,11 +273,15 @@ class PosixSpool:
         except FileNotFoundError:
             if self._is_fenced:  # another attempt took over: making the folder again would undo that
                 raise
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
         return open(self.path, "wb")
 
     def _publish(self, *, is_new: bool) -> None:
-        for _ in range(_FOLDER_TRIES):
+        folder = os.path.dirname(self._final) or "."
+        for tries in range(_FOLDER_TRIES):
+            # of an attempt that another took over from, the unfinished file is gone: no folder comes back then
+            if not os.path.isdir(folder) and os.path.lexists(self.path):
+                os.makedirs(folder, exist_ok=True)
             try:
                 if is_new:
                     os.link(self.path, self._final)
@@ -277,17 +289,15 @@ class PosixSpool:
                 else:
                     os.replace(self.path, self._final)  # readers see the whole file or none
             except FileNotFoundError:
-                if not os.path.lexists(self.path):
+                if tries == _FOLDER_TRIES - 1 or not os.path.lexists(self.path):
                     raise
-                os.makedirs(os.path.dirname(self._final), exist_ok=True)
             else:
                 return
-        os.replace(self.path, self._final)
 
 
 def _attempt_name() -> str:
     """A name that no other process has, on any machine, nor this one again."""
-    host = "".join(letter for letter in platform.node() if letter.isalnum())[:32]
+    host = "".join(letter for letter in platform.node() if letter.isalnum())[:16]
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from tokshard.errors import DamagedCorpusError
+from tokshard.format.corpus import Corpus
 from tokshard.inspect.progress import OnProgress, no_progress
 from tokshard.inspect.verify.safe_read import ByteCounter, UnreadableError, hash_chunks, opened
-from tokshard.format.corpus import Corpus
 from tokshard.jobs.plan_file import Mix
 
 _MAX_NAMES = 10

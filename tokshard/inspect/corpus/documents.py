@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
+from tokshard.format.corpus import Corpus
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.manifest import Manifest
-from tokshard.format.corpus import Corpus
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.progress import OnProgress, no_progress
 
@@ -235,7 +235,7 @@ def search(corpus: Corpus, pattern: re.Pattern[str], *, on_progress: OnProgress 
     first_token = int(corpus.bos_id is not None)
     done = 0
     for index in range(len(corpus.shards)):
-        shard, first = corpus.shard(index), corpus.first_document(index)
+        shard, first = corpus.shard(index), corpus.shards.first_document(index)
         for row in range(shard.info.num_documents):
             tokens = shard.document(row)
             text = decode(tokens[first_token:-1])

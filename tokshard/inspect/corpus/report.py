@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tokshard.format import names
+from tokshard.format.corpus import Corpus
 from tokshard.format.decode import load_decoder
 from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest
 from tokshard.format.opening import open_corpus

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.format.manifest import DocumentLengths
 from tokshard.format.corpus import Corpus
+from tokshard.format.manifest import DocumentLengths
 from tokshard.inspect.corpus.documents import spread
 from tokshard.inspect.corpus.vocabulary import Vocabulary
 from tokshard.inspect.progress import OnProgress, no_progress

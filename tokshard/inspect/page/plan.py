@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.format.decode import Decode, load_decoder
-from tokshard.inspect.corpus.documents import token_pieces
 from tokshard.format.opening import open_corpus
+from tokshard.inspect.corpus.documents import token_pieces
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.page.page import Section, cards, chart, lines, render_page
 from tokshard.inspect.plan.preview import PlanReport, report_plan

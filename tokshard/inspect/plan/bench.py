@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
-from tokshard.format.reader import Corpus, open_corpus
+from tokshard.format.corpus import Corpus
+from tokshard.format.opening import open_corpus
 from tokshard.jobs.plan_file import Mix
 from tokshard.wording import counted
 

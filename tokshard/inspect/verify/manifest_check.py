@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tokshard.errors import CorpusError
 from tokshard.format import names
 from tokshard.format.content import join_hashes
+from tokshard.format.corpus import Corpus
 from tokshard.format.manifest import (
     IN_OTHER_SPLIT,
     Manifest,
@@ -24,10 +25,11 @@ from tokshard.format.manifest import (
     content_fingerprint,
     recipe_fingerprint,
 )
-from tokshard.format.reader import Corpus, read_manifest
+from tokshard.format.opening import read_manifest
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.vocabulary import token_ids
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings, SourceRuns
+from tokshard.store import open_store
 
 
 def check_tokenizer(directory: Path, manifest: Manifest) -> Iterator[Problem]:
@@ -120,7 +122,7 @@ class Tally:
 def check_names(corpus: Corpus) -> Iterator[Problem]:
     """Names and content fingerprint of the shard table."""
     manifest = corpus.manifest
-    twice = [name for name, count in Counter(corpus.shard_names()).items() if count > 1]
+    twice = [name for name, count in Counter(corpus.shards.names()).items() if count > 1]
     if twice:
         yield Problem(file=names.SHARD_TABLE, message=f"names {twice[0]} more than once")
     found = content_fingerprint(
@@ -213,7 +215,7 @@ def check_split(directory: Path, manifest: Manifest) -> Iterator[Problem]:
         return
     other_name = names.VALIDATION if split == names.TRAIN else names.TRAIN
     try:
-        other = read_manifest(directory.parent / other_name)
+        other = read_manifest(open_store(directory.parent / other_name))
     except CorpusError:
         return  # it is elsewhere, or damaged, which its own verification reports
     if msgspec.structs.replace(other.build, split=split) != manifest.build or other.arguments != manifest.arguments:

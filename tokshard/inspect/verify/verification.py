@@ -13,9 +13,10 @@ from typing import Any
 
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, UnfinishedCorpusError
 from tokshard.format import names
+from tokshard.format.corpus import Corpus
+from tokshard.format.files import read_file
 from tokshard.format.manifest import Manifest
-from tokshard.format.reader import Corpus, is_unfinished, list_directory, read_manifest
-from tokshard.format.storage import local_directory, read_file
+from tokshard.format.opening import is_unfinished, list_names, read_manifest
 from tokshard.inspect.progress import OnProgress, no_progress
 from tokshard.inspect.verify.manifest_check import (
     Tally,
@@ -123,7 +124,7 @@ def _default_workers() -> int:
 
 def _has_lost_manifest(directory: Path) -> bool:
     """Whether a directory without a manifest was a corpus: builds write the shard table just before the manifest."""
-    return not is_unfinished(directory) and (directory / names.SHARD_TABLE).exists()
+    return not is_unfinished(open_store(directory)) and (directory / names.SHARD_TABLE).exists()
 
 
 def _require_file(path: Path) -> None:

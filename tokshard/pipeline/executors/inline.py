@@ -7,10 +7,10 @@ from typing import Self
 
 from tokshard.pipeline.executors.base import Event, Failed, Finished, OnProgress, Released, Usage, peak_bytes
 from tokshard.pipeline.failures import SegmentError
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import Task
 from tokshard.pipeline.tasks.runner import TaskRunner
 from tokshard.pipeline.tasks.schedule import Run
-from tokshard.pipeline.workspace.workspace import WorkerContext
 
 
 class InlineExecutor:

@@ -22,10 +22,10 @@ from tokshard.pipeline.executors.base import Event, Failed, Finished, Lost, OnPr
 from tokshard.pipeline.executors.messages import FeederFailed, Idle, SegmentReady, TaskDone
 from tokshard.pipeline.executors.stream_feeder import StreamFeeder
 from tokshard.pipeline.executors.worker import ENVIRONMENT, START_METHOD, worker_main
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.tasks.schedule import Run
 from tokshard.pipeline.workspace.receipts import Progress
-from tokshard.pipeline.workspace.workspace import WorkerContext
 
 _STOP_SECONDS = 5.0
 

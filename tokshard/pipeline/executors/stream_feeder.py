@@ -18,10 +18,10 @@ from tokshard.pipeline.executors.messages import (
     portable,
 )
 from tokshard.pipeline.failures import SegmentError
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import StreamTask
 from tokshard.pipeline.tasks.runner import Segment, open_segments
 from tokshard.pipeline.tasks.schedule import Run
-from tokshard.pipeline.workspace.workspace import WorkerContext
 
 
 class StreamFeeder:

@@ -15,11 +15,11 @@ from tokshard.pipeline.executors.base import Failed, Usage, cpu_seconds, peak_by
 from tokshard.pipeline.executors.messages import BrokenSegment, EndOfSegment, Idle, RunSegment, TaskDone, portable
 from tokshard.pipeline.failures import SegmentError
 from tokshard.pipeline.sources.records import Chunk
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import Key, Task
 from tokshard.pipeline.tasks.runner import TaskRunner
 from tokshard.pipeline.tasks.schedule import Run
 from tokshard.pipeline.workspace.receipts import Receipt
-from tokshard.pipeline.workspace.workspace import WorkerContext
 
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",

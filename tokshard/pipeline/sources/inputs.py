@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
 
@@ -19,7 +18,9 @@ from pyarrow import ipc
 
 from tokshard.errors import BadSourceError, BuildError, SourceError, TokshardError, UsageError
 from tokshard.format.arrays import number_array
-from tokshard.format.storage import atomic_file, map_file
+from tokshard.format.files import map_file
+from tokshard.store import Store
+from tokshard.store.base import written
 
 JSONL, PARQUET, ARROW, TXT, CSV, TSV, TAR = INPUT_FORMATS = ("jsonl", "parquet", "arrow", "txt", "csv", "tsv", "tar")
 """Values of ``--input-format``. Whether an Arrow file is a stream is read off its first bytes."""
@@ -107,16 +108,16 @@ class InputTable(Sequence[Input]):
         self._columns, self._records = columns, records
 
     @classmethod
-    def saved(cls, roots: Sequence[str], path: Path, digest: str) -> InputTable:
+    def saved(cls, roots: Sequence[str], store: Store, name: str, digest: str) -> InputTable:
         """The table that `save` wrote; nothing is read yet."""
-        return cls(roots, _Columns(None, path, digest))
+        return cls(roots, _Columns(None, (store, name), digest))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return InputTable, (self.roots, self._columns)
 
-    def save(self, path: Path) -> None:
+    def save(self, store: Store, name: str) -> None:
         """Write the table for other processes."""
-        self._columns.save(path)
+        self._columns.save(store, name)
 
     def absolute(self) -> InputTable:
         """The same inputs with absolute roots."""
@@ -248,28 +249,30 @@ class _Columns:
     """The columns of an `InputTable`: held in memory, or mapped from the file that was written of them.
 
     Args:
-        batch: the table; None: it is in the file at `path`, which is mapped when a column is asked for.
+        batch: the table; None: it is in the file at `place`, which is mapped when a column is asked for.
         digest: what the file has to hold; None: whatever it holds.
     """
 
-    def __init__(self, batch: pa.RecordBatch | None, path: Path | None = None, digest: str | None = None) -> None:
-        self._batch, self._path, self._digest = batch, path, digest
+    def __init__(
+        self, batch: pa.RecordBatch | None, place: tuple[Store, str] | None = None, digest: str | None = None
+    ) -> None:
+        self._batch, self._place, self._digest = batch, place, digest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_Columns, (None, self._path)) if self._path else (_Columns, (self._table,))
+        return (_Columns, (None, self._place)) if self._place else (_Columns, (self._table,))
 
-    def save(self, path: Path) -> None:
-        with atomic_file(path) as file, ipc.new_file(file, self._table.schema) as writer:
+    def save(self, store: Store, name: str) -> None:
+        with written(store, name) as file, ipc.new_file(file, self._table.schema) as writer:
             writer.write_batch(self._table)
-        self._path = path
+        self._place = (store, name)
 
     @cached_property
     def _table(self) -> pa.RecordBatch:
         if self._batch is not None:
             return self._batch
-        assert self._path is not None
+        assert self._place is not None
         try:
-            table = ipc.open_file(map_file(self._path)).get_batch(0)
+            table = ipc.open_file(map_file(*self._place)).get_batch(0)
         except (OSError, pa.ArrowException) as error:
             raise self._damaged(str(error)) from error
         if self._digest not in (None, _digest_of(table)):
@@ -277,7 +280,9 @@ class _Columns:
         return table
 
     def _damaged(self, problem: str) -> BuildError:
-        return BuildError(f"{self._path} is damaged: {problem}", hint="start over with --force")
+        assert self._place is not None
+        store, name = self._place
+        return BuildError(f"{store.where(name)} is damaged: {problem}", hint="start over with --force")
 
     @cached_property
     def digest(self) -> str:

@@ -10,7 +10,6 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import BuildError
-from tokshard.format.storage import atomic_file, map_file
+from tokshard.format.files import map_file
 from tokshard.pipeline.tasks.hashing import hashes_bytes, hashes_path, sorted_repeats
 from tokshard.pipeline.tasks.planning import Key
+from tokshard.pipeline.workspace.places import Workspace
 from tokshard.pipeline.workspace.receipts import Receipt
-from tokshard.pipeline.workspace.workspace import Workspace
+from tokshard.store import present
 
 DUPLICATE = "duplicate"
 """Reason for a text that is equal to an earlier one."""
@@ -74,7 +74,7 @@ class DropLists:
         parts = [run.repeats for run in _runs(self.workspace, *self.tasks[ordinal])]
         bounds = np.array([ordinal, ordinal + 1], np.uint64) << np.uint64(_PLACE_BITS)
         for partition in range(self.num_partitions):
-            found = np.frombuffer(_map(_drops_path(self.workspace, self.digest, partition)), "<u8")
+            found = np.frombuffer(_map(self.workspace, _drops_name(self.digest, partition)), "<u8")
             low, high = np.searchsorted(found, bounds)
             parts.append(found[low:high].astype(np.uint32))  # the low half: the place
         return TaskDrops(np.sort(np.concatenate(parts)) if parts else np.empty(0, np.uint32))
@@ -98,13 +98,13 @@ def find_duplicates(
     digest = hashlib.blake2b(msgspec.json.encode(facts), digest_size=8).hexdigest()
     total = sum(distinct for _, runs in tasks for distinct, _ in runs)
     num_partitions = -(-total // PARTITION_TEXTS)
+    done = present(workspace.store, workspace.hashes)
     for partition in range(num_partitions):
         on_partition(partition, num_partitions)
-        path = _drops_path(workspace, digest, partition)
-        if not path.exists():
+        name = _drops_name(digest, partition)
+        if name not in done:
             drops = _partition_drops(workspace, tasks, partition, num_partitions)
-            with atomic_file(path, partial_directory=workspace.partial) as file:
-                file.write(drops.tobytes())
+            workspace.store.put(f"{workspace.hashes}/{name}", drops.tobytes())
     return DropLists(workspace=workspace, tasks=tasks, num_partitions=num_partitions, digest=digest)
 
 
@@ -140,7 +140,7 @@ class _Run:
 
 
 def _runs(workspace: Workspace, key: Key, runs: Sequence[tuple[int, int]]) -> Iterator[_Run]:
-    content = _map(hashes_path(workspace, key), hashes_bytes(runs))
+    content = _map(workspace, hashes_path(workspace, key).rpartition("/")[2], hashes_bytes(runs))
     position = 0
     for distinct, repeats in runs:
         parts = []
@@ -150,9 +150,11 @@ def _runs(workspace: Workspace, key: Key, runs: Sequence[tuple[int, int]]) -> It
         yield _Run(*parts)
 
 
-def _map(path: Path, num_bytes: int | None = None) -> Any:
+def _map(workspace: Workspace, file: str, num_bytes: int | None = None) -> Any:
+    name = f"{workspace.hashes}/{file}"
+    path = workspace.store.where(name)
     try:
-        content = map_file(path)
+        content = map_file(workspace.store, name)
     except OSError as error:
         raise BuildError(f"{path} cannot be read: {error.strerror or error}", hint=_AGAIN) from error
     if num_bytes not in (None, content.size):
@@ -160,5 +162,5 @@ def _map(path: Path, num_bytes: int | None = None) -> Any:
     return content
 
 
-def _drops_path(workspace: Workspace, digest: str, partition: int) -> Path:
-    return workspace.hashes / f"drops-{digest}-{partition:06d}.bin"
+def _drops_name(digest: str, partition: int) -> str:
+    return f"drops-{digest}-{partition:06d}.bin"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -19,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.format.arrays import table_batch
-from tokshard.format.storage import atomic_file
 from tokshard.format.tables import SHARD_TABLE_SCHEMA
 from tokshard.pipeline.sources.records import EMPTY, Records
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import RejectsFile
+from tokshard.pipeline.workspace.places import Workspace
 from tokshard.pipeline.workspace.receipts import (
     OutputCounts,
     Progress,
@@ -32,7 +32,7 @@ from tokshard.pipeline.workspace.receipts import (
     receipt_name,
     write_receipt,
 )
-from tokshard.pipeline.workspace.workspace import WorkerContext, Workspace
+from tokshard.store import written
 
 RUN_TEXTS = 1 << 20
 """Texts that a task holds the hashes of: 16 MiB of hashes, and 60 MB at the peak while they are sorted."""
@@ -40,9 +40,9 @@ RUN_TEXTS = 1 << 20
 _HASH_BYTES = 16
 
 
-def hashes_path(workspace: Workspace, key: Key) -> Path:
+def hashes_path(workspace: Workspace, key: Key) -> str:
     """The file of a task."""
-    return workspace.hashes / f"{receipt_name(key)}.bin"
+    return f"{workspace.hashes}/{receipt_name(key)}.bin"
 
 
 def hashes_bytes(runs: Sequence[tuple[int, int]]) -> int:
@@ -84,8 +84,8 @@ class HashingTask:
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._rejects)
-        path = hashes_path(self._workspace, self._key)
-        self._file: IO[bytes] = self._stack.enter_context(atomic_file(path, partial_directory=self._workspace.partial))
+        name = hashes_path(self._workspace, self._key)
+        self._file: IO[bytes] = self._stack.enter_context(written(self._workspace.store, name))
         return self
 
     def __exit__(
@@ -132,7 +132,7 @@ class HashingTask:
             hashes=self._digest.hexdigest(),
         )
         no_shards = table_batch({name: [] for name in SHARD_TABLE_SCHEMA.names}, SHARD_TABLE_SCHEMA)
-        write_receipt(self._workspace.receipts, receipt, [no_shards], partial_directory=self._workspace.partial)
+        write_receipt(self._workspace, receipt, [no_shards])
         return receipt
 
     def _flush(self) -> None:

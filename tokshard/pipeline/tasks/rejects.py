@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from tokshard.errors import BuildError
-from tokshard.format.storage import atomic_file
 from tokshard.pipeline.failures import RejectedRecordError
 from tokshard.pipeline.sources.records import BadRecord
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import Key
+from tokshard.pipeline.workspace.places import Workspace
 from tokshard.pipeline.workspace.receipts import receipt_name
-from tokshard.pipeline.workspace.workspace import WorkerContext, Workspace
+from tokshard.store import written
 
 
 class RejectsFile:
@@ -26,8 +26,7 @@ class RejectsFile:
 
     def __init__(self, context: WorkerContext, key: Key) -> None:
         self._is_skipping = context.is_skipping
-        self._final = rejects_path(context.workspace, key)
-        self._partial_directory = context.workspace.partial
+        self._store, self._name = context.workspace.store, rejects_path(context.workspace, key)
         self._stack = contextlib.ExitStack()
         self._file: IO[bytes] | None = None
         self.count = 0
@@ -46,7 +45,7 @@ class RejectsFile:
         if not self._is_skipping:
             raise RejectedRecordError(source, base + bad[0].position, bad[0].reason, bad[0].detail)
         if self._file is None:
-            self._file = self._stack.enter_context(atomic_file(self._final, partial_directory=self._partial_directory))
+            self._file = self._stack.enter_context(written(self._store, self._name))
         for record in bad:
             line = {
                 "source": source,
@@ -62,9 +61,9 @@ class RejectsFile:
         self._stack.close()
 
 
-def rejects_path(workspace: Workspace, key: Key) -> Path:
+def rejects_path(workspace: Workspace, key: Key) -> str:
     """The list of a task."""
-    return workspace.rejects / f"{receipt_name(key)}.jsonl"
+    return f"{workspace.rejects}/{receipt_name(key)}.jsonl"
 
 
 def read_rejects(workspace: Workspace, key: Key) -> Iterator[dict[str, Any]]:
@@ -73,12 +72,13 @@ def read_rejects(workspace: Workspace, key: Key) -> Iterator[dict[str, Any]]:
     Raises:
         BuildError: the list is gone or damaged.
     """
-    path = rejects_path(workspace, key)
+    name = rejects_path(workspace, key)
     try:
-        with path.open(encoding="utf-8") as lines:
+        with workspace.store.open(name) as lines:
             for line in lines:
                 yield json.loads(line)
     except (OSError, ValueError) as error:
         raise BuildError(
-            f"{path} cannot be read: {error}", hint="run the same command again: the task that left it runs again"
+            f"{workspace.store.where(name)} cannot be read: {error}",
+            hint="run the same command again: the task that left it runs again",
         ) from error

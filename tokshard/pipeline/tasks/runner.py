@@ -12,11 +12,13 @@ from tokshard.pipeline.sources.formats import read_span, read_stream
 from tokshard.pipeline.sources.inputs import Input, check_unchanged, vanished
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import Chunk, LineChunk
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.hashing import TextHashers
 from tokshard.pipeline.tasks.planning import Key, StreamTask, Task, segment_bytes
 from tokshard.pipeline.tasks.writing import DocumentWriters
+from tokshard.pipeline.workspace.lease import cannot_write
+from tokshard.pipeline.workspace.places import Stage
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
-from tokshard.pipeline.workspace.workspace import WorkerContext, cannot_write
 
 
 class TaskRunner:
@@ -30,7 +32,7 @@ class TaskRunner:
         self._context = context
         self._report = report
         self._parse = JsonLinesParser(context.spec)
-        self._maker = TextHashers(context) if context.workspace.stage else DocumentWriters(context)
+        self._maker = TextHashers(context) if context.workspace.stage is Stage.HASHING else DocumentWriters(context)
 
     def run_task(self, task: Task, max_documents: int | None) -> Receipt:
         """Run a task of known extent.

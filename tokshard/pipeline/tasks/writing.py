@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,11 +28,13 @@ from tokshard.pipeline.sources.records import (
     positions_array,
     utf8_sizes,
 )
+from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.duplicates import DUPLICATE
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import RejectsFile
+from tokshard.pipeline.workspace.places import TOKENIZER, Output
 from tokshard.pipeline.workspace.receipts import OutputCounts, Progress, Receipt, SourceCounts, write_receipt
-from tokshard.pipeline.workspace.workspace import Output, WorkerContext
+from tokshard.store import local_file
 
 _LENGTH_BUCKETS = 64
 
@@ -41,7 +44,8 @@ class DocumentWriters:
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
-        self.encode = DocumentEncoder(Encoder(context.workspace.tokenizer), context.tokenizer)
+        with local_file(context.workspace.store, TOKENIZER) as path:
+            self.encode = DocumentEncoder(Encoder(Path(path)), context.tokenizer)
         self.special = SpecialText(context.tokenizer.special_ids)
         self.facts = ShardFacts(
             dtype=token_dtype(context.tokenizer.vocab_size),
@@ -141,8 +145,7 @@ class WritingTask:
             num_marks=self._num_marks,
             drops="" if self._context.drops is None else self._context.drops.digest,
         )
-        workspace = self._context.workspace
-        write_receipt(workspace.receipts, receipt, shards, partial_directory=workspace.partial)
+        write_receipt(self._context.workspace, receipt, shards)
         return receipt
 
     def _encode(self, records: Records) -> tuple[Documents, list[BadRecord], dict[str, NDArray[np.int64]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +16,21 @@ from tokshard.errors import BuildError, ConfigurationChangedError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.opening import open_corpus
-from tokshard.format.storage import sync_directory
 from tokshard.pipeline.commit import in_the_way
 from tokshard.pipeline.sources.inputs import InputTable, InputTableBuilder
-from tokshard.pipeline.workspace.workspace import (
-    Output,
+from tokshard.pipeline.workspace.lease import lock
+from tokshard.pipeline.workspace.places import ASSEMBLED, LOCK, REMOVING, SETTINGS, Output, Workspace
+from tokshard.pipeline.workspace.settings import (
     Settings,
-    Workspace,
     check_same_settings,
-    load_paths,
+    load_names,
     load_settings,
-    lock,
-    save_paths,
+    save_names,
 )
+from tokshard.store import Store, present
 from tokshard.wording import counted, one_line
+
+_UNFINISHED_SETTINGS = re.compile(r"(.*/)?(inputs\.arrow|\.(settings\.json|inputs\.arrow)\.[^/]+\.partial)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -48,6 +49,30 @@ class BuiltCorpus:
         return f"<BuiltCorpus {self}>"
 
 
+def check_own(workspace: Workspace) -> None:
+    """Refuse a work folder that no build made. Ours has settings, or nothing yet but its lock and empty folders.
+
+    Raises:
+        UsageError: it is a link or a file, or has files and no settings.
+        BuildError: its settings are damaged.
+    """
+    store = workspace.store
+    root = store.where(names.WORK)
+    hint = "move it away, or give another --out"
+    obstacle = store.obstacle(names.WORK)
+    if obstacle is not None:
+        raise UsageError(f"{root} is {obstacle}, and a build needs a folder of its own there", hint=hint)
+    if load_settings(workspace) is not None:
+        return
+    for entry in store.list(f"{names.WORK}/"):
+        if entry.name != LOCK and _UNFINISHED_SETTINGS.fullmatch(entry.name) is None:
+            raise UsageError(
+                f"{root} was not made by a build: it holds {entry.name.removeprefix(f'{names.WORK}/')} and no "
+                f"{SETTINGS.removeprefix(f'{names.WORK}/')}",
+                hint=hint,
+            )
+
+
 def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
     """Refuse a directory in which a build would write over something that no build wrote, or remove it.
 
@@ -57,48 +82,48 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
     Raises:
         UsageError: the directory has other files and no build, or one of the build's files is someone else's.
     """
-    out = workspace.out
-    if not os.path.lexists(out):
+    store = workspace.store
+    if store.obstacle("") is not None:
+        raise UsageError(f"--out {store.location} is a file", hint="give a directory")
+    found = present(store)
+    if not found:
         return
-    if not out.is_dir():
-        raise UsageError(f"--out {out} is a file", hint="give a directory")
     ours = _own_files(workspace)
-    begun = _begun_outputs(workspace)
-    manifests = {path.parent for path in ours if path.name == names.MANIFEST}
-    if not begun and not manifests:
-        _check_empty(out, "build")
+    begun = {output.name for output in _begun_outputs(workspace)}
+    known = begun | {name.removesuffix(names.MANIFEST).rstrip("/") for name in ours if _is_manifest(name)}
+    if not known:
+        _check_empty(store, "build")
     for output in outputs:
-        directory = output.directory
-        if output.name and (directory.is_symlink() or (directory.exists() and not directory.is_dir())):
+        obstacle = store.obstacle(output.name) if output.name else None
+        if obstacle is not None:
             raise UsageError(
-                f"{directory} is a {'link' if directory.is_symlink() else 'file'}, and a build with a validation "
+                f"{output.store.location} is {obstacle}, and a build with a validation "
                 "split needs a folder of its own there",
                 hint="move it away, or give another --out",
             )
-        if output.name and directory.exists() and directory not in {*manifests, *(known.directory for known in begun)}:
-            _check_empty(directory, "corpus of a build with a validation split")
-        for name in sorted(names.SIDE_FILES):
-            if os.path.lexists(directory / name) and directory / name not in ours:
-                raise in_the_way(directory / name)
+        if output.name in found and output.name not in known:
+            _check_empty(output.store, "corpus of a build with a validation split")
+        for name in sorted(names.SIDE_FILES & present(output.store)):
+            if output.name_of(name) not in ours:
+                raise in_the_way(output.store.where(name))
 
 
-def _check_empty(directory: Path, expected: str) -> None:
-    found = sorted(path.name for path in directory.iterdir() if path.name != names.WORK)
+def _check_empty(store: Store, expected: str) -> None:
+    everything = present(store)
+    found = sorted(everything - {names.WORK})
     if not found:
         return
-    damaged = directory / names.MANIFEST
+    damaged = f"; {store.where(names.MANIFEST)} is damaged: remove the directory if it can go"
     raise UsageError(
-        f"--out {directory} is not empty and holds no {expected}: {', '.join(found[:3])}",
-        hint="give a new or empty directory"
-        + (f"; {damaged} is damaged: remove the directory if it can go" if damaged.exists() else ""),
+        f"--out {store.location} is not empty and holds no {expected}: {', '.join(found[:3])}",
+        hint="give a new or empty directory" + (damaged if names.MANIFEST in everything else ""),
     )
 
 
 def has_begun(workspace: Workspace) -> bool:
     """Whether an unfinished build left a shard or a receipt."""
-    receipts = [path for path in (workspace.receipts, workspace.hashing.receipts) if path.exists()]
-    return any(any(path.iterdir()) for path in receipts) or any(
-        any(_shards(output.directory)) for output in _begun_outputs(workspace)
+    return any(present(workspace.store, stage.receipts) for stage in (workspace, workspace.hashing)) or any(
+        any(_shards(output)) for output in _begun_outputs(workspace)
     )
 
 
@@ -109,36 +134,37 @@ def remove_build(workspace: Workspace) -> None:
     the next run removes the rest.
     """
     found = sorted(_own_files(workspace))
-    save_paths(workspace.removing, found, below=workspace.out)
-    for path in found:
-        if path.name == names.MANIFEST:
-            path.unlink(missing_ok=True)
-            sync_directory(path.parent)
+    save_names(workspace, REMOVING, found)
+    workspace.store.delete(*filter(_is_manifest, found))
     workspace.clear()
-    for path in found:
-        path.unlink(missing_ok=True)
-    for name in (names.TRAIN, names.VALIDATION):
-        if not (workspace.out / name).is_symlink():
-            with contextlib.suppress(OSError):  # it has other files, or does not exist
-                (workspace.out / name).rmdir()
+    workspace.store.delete(*found)
 
 
-def _own_files(workspace: Workspace) -> set[Path]:
+def is_removing(workspace: Workspace) -> bool:
+    """Whether a run that started over was stopped before all was removed."""
+    return any(workspace.store.list(REMOVING))
+
+
+def _is_manifest(name: str) -> bool:
+    return name.rpartition("/")[2] == names.MANIFEST
+
+
+def _own_files(workspace: Workspace) -> set[str]:
     """The files in the output directory that manifests and the settings of an unfinished build name.
 
     A folder ``train`` or ``validation`` counts only if its manifest says that it is this part of a split.
     """
-    out = workspace.out
-    found = load_paths(workspace.removing, below=out) | load_paths(workspace.assembled, below=out)
+    found = load_names(workspace, REMOVING) | load_names(workspace, ASSEMBLED)
     for output in (*workspace.outputs(is_split=False), *workspace.outputs(is_split=True)):
-        manifest = _manifest_of(output)
+        manifest = _manifest_of(workspace, output)
         if manifest is not None:
             listed = {names.MANIFEST, names.REPORT, *manifest.files} & names.SIDE_FILES
-            found |= {output.directory / name for name in listed}
-            found.update(_shards(output.directory))
+            found.update(map(output.name_of, listed))
+            found.update(map(output.name_of, _shards(output)))
     for output in _begun_outputs(workspace):
-        found.update(_shards(output.directory))
-    return {path for path in found if not path.parent.is_symlink() or path.parent == out}
+        found.update(map(output.name_of, _shards(output)))
+    linked = {name for name in (names.TRAIN, names.VALIDATION) if workspace.store.obstacle(name) is not None}
+    return {name for name in found if name.partition("/")[0] not in linked}
 
 
 def _begun_outputs(workspace: Workspace) -> tuple[Output, ...]:
@@ -147,15 +173,15 @@ def _begun_outputs(workspace: Workspace) -> tuple[Output, ...]:
     if settings is None:
         return ()
     outputs = workspace.outputs(is_split=settings.config.validation_fraction is not None)
-    return tuple(output for output in outputs if not output.name or not output.directory.is_symlink())
+    return tuple(output for output in outputs if not output.name or workspace.store.obstacle(output.name) is None)
 
 
-def _manifest_of(output: Output) -> Manifest | None:
+def _manifest_of(workspace: Workspace, output: Output) -> Manifest | None:
     """The manifest of a corpus that a build wrote as this output, if it can be decoded at all."""
-    if output.name and output.directory.is_symlink():
+    if output.name and workspace.store.obstacle(output.name) is not None:
         return None
     try:
-        fields = json.loads((output.directory / names.MANIFEST).read_bytes())
+        fields = json.loads(output.store.get(names.MANIFEST))
         fields.pop("manifest_sha256")
         manifest = msgspec.convert(fields, Manifest)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
@@ -163,9 +189,8 @@ def _manifest_of(output: Output) -> Manifest | None:
     return manifest if not output.name or manifest.build.split == output.name else None
 
 
-def _shards(directory: Path) -> Iterator[Path]:
-    with contextlib.suppress(FileNotFoundError):
-        yield from (path for path in directory.iterdir() if names.is_shard_name(path.name))
+def _shards(output: Output) -> Iterator[str]:
+    return filter(names.is_shard_name, present(output.store))
 
 
 def finished_corpora(
@@ -178,18 +203,19 @@ def finished_corpora(
     """
     for is_split in (True, False):
         for output in workspace.outputs(is_split=is_split):
-            if output not in outputs and _manifest_of(output) is not None:
+            if output not in outputs and _manifest_of(workspace, output) is not None:
                 raise ConfigurationChangedError(
                     f"{workspace.out} belongs to another build: {output.directory} is a corpus "
                     f"{'of a validation split' if is_split else 'without a validation split'}",
                     hint="give the settings of that build, another --out, or --force to start over",
                 )
-    present = [output for output in outputs if (output.directory / names.MANIFEST).exists()]
-    if len(present) < len(outputs):
-        if present and load_settings(workspace) is None:
-            missing = next(output for output in outputs if output not in present)
+    complete = [output for output in outputs if names.MANIFEST in present(output.store)]
+    if len(complete) < len(outputs):
+        if complete and load_settings(workspace) is None:
+            missing = next(output for output in outputs if output not in complete)
             raise ConfigurationChangedError(
-                f"{workspace.out} belongs to another build: it has {present[0].directory}, but not {missing.directory}",
+                f"{workspace.out} belongs to another build: it has {complete[0].directory}, "
+                f"but not {missing.directory}",
                 hint="put that back, give another --out, or --force to start over",
             )
         return None  # a build that was stopped, perhaps between the two
@@ -197,7 +223,7 @@ def finished_corpora(
         BuiltCorpus(directory=output.directory, manifest=_checked_manifest(workspace.out, output, settings))
         for output in outputs
     )
-    if workspace.root.exists():  # of a build that was stopped between its manifest and its last step
+    if names.WORK in present(workspace.store):  # of a build that was stopped between its manifest and its last step
         with contextlib.suppress(BuildError), lock(workspace):  # or of one that starts over
             workspace.remove()
     return corpora
@@ -212,7 +238,7 @@ def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest
         tokenizer=manifest.tokenizer,
         on_bad_record="fail",
         on_bad_source="fail",
-        sources=_inputs_at_build(output.directory, sources, settings),
+        sources=_inputs_at_build(output, sources, settings),
         arguments=manifest.arguments,
     )
     check_same_settings(before, msgspec.structs.replace(settings, config=config), out=out)
@@ -229,12 +255,12 @@ def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest
     return manifest
 
 
-def _inputs_at_build(out: Path, sources: Iterable[Any], settings: Settings) -> InputTable:
+def _inputs_at_build(output: Output, sources: Iterable[Any], settings: Settings) -> InputTable:
     """The inputs that a corpus was made of.
 
     Places and versions are in no manifest; an input that moved is the same if its size and version are.
     """
-    roots, versions = _places_at_build(out, settings)
+    roots, versions = _places_at_build(output, settings)
     same = sorted(roots) == sorted(settings.sources.roots)
     builder = InputTableBuilder(roots if same else settings.sources.roots)
     for old, now in zip(sources, settings.sources, strict=False):
@@ -243,14 +269,14 @@ def _inputs_at_build(out: Path, sources: Iterable[Any], settings: Settings) -> I
     return builder.finish()
 
 
-def _places_at_build(out: Path, settings: Settings) -> tuple[list[str], dict[tuple[int, str], str]]:
+def _places_at_build(output: Output, settings: Settings) -> tuple[list[str], dict[tuple[int, str], str]]:
     """From the build report: where each argument was, and the version of each source; empty if it is gone.
 
     Raises:
         ConfigurationChangedError: there are too many sources for a list, and some have another time now.
     """
     try:
-        report = json.loads((out / names.REPORT).read_bytes())
+        report = json.loads(output.store.get(names.REPORT))
         roots = [str(root) for root in report["roots"]]
         times = {(source["argument"], source["path"]): source["version"] for source in report["sources"]}
         expected = report.get("source_times_sha256")
@@ -258,7 +284,8 @@ def _places_at_build(out: Path, settings: Settings) -> tuple[list[str], dict[tup
         return [], {}
     if expected is not None and expected != settings.sources.versions_sha256:
         raise ConfigurationChangedError(
-            f"{out} was built from {len(settings.sources):,} sources, some of which were modified since",
+            f"{output.store.location} was built from {len(settings.sources):,} sources, "
+            "some of which were modified since",
             hint="give another --out, or --force to start over",
         )
     return roots, times

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 from pyarrow import ipc
 
 from tokshard.errors import BuildError
-from tokshard.format.storage import atomic_file, map_file
+from tokshard.format.files import map_file
 from tokshard.format.tables import SHARD_TABLE_SCHEMA
 from tokshard.pipeline.tasks.planning import Key
+from tokshard.pipeline.workspace.places import Workspace
+from tokshard.store import Store, present, written
 
 _METADATA_KEY = "tokshard.receipt"
 
@@ -165,54 +166,56 @@ def receipt_name(key: Key) -> str:
     return f"{key[0]:07d}-{key[1]:06d}"
 
 
-def write_receipt(
-    directory: Path, receipt: Receipt, shards: Sequence[pa.RecordBatch], *, partial_directory: Path
-) -> None:
+def receipt_path(workspace: Workspace, key: Key) -> str:
+    """The receipt of a task."""
+    return f"{workspace.receipts}/{receipt_name(key)}.arrow"
+
+
+def write_receipt(workspace: Workspace, receipt: Receipt, shards: Sequence[pa.RecordBatch]) -> None:
     """Publish a receipt, whole and durable.
 
     Args:
         shards: per corpus of the build, its rows of the shard table.
-        partial_directory: for the unfinished file.
     """
     schema = SHARD_TABLE_SCHEMA.with_metadata({_METADATA_KEY: msgspec.json.encode(receipt)})
-    final = directory / f"{receipt_name(receipt.key)}.arrow"
-    with atomic_file(final, partial_directory=partial_directory) as file, ipc.new_file(file, schema) as writer:
+    name = receipt_path(workspace, receipt.key)
+    with written(workspace.store, name) as file, ipc.new_file(file, schema) as writer:
         for rows in shards:
             writer.write_batch(rows.replace_schema_metadata(schema.metadata))
 
 
-def read_receipts(directory: Path) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
+def read_receipts(workspace: Workspace) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
     """All receipts of a build, by key, each with its rows of the shard table; those that go meanwhile are passed over.
 
     Raises:
         BuildError: a receipt is damaged.
     """
-    try:
-        found = sorted(path for path in directory.iterdir() if path.suffix == ".arrow")
-    except FileNotFoundError:
-        return
-    for path in found:
+    found = sorted(name for name in present(workspace.store, workspace.receipts) if name.endswith(".arrow"))
+    for name in found:
         try:
-            yield _read(path)
+            yield _read(workspace.store, f"{workspace.receipts}/{name}")
         except FileNotFoundError:
             continue
 
 
-def read_receipt(path: Path) -> tuple[Receipt, list[pa.RecordBatch]]:
+def read_receipt(workspace: Workspace, key: Key) -> tuple[Receipt, list[pa.RecordBatch]]:
     """One receipt, and per corpus of the build its rows of the shard table.
 
     Raises:
         BuildError: the file is gone or damaged.
     """
+    name = receipt_path(workspace, key)
     try:
-        return _read(path)
+        return _read(workspace.store, name)
     except FileNotFoundError as error:
-        raise BuildError(f"{path} is gone", hint="run the same command again: its task runs again") from error
+        raise BuildError(
+            f"{workspace.store.where(name)} is gone", hint="run the same command again: its task runs again"
+        ) from error
 
 
-def _read(path: Path) -> tuple[Receipt, list[pa.RecordBatch]]:
+def _read(store: Store, name: str) -> tuple[Receipt, list[pa.RecordBatch]]:
     try:
-        reader = ipc.open_file(map_file(path))
+        reader = ipc.open_file(map_file(store, name))
         receipt = msgspec.json.decode(reader.schema.metadata[_METADATA_KEY.encode()], type=Receipt)
         batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         for batch in batches:
@@ -223,6 +226,7 @@ def _read(path: Path) -> tuple[Receipt, list[pa.RecordBatch]]:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise BuildError(
-            f"{path} is damaged: {error}", hint="delete that file and run the same command again: its task runs again"
+            f"{store.where(name)} is damaged: {error}",
+            hint="delete that file and run the same command again: its task runs again",
         ) from error
     return receipt, [batch.replace_schema_metadata(SHARD_TABLE_SCHEMA.metadata) for batch in batches]
