@@ -27,7 +27,8 @@ from tokshard.runtime.cursor import CorpusIdentity, Cursor, PlanIdentity, Schedu
 from tokshard.runtime.order.finding import find_document
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment, are_weights
 from tokshard.runtime.order.seeds import ORDER_VERSION
-from tokshard.runtime.order.windows import CorpusStream, Shape
+from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.transforms import Transform, transformed
 
@@ -184,7 +185,7 @@ class StreamPlan:
         takes = self._per_corpus("take", take, 1.0)
         ordinals = _ordinals([source.fingerprint for source in self.sources])
         self.streams = tuple(
-            CorpusStream(source, self.shape, seed=seed, ordinal=ordinal, start_epoch=first, take=part)
+            CorpusStream(source, self.shape, seed=seed, copy_index=ordinal, start_epoch=first, take=part)
             for source, ordinal, first, part in zip(self.sources, ordinals, first_epochs, takes, strict=True)
         )
         self._check_takes()
@@ -430,8 +431,8 @@ class StreamPlan:
         for epoch in (integer("an epoch", epoch, least=0, most=_MAX_EPOCHS) for epoch in epochs):
             parts = find_document(stream, epoch, place.start, place.stop, stream_stop=self._stream_stop)
             for part in parts:
-                is_known = part.ordinal >= mixture.balance.counts[number]
-                sample = mixture.sample_of(number, part.ordinal) if is_known else None
+                is_known = part.corpus_sample >= mixture.balance.counts[number]
+                sample = mixture.sample_of(number, part.corpus_sample) if is_known else None
                 if sample is not None or not is_known:
                     found.append(Reading(epoch, sample, part.start - place.start, part.stop - place.start))
         return found
@@ -685,7 +686,7 @@ def _identity(shape: Shape, seed: int, streams: Sequence[CorpusStream]) -> PlanI
     corpora = tuple(
         CorpusIdentity(
             fingerprint=stream.source.fingerprint,
-            ordinal=stream.ordinal,
+            ordinal=stream.copy_index,
             start_epoch=stream.start_epoch,
             take=stream.take,
         )

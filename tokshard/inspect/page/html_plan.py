@@ -15,7 +15,7 @@ from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.page.html import Section, render_page
 from tokshard.inspect.plan.plan_report import PlanReport, report_plan
 from tokshard.inspect.plan.run import Run
-from tokshard.runtime.order.windows import CorpusStream
+from tokshard.runtime.order.stream import CorpusStream
 from tokshard.runtime.plan import StreamPlan
 
 _STEPS = 200
