@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.runtime import naive
-from tokshard.runtime.order.mixture import ONE, Balance, Mixture, Segment, are_weights
+from tokshard.runtime.order.mixture import Balance, Mixture, Segment, are_weights
+from tokshard.runtime.order.rounding import ONE
 from tokshard.runtime.order.seeds import derive_key
 
 seeds = st.integers(0, 2**64 - 1)

@@ -17,7 +17,8 @@ from tokshard.errors import PlanError
 from tokshard.runtime.order import permutation as permutations
 from tokshard.runtime.order.permutation import KEY_WORDS, MAX_SORTED, Permutation
 from tokshard.runtime.order.seeds import ORDER_VERSION, derive_key
-from tokshard.runtime.order.windows import CorpusStream, Shape
+from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.plan import StreamPlan
 
 MODULUS = 1 << 64
@@ -35,7 +36,7 @@ fields = st.fixed_dictionaries(
         "seed": seeds,
         "purpose": st.sampled_from(["blocks", "pieces", "samples", "mixture"]),
         "corpus": st.binary(min_size=32, max_size=32),
-        "ordinal": st.integers(0, 2**40),
+        "copy_index": st.integers(0, 2**40),
         "epoch": st.integers(0, 2**60),
         "window": st.integers(0, 2**60),
     }
@@ -62,7 +63,7 @@ def test_purposes_corpora_ordinals_epochs_and_windows_never_share_a_key() -> Non
         )
     )
     keys = {
-        derive_key(seed, purpose, corpus=corpus, ordinal=ordinal, epoch=epoch, window=window, words=1).tobytes()
+        derive_key(seed, purpose, corpus=corpus, copy_index=ordinal, epoch=epoch, window=window, words=1).tobytes()
         for purpose, seed, corpus, ordinal, epoch, window in every
     }
     assert len(keys) == len(every)
@@ -77,7 +78,7 @@ def test_a_longer_key_starts_with_the_shorter_one(field: dict[str, Any], words: 
 
 def test_keys_are_the_hashes_that_the_rules_name() -> None:
     corpus = bytes(range(32))
-    key = derive_key(17, "pieces", corpus=corpus, ordinal=1, epoch=2, window=3, words=16)
+    key = derive_key(17, "pieces", corpus=corpus, copy_index=1, epoch=2, window=3, words=16)
     assert key.tolist() == naive.words(17, "pieces", corpus.hex(), ordinal=1, epoch=2, window=3)
     # golden: other values are another order, so ORDER_VERSION goes up
     assert ORDER_VERSION == 1
@@ -333,7 +334,7 @@ def test_the_pieces_of_the_windows_of_an_epoch_hold_every_token_once(
 def test_a_piece_costs_8_bytes() -> None:
     stream = CorpusStream(PeriodicSource(10**6, 100), Shape(seq_len=64, block_tokens=4096, window_blocks=64), seed=3)
     table = stream.table(stream.window(0, 0))
-    assert table.stream_starts.nbytes + table.place_starts.nbytes == 8 * table.num_pieces + 4
+    assert table.stream_starts.nbytes + table.unshuffled_starts.nbytes == 8 * table.num_pieces + 4
 
 
 @given(lengths=lengths, shape=small_shapes, samples=st.sets(st.integers(0, 200), max_size=30))
@@ -364,7 +365,7 @@ def test_the_blocks_and_pieces_of_another_epoch_ordinal_or_seed_come_in_another_
     first = order()
     assert order() == first
     assert order(seed=seed ^ 1) != first
-    assert order(ordinal=1) != first
+    assert order(copy_index=1) != first
     assert order(start_epoch=1) != first
 
 

@@ -21,15 +21,17 @@ from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
 from tokshard.runtime import steps
-from tokshard.runtime.order import windows
-from tokshard.runtime.order.windows import CorpusStream, PieceTable, Shape, _Preparation
+from tokshard.runtime.order import tables
+from tokshard.runtime.order.windows import Shape
+from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.tables import PieceTable, _Preparation
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.steps import Ranks, packed_steps
 from tokshard.runtime.tensors import StreamingLoader
 
 SEQ_LEN, BLOCK, WINDOW = 8, 64, 32
 BATCH = 4
-FIELDS = ("stream_starts", "place_starts", "block_starts", "block_stops", "ends_document")
+FIELDS = ("stream_starts", "unshuffled_starts", "block_starts", "block_stops", "ends_document")
 
 
 class Watch:
@@ -37,10 +39,10 @@ class Watch:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.steps = self.late = self.ready = 0
-        make, finish = CorpusStream._table_steps, _Preparation.finish
+        make, finish = tables.table_steps, _Preparation.finish
 
-        def counted(stream: CorpusStream, window: Any) -> Any:
-            made = make(stream, window)
+        def counted(source: Any, order: Any, window: Any) -> Any:
+            made = make(source, order, window)
             while True:
                 try:
                     part = next(made)
@@ -56,10 +58,10 @@ class Watch:
                 self.ready += 1
             return finish(preparation)
 
-        patch.setattr(CorpusStream, "_table_steps", counted)
+        patch.setattr(tables, "table_steps", counted)
         patch.setattr(_Preparation, "finish", watched)
-        patch.setattr(windows, "_BLOCKS_PER_STEP", 1)
-        patch.setattr(windows, "_PIECES_PER_STEP", 8)
+        patch.setattr(tables, "_BLOCKS_PER_STEP", 1)
+        patch.setattr(tables, "_PIECES_PER_STEP", 8)
         # layouts of four steps, in windows of 64
         patch.setattr(steps, "_MAX_LAYOUT_ROWS", 4 * BATCH)
         patch.setattr(steps, "_ROWS_PER_CORPUS", 1)
@@ -156,10 +158,10 @@ def test_a_table_that_is_made_in_parts_is_the_one_that_is_made_at_once(
     slowly, at_once = (CorpusStream(ListSource(lengths), shape, seed=3) for _ in range(2))
     index %= slowly.num_windows
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "_BLOCKS_PER_STEP", 1)
-        patch.setattr(windows, "_PIECES_PER_STEP", 3)
+        patch.setattr(tables, "_BLOCKS_PER_STEP", 1)
+        patch.setattr(tables, "_PIECES_PER_STEP", 3)
         for part in sorted(parts):
-            slowly._prepare(slowly.window(1, index), 0.0, part)
+            slowly.tables.prepare(slowly.window(1, index), 0.0, part)
         one, other = (stream.table(stream.window(1, index)) for stream in (slowly, at_once))
     for field in FIELDS:
         assert getattr(one, field).tolist() == getattr(other, field).tolist()
@@ -251,13 +253,13 @@ def test_damage_that_is_met_while_preparing_is_raised_and_the_job_goes_on_when_i
 def count_tables(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one for each table that is made from now on."""
     made: list[int] = []
-    make = CorpusStream._table_steps
+    make = tables.table_steps
 
-    def counted(stream: CorpusStream, window: Any) -> Any:
+    def counted(source: Any, order: Any, window: Any) -> Any:
         made.append(window.index)
-        return make(stream, window)
+        return make(source, order, window)
 
-    monkeypatch.setattr(CorpusStream, "_table_steps", counted)
+    monkeypatch.setattr(tables, "table_steps", counted)
     return made
 
 
@@ -328,3 +330,29 @@ def test_a_forked_child_reads_while_a_thread_of_its_parent_makes_a_table(
 
 def read(plan: StreamPlan, samples: NDArray[np.int64]) -> list[list[int]]:
     return [plan.sample(sample)["input_ids"].tolist() for sample in samples.tolist()]
+
+
+class AskedSource(ListSource):
+    """Remembers what it was asked."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(lengths)
+        self.asked: list[tuple[str, list[tuple[int, int]]]] = []
+
+    def ends(self, starts: Any, stops: Any) -> Any:
+        self.asked.append(("ends", list(zip(starts.tolist(), stops.tolist(), strict=True))))
+        return super().ends(starts, stops)
+
+    def will_read(self, starts: Any, stops: Any) -> None:
+        self.asked.append(("will_read", list(zip(starts.tolist(), stops.tolist(), strict=True))))
+
+
+def test_a_source_is_told_the_blocks_of_a_window_and_then_asked_for_their_documents_in_one_call() -> None:
+    source = AskedSource([9, 14, 30, 1, 12] * 10)
+    stream = CorpusStream(source, Shape(seq_len=8, block_tokens=50, window_blocks=8), seed=3)
+    stream.table(stream.window(0, 1))
+    blocks = source.asked[0][1]
+    assert source.asked == [("will_read", blocks), ("ends", blocks)]
+    assert len(blocks) == 13 % 8 + 1
+    assert blocks[-1] == (650, 660), "the tail"
+    assert {stop - start for start, stop in blocks[:-1]} == {50}

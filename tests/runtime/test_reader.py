@@ -455,7 +455,7 @@ def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tm
             overwrite(shard, position, np.int64(rng.choice(values)).tobytes())
             for sample in range(10):
                 for stream in plan.streams:
-                    stream._tables.clear()
+                    stream.tables._kept.clear()
                 found = outcome(lambda: read_all(plan, sample, sample % 10))  # noqa: B023
                 if isinstance(found, str):
                     assert shard.name in found
@@ -463,7 +463,7 @@ def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tm
             overwrite(shard, 0, content)
         assert reported > 100
         for stream in plan.streams:
-            stream._tables.clear()
+            stream.tables._kept.clear()
         assert [read_all(plan, sample, sample % 10) for sample in range(10)] == expected
 
 

@@ -34,7 +34,7 @@ def tokens(start: int, stop: int) -> str:
 
 
 def shuffled(purpose: Purpose, window: Window, length: int) -> list[int]:
-    return STREAM._permutation(purpose, window.epoch, window.index, length).all().tolist()
+    return STREAM.order._make_permutation(purpose, window.epoch, window.index, length).all().tolist()
 
 
 def blocks_example() -> str:
@@ -55,7 +55,7 @@ def windows_example() -> str:
         table = STREAM.table(window)
         _, pieces = table.cut(np.array([0]), np.array([window.stop - window.start]))
         spans = list(zip(pieces.starts.tolist(), (pieces.starts + pieces.lengths).tolist(), strict=True))
-        cut = [spans[entry] for entry in np.argsort(table.place_starts).tolist()]
+        cut = [spans[entry] for entry in np.argsort(table.unshuffled_starts).tolist()]
         blocks = ["tail" if start == 24 else str(start // 8) for start in table.block_starts.tolist()]
         lines += [
             "",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.order.windows import Pieces
+from tokshard.runtime.order.tables import Pieces
 from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.source import TokenSource
 

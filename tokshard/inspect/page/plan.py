@@ -16,7 +16,7 @@ from tokshard.inspect.page.page import Section, cards, chart, lines, render_page
 from tokshard.inspect.plan.preview import PlanReport, report_plan
 from tokshard.inspect.plan.run import Run
 from tokshard.runtime.locality import blocks_per_step
-from tokshard.runtime.order.windows import CorpusStream
+from tokshard.runtime.order.stream import CorpusStream
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
 

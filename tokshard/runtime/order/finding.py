@@ -1,6 +1,6 @@
 """Which samples of a corpus read a stretch of it: the arrows of a plan, followed backwards.
 
-    document ──▶ blocks ──▶ their places in the epoch ──▶ window ──▶ pieces in the stream ──▶ slices ──▶ samples
+    document ──▶ blocks ──▶ their positions in the epoch ──▶ window ──▶ pieces in the stream ──▶ slices ──▶ samples
 
 Nothing is replayed: every arrow is the inverse of a permutation, but for the pieces, which their window's table holds.
 """
@@ -13,7 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
-from tokshard.runtime.order.windows import NOT_TAKEN, CorpusStream, Window
+from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.windows import CorpusOrder, Window
+
+_NOT_TAKEN = -1
+"""The position of a block that `take` leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +25,11 @@ class FoundTokens:
     """What a sample reads of a stretch.
 
     Args:
-        ordinal: sample of the corpus.
+        corpus_sample: sample of the corpus.
         start, stop: positions in the corpus.
     """
 
-    ordinal: int
+    corpus_sample: int
     start: int
     stop: int
 
@@ -50,38 +54,38 @@ def find_document(
         return []
     size = stream.shape.block_tokens
     blocks = np.arange(start // size, -(-stop // size))
-    places = stream.places_of_blocks(epoch, blocks)
-    indices = np.minimum(places // stream.shape.window_blocks, stream.num_windows - 1)
-    indices[places == NOT_TAKEN] = NOT_TAKEN
+    positions = positions_of_blocks(stream.order, epoch, blocks)
+    indices = np.minimum(positions // stream.shape.window_blocks, stream.num_windows - 1)
+    indices[positions == _NOT_TAKEN] = _NOT_TAKEN
     found: list[FoundTokens] = []
-    for index in np.unique(indices[indices != NOT_TAKEN]).tolist():
+    for index in np.unique(indices[indices != _NOT_TAKEN]).tolist():
         window = stream.window(epoch, index)
         here = np.flatnonzero(indices == index)
         starts = np.maximum(blocks[here] * size, start)
         lengths = np.minimum((blocks[here] + 1) * size, stop) - starts
-        in_window = (places[here] - window.first_block) * size + starts - blocks[here] * size
+        in_window = (positions[here] - window.first_block) * size + starts - blocks[here] * size
         found += _found_in_window(stream, window, in_window, starts, lengths)
-    return sorted(found, key=lambda part: (part.ordinal, part.start))
+    return sorted(found, key=lambda part: (part.corpus_sample, part.start))
 
 
 def _found_in_window(
     stream: CorpusStream,
     window: Window,
-    places: NDArray[np.int64],
+    positions: NDArray[np.int64],
     starts: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> list[FoundTokens]:
     """The samples that read whole pieces of a window.
 
     Args:
-        places: int64 [pieces], of their first tokens in the window before it is shuffled.
+        positions: int64 [pieces], of their first tokens in the window before it is shuffled.
         starts, lengths: int64 [pieces], in the corpus.
     """
     table, seq_len = stream.table(window), stream.shape.seq_len
-    entries = np.flatnonzero(np.isin(table.place_starts, places.astype(np.uint32)))
-    entries = entries[np.argsort(table.place_starts[entries])]
-    by_place = np.argsort(places)
-    starts, lengths = starts[by_place], lengths[by_place]
+    entries = np.flatnonzero(np.isin(table.unshuffled_starts, positions.astype(np.uint32)))
+    entries = entries[np.argsort(table.unshuffled_starts[entries])]
+    by_position = np.argsort(positions)
+    starts, lengths = starts[by_position], lengths[by_position]
     if not np.array_equal(table.stream_starts[entries + 1] - table.stream_starts[entries], lengths):
         shard = stream.source.document_at(int(starts[0])).shard
         raise DamagedCorpusError(
@@ -94,19 +98,57 @@ def _found_in_window(
         # Python integers: a position can lie beyond 2**63
         position = window.start + int(table.stream_starts[entry])
         slices = np.arange(position // seq_len, (position + length - 1) // seq_len + 1)
-        for number, ordinal in zip(slices.tolist(), _samples_of(stream, slices, window), strict=True):
+        for number, sample in zip(slices.tolist(), _samples_of(stream, slices, window), strict=True):
             first = max(position, number * seq_len)
             last = min(position + length, (number + 1) * seq_len)
-            found.append(FoundTokens(ordinal, start + first - position, start + last - position))
+            found.append(FoundTokens(sample, start + first - position, start + last - position))
     return found
 
 
 def _samples_of(stream: CorpusStream, slices: NDArray[np.int64], window: Window) -> list[int]:
     """The samples of ascending slices that reach into a window: the first may start in one before."""
-    start = int(slices[0]) * stream.shape.seq_len
+    order, start = stream.order, int(slices[0]) * stream.shape.seq_len
     num_before = int(start < window.start)
-    found = [stream.samples_of(slices[num_before:], window)]
+    found = [samples_of(order, slices[num_before:], window)]
     if num_before:
-        found.insert(0, stream.samples_of(slices[:1], stream.window_at(start)))
+        found.insert(0, samples_of(order, slices[:1], order.window_at(start)))
     samples: list[int] = np.concatenate(found).tolist()
     return samples
+
+
+def samples_of(order: CorpusOrder, slices: NDArray[np.int64], window: Window) -> NDArray[np.int64]:
+    """The samples that read slices of the stream: the inverse of `CorpusOrder.slices`.
+
+    Args:
+        slices: int64 [n], each starts in `window`.
+    """
+    first = order.first_slice(window)
+    samples = slices - first
+    inside = np.flatnonzero(samples < order.num_inside(window))
+    if len(inside):
+        permutation = order.sample_permutation(window)
+        samples[inside] = permutation.inverse(samples[inside].astype(np.uint64)).astype(np.int64)
+    return samples + first
+
+
+def positions_of_blocks(order: CorpusOrder, epoch: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where an epoch has blocks in its shuffled order: the inverse of `CorpusOrder.blocks`.
+
+    Args:
+        blocks: int64 [n], numbers of blocks in the corpus; the tail, if it is read, comes after all full blocks.
+
+    Returns:
+        int64 [n], -1 for blocks that are not taken.
+    """
+    num_blocks = order.num_corpus_blocks
+    positions = np.where(blocks == num_blocks, order.num_full_blocks if order.take == 1 else _NOT_TAKEN, blocks)
+    full = np.flatnonzero(blocks < num_blocks)
+    numbers = positions[full].astype(np.uint64)
+    if order.take != 1 and len(numbers):
+        numbers = order.take_permutation.inverse(numbers)
+    is_taken = numbers < order.num_full_blocks
+    positions[full[~is_taken]] = _NOT_TAKEN
+    if is_taken.any():
+        permutation = order.block_permutation(epoch)
+        positions[full[is_taken]] = permutation.inverse(numbers[is_taken]).astype(np.int64)
+    return positions

@@ -1,8 +1,9 @@
 """Which corpus a sample comes from, and which sample of that corpus it is, in closed form.
 
-The corpora, in plan order, are the leaves of a balanced binary tree. A node that has given n samples has given
-``L(n)`` of them to its left half, where L is the line ``n * share`` rounded: never one sample away from it. So a sample
-is found by walking down the tree, and a corpus is as many roundings away from its exact share as the tree is deep.
+The corpora, in plan order, are the leaves of a balanced binary tree. Of its first n samples, a node gives ``L(n)`` to
+its left half, where L is the line ``n * share``, rounded: never one sample away from it. So a sample is found by
+walking down the tree, and a corpus is as many roundings away from its exact share as the tree is deep.
+`rounding` has the arithmetic of a node, with an example. ORDER.md, section 7, has the rules.
 """
 
 from __future__ import annotations
@@ -10,24 +11,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-ONE = 1 << 64
-"""Shares and remainders are integers in units of 2**-64: what is left of 1 is lost after 2**64 samples."""
-
-_HALF = ONE >> 1
-_WORD = ONE - 1
-_LOW = np.uint64(0xFFFFFFFF)
-_BITS_32 = np.uint64(32)
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-_FEW = 4
-"""Up to so many samples are faster one by one than as arrays."""
+from tokshard.runtime.order.rounding import HALF, ONE, Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +39,8 @@ class Balance:
 
     Args:
         counts: samples of each corpus, in plan order.
-        remainders: per node of the tree, how much of a sample its left half has still to get (above 1/2) or got too
-            much (below), in units of 2**-64. Less than two samples of rounding, whatever the history was.
+        remainders: per node of the tree, the rounding that is carried on, in units of 2**-64: 1/2 at the start, more if
+            the left half got less than its share. Always less than two samples, whatever the history was.
     """
 
     counts: tuple[int, ...]
@@ -58,8 +48,8 @@ class Balance:
 
     @classmethod
     def at_start(cls, num_corpora: int) -> Balance:
-        """Nothing was read yet."""
-        return cls(counts=(0,) * num_corpora, remainders=(_HALF,) * (num_corpora - 1))
+        """Before anything was read."""
+        return cls(counts=(0,) * num_corpora, remainders=(HALF,) * (num_corpora - 1))
 
 
 class _Node(NamedTuple):
@@ -76,49 +66,6 @@ class _Node(NamedTuple):
         return number + self.middle - self.start
 
 
-class _Split(NamedTuple):
-    """A node in one segment.
-
-    Args:
-        share: of the left half.
-        sway: the smaller of both shares: how far the rounding may sway without giving a sample twice or backwards.
-        given: samples of the node before the segment.
-        remainder: of the left half at the start of the segment.
-    """
-
-    share: int
-    sway: int
-    given: int
-    remainder: int
-    key: int
-
-    def left_before(self, count: int) -> int:
-        """How many of the node's first `count` samples of the segment its left half gets."""
-        if not self.sway:  # one half has no weight
-            return count if self.share else 0
-        swayed = (self.sway >> 32) * (_mixed(self.given + count + self.key) >> 32)
-        found = (self.remainder - (self.sway >> 1) + count * self.share + swayed) >> 64
-        return max(0, min(found, count))
-
-    def left_before_each(self, counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """`left_before` of many counts: uint64 [n]."""
-        if not self.sway:
-            return counts.copy() if self.share else np.zeros_like(counts)
-        hashed = counts + np.uint64((self.given + self.key) & _WORD)
-        _mix_in_place(hashed)
-        hashed >>= _BITS_32
-        hashed *= np.uint64(self.sway >> 32)
-        whole, fraction = _product(counts, self.share)
-        start = self.remainder - (self.sway >> 1)
-        fraction += np.uint64(start & _WORD)
-        whole += fraction < np.uint64(start & _WORD)
-        fraction += hashed
-        whole += fraction < hashed
-        found = whole.view(np.int64) + (start >> 64)
-        return np.clip(found, 0, counts.view(np.int64)).view(np.uint64)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Mixture:
     """The corpora of a run, sample by sample, under weights that change at given samples.
 
@@ -134,21 +81,17 @@ class Mixture:
     else is carried: what was read before is not caught up.
 
     Args:
-        key: uint64 [corpora - 1], from the seed: how the rounding sways.
+        key: uint64 [corpora - 1], from the seed: makes the dither of each node.
         segments: by ascending start.
         balance: at the start of the first segment.
     """
 
-    key: NDArray[np.uint64]
-    segments: tuple[Segment, ...]
-    balance: Balance
-    _nodes: list[_Node] = field(init=False, repr=False)
-    _balances: dict[int, Balance] = field(init=False, repr=False)  # threads may fill it twice, with the same
-    _splits: dict[int, list[_Split]] = field(init=False, repr=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_balances", {0: self.balance})
-        object.__setattr__(self, "_nodes", _tree(len(self.balance.counts)))
+    def __init__(self, *, key: NDArray[np.uint64], segments: tuple[Segment, ...], balance: Balance) -> None:
+        self.key, self.segments, self.balance = key, segments, balance
+        self._nodes = _tree(len(balance.counts))
+        # by segment, as far as they were asked for; two threads may count the same, and find the same
+        self._balances: dict[int, Balance] = {0: balance}
+        self._splits: dict[int, list[Split]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (self.key, self.segments, self.balance))  # without what was counted already
@@ -197,7 +140,7 @@ class Mixture:
         Raises:
             ValueError: a sample lies before the first segment.
         """
-        corpora, ordinals = np.empty_like(samples), np.empty_like(samples)
+        corpora, corpus_samples = np.empty_like(samples), np.empty_like(samples)
         done = 0
         while done < len(samples):
             index = self._segment_at(int(samples[done]))
@@ -205,20 +148,20 @@ class Mixture:
             if index + 1 < len(self.segments):
                 stop = int(np.searchsorted(samples, self.segments[index + 1].start))
             inside = samples[done:stop] - self.segments[index].start
-            corpora[done:stop], ordinals[done:stop] = self._locate(index, inside)
+            corpora[done:stop], corpus_samples[done:stop] = self._locate(index, inside)
             done = stop
-        return corpora, ordinals
+        return corpora, corpus_samples
 
-    def sample_of(self, corpus: int, ordinal: int) -> int | None:
-        """The global sample that is sample `ordinal` of a corpus; None if no weight ever leads there.
+    def sample_of(self, corpus: int, corpus_sample: int) -> int | None:
+        """The global sample that is sample `corpus_sample` of a corpus; None if no weight ever leads there.
 
         Raises:
             ValueError: that sample came before the first segment.
         """
-        if ordinal < self.balance.counts[corpus]:
-            raise ValueError(f"sample {ordinal} of corpus {corpus} lies before the first weights")
+        if corpus_sample < self.balance.counts[corpus]:
+            raise ValueError(f"sample {corpus_sample} of corpus {corpus} lies before the first weights")
         for index, segment in enumerate(self.segments):
-            missing = ordinal - self._balance_at(index).counts[corpus]
+            missing = corpus_sample - self._balance_at(index).counts[corpus]
             length = self.segments[index + 1].start - segment.start if index + 1 < len(self.segments) else None
             if length is None:
                 length = self._enough(index, corpus, missing)
@@ -261,7 +204,7 @@ class Mixture:
         for number, (node, split) in enumerate(zip(self._nodes, splits, strict=True)):
             total = gained.pop(number)
             left = split.left_before(total)
-            if split.sway:
+            if split.dither:
                 remainders[number] += total * split.share - left * ONE
             for start, stop, child, part in (
                 (node.start, node.middle, node.left(number), left),
@@ -273,7 +216,7 @@ class Mixture:
                     gained[child] = part
         return Balance(counts=tuple(counts), remainders=tuple(remainders))
 
-    def _splits_of(self, index: int) -> list[_Split]:
+    def _splits_of(self, index: int) -> list[Split]:
         splits = self._splits.get(index)
         if splits is None:
             balance = self._balance_at(index)
@@ -287,8 +230,8 @@ class Mixture:
         return splits
 
     def _locate(self, index: int, inside: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Corpus and ordinal of samples of one segment, counted from its start."""
-        corpora, ordinals = np.empty_like(inside), np.empty_like(inside)
+        """Corpus and sample of that corpus, of samples of one segment that are counted from its start."""
+        corpora, corpus_samples = np.empty_like(inside), np.empty_like(inside)
         counts, splits = self._balance_at(index).counts, self._splits_of(index)
         # (first corpus, last + 1, node if there are two or more, which samples, their numbers at the node)
         waiting = [(0, len(counts), 0, np.arange(len(inside)), inside.astype(np.uint64))]
@@ -296,16 +239,16 @@ class Mixture:
             start, stop, number, places, numbers = waiting.pop()
             if stop - start == 1:
                 corpora[places] = start
-                ordinals[places] = numbers.view(np.int64) + counts[start]
+                corpus_samples[places] = numbers.view(np.int64) + counts[start]
                 continue
             node = self._nodes[number]
-            before, is_left = _halves(splits[number], numbers)
+            before, is_left = splits[number].halves(numbers)
             left, right = np.flatnonzero(is_left), np.flatnonzero(~is_left)
             if len(left):
                 waiting.append((start, node.middle, node.left(number), places[left], before[left]))
             if len(right):
                 waiting.append((node.middle, stop, node.right(number), places[right], (numbers - before)[right]))
-        return corpora, ordinals
+        return corpora, corpus_samples
 
     def _gained(self, index: int, corpus: int, count: int) -> int:
         """Samples of one corpus among the first `count` of a segment."""
@@ -335,17 +278,6 @@ def _rebuild(key: NDArray[np.uint64], segments: tuple[Segment, ...], balance: Ba
     return Mixture(key=key, segments=segments, balance=balance)
 
 
-def _halves(split: _Split, numbers: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Of samples of a node: how many before each its left half got, and whether it gets this one."""
-    if len(numbers) <= _FEW:
-        pairs = [(split.left_before(number), split.left_before(number + 1)) for number in numbers.tolist()]
-        before = np.array([pair[0] for pair in pairs], np.uint64)
-        return before, np.array([pair[1] > pair[0] for pair in pairs], np.bool_)
-    found = split.left_before_each(np.concatenate([numbers, numbers + np.uint64(1)]))
-    before, after = found[: len(numbers)], found[len(numbers) :]
-    return before, after > before
-
-
 def _tree(num_corpora: int) -> list[_Node]:
     """The nodes in preorder."""
     found: list[_Node] = []
@@ -359,12 +291,12 @@ def _tree(num_corpora: int) -> list[_Node]:
     return found
 
 
-def _split(node: _Node, weights: Sequence[int], counts: Sequence[int], remainder: int, key: int) -> _Split:
+def _split(node: _Node, weights: Sequence[int], counts: Sequence[int], remainder: int, key: int) -> Split:
     total = weights[node.stop] - weights[node.start]
     left = weights[node.middle] - weights[node.start]
     share = (left << 64) // total if total else 0
-    given = counts[node.stop] - counts[node.start]
-    return _Split(share, min(share, ONE - share), given, remainder, key)
+    node_count_before = counts[node.stop] - counts[node.start]
+    return Split(share, min(share, ONE - share), node_count_before, remainder, key)
 
 
 def _prefix_sums(values: Sequence[int]) -> list[int]:
@@ -384,29 +316,3 @@ def _integers(weights: Sequence[float]) -> list[int]:
 def are_weights(weights: Sequence[float]) -> bool:
     """Whether weights say something: finite, at least 0 and not all 0."""
     return all(0 <= weight < math.inf for weight in weights) and any(weights)
-
-
-def _mixed(value: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014)."""
-    value = value * _GOLDEN & _WORD
-    value = (value ^ value >> 30) * _MIX_1 & _WORD
-    value = (value ^ value >> 27) * _MIX_2 & _WORD
-    return value ^ value >> 31
-
-
-def _mix_in_place(values: NDArray[np.uint64]) -> None:
-    values *= np.uint64(_GOLDEN)
-    values ^= values >> np.uint64(30)
-    values *= np.uint64(_MIX_1)
-    values ^= values >> np.uint64(27)
-    values *= np.uint64(_MIX_2)
-    values ^= values >> np.uint64(31)
-
-
-def _product(values: NDArray[np.uint64], factor: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """High and low words of the 128-bit products."""
-    low, high = values & _LOW, values >> _BITS_32
-    factor_low, factor_high = np.uint64(factor & 0xFFFFFFFF), np.uint64(factor >> 32)
-    middle = high * factor_low + (low * factor_low >> _BITS_32)
-    other = low * factor_high + (middle & _LOW)
-    return high * factor_high + (middle >> _BITS_32) + (other >> _BITS_32), values * np.uint64(factor)

@@ -113,9 +113,14 @@ class Permutation:
 
     @cached_property
     def _sorted(self) -> NDArray[np.uint64]:
-        order: NDArray[np.uint64] = small_permutations(self.length, self.key[np.newaxis])[0].astype(np.uint64)
-        order.setflags(write=False)
-        return order
+        hashed = keyed_hashes(np.arange(self.length, dtype=np.uint64), self.key[np.newaxis])[0]
+        order = np.argsort(hashed)  # several times as fast as the stable sort
+        ascending = hashed[order]
+        if bool((ascending[1:] == ascending[:-1]).any()):  # a chance of 1 in 10**10, at most
+            order = np.argsort(hashed, kind="stable")
+        items = order.astype(np.uint64)
+        items.setflags(write=False)
+        return items
 
     @cached_property
     def _sorted_inverse(self) -> NDArray[np.uint64]:
@@ -182,20 +187,3 @@ def keyed_hashes(index: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray
         hashed = (hashed ^ (hashed >> np.uint64(27))) * _MIX_2
         hashed = (hashed ^ (hashed >> np.uint64(31))) + keys[:, word : word + 1]
     return hashed
-
-
-def small_permutations(length: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """What `Permutation.all` gives for up to `MAX_SORTED` items, for many keys at once.
-
-    Args:
-        keys: uint64 [n, 3 or more], the first words of keys.
-
-    Returns:
-        int64 [n, length].
-    """
-    hashed = keyed_hashes(np.arange(length, dtype=np.uint64), keys)
-    order = np.argsort(hashed, axis=1)
-    ascending = np.take_along_axis(hashed, order, axis=1)
-    if bool((ascending[:, 1:] == ascending[:, :-1]).any()):  # a chance of 1 in 10**10, at most
-        return np.argsort(hashed, axis=1, kind="stable")
-    return order  # several times as fast as the stable sort, and the same

@@ -1,0 +1,174 @@
+"""One corpus as the endless stream of shuffled pieces that a plan reads."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.runtime.order.tables import Pieces, PieceTable, Tables
+from tokshard.runtime.order.windows import CorpusOrder, Shape, Window
+from tokshard.runtime.source import TokenSource
+
+
+class CorpusStream:
+    """One corpus as the endless stream of shuffled pieces that a plan reads.
+
+    Which window a sample starts in is arithmetic. The table of a window costs its piece table to keep and a scan of its
+    document boundaries to make; those of two windows are kept, the current and the next. Safe to use from several
+    threads, and in a forked child. Readers at different places take a `reader` each.
+
+    Args:
+        seed: of the plan.
+        copy_index: corpora before it in the plan that have the same content.
+        start_epoch: epoch that counts as the first.
+        take: read only this part of the full blocks, the same for every seed; a smaller part lies inside a larger one.
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        shape: Shape,
+        *,
+        seed: int,
+        copy_index: int = 0,
+        start_epoch: int = 0,
+        take: float = 1.0,
+    ) -> None:
+        self.source, self.shape, self.take = source, shape, take
+        self.copy_index, self.start_epoch = copy_index, start_epoch
+        content = bytes.fromhex(source.fingerprint)
+        self.order = CorpusOrder(
+            source.num_tokens, content, shape, seed=seed, copy_index=copy_index, start_epoch=start_epoch, take=take
+        )
+        self.tables = Tables(source, self.order)
+
+    def reader(self) -> CorpusStream:
+        """The same stream with tables of its own."""
+        return CorpusStream(
+            self.source,
+            self.shape,
+            seed=self.order.seed,
+            copy_index=self.copy_index,
+            start_epoch=self.start_epoch,
+            take=self.take,
+        )
+
+    @property
+    def num_full_blocks(self) -> int:
+        """Blocks of `block_tokens` tokens that are read; what is left is the tail."""
+        return self.order.num_full_blocks
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of an epoch."""
+        return self.order.num_tokens
+
+    @property
+    def num_windows(self) -> int:
+        """Windows of an epoch."""
+        return self.order.num_windows
+
+    def window_at(self, position: int) -> Window:
+        """The window that holds a position of the stream."""
+        return self.order.window_at(position)
+
+    def window(self, epoch: int, index: int) -> Window:
+        """A window by epoch and index."""
+        return self.order.window(epoch, index)
+
+    def table(self, window: Window) -> PieceTable:
+        """The pieces of a window, made when it is first asked for."""
+        return self.tables.table(window)
+
+    def pieces_of(
+        self,
+        samples: NDArray[np.int64],
+        stream_stop: int | None = None,
+        *,
+        extra_tokens: int = 0,
+        is_sequential: bool = False,
+    ) -> tuple[NDArray[np.int64], Pieces]:
+        """The pieces that samples read.
+
+        Sample k reads slice ``[j * seq_len, (j + 1) * seq_len)`` of the stream, where j is the entry of k in a
+        permutation of all samples that lie in the same window. One that goes on in the next window comes last, so that
+        the next window is not needed before.
+
+        Args:
+            samples: int64 [n], ascending.
+            stream_stop: where a finite pass ends; slices are cut there.
+            extra_tokens: read so many tokens of the stream beyond each slice.
+            is_sequential: the samples that follow will be asked for next: do a part of making the next window's table.
+
+        Returns:
+            int64 [n], how many pieces each sample has, and the pieces of all of them one after another.
+        """
+        seq_len = self.shape.seq_len
+        counts: list[NDArray[np.int64]] = []
+        parts: list[Pieces] = []
+        done = 0
+        while done < len(samples):
+            # Python integers: a position can lie beyond 2**63
+            window = self.window_at(int(samples[done]) * seq_len)
+            first, stop = self.order.first_slice(window), -(-window.stop // seq_len)
+            here = samples[done : done + int(np.searchsorted(samples[done:], stop))]
+            starts = self.order.slices(window, here - first) * seq_len + (first * seq_len - window.start)
+            found = self._read(window, starts, seq_len + extra_tokens, stream_stop)
+            counts += found[0]
+            parts += found[1]
+            done += len(here)
+            if is_sequential and (stream_stop is None or stream_stop > window.stop):
+                before, after = int(here[0]) - first, int(here[-1]) + 1 - first
+                self.tables.prepare(self.window_at(window.stop), before / (stop - first), after / (stop - first))
+        if not parts:
+            none = np.empty(0, np.int64)
+            return none, Pieces(starts=none, lengths=none, ends_document=np.empty(0, np.bool_))
+        if len(parts) == 1:
+            return counts[0], parts[0]
+        return np.concatenate(counts), Pieces(
+            starts=np.concatenate([part.starts for part in parts]),
+            lengths=np.concatenate([part.lengths for part in parts]),
+            ends_document=np.concatenate([part.ends_document for part in parts]),
+        )
+
+    def _read(
+        self,
+        window: Window,
+        starts: NDArray[np.int64],
+        length: int,
+        stream_stop: int | None,
+    ) -> tuple[list[NDArray[np.int64]], list[Pieces]]:
+        """The pieces of stretches that start in one window, in order; few of them reach beyond it."""
+        counts: list[NDArray[np.int64]] = []
+        parts: list[Pieces] = []
+        room = window.stop - window.start
+        if stream_stop is not None:
+            room = min(room, stream_stop - window.start)
+        lengths = np.minimum(length, room - starts)
+        is_over = starts + length > window.stop - window.start
+        if stream_stop is not None and stream_stop <= window.stop:
+            is_over[:] = False
+        table = self.table(window)
+        for group in np.split(np.arange(len(starts)), np.flatnonzero(is_over) + 1):
+            if not len(group):
+                continue
+            found, pieces = table.cut(starts[group], lengths[group])
+            counts.append(found)
+            parts.append(pieces)
+            if is_over[group[-1]]:  # goes on in the next window, or in several if they are short
+                more = self._continue(window.stop, length - int(lengths[group[-1]]), stream_stop)
+                found[-1] += sum(len(part.starts) for part in more)
+                parts.extend(more)
+        return counts, parts
+
+    def _continue(self, position: int, length: int, stream_stop: int | None) -> list[Pieces]:
+        if stream_stop is not None:
+            length = min(length, stream_stop - position)
+        parts = []
+        while length > 0:
+            window = self.window_at(position)
+            take = min(length, window.stop - position)
+            start = np.array([position - window.start], np.int64)
+            parts.append(self.table(window).cut(start, np.array([take], np.int64))[1])
+            position, length = position + take, length - take
+        return parts

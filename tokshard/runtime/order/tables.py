@@ -1,0 +1,272 @@
+"""The tables of the pieces of windows: how they are made, cut into stretches, and kept.
+
+Making a table asks the corpus for its document ends and permutes the pieces between them: milliseconds for a window of
+64M tokens in documents of 1,000, seconds in documents of 10. So the table of the next window is made in small steps
+while the current one is read. ORDER.md, section 5, has the rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.runtime.order.forking import ForkLock
+from tokshard.runtime.order.windows import CorpusOrder, Window
+from tokshard.runtime.source import TokenSource
+
+_MAX_TABLES = 2
+"""The current window and the next."""
+
+_READY_AT = 0.8
+"""The table of the next window is done when this part of the current one was read."""
+
+_SHORT = 0.25
+"""A window of less than this part of a full one is prepared together with the one after it."""
+
+_BLOCKS_PER_STEP = 4
+_PIECES_PER_STEP = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Parts of documents.
+
+    Args:
+        starts: int64 [n], position of the first token of each in its corpus.
+        lengths: int64 [n], tokens of each.
+        ends_document: bool [n], whether its last token is the document's delimiter.
+    """
+
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    ends_document: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceTable:
+    """The pieces of one window in their shuffled order. 8 bytes per piece, 12 while it is made.
+
+    Unshuffled positions count the tokens of the window before the pieces are permuted: block after block.
+
+    Args:
+        stream_starts: uint32 [n + 1], where each piece starts in the window, and the window's length.
+        unshuffled_starts: uint32 [n], the unshuffled position of each piece's first token.
+        block_tokens: tokens of each block but a tail.
+        block_starts: int64 [blocks], position in the corpus of each block's first token.
+        block_stops: int64 [blocks], the unshuffled position after each block's last token.
+        ends_document: bool [blocks], whether the last token of each block is a delimiter.
+    """
+
+    stream_starts: NDArray[np.uint32]
+    unshuffled_starts: NDArray[np.uint32]
+    block_tokens: int
+    block_starts: NDArray[np.int64]
+    block_stops: NDArray[np.int64]
+    ends_document: NDArray[np.bool_]
+
+    def cut(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
+        """The pieces in stretches of the window.
+
+        Args:
+            starts, lengths: int64 [stretches], in tokens of the window; each length at least 1.
+
+        Returns:
+            int64 [stretches], how many pieces each has, and the pieces of all of them one after another. The first
+            and the last piece of a stretch are cut to it.
+        """
+        stops = starts + lengths
+        first = self.stream_starts.searchsorted(starts.astype(np.uint32), "right") - 1
+        counts = self.stream_starts.searchsorted(stops.astype(np.uint32), "left") - first
+        # piece k of a stretch is entry first + k of the table
+        after = np.cumsum(counts)
+        entry = np.arange(int(after[-1])) + np.repeat(first - after + counts, counts)
+        piece_starts = self.stream_starts[entry].astype(np.int64)
+        piece_stops = self.stream_starts[entry + 1].astype(np.int64)
+        cut_starts, cut_stops = piece_starts.copy(), piece_stops.copy()
+        cut_starts[after - counts] = starts
+        cut_stops[after - 1] = stops
+        positions = self.unshuffled_starts[entry] + (cut_starts - piece_starts)
+        lengths_cut = cut_stops - cut_starts
+        blocks = positions // self.block_tokens
+        # a whole piece ends with its document, unless it ends with its block, of which that is known
+        at_block_end = positions + lengths_cut == self.block_stops[blocks]
+        ends = (cut_stops == piece_stops) & (~at_block_end | self.ends_document[blocks])
+        within = positions - blocks * self.block_tokens
+        return counts, Pieces(starts=self.block_starts[blocks] + within, lengths=lengths_cut, ends_document=ends)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of the window."""
+        return len(self.unshuffled_starts)
+
+
+def table_steps(source: TokenSource, order: CorpusOrder, window: Window) -> Generator[float, int | None, PieceTable]:
+    """Make the table of a window in many small steps; yields which part of it is done.
+
+    Nothing is asked of the source before the first step. Sending a number of blocks makes the following steps as large:
+    who needs the table at once asks for all of them together.
+
+    Raises:
+        ValueError: the window has 2**32 tokens or more.
+    """
+    size, length = order.shape.block_tokens, window.stop - window.start
+    if length >= 1 << 32:
+        raise ValueError(f"a window of {length} tokens does not fit: make window_blocks less")
+    block_starts = order.blocks(window) * size
+    block_stops = np.minimum(np.arange(1, len(block_starts) + 1) * size, length)
+    source.will_read(block_starts, block_starts + np.diff(block_stops, prepend=0))
+    ends_document = np.empty(len(block_starts), np.bool_)
+    parts: list[NDArray[np.uint32]] = []
+    low, at_once = 0, _BLOCKS_PER_STEP
+    while low < len(block_starts):
+        at_once = (yield 0.5 * low / len(block_starts)) or at_once
+        high = min(low + at_once, len(block_starts))
+        cut, ends_document[low:high] = _cut_blocks(source, block_starts[low:high], block_stops[low:high], low * size)
+        parts.append(cut)
+        low = high
+    parts.append(np.array([length], np.uint32))
+    starts = np.concatenate(parts)
+    del parts
+    count = len(starts) - 1
+    permutation = order.piece_permutation(window, count)
+    stream_starts, unshuffled_starts = np.zeros(count + 1, np.uint32), np.empty(count, np.uint32)
+    for first in range(0, count, _PIECES_PER_STEP):
+        yield 0.5 + 0.5 * first / count
+        stop = min(first + _PIECES_PER_STEP, count)
+        entry = permutation(np.arange(first, stop, dtype=np.uint64)).astype(np.int64)
+        unshuffled_starts[first:stop] = starts[entry]
+        lengths = starts[entry + 1] - unshuffled_starts[first:stop]
+        np.cumsum(lengths, out=stream_starts[first + 1 : stop + 1])
+        stream_starts[first + 1 : stop + 1] += stream_starts[first]
+    return PieceTable(
+        stream_starts=stream_starts,
+        unshuffled_starts=unshuffled_starts,
+        block_tokens=size,
+        block_starts=block_starts,
+        block_stops=block_stops,
+        ends_document=ends_document,
+    )
+
+
+def _cut_blocks(
+    source: TokenSource, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64], first: int
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """Where the pieces of some blocks of a window start, and which of these blocks end with a document.
+
+    Args:
+        block_starts: int64 [blocks], positions in the corpus.
+        block_stops: int64 [blocks], unshuffled positions.
+        first: the unshuffled position of the first of them.
+    """
+    firsts = np.concatenate([[first], block_stops[:-1]])
+    block_ends = block_starts + (block_stops - firsts)
+    offsets, ends = source.ends(block_starts, block_ends)
+    counts = np.diff(offsets)
+    has_end = np.flatnonzero(counts)
+    ends_document = np.zeros(len(counts), np.bool_)
+    ends_document[has_end] = ends[offsets[1:][has_end] - 1] == block_ends[has_end]
+    # a piece starts at the start of each block, and at each end of a document but that of the block
+    ends += np.repeat(firsts - block_starts, counts)
+    starts = np.insert(ends, offsets[:-1], firsts)
+    last = offsets[1:] + np.arange(len(counts))
+    return np.delete(starts, last[ends_document]).astype(np.uint32), ends_document
+
+
+class _Preparation:
+    """A table that is being made.
+
+    Args:
+        begun_at: the part of the current window that was read before: a job that begins in a window has less time.
+    """
+
+    def __init__(self, window: Window, steps: Generator[float, int | None, PieceTable], begun_at: float) -> None:
+        self.window, self._steps, self._begun_at = window, steps, begun_at
+        self._done: float | None = None
+        self._table: PieceTable | None = None
+
+    def advance_with(self, part_of_current: float) -> None:
+        """Continue as the current window is read."""
+        end = _READY_AT if self._begun_at < _READY_AT else 1.0
+        if self._begun_at < 1:
+            self.advance((part_of_current - self._begun_at) / (end - self._begun_at))
+
+    def advance(self, part: float, blocks: int | None = None) -> None:
+        """Continue until this part of it is done.
+
+        Args:
+            blocks: ask the source for so many at once; default: few, for a small step.
+        """
+        try:
+            if self._done is None and part > 0:
+                self._done = next(self._steps)
+            while self._table is None and self._done is not None and self._done < part:
+                self._done = self._steps.send(blocks)
+        except StopIteration as finished:
+            self._table = finished.value
+
+    def finish(self) -> PieceTable:
+        """The whole table."""
+        self.advance(math.inf, blocks=1 << 32)
+        assert self._table is not None
+        return self._table
+
+
+class Tables:
+    """The tables of the windows that one reader is at. Safe to use from several threads, and in a forked child."""
+
+    def __init__(self, source: TokenSource, order: CorpusOrder) -> None:
+        self._source, self._order = source, order
+        self._kept: OrderedDict[tuple[int, int], PieceTable] = OrderedDict()
+        self._ahead: list[_Preparation] = []
+        self._lock = ForkLock()
+
+    def table(self, window: Window) -> PieceTable:
+        """The pieces of a window, made when it is first asked for."""
+        key = (window.epoch, window.index)
+        with self._lock:
+            table = self._kept.get(key)
+            if table is None:
+                table = self._preparation(window).finish()
+                self._kept[key] = table
+                if len(self._kept) > _MAX_TABLES:
+                    self._kept.popitem(last=False)
+            else:
+                self._kept.move_to_end(key)
+        return table
+
+    def prepare(self, window: Window, before: float, after: float) -> None:
+        """Make so much of the next table that it is done shortly before the current window is.
+
+        A short window, the last of an epoch, leaves no time for the one after it: that is made along with it.
+
+        Args:
+            before, after: the part of the current window that was read before these samples, and with them.
+        """
+        with self._lock:
+            following = [window]
+            if window.stop - window.start < _SHORT * self._order.window_tokens:
+                following.append(self._order.window_at(window.stop))
+            ahead = []
+            for one in following:
+                if (one.epoch, one.index) not in self._kept:
+                    preparation = self._preparation(one, begun_at=before)
+                    preparation.advance_with(after)
+                    ahead.append(preparation)
+            self._ahead = ahead
+
+    def clear(self) -> None:
+        """Forget all tables."""
+        with self._lock:
+            self._kept.clear()
+
+    def _preparation(self, window: Window, *, begun_at: float = 0.0) -> _Preparation:
+        """The one that is under way, which is forgotten, or a new one. So a fork never finds one that is running."""
+        for index, ahead in enumerate(self._ahead):
+            if ahead.window == window:
+                return self._ahead.pop(index)  # an error ends its generator: it is not used again
+        return _Preparation(window, table_steps(self._source, self._order, window), begun_at)
