@@ -22,9 +22,9 @@ from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
 from tokshard.runtime import steps
 from tokshard.runtime.order import tables
-from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.order.stream import CorpusStream
 from tokshard.runtime.order.tables import PieceTable, _Preparation
+from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.steps import Ranks, packed_steps
 from tokshard.runtime.tensors import StreamingLoader

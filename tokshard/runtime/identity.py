@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from tokshard.runtime.order.seeds import ORDER_VERSION
-from tokshard.runtime.order.windows import CorpusStream, Shape
+from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.windows import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ def identity_of(shape: Shape, seed: int, streams: Sequence[CorpusStream]) -> Pla
     corpora = tuple(
         CorpusIdentity(
             fingerprint=stream.source.fingerprint,
-            ordinal=stream.ordinal,
+            ordinal=stream.copy_index,
             start_epoch=stream.start_epoch,
             take=stream.take,
         )

@@ -12,7 +12,8 @@ from typing import Any
 from tokshard.errors import PlanError
 from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
 from tokshard.runtime.order.mixture import Segment, are_weights
-from tokshard.runtime.order.windows import CorpusStream, Shape
+from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.transforms import Transform
 
@@ -184,7 +185,7 @@ def streams_of(
             source,
             shape,
             seed=seed,
-            ordinal=contents[:index].count(contents[index]),  # a content may be listed several times
+            copy_index=contents[:index].count(contents[index]),  # a content may be listed several times
             start_epoch=first_epochs[index],
             take=takes[index],
         )

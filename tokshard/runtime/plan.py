@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.batches import PADDING_INDEX, Layout, Packed, corpus_rows, first_row, lay_out, widen
-from tokshard.runtime.cursor import Cursor, MAX_SAMPLE
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.identity import identity_of
-from tokshard.runtime.options import CorpusLike, MAX_EPOCHS, Weights, integer
+from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Balance, Mixture
-from tokshard.runtime.order.stream import CorpusStream
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.tracing import Occurrence, Piece, occurrences, pieces_of_samples
 from tokshard.runtime.transforms import Transform, transformed

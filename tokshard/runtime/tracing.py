@@ -87,8 +87,8 @@ def occurrences(
     for epoch in epochs:
         parts = find_document(stream, epoch, place.start, place.stop, stream_stop=plan.stream_stop)
         for part in parts:
-            is_known = part.ordinal >= mixture.balance.counts[number]
-            sample = mixture.sample_of(number, part.ordinal) if is_known else None
+            is_known = part.corpus_sample >= mixture.balance.counts[number]
+            sample = mixture.sample_of(number, part.corpus_sample) if is_known else None
             if sample is not None or not is_known:
                 found.append(Occurrence(epoch, sample, part.start - place.start, part.stop - place.start))
     return found
