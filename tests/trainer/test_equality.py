@@ -36,11 +36,12 @@ def num_steps(request: pytest.FixtureRequest) -> int:
 def for_each(names: Iterable[str]) -> pytest.MarkDecorator:
     short = [pytest.param(SHORT_STEPS, name, id=name) for name in names if name not in LONG]
     long = [pytest.param(LONG_STEPS, name, id=f"{name}-long", marks=pytest.mark.soak) for name in names]
-    return pytest.mark.parametrize(("num_steps", "name"), [*short, *long], indirect=["num_steps"])
+    # with the scope of the fixture, or the runs would be made again for every name
+    return pytest.mark.parametrize(("num_steps", "name"), [*short, *long], indirect=["num_steps"], scope="module")
 
 
 each_length = pytest.mark.parametrize(
-    "num_steps", [SHORT_STEPS, pytest.param(LONG_STEPS, marks=pytest.mark.soak)], indirect=True
+    "num_steps", [SHORT_STEPS, pytest.param(LONG_STEPS, marks=pytest.mark.soak)], indirect=True, scope="module"
 )
 
 
