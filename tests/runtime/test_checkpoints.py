@@ -143,6 +143,15 @@ def test_damaged_bytes_anywhere_in_a_file_are_no_checkpoint_or_change_nothing(tm
                 read_state(str(file))
 
 
+def test_the_same_state_of_every_rank_is_one_state_and_those_of_two_loaders_are_refused(tmp_path: Path) -> None:
+    other = {"cursor": cursor()["cursor"].replace('"sample":', '"sample":1')}
+    (tmp_path / "state.json").write_text(json.dumps({"rank 0": cursor(), "rank 1": cursor()}))
+    assert read_state(str(tmp_path / "state.json")).cursor == cursor()["cursor"]
+    (tmp_path / "state.json").write_text(json.dumps({"loader 0": cursor(), "loader 1": other}))
+    with pytest.raises(UsageError, match="2 states, of several loaders or workers"):
+        read_state(str(tmp_path / "state.json"))
+
+
 def test_a_state_in_json_that_is_nested_as_deeply_as_it_can_be_is_found(tmp_path: Path) -> None:
     for depth in (500, 900, 100_000):
         (tmp_path / "state.json").write_text('{"a":' * depth + json.dumps(cursor()) + "}" * depth)

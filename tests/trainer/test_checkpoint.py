@@ -166,6 +166,16 @@ def test_a_marker_of_other_content_is_damage(tmp_path: Path) -> None:
             load(path)
 
 
+def test_a_marker_that_names_a_file_outside_of_the_checkpoint_is_damage(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (tmp_path / "other").write_bytes(b"x")
+    files = json.loads((path / checkpoint.COMPLETE).read_bytes())
+    files["../other"] = {"bytes": 1, "sha256": sha256(b"x").hexdigest()}
+    (path / checkpoint.COMPLETE).write_text(json.dumps(files))
+    with pytest.raises(TrainerError, match=r"step-00000001 is damaged .*'\.\./other' is missing"):
+        load(path)
+
+
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "state.json"])
 def test_a_flipped_bit_in_any_file_is_found_before_anything_is_loaded(tmp_path: Path, name: str) -> None:
     path = save(tmp_path, 1)

@@ -83,6 +83,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path: Pa
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
+@pytest.mark.parametrize(("longest", "expected"), [(0.0, 5.0), (1.0, 1.0), (7.0, 5.0)])
+def test_a_gradient_is_cut_to_the_norm_that_is_allowed_and_0_allows_any(longest: float, expected: float) -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.weight.grad = torch.tensor([[3.0, 4.0]])
+    assert loop.clip_gradients(model, longest) == pytest.approx(5.0)
+    assert model.weight.grad.norm().item() == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_gradient_that_is_not_finite_makes_no_step_although_the_loss_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
