@@ -13,7 +13,7 @@ import pytest
 from pyarrow import ipc
 
 from tests.pipeline.inputs import texts_of
-from tests.pipeline.places import TEXTS, build
+from tests.pipeline.places import TEXTS, build, write
 from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BuildError
@@ -175,6 +175,19 @@ def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkey
             build(place, dedup="exact")
     assert caught.value.hint.startswith("run the same command again")
     assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
+
+
+def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hashed(place, monkeypatch):
+    write(place / "b.jsonl", ["only here", *TEXTS[:5]])
+    find = duplicates.find_duplicates
+
+    def lose(*arguments: Any) -> Any:
+        (place / "a.jsonl").unlink(missing_ok=True)
+        return find(*arguments)
+
+    monkeypatch.setattr(pipeline, "find_duplicates", lose)
+    out = build(place, place / "a.jsonl", place / "b.jsonl", dedup="exact", on_bad_source="skip")
+    assert texts_of(open_corpus(out)) == ["only here", *TEXTS[:5]]
 
 
 def test_a_build_that_writes_nothing_leaves_no_table(place):
