@@ -81,9 +81,11 @@ def test_one_number_or_one_per_corpus_is_handed_to_the_plan_only_if_it_is_given(
     ]
 
 
-def test_a_uri_is_not_taken_for_a_path_next_to_the_file() -> None:
-    mix = load_mix(written('seq_len = 8\nglobal_batch_size = 2\ncorpora = { code = "s3://bucket/code" }'))
-    assert mix.corpora == {"code": "s3://bucket/code"}
+def test_a_uri_is_not_taken_for_a_path_next_to_the_file(tmp_path: Path) -> None:
+    text = 'seq_len = 8\nglobal_batch_size = 2\ncorpora = { code = "s3://bucket/code", prose = "prose" }'
+    (tmp_path / "mix.toml").write_text(text)
+    mix = load_mix(str(tmp_path / "mix.toml"))
+    assert mix.corpora == {"code": "s3://bucket/code", "prose": str(tmp_path / "prose")}
 
 
 def test_a_recipe_of_the_trainer_gives_its_data_table() -> None:
