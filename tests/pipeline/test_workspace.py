@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc
 
-from tests.pipeline.inputs import texts_of
+from tests.pipeline.inputs import patch_chunk_bytes, texts_of
 from tests.pipeline.places import TEXTS, build, write
 from tokshard import open_corpus
 from tokshard.cli.main import run
@@ -178,6 +178,7 @@ def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkey
 
 
 def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hashed(place, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)  # each source has tasks of its own
     write(place / "b.jsonl", ["only here", *TEXTS[:5]])
     find = duplicates.find_duplicates
 
@@ -186,7 +187,7 @@ def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hash
         return find(*arguments)
 
     monkeypatch.setattr(pipeline, "find_duplicates", lose)
-    out = build(place, place / "a.jsonl", place / "b.jsonl", dedup="exact", on_bad_source="skip")
+    out = build(place, place / "a.jsonl", place / "b.jsonl", dedup="exact", on_bad_source="skip", task_bytes=64)
     assert texts_of(open_corpus(out)) == ["only here", *TEXTS[:5]]
 
 
