@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,15 @@ def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monk
 
     monkeypatch.setattr("tokshard.pipeline.status.read_receipts", late)
     assert read_status(place / "out").state == "complete"
+
+
+def test_a_stream_that_was_read_to_its_end_is_one_task_done_however_many_segments_it_has(place, stop, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    (place / "a.jsonl.gz").write_bytes(gzip.compress(write(place / "a.jsonl", TEXTS).read_bytes()))
+    stop(place / "a.jsonl.gz", task_bytes=64)
+    assert len(list((place / "out" / names.WORK / "receipts").iterdir())) > 1
+    status = read_status(place / "out")
+    assert (status.tasks_done, status.num_tasks, status.segments_done) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("change", [-4, 4])
