@@ -472,6 +472,18 @@ def test_what_is_no_regular_file_is_reported_and_not_waited_for(corpus):
     assert problems(corpus) == ["manifest.json is not a regular file"]
 
 
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_a_shard_that_grows_while_it_is_checked_is_reported(corpus, is_quick):
+    def grow_at_the_end(done, to_check):
+        if done == to_check:
+            for path in corpus.glob("shard-*"):
+                path.write_bytes(path.read_bytes() + b"x")
+
+    found = verify_corpus(corpus, grow_at_the_end, is_quick=is_quick, workers=1).problems
+    assert len(found) == 1
+    assert "changed while it was read" in found[0].message
+
+
 def test_the_number_of_threads_changes_nothing_in_a_report(tmp_path):
     corpus = write_corpus(
         tmp_path / "corpus", documents_of([5] * 60, vocab_size=4), tokenizer=TINY_TOKENIZER, shard_tokens=10

@@ -639,6 +639,23 @@ def test_a_source_that_changes_while_it_is_read_is_named(tokshard_build, monkeyp
     )
 
 
+def test_a_stream_that_changes_while_it_is_read_is_named(tokshard_build, monkeypatch):
+    inputs.patch_chunk_bytes(monkeypatch, 16)
+    content = gzip.compress(GOOD)
+    write("a.jsonl.gz", content)
+    original = runner.read_stream
+
+    def read_stream(*arguments: Any, **options: Any) -> Any:
+        yield from original(*arguments, **options)
+        Path("a.jsonl.gz").write_bytes(2 * content)
+
+    monkeypatch.setattr(runner, "read_stream", read_stream)
+    tokshard_build("a.jsonl.gz", "--task-bytes", "16").assert_failed(
+        f"a.jsonl.gz changed during the build: bytes {2 * len(content)}, at the start {len(content)}",
+        "hint: put the file back, or start over with --force",
+    )
+
+
 @pytest.mark.parametrize("encode", [inputs.arrow_bytes, inputs.arrow_stream_bytes], ids=["Arrow file", "Arrow stream"])
 def test_an_arrow_input_that_is_cut_while_it_is_read_is_a_damaged_source(encode, tokshard_build, monkeypatch):
     content = encode(inputs.table([{"text": "a" * 50_000}] * 3), 1)

@@ -27,6 +27,7 @@ from tokshard.pipeline.encode.special_text import SpecialText
 from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions
 from tokshard.pipeline.tasks import duplicates, hashing
 from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit, parse_bad_record_limit
+from tokshard.pipeline.tasks.schedule import Schedule
 
 
 @pytest.fixture
@@ -277,6 +278,19 @@ def test_bad_records_behind_the_limit_on_documents_do_not_count(directory, monke
     source = bad_lines(directory, "a.jsonl", 40, {7, 30, 31, 32})
     out = build(directory, [source], max_bad_records=1, on_bad_record="skip", task_bytes=64, limit=25)
     assert facts(out)[1] == [{"malformed": 1}]
+
+
+def test_a_limit_that_falls_into_a_stream_is_kept_where_several_workers_gave_it_more_room(directory, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    monkeypatch.setattr(Schedule, "cap", property(lambda schedule: 30))  # as if both sources were begun at once
+    first = write(directory, "a.jsonl", [f"first {number}" for number in range(10)])
+    content = jsonl([{"text": f"second {number}"} for number in range(100)])
+    (directory / "b.jsonl.gz").write_bytes(gzip.compress(content))
+    out = build(directory, [first, directory / "b.jsonl.gz"], task_bytes=64, limit=30)
+    assert facts(out)[0] == [
+        *(f"first {number}" for number in range(10)),
+        *(f"second {number}" for number in range(20)),
+    ]
 
 
 def test_a_share_of_bad_records_is_judged_at_the_end_and_before_once_there_are_enough(directory):

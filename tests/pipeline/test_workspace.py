@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc
 
-from tests.pipeline.inputs import texts_of
+from tests.pipeline.inputs import patch_chunk_bytes, texts_of
 from tests.pipeline.places import TEXTS, build, write
 from tokshard import open_corpus
 from tokshard.cli.main import run
@@ -146,6 +147,15 @@ def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monk
     assert read_status(place / "out").state == "complete"
 
 
+def test_a_stream_that_was_read_to_its_end_is_one_task_done_however_many_segments_it_has(place, stop, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)
+    (place / "a.jsonl.gz").write_bytes(gzip.compress(write(place / "a.jsonl", TEXTS).read_bytes()))
+    stop(place / "a.jsonl.gz", task_bytes=64)
+    assert len(list((place / "out" / names.WORK / "receipts").iterdir())) > 1
+    status = read_status(place / "out")
+    assert (status.tasks_done, status.num_tasks, status.segments_done) == (1, 1, 0)
+
+
 @pytest.mark.parametrize("change", [-4, 4])
 def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, monkeypatch, change):
     find = duplicates.find_duplicates
@@ -181,6 +191,7 @@ def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkey
 
 
 def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hashed(place, monkeypatch):
+    patch_chunk_bytes(monkeypatch, 64)  # each source has tasks of its own
     write(place / "b.jsonl", ["only here", *TEXTS[:5]])
     find = duplicates.find_duplicates
 
@@ -189,7 +200,7 @@ def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hash
         return find(*arguments)
 
     monkeypatch.setattr(stages, "find_duplicates", lose)
-    out = build(place, place / "a.jsonl", place / "b.jsonl", dedup="exact", on_bad_source="skip")
+    out = build(place, place / "a.jsonl", place / "b.jsonl", dedup="exact", on_bad_source="skip", task_bytes=64)
     assert texts_of(open_corpus(out)) == ["only here", *TEXTS[:5]]
 
 
