@@ -82,7 +82,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         self._num_batches = 0
         self._cursor: Cursor = plan.cursor()
         self._stop: Stop = stop_of(plan, self._cursor)
-        self._used_up: list[UsedUp] = used_up(plan, self._cursor)
+        self._used_up: list[UsedUp] = _worth_a_warning(plan, self._cursor)
 
     def __iter__(self) -> Iterator[Batch]:
         """Continue from the cursor; after a finished pass, from the start."""
@@ -218,7 +218,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     def _read_from(self, cursor: Cursor) -> None:
         """Read from another place or with other weights: the batches made ahead are out of date."""
         self._cursor = cursor
-        self._stop, self._used_up = stop_of(self.plan, cursor), used_up(self.plan, cursor)
+        self._stop, self._used_up = stop_of(self.plan, cursor), _worth_a_warning(self.plan, cursor)
         self._feed.discard()
 
 
@@ -355,6 +355,10 @@ def warn_of_stop(stop: Stop, sample: int) -> None:
         "times; set_weights with 0 leaves it out, on_max_epochs='warn' reads on",
         stacklevel=3,
     )
+
+
+def _worth_a_warning(plan: StreamPlan, cursor: Cursor) -> list[UsedUp]:
+    return used_up(plan, cursor) if plan.on_max_epochs == "warn" else []
 
 
 def _seconds(timeout_seconds: Any) -> float:

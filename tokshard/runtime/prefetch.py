@@ -75,7 +75,7 @@ class Prefetcher(Generic[Batch]):
 
     Args:
         plan: reads the rows.
-        finish: turns what was read into what the loop gets; called in the thread.
+        finish: makes a batch of rows; called in the thread.
         num_workers: processes that read; 0: the thread itself does.
         depth: batches that are made ahead.
         timeout_seconds: how long the loop waits for one batch.

@@ -25,7 +25,7 @@ class Sample:
     """One sample before its labels are made.
 
     Args:
-        tokens: uint16 or uint32 [n], n = seq_len, but for the last sample of a finite pass.
+        tokens: uint16 or uint32 [n], n = seq_len, except in the last sample of a finite pass.
         piece_lengths: int64 [pieces], parts of documents one after another; they add up to n.
         next_tokens: int64 [pieces], the label of the last token of each piece, -100 for none. It is the next token of
             the document where a piece is cut.
@@ -37,7 +37,7 @@ class Sample:
 
 
 class Transform(Protocol):
-    """Anything that makes a sample of a sample: a function, or an object that holds settings.
+    """What changes a sample: a function, or an object that holds settings.
 
     It must be pure, and keep the number of tokens and their dtype. With worker processes it must pickle.
     """
@@ -48,8 +48,8 @@ class Transform(Protocol):
 class SampleRandom:
     """The random numbers of one global sample, one after another: the same everywhere and after every resume.
 
-    numpy may change what its generators draw from one release to the next, and a sample may not change with it, so
-    these are numbers of our own; ORDER.md has the formulas. Several transforms of a sample draw from one sequence.
+    Releases of numpy may change what its generators draw, and samples must not change with them: so the numbers are
+    made here, by the formulas of ORDER.md. All transforms of a sample draw from one sequence.
 
     Args:
         seed: of the plan.
@@ -87,7 +87,7 @@ def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> P
     """Rows after all transforms, one after the other.
 
     Raises:
-        PlanError: a transform returned what is no sample.
+        PlanError: a transform returned something else than a sample.
     """
     rows, seq_len = len(packed.tokens), packed.tokens.shape[1] - 1
     ends = np.cumsum(packed.piece_lengths, dtype=np.int64)
