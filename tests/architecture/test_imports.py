@@ -33,6 +33,7 @@ WRONG_ARROWS = [
     ("runtime/order/windows.py", "pyarrow"),
     ("runtime/shards.py", "tokshard.pipeline"),
     ("runtime/shards.py", "torch"),
+    ("inspect/corpus/report.py", "tokshard.inspect.plan.run"),
     ("jobs/plan_file.py", "tokshard.inspect.plan.run"),
     ("jobs/plan_file.py", "torch"),
     ("trainer/loop.py", "tokshard.pipeline"),

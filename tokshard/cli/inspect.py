@@ -16,7 +16,7 @@ from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.format.reader import open_corpus
-from tokshard.inspect.corpus.difference import check_hashes, compare_corpora, compare_mixes, difference_json
+from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes, difference_json
 from tokshard.inspect.corpus.documents import compile_pattern, match_json, search, view_json
 from tokshard.inspect.corpus.report import CorpusReport, read_document, read_report, report_json
 from tokshard.inspect.corpus.statistics import corpus_lengths, count_tokens
@@ -33,6 +33,7 @@ from tokshard.inspect.outputs import is_stdout, output_file, refuse_inputs
 from tokshard.inspect.page.corpora import corpora_page
 from tokshard.inspect.page.plan import plan_page
 from tokshard.inspect.plan.run import open_run
+from tokshard.inspect.verify.verification import check_hashes
 from tokshard.jobs.plan_file import load_mix
 from tokshard.wording import bytes_text, one_line
 
