@@ -39,6 +39,7 @@ WRONG_ARROWS = [
     ("runtime/prefetch.py", "tokshard.runtime.tensors"),
     ("runtime/shards.py", "tokshard.pipeline"),
     ("runtime/shards.py", "torch"),
+    ("inspect/corpus/report.py", "tokshard.inspect.plan.run"),
     ("jobs/plan_file.py", "tokshard.inspect.plan.run"),
     ("jobs/plan_file.py", "torch"),
     ("trainer/loop.py", "tokshard.pipeline"),

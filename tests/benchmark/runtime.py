@@ -97,7 +97,7 @@ def measure_speed(bench: Bench, groups: set[str]) -> dict[Case, list[Speed]]:
     from tokshard.format.opening import open_corpus
     from tokshard.inspect.plan.bench import MemoryReader, mapped_tokens
 
-    limit_reader = MemoryReader(mapped_tokens([open_corpus(bench.limits())]))
+    memory_reader = MemoryReader(mapped_tokens([open_corpus(bench.limits())]))
     found: dict[Case, list[Speed]] = {}
     for repetition in range(bench.repetitions):
         for length in bench.lengths:
@@ -106,7 +106,7 @@ def measure_speed(bench: Bench, groups: set[str]) -> dict[Case, list[Speed]]:
                 cases = [(mode, False) for mode in MODES if "speed" in groups]
                 cases += [(mode, True) for mode in COLD_MODES if "cold" in groups and count == 1]
                 page_cache.warm(shards(corpora))
-                limits = limit_reader.measure(LIMIT_SECONDS) if cases else None
+                limits = memory_reader.measure(LIMIT_SECONDS) if cases else None
                 for mode, is_cold in cases:
                     assert limits is not None
                     reading = read(corpora, mode, num_tokens=bench.run_tokens, is_cold=is_cold)

@@ -13,9 +13,10 @@ from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.corpus.difference import check_hashes, compare_corpora, compare_mixes
+from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes
 from tokshard.inspect.corpus.documents import compile_pattern, search
 from tokshard.inspect.corpus.text import difference_text, match_text
+from tokshard.inspect.verify.verification import check_hashes
 from tokshard.jobs.plan_file import load_mix
 
 TEXTS = ["def main(): pass", "nothing here\x1b[2J", "a main and a main", "M\u00e4in \u6570\u636e", "(main"]

@@ -13,8 +13,8 @@ from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import source_label
 from tokshard.inspect.corpus.report import summary_json
 from tokshard.inspect.corpus.text import length_histogram, summary_text
-from tokshard.inspect.terminal import one_line, printable, shorten
-from tokshard.wording import bytes_text
+from tokshard.inspect.terminal import shorten
+from tokshard.wording import bytes_text, one_line, printable
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import click
 
 from tokshard.cli.sizes import WrongNumber
 from tokshard.errors import TokshardError
-from tokshard.inspect.terminal import one_line
+from tokshard.wording import one_line
 
 INTERRUPTED = 130
 TERMINATED = 143

@@ -16,7 +16,7 @@ from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.corpus.difference import check_hashes, compare_corpora, compare_mixes, difference_json
+from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes, difference_json
 from tokshard.inspect.corpus.documents import compile_pattern, match_json, search, view_json
 from tokshard.inspect.corpus.report import CorpusReport, read_document, read_report, report_json
 from tokshard.inspect.corpus.statistics import corpus_lengths, count_tokens
@@ -33,11 +33,12 @@ from tokshard.inspect.outputs import is_stdout, output_file, refuse_inputs
 from tokshard.inspect.page.corpora import corpora_page
 from tokshard.inspect.page.plan import plan_page
 from tokshard.inspect.plan.run import open_run
-from tokshard.inspect.terminal import one_line
+from tokshard.inspect.verify.verification import check_hashes
 from tokshard.jobs.plan_file import load_mix
-from tokshard.wording import bytes_text
+from tokshard.wording import bytes_text, one_line
 
 _SAMPLES = 3
+_PAGE_SAMPLES = 4
 
 
 @click.command()
@@ -112,34 +113,28 @@ def inspect(
     if diff:
         _diff(corpora, is_full=full, as_json=as_json)
     elif html is not None:
-        with output_file(html, option="--html", inputs=corpora) as file:
-            num_samples = 4 if sample is None else sample
-            page = _html(corpora, html, num_samples=num_samples, is_full=full, num_tokens=tokens)
-            size = file.write(page.encode())
-        text = json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {bytes_text(size)}"
-        click.echo(text, err=is_stdout(html))
+        num_samples = _PAGE_SAMPLES if sample is None else sample
+        _write_page(corpora, html, num_samples=num_samples, is_full=full, num_tokens=tokens, as_json=as_json)
     elif pattern is not None:
         _grep(corpora, pattern, is_regex=regex, limit=limit, as_json=as_json)
     elif document is not None:
-        for number, location in enumerate(corpora):
-            view = read_document(location, document, with_boundaries=not plain)
-            text = json.dumps(view_json(view)) if as_json else view_text(view)
-            click.echo(text if as_json or not number else f"\n{text}")
+        _show_document(corpora, document, with_boundaries=not plain, as_json=as_json)
     else:
+        with_boundaries = sample is not None and not plain
+        num_samples = _SAMPLES if sample is None else sample
         reports = [
-            _report(location, sample, is_full=full, with_boundaries=sample is not None and not plain)
-            for location in corpora
+            _report(location, num_samples, is_full=full, with_boundaries=with_boundaries) for location in corpora
         ]
         _show(reports, all_shards=shards, as_json=as_json)
 
 
-def _report(location: str, sample: int | None, *, is_full: bool, with_boundaries: bool) -> CorpusReport:
+def _report(location: str, num_samples: int, *, is_full: bool, with_boundaries: bool) -> CorpusReport:
     if _is_mix(location):
         raise UsageError(f"{location} is a mix", hint="give --html FILE or --diff, or the directory of a corpus")
     with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
         return read_report(
             location,
-            num_samples=_SAMPLES if sample is None else sample,
+            num_samples=num_samples,
             is_full=is_full,
             with_tokens=True,
             with_boundaries=with_boundaries,
@@ -161,6 +156,15 @@ def _show(reports: list[CorpusReport], *, all_shards: bool, as_json: bool) -> No
             click.echo(distribution_text(report, width=width, encoding=encoding))
             for view in report.documents:
                 click.echo(f"\n{view_text(view)}")
+
+
+def _show_document(corpora: tuple[str, ...], document: int, *, with_boundaries: bool, as_json: bool) -> None:
+    for number, location in enumerate(corpora):
+        view = read_document(location, document, with_boundaries=with_boundaries)
+        if as_json:
+            click.echo(json.dumps(view_json(view)))
+        else:
+            click.echo(("\n" if number else "") + view_text(view))
 
 
 def _grep(corpora: tuple[str, ...], pattern: str, *, is_regex: bool, limit: int | None, as_json: bool) -> None:
@@ -201,7 +205,17 @@ def _diff(locations: tuple[str, ...], *, is_full: bool, as_json: bool) -> None:
     click.echo(json.dumps(difference_json(difference)) if as_json else difference_text(difference, names))
 
 
-def _html(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: bool, num_tokens: int | None) -> str:
+def _write_page(
+    locations: tuple[str, ...], html: str, *, num_samples: int, is_full: bool, num_tokens: int | None, as_json: bool
+) -> None:
+    with output_file(html, option="--html", inputs=locations) as file:
+        page = _page(locations, html, num_samples=num_samples, is_full=is_full, num_tokens=num_tokens)
+        size = file.write(page.encode())
+    text = json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {bytes_text(size)}"
+    click.echo(text, err=is_stdout(html))
+
+
+def _page(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: bool, num_tokens: int | None) -> str:
     mixes = [location for location in locations if _is_mix(location)]
     if mixes and len(locations) > 1:
         raise UsageError("a page shows corpora or one mix", hint="give one mix.toml, or corpus directories")

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 import click
 from tqdm import tqdm
 
-from tokshard.inspect.terminal import one_line
-from tokshard.wording import bytes_text
+from tokshard.wording import bytes_text, one_line
 
 _LINE_SECONDS = 10.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
@@ -18,9 +18,8 @@ from tokshard.inspect.plan.parquet import write_parquet
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.text import occurrences_text, run_text, trace_text
 from tokshard.inspect.plan.trace import RankView, TraceRow, notes_of, trace_json, trace_samples, trace_steps
-from tokshard.inspect.terminal import one_line
 from tokshard.runtime.steps import Ranks
-from tokshard.wording import counted
+from tokshard.wording import counted, one_line
 
 
 @click.command()
@@ -110,17 +109,11 @@ def trace(
 
     --json prints one line per row or, with --document, per document.
     """  # noqa: D301 - click reads the escape
-    asked = {"--step": steps, "--sample": samples, "--document": document}
-    if sum(value is not None for value in asked.values()) != 1:
-        raise click.UsageError(f"give one of {', '.join(asked)}.")
+    _check_options({"--step": steps, "--sample": samples, "--document": document}, epochs, parquet)
     if dp_rank is not None and dp_rank >= dp_world_size:
         raise click.BadParameter(
             f"rank {dp_rank} is not below --dp-world-size {dp_world_size}", param_hint="'--dp-rank'"
         )
-    if document is not None and parquet is not None:
-        raise click.UsageError("--parquet goes with --step or --sample.")
-    if epochs is not None and document is None:
-        raise click.UsageError("--epochs goes with --document.")
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size, "uneven": uneven}
     run = open_run(plan, options, checkpoint=checkpoint)
     _check_ranks(run, dp_world_size)
@@ -143,6 +136,15 @@ def trace(
     count = write_parquet(parquet, run, parts, inputs=[name for name in (plan, checkpoint) if name])
     text = json.dumps({"file": parquet, "rows": count}) if as_json else f"{one_line(parquet)}: {counted(count, 'row')}"
     click.echo(text, err=is_stdout(parquet))
+
+
+def _check_options(asked: Mapping[str, object], epochs: range | None, parquet: str | None) -> None:
+    if sum(value is not None for value in asked.values()) != 1:
+        raise click.UsageError(f"give one of {', '.join(asked)}.")
+    if asked["--document"] is not None and parquet is not None:
+        raise click.UsageError("--parquet goes with --step or --sample.")
+    if asked["--document"] is None and epochs is not None:
+        raise click.UsageError("--epochs goes with --document.")
 
 
 def _check_ranks(run: Run, dp_world_size: int) -> None:

@@ -1,1 +1,1 @@
-"""Looking at corpora: what they hold, what their documents say, and whether every byte is as it was written."""
+"""Look at corpora and plans: contents, documents, differences, training order, speed, damage."""

@@ -1,24 +1,8 @@
-"""Text for a terminal: nothing in it controls the terminal, and it fits the width."""
+"""Tables, bars and shortened lines for a terminal; `tokshard.wording` has what other rooms also need."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from tokshard.wording import aligned, bytes_text, counted, one_line, printable, wrapped
-
-__all__ = [
-    "aligned",
-    "bars",
-    "bytes_text",
-    "can_encode",
-    "columns_line",
-    "counted",
-    "one_line",
-    "printable",
-    "shorten",
-    "table",
-    "wrapped",
-]
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,6 @@ import numpy as np
 
 from tokshard.errors import DamagedCorpusError
 from tokshard.format.corpus import Corpus
-from tokshard.inspect.progress import OnProgress, no_progress
-from tokshard.inspect.verify.safe_read import ByteCounter, UnreadableError, hash_chunks, opened
 from tokshard.jobs.plan_file import Mix
 
 _MAX_NAMES = 10
@@ -39,30 +37,11 @@ class Difference:
     notes: list[str]
 
 
-def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progress) -> None:
-    """Hash every shard of some corpora; 1 to 2 GB per second.
-
-    Raises:
-        DamagedCorpusError: a shard does not match its manifest.
-    """
-    counter = ByteCounter(sum(corpus.manifest.num_bytes for corpus in corpora), on_progress)
-    for corpus in corpora:
-        for shard in corpus.shards:
-            path = corpus.directory / shard.name
-            try:
-                with opened(path, shard.num_bytes) as descriptor:
-                    found = hash_chunks(descriptor, shard.num_bytes, counter)
-            except UnreadableError as error:
-                raise _damaged(corpus, f"{path} {error}") from error
-            if found != shard.sha256:
-                raise _damaged(corpus, f"{path} has SHA-256 {found}, expected {shard.sha256}")
-
-
 def compare_corpora(first: Corpus, second: Corpus, *, is_hashed: bool = False) -> Difference:
     """Compare manifests, shard tables and shard sizes; if shards differ, documents up to the first that differs.
 
     Args:
-        is_hashed: whether `check_hashes` has checked the shards against the manifests.
+        is_hashed: whether the shards were hashed and match the manifests, see `verify.verification.check_hashes`.
 
     Raises:
         CorpusError: a corpus cannot be read, or a shard has another size than its manifest says.

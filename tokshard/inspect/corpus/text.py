@@ -12,8 +12,8 @@ from tokshard.inspect.corpus.difference import Difference
 from tokshard.inspect.corpus.documents import DocumentView, Match, TokenPiece, source_label
 from tokshard.inspect.corpus.report import NUM_WORST_SOURCES, CorpusReport, most_left_out, split_left_out
 from tokshard.inspect.corpus.statistics import Lengths
-from tokshard.inspect.terminal import aligned, bars, one_line, printable, shorten, table
-from tokshard.wording import bytes_text, counted
+from tokshard.inspect.terminal import bars, shorten, table
+from tokshard.wording import aligned, bytes_text, counted, one_line, printable
 
 _BOUNDARY = "\u2502"
 _FEW_SHARDS = 8

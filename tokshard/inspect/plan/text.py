@@ -11,8 +11,8 @@ from tokshard.inspect.plan.preview import CorpusPlan, PlanReport
 from tokshard.inspect.plan.run import Run
 from tokshard.inspect.plan.simulation import UNIFORM_DISTANCE, Simulation
 from tokshard.inspect.plan.trace import ID, DocumentFacts, TraceRow
-from tokshard.inspect.terminal import aligned, can_encode, columns_line, one_line, table, wrapped
-from tokshard.wording import bytes_text, counted
+from tokshard.inspect.terminal import can_encode, columns_line, table
+from tokshard.wording import aligned, bytes_text, counted, one_line, wrapped
 
 _BRANCH, _LAST, _TRUNK = "├─ ", "└─ ", "│    "
 

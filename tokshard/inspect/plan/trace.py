@@ -171,7 +171,7 @@ def trace_steps(
     reader = DocumentReader.of(run)
     size, stop = run.global_batch_size, run.plan.num_samples
     if not steps:
-        raise UsageError(f"--step {steps.start}:{steps.stop} holds no step", hint="N:M is steps N to M - 1")
+        raise UsageError(f"--step {steps.start}:{steps.stop} contains no step", hint="N:M is steps N to M - 1")
     run.start_of(steps[-1])  # refuses a range that is too long before anything is shown
     for step in steps:
         start = run.start_of(step)

@@ -27,6 +27,7 @@ from tokshard.format.manifest import (
 )
 from tokshard.format.opening import read_manifest
 from tokshard.format.tables import SourceInfo
+from tokshard.inspect.corpus.documents import source_label
 from tokshard.inspect.corpus.vocabulary import token_ids
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings, SourceRuns
 from tokshard.store import open_store
@@ -34,11 +35,11 @@ from tokshard.store import open_store
 
 def check_tokenizer(directory: Path, manifest: Manifest) -> Iterator[Problem]:
     """The copy of the tokenizer against the manifest."""
-    tokenizer, beside = manifest.tokenizer, manifest.files[names.TOKENIZER]
-    if tokenizer.sha256 != beside.sha256:
+    tokenizer, file = manifest.tokenizer, manifest.files[names.TOKENIZER]
+    if tokenizer.sha256 != file.sha256:
         yield Problem(
             file=names.MANIFEST,
-            message=f"gives the tokenizer SHA-256 {tokenizer.sha256}, and {names.TOKENIZER} {beside.sha256}",
+            message=f"gives the tokenizer SHA-256 {tokenizer.sha256}, and {names.TOKENIZER} {file.sha256}",
         )
     try:
         parsed = json.loads((directory / names.TOKENIZER).read_bytes())
@@ -156,7 +157,7 @@ def check_lengths(manifest: Manifest, tally: Tally) -> Iterator[Problem]:
 def check_sources(manifest: Manifest, sources: Sequence[SourceInfo], tally: Tally) -> Iterator[Problem]:
     """The source table against the shards, and the manifest against the source table."""
     for index, source in enumerate(sources):
-        label = f"source {index} ({source.path or manifest.arguments[source.argument]})"
+        label = f"source {index} ({source_label(manifest, source)})"
         yield from _check_source(label, source, tally, index)
     unknown = sorted(source for source in tally.next_record if not 0 <= source < len(sources))
     if unknown:

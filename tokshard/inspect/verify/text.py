@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tokshard.inspect.terminal import one_line
 from tokshard.inspect.verify.verification import VerifyReport
-from tokshard.wording import bytes_text, counted
+from tokshard.wording import bytes_text, counted, one_line
 
 
 def verify_text(report: VerifyReport, seconds: float, *, is_quick: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -103,6 +103,26 @@ def verify_corpus(
         problems=tuple(_problems(directory, manifest, settings)),
         checked_bytes=settings.counter.checked_bytes,
     )
+
+
+def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progress) -> None:
+    """Hash every shard of some corpora and nothing else; 1 to 2 GB per second.
+
+    Args:
+        on_progress: receives bytes.
+
+    Raises:
+        DamagedCorpusError: a shard does not match its manifest.
+    """
+    counter = ByteCounter(sum(corpus.manifest.num_bytes for corpus in corpora), on_progress)
+    for corpus in corpora:
+        for shard in corpus.shards:
+            problem = _check_file(corpus.directory / shard.name, shard.num_bytes, shard.sha256, counter)
+            if problem is not None:
+                raise DamagedCorpusError(
+                    f"{corpus.directory / problem.file} {problem.message}",
+                    hint=f"'tokshard verify {corpus.directory}' lists everything that is damaged",
+                )
 
 
 def report_json(report: VerifyReport) -> dict[str, Any]:
