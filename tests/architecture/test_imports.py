@@ -25,6 +25,7 @@ WRONG_ARROWS = [
     ("pipeline/encode/tokenizer.py", "tokshard.cli"),
     ("pipeline/encode/tokenizer.py", "torch"),
     ("pipeline/build.py", "tokenizers"),
+    ("pipeline/encode/tokenizer.py", "tokshard.interop.tokenizers"),
     ("pipeline/build.py", "tokshard.runtime.plan"),
     ("pipeline/build.py", "tokshard.trainer.config"),
     ("runtime/plan.py", "torch"),
