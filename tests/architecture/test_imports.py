@@ -29,6 +29,7 @@ WRONG_ARROWS = [
     ("pipeline/executors/inline.py", "tokshard.pipeline.stages"),
     ("pipeline/resolve.py", "tokshard.pipeline.executors.processes"),
     ("pipeline/build.py", "tokenizers"),
+    ("pipeline/encode/tokenizer.py", "tokshard.interop.tokenizers"),
     ("pipeline/build.py", "tokshard.runtime.plan"),
     ("pipeline/build.py", "tokshard.trainer.config"),
     ("runtime/plan.py", "torch"),

@@ -33,14 +33,14 @@ def as_sources(sources: Any) -> list[str | RecordSource]:
     return [_as_source(sources, "sources")]
 
 
-def record_chunks(source: Input, spec: RecordSpec) -> Iterator[Records]:
+def record_chunks(input_: Input, spec: RecordSpec) -> Iterator[Records]:
     """The records of an iterable, in chunks of at most 1,024 records or about `CHUNK_BYTES` of text.
 
     Raises:
         SourceError: the iterable raised an exception.
         UsageError: it gives paths.
     """
-    given = source.records
+    given = input_.records
     assert given is not None
     texts: list[Any] = []
     columns: dict[str, list[Any]] = {name: [] for name in spec.columns}

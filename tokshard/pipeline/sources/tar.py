@@ -71,14 +71,14 @@ class Member:
     content: _Content
 
 
-def tar_chunks(source: Input, spec: RecordSpec, task_bytes: int) -> Iterator[tuple[int, Records]]:
+def tar_chunks(input_: Input, spec: RecordSpec, task_bytes: int) -> Iterator[tuple[int, Records]]:
     """The records of an archive in the order of its members, each chunk with the segment in which its first one lies.
 
     Raises:
         SourceError: the archive is damaged.
     """
-    with open_bytes(source) as stream:
-        archive = _Archive(source, stream)
+    with open_bytes(input_) as stream:
+        archive = _Archive(input_, stream)
         is_grouped = spec.text_field.split(".")[0] in _SAMPLE_FIELDS
         parts = _sample_parts(archive, spec) if is_grouped else _member_parts(archive, spec)
         pending: list[Records] = []
@@ -251,8 +251,8 @@ class _Content:
 class _Archive:
     """ustar, GNU and pax headers. The end-of-archive marker has to be there, and nothing but zeros behind it."""
 
-    def __init__(self, source: Input, stream: ByteSource) -> None:
-        self._source, self._stream = source, stream
+    def __init__(self, input_: Input, stream: ByteSource) -> None:
+        self._input, self._stream = input_, stream
         self.position = 0
         """Bytes of the archive read so far."""
 
@@ -290,7 +290,7 @@ class _Archive:
         data = self._stream.read(size)
         self.position += len(data)
         if len(data) < size:
-            raise damaged(self._source, f"the archive is cut off at byte {self.position:,}")
+            raise damaged(self._input, f"the archive is cut off at byte {self.position:,}")
         return data
 
     def _header(self) -> tuple[tarfile.TarInfo, bytes] | None:
@@ -300,7 +300,7 @@ class _Archive:
         self.position += len(block)
         if not block:
             what = "the archive has no end-of-archive marker: it was cut off between two members"
-            raise damaged(self._source, what if start else "the file is empty, which an archive never is")
+            raise damaged(self._input, what if start else "the file is empty, which an archive never is")
         if not block.strip(b"\0") and len(block) == _BLOCK:
             self._expect_end()
             return None
@@ -308,14 +308,14 @@ class _Archive:
             # the parser of numbers reports some wrong ones as ValueError
             return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape"), block
         except (tarfile.HeaderError, ValueError) as error:
-            raise damaged(self._source, f"the header at byte {start:,} is broken: {error}") from error
+            raise damaged(self._input, f"the header at byte {start:,} is broken: {error}") from error
 
     def _expect_end(self) -> None:
         self.take(_BLOCK)
         while data := self._stream.read(CHUNK_BYTES):
             if data.strip(b"\0"):
                 raise damaged(
-                    self._source,
+                    self._input,
                     f"something follows the end-of-archive marker at byte {self.position:,}; "
                     "archives that were joined have to be given one by one",
                 )
@@ -326,12 +326,12 @@ class _Archive:
         except ValueError:
             size = -1
         if size < 0:
-            raise damaged(self._source, f"the member before byte {self.position:,} has the size {size}")
+            raise damaged(self._input, f"the member before byte {self.position:,} has the size {size}")
         return size
 
     def _extra(self, size: int) -> bytes:
         if size > _MAX_EXTRA_BYTES:
-            raise damaged(self._source, f"the extended header before byte {self.position:,} has {size:,} bytes")
+            raise damaged(self._input, f"the extended header before byte {self.position:,} has {size:,} bytes")
         data = self.take(size)
         self._skip_padding(size)
         return data
@@ -346,7 +346,7 @@ class _Archive:
             end = place + int(length) if length.isdigit() else place
             equals = data.find(b"=", space, end)
             if equals < 0 or end > len(data) or data[end - 1 : end] != b"\n":
-                raise damaged(self._source, f"the pax header before byte {self.position:,} is broken")
+                raise damaged(self._input, f"the pax header before byte {self.position:,} is broken")
             name = _wanted(data[space + 1 : equals])
             if name:
                 fields[name] = data[equals + 1 : end - 1].decode("utf-8", "backslashreplace")
