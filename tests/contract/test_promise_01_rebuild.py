@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import random
@@ -227,18 +228,24 @@ def test_a_full_disk_is_a_clear_error_and_the_next_run_continues(
     assert builds.build(sources, out, "--workers", "2") == reference
 
 
+@pytest.mark.parametrize("is_one_stream", [False, True])
 def test_the_task_of_a_killed_worker_runs_on_another(
-    sources: list[str], reference: dict[str, str], tmp_path: Path
+    sources: list[str], reference: dict[str, str], tmp_path: Path, is_one_stream: bool
 ) -> None:
+    inputs, expected = sources, reference
+    if is_one_stream:
+        stream = tmp_path / "a.jsonl.gz"
+        stream.write_bytes(gzip.compress(Path(sources[0]).read_bytes(), 0))
+        inputs, expected = [str(stream)], builds.build([str(stream)], tmp_path / "expected", "--workers", "1")
     out = tmp_path / "out"
-    process = builds.start(builds.command(sources, out, "--workers", "2"))
+    process = builds.start(builds.command(inputs, out, "--workers", "2"))
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not builds.visible_shards(out):
         time.sleep(0.005)
     os.kill(builds.children(process.pid)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    assert builds.corpus_hashes(out) == reference
+    assert builds.corpus_hashes(out) == expected
 
 
 def test_a_task_that_kills_two_workers_is_a_clear_error_and_the_next_run_continues(

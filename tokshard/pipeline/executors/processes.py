@@ -187,6 +187,7 @@ class ProcessExecutor:
     def _bury(self, worker: _Worker) -> Iterator[Event]:
         """Take leave of a worker that died. What it was on is lost; a stream that it had a segment of, whole."""
         worker.process.join(_STOP_SECONDS)
+        worker.process.kill()  # if only its pipe was closed
         error = self._death(worker)
         worker.connection.close()
         self._workers.remove(worker)
