@@ -84,6 +84,7 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
         raise IsADirectoryError(0, "it is a directory")
     if (found is None or stat.S_ISREG(found.st_mode)) and not is_stdout(path):
         folder, name = os.path.split(os.path.realpath(path))
+        os.stat(folder)  # a store would make it; a folder that is missing is a mistake in the option
         with written(open_store(folder), name) as file:
             if found is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
