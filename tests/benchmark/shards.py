@@ -119,7 +119,6 @@ def _finish(
         id_field=None,
         keep={},
         input_format=None,
-        text_mode="line",
         shard_tokens=SHARD_TOKENS,
         task_bytes=64 << 20,
         max_document_bytes=16 << 20,

@@ -40,7 +40,8 @@ def user_error(
         )
     if isinstance(error, TooManyBadRecordsError):
         assert max_bad_records is not None
-        hint = f"they are listed in {workspace.store.where(workspace.rejects)}; repair the sources, or allow more with --max-bad-records"
+        listed = workspace.store.where(workspace.rejects)
+        hint = f"they are listed in {listed}; repair the sources, or allow more with --max-bad-records"
         problem = _too_many(error, max_bad_records)
         if max_bad_records.count is not None:
             skipped = max_bad_records.count - error.bad_before
