@@ -196,7 +196,7 @@ def test_the_batches_of_a_table_are_full_but_for_the_last_and_none_is_empty(rows
     batches = [pa.record_batch([pa.array(range(count), pa.int64())], schema=schema) for count in rows]
     with (tmp_path / "table.arrow").open("wb") as file:
         write_table(file, schema, batches, rows_per_batch=2)
-    table = Table(tmp_path / "table.arrow", schema)
+    table = Table(open_store(tmp_path), "table.arrow", schema)
     assert [batch.num_rows for batch in table.batches()] == expected
     assert table.numbers("n").tolist() == [number for count in rows for number in range(count)]
 

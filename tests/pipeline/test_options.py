@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +283,9 @@ def test_bad_records_behind_the_limit_on_documents_do_not_count(directory, monke
 
 def test_a_limit_that_falls_into_a_stream_is_kept_where_several_workers_gave_it_more_room(directory, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
-    monkeypatch.setattr(Schedule, "cap", property(lambda schedule: 30))  # as if both sources were begun at once
+    run = Schedule._run
+    # as if both sources were begun at once
+    monkeypatch.setattr(Schedule, "_run", lambda schedule, task: replace(run(schedule, task), max_documents=30))
     first = write(directory, "a.jsonl", [f"first {number}" for number in range(10)])
     content = jsonl([{"text": f"second {number}"} for number in range(100)])
     (directory / "b.jsonl.gz").write_bytes(gzip.compress(content))

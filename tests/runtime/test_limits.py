@@ -214,7 +214,7 @@ def test_a_job_that_only_warns_reads_on_and_says_once_of_each_corpus_that_it_is_
 
 def test_a_job_is_warned_with_the_step_that_reads_more_of_a_corpus_and_not_before() -> None:
     plan = plan_of(max_epochs={"b": 1}, on_max_epochs="warn")
-    (limit,) = plan.limits(plan.cursor())
+    (limit,) = used_up(plan, plan.cursor())
     loader = StreamingLoader(plan, global_batch_size=1)
     assert warned(lambda: take(loader, limit.sample)) == []
     assert len(warned(lambda: take(loader, 1))) == 1
