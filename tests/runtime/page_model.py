@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from math import ceil, floor
-from typing import NamedTuple
+from math import floor
+from typing import Any, NamedTuple
 
 ORDER_VERSION = 1
 WORD = 1 << 64
@@ -76,10 +76,11 @@ def perm(n: int, key: Key, p: int) -> int:
     if n <= 65_536:
         return sorted_items(n, key)[p]
     b = (n - 1).bit_length()
+    k = key.eight_words(0) + key.eight_words(1)
     x = p
     while True:
         for r in range(8):
-            x = (x * (key.word(r) | 1) + (key.word(8 + r) | 1)) % (1 << b)
+            x = (x * (k[r] | 1) + (k[8 + r] | 1)) % (1 << b)
             x ^= x >> ((b + 1) // 2)
         if x < n:
             return x
@@ -303,6 +304,7 @@ class Row(NamedTuple):
     input_ids: list[int]
     labels: list[int]
     position_ids: list[int]
+    lengths: list[int]  # of the pieces, and of the padding if there is any
 
 
 class Used(NamedTuple):
@@ -378,8 +380,9 @@ class Plan:
     def row(self, g: int) -> Row:
         corpus, start, pieces = self.positions(g)
         documents = corpus.documents
-        row = Row([], [], [])
+        row = Row([], [], [], [])
         for begin, end in pieces:
+            row.lengths.append(end - begin)
             for position in range(begin, end):
                 row.input_ids.append(documents.token(position))
                 row.position_ids.append(position - begin)
@@ -387,18 +390,31 @@ class Plan:
                     row.labels.append(documents.token(position + 1))
                 elif self.loss_across_documents:
                     after = start + len(row.input_ids)
-                    row.labels.extend(
-                        [documents.token(at) for at, _ in self.read(corpus, after, after + 1)] or [NO_LABEL]
-                    )
+                    following = self.read(corpus, after, after + 1)
+                    row.labels.append(documents.token(following[0][0]) if following else NO_LABEL)
                 else:
                     row.labels.append(NO_LABEL)
         lacking = self.S - len(row.input_ids)
-        row.input_ids.extend([0] * lacking)
-        row.labels.extend([NO_LABEL] * lacking)
-        row.position_ids.extend(range(lacking))
+        if lacking:
+            row.lengths.append(lacking)
+            row.input_ids.extend([0] * lacking)
+            row.labels.extend([NO_LABEL] * lacking)
+            row.position_ids.extend(range(lacking))
         return row
 
-
-def max_epochs_samples(max_epochs: float, epoch_tokens: int, seq_len: int) -> int:
-    """Samples that `max_epochs` allows a corpus."""
-    return ceil(Fraction(max_epochs) * epoch_tokens / seq_len)
+    def batch(self, samples: Sequence[int]) -> dict[str, Any]:
+        rows = [self.row(g) for g in samples]
+        lengths = [length for row in rows for length in row.lengths]
+        bounds = [0, *accumulate(lengths)]
+        size = 64
+        while size < len(bounds):
+            size *= 2
+        return {
+            "input_ids": [row.input_ids for row in rows],
+            "labels": [row.labels for row in rows],
+            "position_ids": [row.position_ids for row in rows],
+            "cu_seqlens": bounds + [bounds[-1]] * (size - len(bounds)),
+            "max_seqlen": max(lengths),
+            "corpus_index": [self.located(g)[0] for g in samples],
+            "sample_index": list(samples),
+        }
