@@ -1,6 +1,8 @@
 """The order of training data, written from ORDER.md alone: without the code, without its libraries, and slowly.
 
-Numbers of sections are those of the page. Names are its names where it has some.
+Numbers of sections are those of the page. Names are its names where it has some. What is here of sections 1 to 9 was
+written, and gave all vectors, before its author read the code; section 11 followed. Keep it so: where a change of
+this model needs a look at the code, the page lacks a sentence.
 """
 
 import hashlib
@@ -328,11 +330,14 @@ class Plan:
         changes: Sequence[tuple[int, Sequence[float]]] = (),
         epochs: int | None = None,
         loss_across_documents: bool = False,
+        transforms: Sequence["FillInTheMiddle"] = (),
     ) -> None:
         block_tokens = max(65_536, 16 * seq_len) if block_tokens is None else block_tokens
         window_blocks = max(64, 67_108_864 // block_tokens) if window_blocks is None else window_blocks
         contents = [used.documents.content for used in corpora]
         self.S = seq_len
+        self.seed = seed
+        self.transforms = transforms
         self.loss_across_documents = loss_across_documents
         self.corpora = [
             Corpus(
@@ -347,7 +352,7 @@ class Plan:
             )
             for place, used in enumerate(corpora)
         ]
-        weights = [corpus.N for corpus in self.corpora] if weights is None else weights
+        weights = [float(corpus.N) for corpus in self.corpora] if weights is None else weights
         self.mixture = Mixture(seed, [(0, weights), *changes])
         self.end = None if epochs is None else epochs * self.corpora[0].N  # of the stream of the only corpus
 
@@ -400,7 +405,7 @@ class Plan:
             row.input_ids.extend([0] * lacking)
             row.labels.extend([NO_LABEL] * lacking)
             row.position_ids.extend(range(lacking))
-        return row
+        return transformed(row, lacking, Random(self.seed, g), self.transforms) if self.transforms else row
 
     def batch(self, samples: Sequence[int]) -> dict[str, Any]:
         rows = [self.row(g) for g in samples]
@@ -418,3 +423,60 @@ class Plan:
             "corpus_index": [self.located(g)[0] for g in samples],
             "sample_index": list(samples),
         }
+
+
+# 11. Transforms
+
+
+class Random:
+    """The numbers that all transforms of a sample draw."""
+
+    def __init__(self, seed: int, g: int) -> None:
+        self.key = Key("transform", seed, window=g)
+        self.drawn = 0
+
+    def word(self) -> int:
+        self.drawn += 1
+        return item_hash(self.drawn - 1, self.key)
+
+    def uniform(self) -> float:
+        return (self.word() >> 11) * 2.0**-53
+
+    def integer(self, below: int) -> int:
+        return ((self.word() >> 32) * below) >> 32
+
+
+class FillInTheMiddle(NamedTuple):
+    pre: int
+    suf: int
+    mid: int
+    rate: float
+    spm_rate: float
+
+    def change(self, tokens: list[int], following: int, random: Random) -> tuple[list[int], int]:
+        """One piece, and the label of its last token."""
+        a, x, y, o = (random.uniform() for _ in range(4))
+        c = len(tokens) - (following == NO_LABEL)
+        if not (a < self.rate and c > 6):
+            return tokens, following
+        low, high = sorted([floor(x * (c - 2)), floor(y * (c - 2))])
+        prefix, middle, suffix = tokens[:low], tokens[low:high], tokens[high + 3 : c]
+        if o < self.spm_rate:
+            changed = [self.pre, self.suf, *suffix, self.mid, *prefix, *middle]
+        else:
+            changed = [self.pre, *prefix, self.suf, *suffix, self.mid, *middle]
+        return changed + tokens[c:], NO_LABEL
+
+
+def transformed(row: Row, padding: int, random: Random, transforms: Sequence[FillInTheMiddle]) -> Row:
+    """A row whose last `padding` tokens are padding, after transforms that leave pieces as long as they are."""
+    lengths = row.lengths[:-1] if padding else row.lengths
+    stops = list(accumulate(lengths))
+    pieces = [
+        (row.input_ids[stop - length : stop], row.labels[stop - 1]) for length, stop in zip(lengths, stops, strict=True)
+    ]
+    for transform in transforms:
+        pieces = [transform.change(tokens, following, random) for tokens, following in pieces]
+    ids = [token for tokens, _ in pieces for token in tokens]
+    labels = [label for tokens, following in pieces for label in [*tokens[1:], following]]
+    return row._replace(input_ids=ids + [0] * padding, labels=labels + [NO_LABEL] * padding)

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from tests.runtime import page_model
 from tests.runtime.page_model import Documents, Used
-from tests.runtime.sources import ListSource
+from tests.runtime.sources import ListSource, PeriodicSource
 from tests.vectors import order
+from tokshard.runtime.infilling import FillInTheMiddle
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.transforms import SampleRandom
 
 VECTORS = json.loads(order.FILE.read_text(encoding="utf-8"))
 ROW = ("input_ids", "labels", "position_ids")
@@ -91,7 +93,7 @@ def a_take(data: st.DataObject, parts: list[int], block_tokens: int) -> float:
     return take if int(take * (sum(parts) // block_tokens)) else 1.0  # one that leaves no block is refused
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(parts=st.lists(lengths, min_size=1, max_size=4), shape=shapes, seed=seeds, across=st.booleans(), data=st.data())
 def test_the_page_alone_gives_the_samples_of_any_mixture(
     parts: list[list[int]], shape: dict[str, int], seed: int, across: bool, data: st.DataObject
@@ -154,8 +156,49 @@ def test_the_page_alone_gives_a_finite_pass_to_its_short_end(
         assert_equal(plan, model, sample)
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    part=lengths,
+    shape=shapes,
+    seed=seeds,
+    rates=st.lists(st.sampled_from([0.0, 0.5, 0.9, 1.0]), min_size=2, max_size=2),
+    times=st.integers(1, 2),
+)
+def test_the_page_alone_fills_in_the_middle(
+    part: list[int], shape: dict[str, int], seed: int, rates: list[float], times: int
+) -> None:
+    rate, spm_rate = rates
+    source = ListSource(part)
+    options: dict[str, Any] = {**shape, "seed": seed, "epochs": 1}
+    transform = FillInTheMiddle(prefix_id=60_001, suffix_id=60_002, middle_id=60_003, rate=rate, spm_rate=spm_rate)
+    plan = StreamPlan(source, transforms=[transform] * times, allow_small_blocks=True, **options)
+    said = page_model.FillInTheMiddle(60_001, 60_002, 60_003, rate, spm_rate)
+    model = page_model.Plan([Used(documents_of_source(source))], transforms=[said] * times, **options)
+    for sample in {*range(min(5, model.num_samples)), model.num_samples - 1}:
+        assert_equal(plan, model, sample)
+
+
+def test_integers_of_a_transform_are_drawn_as_the_page_says() -> None:
+    said, random = page_model.Random(17, 2**40 + 3), SampleRandom(17, 2**40 + 3)
+    for below in (1, 2, 10, 1000, 2**32):
+        assert random.integers(below, 3).tolist() == [said.integer(below) for _ in range(3)]
+
+
 def test_the_defaults_of_the_page_are_those_of_a_plan() -> None:
     for seq_len in (1, 1024, 8192, 100_000):
         shape = StreamPlan(ListSource([3]), seq_len=seq_len).shape
         corpus = page_model.Plan([Used(documents_of_source(ListSource([3])))], seq_len=seq_len).corpora[0]
         assert (shape.block_tokens, shape.window_blocks) == (corpus.B, corpus.W)
+
+
+def test_default_weights_of_huge_corpora_are_rounded_as_the_page_says() -> None:
+    sources = {str(size): PeriodicSource(size) for size in (2**53 + 1, 2**55 + 3, 2**56 + 2**53 + 7)}
+    plan = StreamPlan(sources, seq_len=1024)
+    documents = [
+        Documents(bytes.fromhex(source.fingerprint), range(0, source.num_tokens, 1000), source.num_tokens, int)
+        for source in sources.values()
+    ]
+    model = page_model.Plan([Used(each) for each in documents], seq_len=1024)
+    samples = [*range(20), *range(2**60, 2**60 + 20), 2**62]
+    found = np.array(plan.mixture(plan.cursor()).locate(np.array(samples, np.int64))).T
+    assert [tuple(entry) for entry in found.tolist()] == [model.located(sample) for sample in samples]
