@@ -1,8 +1,8 @@
 """The order of training data, written from ORDER.md alone: without the code, without its libraries, and slowly.
 
-Numbers of sections are those of the page. Names are its names where it has some. What is here of sections 1 to 9 was
-written, and gave all vectors, before its author read the code; section 11 followed. Keep it so: where a change of
-this model needs a look at the code, the page lacks a sentence.
+Numbers of sections are those of the page. Names are its names where it has some. What is here of sections 1 to 8, and
+finite passes, was written, and gave all vectors, before its author read the code; sections 9 to 11, and the rounding of
+default weights, followed. Where a change of this model needs a look at the code, the page lacks a sentence.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from math import floor
+from math import ceil, floor
 from typing import Any, NamedTuple
 
 ORDER_VERSION = 1
@@ -73,19 +73,23 @@ def sorted_items(n: int, key: Key) -> list[int]:
     return sorted(range(n), key=lambda x: (item_hash(x, key), x))
 
 
-def perm(n: int, key: Key, p: int) -> int:
-    assert 0 <= p < n
+def perm(n: int, key: Key) -> Callable[[int], int]:
     if n <= 65_536:
-        return sorted_items(n, key)[p]
+        return sorted_items(n, key).__getitem__
     b = (n - 1).bit_length()
     k = key.eight_words(0) + key.eight_words(1)
-    x = p
-    while True:
-        for r in range(8):
-            x = (x * (k[r] | 1) + (k[8 + r] | 1)) % (1 << b)
-            x ^= x >> ((b + 1) // 2)
-        if x < n:
-            return x
+    rounds = [(k[r] | 1, k[8 + r] | 1) for r in range(8)]
+    mask, shift = (1 << b) - 1, (b + 1) // 2
+
+    def item(x: int) -> int:
+        while True:
+            for factor, summand in rounds:
+                x = (x * factor + summand) & mask
+                x ^= x >> shift
+            if x < n:
+                return x
+
+    return item
 
 
 # 4 to 6. One corpus
@@ -154,9 +158,9 @@ class Corpus:
         return Key(purpose, self.seed, self.documents.content, self.copy, epoch + self.start_epoch, window)
 
     def block(self, epoch: int, place: int) -> Piece:
-        j = perm(self.M, self.key("blocks", epoch), place)
+        j = perm(self.M, self.key("blocks", epoch))(place)
         if not self.all_is_read:
-            j = perm(self.F, Key("take", content=self.documents.content), j)
+            j = perm(self.F, Key("take", content=self.documents.content))(j)
         return j * self.B, (j + 1) * self.B
 
     def bounds(self, epoch: int, window: int) -> tuple[int, int]:
@@ -185,8 +189,8 @@ class Corpus:
                 cut.append((at, until))
                 at = until
                 document += 1
-        key = self.key("pieces", epoch, window)
-        return [cut[perm(len(cut), key, q)] for q in range(len(cut))]
+        shuffled = perm(len(cut), self.key("pieces", epoch, window))
+        return [cut[shuffled(q)] for q in range(len(cut))]
 
     def read(self, start: int, stop: int) -> Iterator[Piece]:
         """The positions [start, stop) of the stream, as pieces, of which the first and the last may be cut."""
@@ -206,7 +210,7 @@ class Corpus:
         first = ceil_div(start, self.S)
         inside = max(0, stop // self.S - first)
         i = sample - first
-        return first + perm(inside, self.key("samples", epoch, window), i) if i < inside else sample
+        return first + perm(inside, self.key("samples", epoch, window))(i) if i < inside else sample
 
 
 # 7. The mixture
@@ -375,9 +379,10 @@ class Plan:
 
     def pieces(self, g: int) -> list[tuple[int, int, int]]:
         """(document, its first token, the one after its last) of each piece of a sample."""
-        documents = self.positions(g)[0].documents
+        corpus, _, pieces = self.positions(g)
+        documents = corpus.documents
         found = []
-        for begin, end in self.positions(g)[2]:
+        for begin, end in pieces:
             document = documents.document(begin)
             found.append((document, begin - documents.starts[document], end - documents.starts[document]))
         return found
@@ -408,7 +413,8 @@ class Plan:
         return transformed(row, lacking, Random(self.seed, g), self.transforms) if self.transforms else row
 
     def batch(self, samples: Sequence[int]) -> dict[str, Any]:
-        rows = [self.row(g) for g in samples]
+        """Rows one after the other; -1 is a row of padding."""
+        rows = [self.row(g) if g >= 0 else padding_row(self.S) for g in samples]
         lengths = [length for row in rows for length in row.lengths]
         bounds = [0, *accumulate(lengths)]
         size = 64
@@ -420,9 +426,37 @@ class Plan:
             "position_ids": [row.position_ids for row in rows],
             "cu_seqlens": bounds + [bounds[-1]] * (size - len(bounds)),
             "max_seqlen": max(lengths),
-            "corpus_index": [self.located(g)[0] for g in samples],
+            "corpus_index": [self.located(g)[0] if g >= 0 else -1 for g in samples],
             "sample_index": list(samples),
         }
+
+    def steps(self, batch_size: int, rank: int, ranks: int, max_epochs: Sequence[float] | None = None) -> Iterator[Any]:
+        """The batches of a rank (sections 9 and 10)."""
+        rows = ceil_div(batch_size, ranks)
+        used_up = None if max_epochs is None else self.first_beyond(max_epochs)
+        if used_up is not None and self.num_samples is not None and used_up >= self.num_samples:
+            used_up = None
+        cursor = 0
+        while self.num_samples is None or cursor < self.num_samples:
+            if used_up is not None and cursor + batch_size > used_up:
+                return
+            mine = [cursor + row if row < batch_size else -1 for row in range(rank * rows, (rank + 1) * rows)]
+            yield self.batch([g if self.num_samples is None or g < self.num_samples else -1 for g in mine])
+            cursor += batch_size
+
+    def first_beyond(self, max_epochs: Sequence[float]) -> int:
+        """The first sample that would read more of a corpus than `max_epochs` allows."""
+        allowed = [ceil(Fraction(m) * corpus.N / self.S) for m, corpus in zip(max_epochs, self.corpora, strict=True)]
+        g = 0
+        while True:
+            corpus, sample = self.located(g)
+            if sample >= allowed[corpus]:
+                return g
+            g += 1
+
+
+def padding_row(seq_len: int) -> Row:
+    return Row([0] * seq_len, [NO_LABEL] * seq_len, list(range(seq_len)), [seq_len])
 
 
 # 11. Transforms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.runtime import page_model
 from tests.runtime.page_model import Documents, Used
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.vectors import order
+from tokshard.runtime import NumpyLoader
 from tokshard.runtime.infilling import FillInTheMiddle
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.transforms import SampleRandom
@@ -82,6 +83,7 @@ def assert_equal(plan: StreamPlan, model: page_model.Plan, sample: int) -> None:
 
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=25)
+few_lengths = st.lists(st.integers(1, 20), min_size=1, max_size=8)
 shapes = st.fixed_dictionaries(
     {"seq_len": st.integers(1, 30), "block_tokens": st.integers(1, 64), "window_blocks": st.integers(1, 6)}
 )
@@ -93,7 +95,7 @@ def a_take(data: st.DataObject, parts: list[int], block_tokens: int) -> float:
     return take if int(take * (sum(parts) // block_tokens)) else 1.0  # one that leaves no block is refused
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(parts=st.lists(lengths, min_size=1, max_size=4), shape=shapes, seed=seeds, across=st.booleans(), data=st.data())
 def test_the_page_alone_gives_the_samples_of_any_mixture(
     parts: list[list[int]], shape: dict[str, int], seed: int, across: bool, data: st.DataObject
@@ -154,6 +156,50 @@ def test_the_page_alone_gives_a_finite_pass_to_its_short_end(
     last = model.num_samples - 1
     for sample in {0, last, max(0, last - 1), *data.draw(st.lists(st.integers(0, last), max_size=5))}:
         assert_equal(plan, model, sample)
+
+
+ranks = st.integers(1, 3).flatmap(lambda count: st.tuples(st.integers(0, count - 1), st.just(count)))
+
+
+def assert_loader_equals(plan: StreamPlan, steps: Iterator[Any], batch_size: int, rank: int, count: int) -> None:
+    with NumpyLoader(plan, global_batch_size=batch_size, dp_rank=rank, dp_world_size=count, uneven="pad") as loader:
+        found = [{key: value.tolist() for key, value in batch.items()} for batch in loader]
+    assert found == list(steps)
+
+
+@settings(max_examples=15, deadline=None)
+@given(part=few_lengths, shape=shapes, batch_size=st.integers(1, 7), place=ranks)
+def test_the_page_alone_gives_the_batches_of_every_rank_in_a_finite_pass(
+    part: list[int], shape: dict[str, int], batch_size: int, place: tuple[int, int]
+) -> None:
+    source = ListSource(part)
+    plan = StreamPlan(source, epochs=1, allow_small_blocks=True, **shape)
+    model = page_model.Plan([Used(documents_of_source(source))], epochs=1, **shape)
+    assert_loader_equals(plan, model.steps(batch_size, *place), batch_size, *place)
+
+
+@pytest.mark.filterwarnings("ignore")  # that the pass ends
+@settings(max_examples=15, deadline=None)
+@given(parts=st.lists(few_lengths, min_size=1, max_size=2), shape=shapes, batch_size=st.integers(1, 7), data=st.data())
+def test_the_page_alone_says_where_max_epochs_ends_a_pass(
+    parts: list[list[int]], shape: dict[str, int], batch_size: int, data: st.DataObject
+) -> None:
+    sources = [ListSource(part, name=str(number)) for number, part in enumerate(parts)]
+    most = [data.draw(st.sampled_from([0.3, 1.0, 1.1])) for _ in sources]
+    weights = [data.draw(st.sampled_from([0.5, 1.0])) for _ in sources]
+    names = [source.name for source in sources]
+    plan = StreamPlan(
+        dict(zip(names, sources, strict=True)),
+        weights=dict(zip(names, weights, strict=True)),
+        max_epochs=dict(zip(names, most, strict=True)),
+        loss_across_documents=True,
+        allow_small_blocks=True,
+        **shape,
+    )
+    model = page_model.Plan(
+        [Used(documents_of_source(source)) for source in sources], weights=weights, loss_across_documents=True, **shape
+    )
+    assert_loader_equals(plan, model.steps(batch_size, 0, 1, most), batch_size, 0, 1)
 
 
 @settings(max_examples=25, deadline=None)
