@@ -57,7 +57,7 @@ def permutation(length: int, key: list[int]) -> list[int]:
 
 
 def part_of(take: float, blocks: int) -> int:
-    return int(take * blocks * (1 + 2**-50))
+    return min(int(take * blocks * (1 + 2**-50)), blocks)
 
 
 Token = tuple[int, int, int, bool]

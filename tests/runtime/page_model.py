@@ -149,7 +149,7 @@ class Corpus:
             self.M = self.F
             self.N = documents.num_tokens
         else:
-            self.M = floor(take * float(self.F) * (1 + 2.0**-50))
+            self.M = min(self.F, floor(take * float(self.F) * (1 + 2.0**-50)))
             self.N = self.M * self.B
         assert self.N > 0
         self.windows = max(1, ceil_div(self.M, self.W))

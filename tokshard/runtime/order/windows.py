@@ -98,7 +98,7 @@ class CorpusOrder:
     def num_full_blocks(self) -> int:
         """Full blocks that are read."""
         # rounded down, but 0.29 of 100 blocks are 29, although 0.29 * 100 is 28.999999999999996
-        return int(self.take * self.num_corpus_blocks * (1 + 2**-50))
+        return min(int(self.take * self.num_corpus_blocks * (1 + 2**-50)), self.num_corpus_blocks)
 
     @cached_property
     def num_tokens(self) -> int:
