@@ -240,8 +240,21 @@ _MICROSECONDS = {pa.duration("ns"): pa.duration("us"), pa.time64("ns"): pa.time6
 
 
 def _holds_little(array: pa.Array) -> bool:
-    """Whether the values of a column are surely no more than a chunk should hold."""
-    return not pa.types.is_dictionary(array.type) and array.nbytes < CHUNK_BYTES
+    """Whether the values of a column are surely no more than a chunk should hold.
+
+    Only of these types: rows of dictionaries and views may share one value, and old versions have no size of a view.
+    """
+    return any(is_type(array.type) for is_type in _WITH_OWN_VALUES) and array.nbytes < CHUNK_BYTES
+
+
+_WITH_OWN_VALUES = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_primitive,
+    pa.types.is_null,
+)
 
 
 def _runs(columns: Sequence[Sequence[Any]], num_rows: int) -> Iterator[tuple[int, int]]:
