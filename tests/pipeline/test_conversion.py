@@ -116,7 +116,7 @@ def test_a_build_with_a_sentencepiece_model_is_as_any_other(tmp_path):
     corpus = build(
         tmp_path / "a.jsonl", tmp_path / "out", tokenizer=conversion.convert_tokenizer(path, tmp_path / "tok").directory
     )
-    assert corpus.manifest.tokenizer.name == "m.model"
+    assert corpus.manifest.tokenizer.name == "tok"
     assert (tmp_path / "out" / "tokenizer.json").exists()
     assert corpus.document(0).tolist().count(2) == 1
 
