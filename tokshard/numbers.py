@@ -26,7 +26,7 @@ def read_count(text: str) -> int:
     ``B`` and ``G`` are 10^9; upper and lower case are the same.
 
     Raises:
-        UsageError: it is no whole number, or has a unit of bytes.
+        UsageError: it is not a whole number, or has a unit of bytes.
     """
     number, unit = _parts(text)
     if number is not None and unit not in _COUNTS and unit in _BYTES | {f"{prefix}I": 1 for prefix in _BINARY}:
@@ -47,7 +47,7 @@ def read_length(text: str) -> int:
     """A number of tokens that is usually a power of two, such as a `seq_len`: ``4096``, ``4_096``.
 
     Raises:
-        UsageError: it is no whole number, or has a suffix: ``4k`` may be 4000 or 4096.
+        UsageError: it is not a whole number, or has a suffix: ``4k`` may be 4000 or 4096.
     """
     number, unit = _parts(text)
     decimal, binary = _whole(number, _COUNTS.get(unit)), _whole(number, _BINARY.get(unit.removesuffix("I")))
@@ -64,7 +64,7 @@ def read_bytes(text: str) -> int:
     ``kB`` is 1,000 bytes and ``KiB`` 1,024; upper and lower case are the same.
 
     Raises:
-        UsageError: it is no whole number of bytes, or its unit is not one of bytes: ``256M`` may be two sizes.
+        UsageError: it is not a whole number of bytes, or its unit is not one of bytes: ``256M`` may be two sizes.
     """
     number, unit = _parts(text)
     if unit.removesuffix("I") in _BINARY:

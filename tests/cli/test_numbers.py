@@ -185,7 +185,7 @@ def test_no_option_reads_a_number_of_its_own():
         (["plan", "a", "--tokens", "1e20"], "'--tokens': '1e20' is 2^63 or more", "plan --help"),
         (["plan", "a", "--tokens", str(2**63)], f"'--tokens': '{2**63}' is 2^63 or more", "plan --help"),
         (["bench", "a", "--gpu-tokens", "0"], "'--gpu-tokens': must be at least 1", "bench --help"),
-        (["trace", "a", "--step", "1MB"], "'1MB' is no number such as 1000", "k, M, B (or G) and T"),
+        (["trace", "a", "--step", "1MB"], "'1MB' is not a number such as 1000", "k, M, B (or G) and T"),
     ],
 )
 def test_a_number_that_is_refused_names_the_option_and_what_to_write(capsys, arguments, error, hint):

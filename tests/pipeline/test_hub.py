@@ -150,7 +150,7 @@ NO_TOKENIZERS = {
         "someone/pieces has no tokenizer.json; it has tokenizer.model",
         "download it, and then: tokshard",
     ),
-    "hf://someone": ("hf://someone is no model of the hub", "give hf://OWNER/NAME[@REVISION]"),
+    "hf://someone": ("hf://someone is not a model of the hub", "give hf://OWNER/NAME[@REVISION]"),
 }
 
 

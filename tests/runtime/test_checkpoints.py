@@ -124,7 +124,7 @@ def test_a_value_that_would_execute_something_is_refused_and_does_not(tmp_path: 
 
 def test_a_file_that_would_execute_something_is_refused_and_does_not(tmp_path: Path) -> None:
     torch.save({"cursor": Hostile(tmp_path / "executed")}, tmp_path / "file.pt")
-    with pytest.raises(UsageError, match=r"file\.pt is no checkpoint: torch cannot read it without executing"):
+    with pytest.raises(UsageError, match=r"file\.pt is not a checkpoint: torch cannot read it without executing"):
         read_state(str(tmp_path / "file.pt"))
     assert not (tmp_path / "executed").exists()
 

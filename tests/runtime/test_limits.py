@@ -374,5 +374,5 @@ def test_dataloader_workers_that_resume_around_the_end_of_a_corpus_stop_and_warn
             assert found == list(range(step + 1, limit.sample + 30))
             told = [f"sample {limit.sample}:" in message for message in second.messages]
             assert sum(told) == (step < limit.sample)
-            assert told, "who reads on is told"
+            assert told, "a caller who reads on must be told"
         assert len(first.messages) == (plan is telling)

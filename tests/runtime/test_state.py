@@ -49,7 +49,7 @@ def test_two_thousand_planned_changes_are_a_small_state_that_is_saved_and_loaded
         state = loader.state_dict()
         assert len(state["cursor"]) < 4_000
         seconds = []
-        for _ in range(3):  # the best of three: a loaded machine is no slow code
+        for _ in range(3):  # the best of three: other work on the machine may slow down one
             started = time.perf_counter()
             loader.load_state_dict(state)
             assert loader.state_dict() == state

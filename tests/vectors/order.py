@@ -28,7 +28,7 @@ ABOUT = {
     "changes are [global sample, weights]",
     "located": "[global sample, index of its corpus in the plan, which sample of that corpus it is]",
     "pieces": "of a global sample, in order: [document, first token of it, the token after the last]",
-    "rows": "of a global sample: what a batch has; -100 is no label",
+    "rows": "of a global sample: what a batch has; -100 is not a label",
 }
 
 CORPORA: dict[str, dict[str, Any]] = {

@@ -86,7 +86,7 @@ class Span(click.ParamType):  # type: ignore[type-arg] # as above
             start = read_count(first)
             stop = read_count(last) if colon else start + 1
         except UsageError as error:
-            problem = f"{value!r} is no number such as 1000, nor a range such as 1000:1010 (1000 to 1009)"
+            problem = f"{value!r} is not a number such as 1000, nor a range such as 1000:1010 (1000 to 1009)"
             raise WrongNumber(UsageError(problem, hint=error.hint), param, ctx) from error
         if stop <= start:
             self.fail(f"{value!r} is an empty range; 1000:1010 is 1000 to 1009", param, ctx)

@@ -69,7 +69,7 @@ def _read(path: str) -> Any:
             f"{path} was saved by torch, which is not installed", hint="pip install 'tokshard[torch]'"
         ) from error
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"{path} is no checkpoint: {str(error).splitlines()[0]}", hint=_HINT) from error
+        raise UsageError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}", hint=_HINT) from error
 
 
 def _cursors(saved: Any) -> Iterator[str]:

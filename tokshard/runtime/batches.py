@@ -320,7 +320,7 @@ class Packed:
         ignored: int64 [k], places in the flattened batch whose label is -100.
         label_places: int64 [m], places in it whose label is neither that nor the next token of the row.
         labels: int64 [m], those labels.
-        num_tokens_in_row: int32 [rows], inputs of each row that are no padding.
+        num_tokens_in_row: int32 [rows], inputs of each row that are not padding.
         corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
         sample_index: int64 [rows], global sample, or `PADDING_INDEX`.
     """

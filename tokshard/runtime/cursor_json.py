@@ -219,7 +219,7 @@ def _parse(text: Any) -> dict[str, Any]:
         saved = None
     if not isinstance(saved, dict) or "tokshard_cursor" not in saved:
         raise PlanMismatchError(
-            f"this is no state of a tokshard loader: {text!r:.100}",
+            f"this is not a state of a tokshard loader: {text!r:.100}",
             hint="give what StreamingLoader.state_dict() returned; the state of another loader cannot be continued",
         )
     return saved

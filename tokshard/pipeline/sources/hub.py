@@ -107,7 +107,7 @@ def fetch_tokenizer(location: str) -> HubFiles:
     """
     match = _MODEL.fullmatch(location)
     if match is None:
-        raise UsageError(f"{location} is no model of the hub", hint="give hf://OWNER/NAME[@REVISION]")
+        raise UsageError(f"{location} is not a model of the hub", hint="give hf://OWNER/NAME[@REVISION]")
     import huggingface_hub  # tokenizers depends on it
 
     repository = match["repository"]

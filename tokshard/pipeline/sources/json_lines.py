@@ -181,7 +181,7 @@ _MOST_AT_ONCE = 4 << 20
 
 
 def _explain(line: bytes, following: Sequence[bytes], error: Exception) -> tuple[str, str]:
-    """Reason and detail for a line that is no JSON object."""
+    """Reason and detail for a line that is not a JSON object."""
     if isinstance(error, UnicodeDecodeError):
         return INVALID_UTF8, str(error)
     if isinstance(error, RecursionError):
