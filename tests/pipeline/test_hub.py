@@ -187,7 +187,7 @@ def test_a_data_set_of_the_hub_needs_an_extra(monkeypatch):
 
 @pytest.mark.parametrize("argument", ["hf://", "hf://plain", "hf://a/b/c/d", "hf://a/b:x y", "hf://a/b:train:test"])
 def test_an_id_of_another_form_is_refused(argument):
-    with pytest.raises(UsageError, match="is no data set of the hub") as caught:
+    with pytest.raises(UsageError, match="is not a dataset of the hub") as caught:
         hub.fetch_dataset(argument)
     assert caught.value.hint == "give hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]"
 

@@ -154,7 +154,7 @@ def test_a_state_of_another_type_is_no_state(state: Any) -> None:
         StreamingLoader(one_corpus(), global_batch_size=2),
         StreamDataset(one_corpus(), global_batch_size=2),
     ):
-        with pytest.raises(PlanMismatchError, match="no state of a tokshard loader"):
+        with pytest.raises(PlanMismatchError, match="not a state of a tokshard loader"):
             loader.load_state_dict(state)
 
 

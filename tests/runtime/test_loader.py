@@ -240,7 +240,7 @@ def test_a_state_of_changed_content_or_other_corpora_is_refused() -> None:
 
 @pytest.mark.parametrize("state", [{}, {"cursor": "x"}, {"cursor": '{"a": 1}'}, {"cursor": None}, {"_snapshot": {}}])
 def test_a_foreign_state_is_refused(state: dict[str, Any]) -> None:
-    with pytest.raises(PlanMismatchError, match="no state of a tokshard loader"):
+    with pytest.raises(PlanMismatchError, match="not a state of a tokshard loader"):
         StreamingLoader(one_corpus(), global_batch_size=2).load_state_dict(state)
 
 

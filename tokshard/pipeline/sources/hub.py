@@ -51,7 +51,7 @@ def fetch_dataset(argument: str) -> HubFiles:
     match = _DATASET.fullmatch(argument)
     if match is None:
         raise UsageError(
-            f"{argument} is no data set of the hub", hint="give hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]"
+            f"{argument} is not a dataset of the hub", hint="give hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]"
         )
     try:
         import datasets
