@@ -6,6 +6,7 @@ import functools
 import gzip
 import json
 import random
+import struct
 import subprocess
 import sys
 import zlib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import pyarrow as pa
 import pytest
 
 from tests.pipeline.inputs import TOKENIZER, parquet_bytes, table, tar_bytes
@@ -288,3 +290,20 @@ def test_a_compressed_file_of_nothing_but_members_ends(build, tmp_path):
     outcome = build(path)
     assert outcome.exit_code == 0, outcome.problem
     assert outcome.peak_bytes < BASE_BYTES
+
+
+@pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 18, reason="pyarrow 17 cannot write views of one value")
+def test_views_that_share_one_long_value_are_taken_a_few_at_a_time(build, tmp_path):
+    # 800 views of 2.5 MiB each, all of the same bytes: 13 kB of views stand for 2 GiB of text
+    value = b"a" * (5 * MIB // 2)
+    views = b"".join(struct.pack("<i4sii", len(value), value[:4], 0, 0) for _ in range(800))
+    views += struct.pack("<i12s", 5, b"hello")
+    array = pa.Array.from_buffers(pa.string_view(), 801, [None, pa.py_buffer(views), pa.py_buffer(value)])
+    path = tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.schema([("text", pa.string_view())])) as writer:
+        writer.write_batch(pa.record_batch([array], ["text"]))
+    assert path.stat().st_size < 3 * MIB
+    outcome = build(path, "--max-document-bytes", "1MB", "--on-bad-record", "skip")
+    assert outcome.exit_code == 0, outcome.problem
+    assert outcome.left_out() == {"over max-document-bytes": 800}
+    assert outcome.peak_bytes < BASE_BYTES + 16 * MIB

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.errors import SourceError, UsageError
@@ -162,7 +164,7 @@ class _Fields:
         return ipc.IpcReadOptions(included_fields=sorted({self._indices[root] for root, _ in self._parts.values()}))
 
     def chunks(self, batch: pa.RecordBatch, input_bytes: int) -> Iterator[Records]:
-        """The batch in chunks of at most `ROWS_PER_CHUNK` records.
+        """The batch in chunks of at most `ROWS_PER_CHUNK` records and about `CHUNK_BYTES` of values.
 
         Raises:
             SourceError: the batch points outside of itself.
@@ -171,8 +173,8 @@ class _Fields:
             arrays = {path: _sound(self._array(batch, path)) for path in self.paths}
         except pa.ArrowException as error:
             raise damaged(self._input, str(error)) from error
-        for start in range(0, batch.num_rows, ROWS_PER_CHUNK):
-            rows = min(ROWS_PER_CHUNK, batch.num_rows - start)
+        for start, end in _row_ranges(list(arrays.values()), batch.num_rows):
+            rows = end - start
             slices = {path: array.slice(start, rows) for path, array in arrays.items()}
             values = {path: self._values(path, part) for path, part in slices.items()}
             is_small = all(map(_holds_little, slices.values()))
@@ -255,6 +257,33 @@ _WITH_OWN_VALUES = (
     pa.types.is_primitive,
     pa.types.is_null,
 )
+
+
+def _row_ranges(columns: Sequence[pa.Array], num_rows: int) -> Iterator[tuple[int, int]]:
+    """Rows as half-open ranges that may be made Python objects at once.
+
+    Views may all share one value, which decoding would copy for each: rows are cut at `CHUNK_BYTES` of them, too.
+    """
+    lengths = [_lengths_of_views(array) for array in columns if _is_view(array.type)]
+    ends = np.cumsum(np.sum(lengths, axis=0)) if lengths and num_rows else np.zeros(num_rows, np.int64)
+    start = 0
+    while start < num_rows:
+        before = int(ends[start - 1]) if start else 0
+        fitting = int(np.searchsorted(ends, before + CHUNK_BYTES, "right"))
+        stop = min(max(start + 1, fitting), start + ROWS_PER_CHUNK, num_rows)
+        yield start, stop
+        start = stop
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
+
+
+def _lengths_of_views(array: pa.Array) -> NDArray[np.int64]:
+    """Bytes of each value, int64 [rows]: a view is 16 bytes, whose first four are its length. Null rows have any."""
+    views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)
+    lengths: NDArray[np.int64] = np.maximum(views[array.offset : array.offset + len(array), 0], 0).astype(np.int64)
+    return lengths
 
 
 def _runs(columns: Sequence[Sequence[Any]], num_rows: int) -> Iterator[tuple[int, int]]:
