@@ -2,36 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.pipeline.inputs import arrow_stream_bytes, csv_bytes, jsonl, table, tar_bytes, texts_of, write_byte_tokenizer
 from tokshard import open_corpus
 from tokshard.cli.build_text import status_lines
+from tokshard.cli.main import run
 from tokshard.pipeline.sources.inputs import STDIN, read_once_note
 from tokshard.pipeline.status import read_status
 
 RECORDS = [{"text": f"document {number}", "pad": "x" * 1_500} for number in range(3_000)]
 
 
-def build(
-    content: bytes, directory: Path, *options: str, source: str = "-", out: bool = True
-) -> subprocess.CompletedProcess[bytes]:
+class Done(NamedTuple):
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+def build(content: bytes, directory: Path, *options: str, source: str = "-", out: bool = True) -> Done:
+    """``tokshard build`` with this content in a pipe as its standard input."""
+    return in_this_process(content, directory, words(directory, *options, source=source, out=out))
+
+
+def words(directory: Path, *options: str, source: str = "-", out: bool = True) -> list[str]:
     tokenizer = write_byte_tokenizer(directory / ".tokenizer")
-    command = [sys.executable, "-m", "tokshard", "build", source, "--tokenizer", str(tokenizer)]
-    return subprocess.run(
-        [*command, *(("--out", "out") if out else ()), *options],
-        input=content,
-        capture_output=True,
-        cwd=directory,
-        timeout=60,
-        check=False,
-    )
+    return ["build", source, "--tokenizer", str(tokenizer), *(("--out", "out") if out else ()), *options]
+
+
+def in_this_process(content: bytes, directory: Path, arguments: list[str]) -> Done:
+    said, complained = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(directory),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(complained),
+        standard_input(content),
+    ):
+        returncode = run(arguments)
+    return Done(returncode, said.getvalue().encode(), complained.getvalue().encode())
+
+
+@contextlib.contextmanager
+def standard_input(content: bytes) -> Iterator[None]:
+    reading, writing = os.pipe()
+    before = os.dup(0)
+    os.dup2(reading, 0)
+    os.close(reading)
+    writer = threading.Thread(target=_write, args=(writing, content))
+    writer.start()
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        writer.join()
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as pipe:
+        pipe.write(content)
 
 
 FORMATS: dict[str, bytes] = {
@@ -61,6 +101,12 @@ def test_standard_input_gives_the_corpus_that_a_file_gives_for_any_number_of_wor
     assert (alone.returncode, alone.stderr) == (0, b"")
     with open_corpus(tmp_path / "out") as corpus:
         assert [shard.sha256 for shard in corpus.shards] == hashes
+
+
+def test_a_process_reads_its_standard_input(tmp_path):
+    command = [sys.executable, "-m", "tokshard", *words(tmp_path, "--input-format", "jsonl")]
+    subprocess.run(command, input=FORMATS["jsonl"], cwd=tmp_path, timeout=60, check=True, capture_output=True)
+    assert texts_of(open_corpus(tmp_path / "out")) == [record["text"] for record in RECORDS]
 
 
 def test_a_limit_on_standard_input_is_exact_for_any_number_of_workers(tmp_path):
