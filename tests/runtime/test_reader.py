@@ -363,7 +363,7 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error.problem
 
 
-@pytest.mark.parametrize("wrong", [0, 2, 4, 9, 1000, 2**32 - 1])
+@pytest.mark.parametrize("wrong", [0, 2, 4, 9, 2**32 - 1])
 @pytest.mark.parametrize("entry", [0, 1, 2])
 def test_a_wrong_stride_in_the_shard_table_never_gives_wrong_ends_of_documents(
     tmp_path: Path, wrong: int, entry: int
@@ -386,7 +386,7 @@ def test_a_wrong_stride_in_the_shard_table_never_gives_wrong_ends_of_documents(
                 reported += 1
             else:
                 assert (found.document, found.start, found.stop) == (place.document, place.start, place.stop)
-            for stop in range(start + 1, memory.num_tokens + 1):
+            for stop in range(start + 1, memory.num_tokens + 1, 3):
                 ends = outcome(lambda: ends_of(source, start, stop))  # noqa: B023
                 if isinstance(ends, str):
                     reported += 1
