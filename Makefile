@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 LOWEST := .venv-lowest
 INTEROP := .venv-interop
+REMOTE := .venv-remote
+RAY := .venv-ray
 BIN := $(VENV)/bin
 # what is imported is compiled then, once: most of torch never is, and compiling it takes as long as unpacking it
 PIP_INSTALL := -m pip install --quiet --no-compile
@@ -13,14 +15,20 @@ CODE := quickstart/shards/code
 PROSE := quickstart/shards/prose
 RECIPE := recipes/quickstart_train.toml
 RUN := quickstart/run
-# what does not depend on the versions of other packages is tested with one set of them
-ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% cli/test_bench.py inspect/test_damage.py \
-	pipeline/test_hub.py runtime/test_shuffle_quality.py runtime/test_finding.py)
+# What does not depend on the versions of other packages is tested with one set of them: text of this project, kills,
+# integer arithmetic (its vectors and the model written from the page run with both), and torch, of which there is one.
+ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% trainer/test_loop.py trainer/test_model.py \
+	trainer/test_checkpoint.py contract/test_promise_01_faults.py \
+	contract/test_promise_01_append.py contract/test_promise_11_no_code_from_data.py store/test_remote_reads.py \
+	cli/test_bench.py cli/test_numbers.py \
+	inspect/test_damage.py pipeline/test_hub.py pipeline/test_schedule.py runtime/test_shuffle_quality.py \
+	runtime/test_finding.py runtime/test_order.py runtime/test_mixture.py runtime/test_weight_changes.py \
+	runtime/test_preparing.py runtime/test_limits.py runtime/test_recycling.py runtime/test_processes.py)
 OFTEN := $(filter-out $(ONCE),$(wildcard tests/*/test_*.py))
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart check test soak test-interop test-browser benchmark lint format clean
+.PHONY: help quickstart check test soak test-interop test-browser test-remote test-ray benchmark lint format clean
 
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
@@ -28,6 +36,8 @@ help:
 	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; ten minutes"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
+	@echo "make test-remote   buckets, against a server that speaks S3 on this machine"
+	@echo "make test-ray      builds on a Ray cluster of three nodes on this machine"
 	@echo "make soak          minutes of random damage, kills and long permutations"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
 	@echo "make lint          ruff and mypy"
@@ -64,7 +74,7 @@ check: lint
 # the environments side by side; then the files of tests, each as a whole, in the order of pyproject.toml
 test:
 	$(MAKE) --jobs 2 lint $(LOWEST)/stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
 	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n 2 $(OFTEN)
 
 soak: $(VENV)/stamp-dev
@@ -75,6 +85,14 @@ test-interop: $(INTEROP)/stamp-test
 
 test-browser: $(VENV)/stamp-browser
 	$(BIN)/python -m pytest -m browser
+
+# the other rooms import torch, which takes minutes to install
+test-remote: $(REMOTE)/stamp-test
+	$(REMOTE)/bin/python -m pytest -n 2 -m remote tests/store tests/pipeline
+
+# one cluster at a time
+test-ray: $(RAY)/stamp-test
+	$(RAY)/bin/python -m pytest -m ray tests/pipeline/test_ray.py
 
 benchmark: $(VENV)/stamp-dev
 	$(BIN)/python -m tests.benchmark.build
@@ -90,7 +108,7 @@ format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(INTEROP) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(INTEROP) $(REMOTE) $(RAY) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch]'
@@ -109,9 +127,17 @@ $(INTEROP)/stamp-test: pyproject.toml constraints/interop.txt | $(INTEROP)/bin/p
 	$(INTEROP)/bin/python $(PIP_INSTALL) --constraint constraints/interop.txt --editable '.[test-interop]'
 	@touch $@
 
+$(RAY)/stamp-test: pyproject.toml constraints/default.txt | $(RAY)/bin/python
+	$(RAY)/bin/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,test-ray]'
+	@touch $@
+
+$(REMOTE)/stamp-test: pyproject.toml constraints/default.txt | $(REMOTE)/bin/python
+	$(REMOTE)/bin/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,test-remote]'
+	@touch $@
+
 $(LOWEST)/stamp-test: pyproject.toml constraints/lowest.txt | $(LOWEST)/bin/python
 	$(LOWEST)/bin/python $(PIP_INSTALL) --constraint constraints/lowest.txt --editable '.[torch,test]'
 	@touch $@
 
-$(BIN)/python $(LOWEST)/bin/python $(INTEROP)/bin/python:
+$(BIN)/python $(LOWEST)/bin/python $(INTEROP)/bin/python $(REMOTE)/bin/python $(RAY)/bin/python:
 	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)

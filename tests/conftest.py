@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tokshard.pipeline.executors.processes import prepare_workers
+from tokshard.pipeline.executors.surroundings import prepare_workers
 
 # the timeout of pytest ends what hangs; a deadline per example only fails on a busy machine
 settings.register_profile("dev", deadline=None, max_examples=40)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
@@ -21,6 +22,7 @@ from tokshard.format.manifest import (
     DocumentLengths,
     FileFacts,
     Fingerprints,
+    Generation,
     Manifest,
     Records,
     TokenizerInfo,
@@ -29,6 +31,7 @@ from tokshard.format.manifest import (
     encode_manifest,
     recipe_fingerprint,
 )
+from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
 from tokshard.format.writer import ShardWriter
@@ -105,6 +108,7 @@ def write_corpus(
     bos: str | None = None,
     rejects: bytes = b"",
     documents_per_call: int = 1 << 30,
+    generation: int = 0,
 ) -> Path:
     """Write a complete corpus: `documents` as one source, or `sources`.
 
@@ -123,7 +127,7 @@ def write_corpus(
     )
     with ShardWriter(
         store=open_store(directory),
-        name=lambda part: names.shard_name(generation=0, first_input=0, segment=0, part=part),
+        name=lambda part: names.shard_name(generation=generation, first_input=0, segment=0, part=part),
         facts=facts,
         shard_tokens=shard_tokens,
     ) as writer:
@@ -142,6 +146,29 @@ def write_corpus(
     manifest = _manifest(directory, sources, rows, info, columns, shard_tokens, files)
     open_store(directory).put(names.MANIFEST, encode_manifest(manifest))
     return directory
+
+
+def append_generation(
+    directory: Path, documents: Sequence[Sequence[int]] = (), *, tokenizer: bytes = TINY_TOKENIZER, **options: Any
+) -> Path:
+    """Append documents to a corpus of this module; returns the folder of the generation."""
+    with open_corpus(directory) as before:
+        earlier, number = list(before), before.num_generations
+    store = open_store(directory)
+    folder = directory / names.generation_folder(number)
+    write_corpus(folder, documents, tokenizer=tokenizer, generation=number, **options)
+    with open_corpus(folder) as corpus:
+        manifest, tokens = corpus.manifest, np.concatenate([*earlier, *corpus])
+    content = content_fingerprint(
+        hash_tokens(tokens),
+        num_documents=len(earlier) + manifest.num_documents,
+        eos_id=manifest.tokenizer.eos_id,
+        bos_id=manifest.tokenizer.bos_id,
+    )
+    previous = json.loads(store.get(names.in_folder(names.generation_folder(number - 1), names.MANIFEST)))
+    generation = Generation(number=number, previous=previous["manifest_sha256"], content=content)
+    open_store(folder).put(names.MANIFEST, encode_manifest(msgspec.structs.replace(manifest, generation=generation)))
+    return folder
 
 
 def rewrite_manifest(directory: Path, change: Any) -> None:

@@ -11,6 +11,7 @@
     ├─ SourceError                     an input has changed, or cannot be listed
     │  ├─ BadSourceError               an input is damaged or gone
     │  └─ BadRecordError               a record cannot become a document
+    ├─ StoreError                      a bucket or server does not answer, or refuses what is asked
     ├─ BuildError                      the build cannot continue: disk, worker, lock
     ├─ LoaderError                     the loader cannot continue: a worker died, a read hangs, a checkpoint is damaged
     ├─ TrainerError                    training cannot continue: loss, checkpoint, ranks
@@ -87,6 +88,10 @@ class BadRecordError(SourceError):
 
 class BuildError(TokshardError):
     """The build cannot continue: a full disk, a lost worker, another build in the same directory."""
+
+
+class StoreError(TokshardError):
+    """An object store or web server does not answer, or refuses a request. The files themselves may be intact."""
 
 
 class LoaderError(TokshardError):

@@ -1,4 +1,4 @@
-"""Train the byte-level BPE tokenizer beside this file on the running Python's standard library.
+"""Train the byte-level BPE tokenizer next to this file on the running Python's standard library.
 
     python recipes/tokenizer/train.py [DIR]
 
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 VOCAB_SIZE = 16_384
 END_OF_TEXT = "<|endoftext|>"
 
-# Not every installation has the tests, tables of code pages teach nothing, and build settings name a machine.
+# Not every installation has the tests, tables of code pages are not text, and build settings name a machine.
 LEFT_OUT = ("test", "tests", "idle_test", "encodings", "site-packages", "dist-packages")
 LEFT_OUT_PREFIXES = ("_sysconfigdata", "config-")
 

@@ -26,7 +26,7 @@ WRONG_ARROWS = [
     ("pipeline/encode/tokenizer.py", "tokshard.cli"),
     ("pipeline/encode/tokenizer.py", "torch"),
     ("pipeline/tasks/schedule.py", "tokshard.pipeline.executors.base"),
-    ("pipeline/executors/inline.py", "tokshard.pipeline.stages"),
+    ("pipeline/executors/inline.py", "tokshard.pipeline.run"),
     ("pipeline/resolve.py", "tokshard.pipeline.executors.processes"),
     ("pipeline/build.py", "tokenizers"),
     ("pipeline/encode/tokenizer.py", "tokshard.interop.tokenizers"),

@@ -20,6 +20,7 @@ from typing import Any
 from tests.benchmark.report import aligned
 from tokshard.format import files, writer
 from tokshard.pipeline import build as pipeline
+from tokshard.pipeline import commit as committing
 from tokshard.pipeline.encode import encoder as encoding
 from tokshard.pipeline.encode import special_text as special
 from tokshard.pipeline.encode import tokenizer
@@ -39,7 +40,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("copy into a record batch", writer.ShardWriter, "extend"),
     ("hash and write", files.HashingFile, "write"),
     ("fsync and rename", writer._OpenShard, "publish"),
-    ("tables and manifest", pipeline, "assemble"),
+    ("tables and manifest", committing, "assemble"),
 )
 REST = "everything else"
 CHUNKS = "cut into chunks of lines"
@@ -91,7 +92,7 @@ def stages_of(text: Path, tokenizer_path: str, out: Path) -> tuple[BuildResult, 
         runner.read_stream = clocks.timed_steps(CHUNKS, runner.read_stream)
         build = clocks.timed(REST, pipeline.build_corpus)
         started = time.thread_time()
-        result = build([text], tokenizer=tokenizer_path, out=out, workers=1, quiet=True)
+        result = build([text], tokenizer=tokenizer_path, out=out, workers=1)
         return result, clocks.seconds, time.thread_time() - started
     finally:
         for owner, name, function in before:

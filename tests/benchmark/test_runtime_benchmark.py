@@ -62,6 +62,28 @@ def test_one_group_is_measured_alone(tmp_path):
     assert line["start"] == line["state"] == line["memory"] == []
 
 
+def test_two_checkouts_are_compared_by_pairs_in_turn(tmp_path):
+    command = [sys.executable, "-m", "tests.benchmark.compare", str(ROOT), "--tokens", "200000", "--pairs", "1"]
+    done = subprocess.run(
+        [*command, "--corpora", "1", "2", "--folder", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert [(case["document_tokens"], case["corpora"]) for case in line["cases"]] == [
+        (750, 1),
+        (750, 2),
+        (40, 1),
+        (40, 2),
+    ]
+    assert all(0 < case["this_to_other"]["min"] <= case["this_to_other"]["max"] for case in line["cases"])
+    assert str(tmp_path) not in done.stdout
+
+
 def test_the_corpora_are_whole_have_the_sizes_that_were_asked_for_and_are_made_once(tmp_path):
     made = corpus(tmp_path, num_tokens=300_000, document_tokens=40)
     report = verify_corpus(made)

@@ -16,7 +16,7 @@ SHORT = ("--seconds", "0.05", "--workers", "0")
 
 @pytest.fixture
 def mix(tmp_path, monkeypatch):
-    """A mix file beside its corpora, in the working directory."""
+    """A mix file next to its corpora, in the working directory."""
     monkeypatch.chdir(tmp_path)
     for name, lengths in (("code", [2_000] * 40), ("prose", [20, 7] * 400)):
         write_corpus(tmp_path / name, documents_of(lengths), tokenizer=TINY_TOKENIZER)
@@ -38,7 +38,7 @@ def shell(capsys):
 
 
 @pytest.mark.timeout(300)
-def test_every_way_to_read_stands_beside_the_limits_with_the_gpus_that_it_feeds(shell, mix):
+def test_every_loader_mode_is_shown_with_the_limits_and_the_gpus_that_it_feeds(shell, mix):
     exit_code, out, err = shell(mix, "--seconds", "0.1", "--workers", "0,1")
     assert (exit_code, err) == (0, "")
     lines = out.splitlines()
@@ -123,7 +123,7 @@ def test_wrong_usage_is_refused_with_a_hint(shell, mix, tmp_path, arguments, err
     assert hint in err
 
 
-def test_a_directory_that_is_no_corpus_is_refused(shell, tmp_path):
+def test_a_directory_that_is_not_a_corpus_is_refused(shell, tmp_path):
     exit_code, _, err = shell(str(tmp_path))
     assert exit_code == 1
     assert "error: " in err

@@ -114,7 +114,7 @@ def test_a_corpus_that_fails_stops_a_recipe_and_the_finished_ones_stay(shell):
         (('tokenizer = ".tokenizer"', ""), "r.toml: corpora.one has no tokenizer", None),
         (('"shards/two"', '"shards/one/two"'), "r.toml: corpora.two and corpora.one are written into the same", None),
         (('"one.jsonl"', "[]"), "r.toml: corpora.one: sources is [], expected a list of paths", None),
-        (("[defaults]", "[defaults"), "r.toml is no TOML: ", None),
+        (("[defaults]", "[defaults"), "r.toml is not valid TOML: ", None),
     ],
 )
 def test_a_wrong_recipe_is_refused_before_anything_is_built(shell, change, error, hint):
@@ -313,7 +313,7 @@ def test_the_status_of_an_unfinished_build_says_how_far_it_is_and_how_to_continu
     assert (exit_code, out.splitlines()[1]) == (0, "state       complete: 20 documents, 100 tokens")
 
 
-def test_a_directory_without_a_build_has_no_status(shell):
+def test_status_of_a_directory_without_a_build_is_refused(shell):
     exit_code, _, err = shell("status", "nowhere")
     assert exit_code == 2
     assert err.startswith("error: nowhere holds neither a build nor a corpus\nhint: give the directory of")

@@ -83,7 +83,7 @@ def test_the_version_is_printed(shell):
     assert shell("--version") == (0, f"tokshard {__version__}\n", "")
 
 
-def test_no_command_is_wrong_usage_and_shows_the_help(shell):
+def test_a_missing_command_is_wrong_usage_and_shows_the_help(shell):
     exit_code, out, err = shell()
     assert (exit_code, out) == (2, "")
     assert "Commands:" in err
@@ -111,9 +111,9 @@ def test_no_command_is_wrong_usage_and_shows_the_help(shell):
             "k, M, B (or G) and T stand for 10^3, 10^6, 10^9 and 10^12; digits may be grouped as in 1_000",
         ),
         (
-            ["verify", "s3://c"],
-            "s3://c is a URI; this version of tokshard reads and writes local directories only",
-            None,
+            ["verify", "ftp://c"],
+            "ftp://c is a URI of a scheme that tokshard does not know, expected one of s3://, gs://, az://, https://, http://",
+            "copy it to one of these, or to this machine",
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_debug_shows_the_traceback_of_any_error(shell, failing, arguments, error
     assert err.splitlines()[-1].startswith("hint: ")
 
 
-def test_an_error_of_a_library_that_is_no_exception_is_caught(shell, failing):
+def test_a_library_error_outside_exception_is_caught(shell, failing):
     class PanicException(BaseException):  # as Rust libraries raise
         pass
 
@@ -466,7 +466,7 @@ def test_inspect_of_a_mix_names_what_it_can_show_of_one(shell, tmp_path):
     assert "give --html FILE or --diff" in err
 
 
-def test_verify_can_leave_content_alone(shell, corpus):
+def test_verify_can_skip_the_content(shell, corpus):
     shard = corpus / "shard-00-0000000-000000-0001.arrow"
     content = bytearray(shard.read_bytes())
     content[-1000] ^= 1

@@ -1,4 +1,4 @@
-"""Numbers: what counts, lengths and sizes in bytes may look like, the same in every option and in every file."""
+"""Counts, lengths and sizes in bytes are written in the same way in every option and in every file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokshard.cli.main import COMMANDS, cli, run
+from tokshard.cli.plan_text import tokens_text
 from tokshard.cli.sizes import BYTES, COUNT, LENGTH, POSITIVE_COUNT, Number
 from tokshard.errors import UsageError
-from tokshard.inspect.plan.text import tokens_text
 from tokshard.numbers import read_bytes, read_count, read_length
 from tokshard.wording import bytes_text, count_text, counted
 
@@ -89,7 +89,7 @@ WRONG = [
 
 @pytest.mark.parametrize("read", [read_count, read_length, read_bytes])
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_whole_number_is_refused_with_a_hint(read, text):
+def test_a_text_that_is_not_a_whole_number_is_refused_with_a_hint(read, text):
     with pytest.raises(UsageError, match="is not a ") as error:
         read(text)
     assert error.value.hint
@@ -158,7 +158,7 @@ def test_a_size_that_is_printed_is_read_as_the_same_size_in_three_digits(number)
 
 
 @given(st.integers(0, 1 << 62), st.sampled_from([read_count, read_length, read_bytes]))
-def test_all_digits_are_read_as_they_stand(number, read):
+def test_a_number_without_a_suffix_is_read_digit_by_digit(number, read):
     assert read(str(number)) == read(f"{number:_}") == number
 
 
@@ -168,12 +168,12 @@ def test_every_option_reads_its_number_in_the_same_way(command, option):
     assert param.type is OPTIONS[command][option]
 
 
-def test_no_option_reads_a_number_of_its_own():
+def test_options_share_the_same_number_types():
     for command in COMMANDS:
         numbers = {param.opts[0] for param in _params(command) if isinstance(param.type, Number)}
         assert numbers == set(OPTIONS.get(command, {}))
         plain = {param.opts[0] for param in _params(command) if isinstance(param.type, click.types.IntParamType)}
-        assert plain <= {"--workers", "--seed", "--dp-rank", "--dp-world-size"}
+        assert plain <= {"--workers", "--seed", "--dp-rank", "--dp-world-size", "--job-index", "--num-jobs"}
 
 
 @pytest.mark.parametrize(

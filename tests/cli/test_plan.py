@@ -1,4 +1,4 @@
-"""``tokshard plan``: what a mix comes to, and what it warns of."""
+"""``tokshard plan``: the totals of a mix, and its warnings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = "seq_len = 64\nglobal_batch_size = 8\nseed = 5\nblock_tokens = 256\n"
 
 @pytest.fixture
 def shell(capsys, tmp_path, monkeypatch):
-    """Runs ``tokshard plan`` beside a mix: exit code, stdout, stderr."""
+    """Runs ``tokshard plan`` in the directory of a mix: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     for name, lengths in (("code", [2_000] * 40), ("prose", [20, 7] * 400)):
@@ -119,7 +119,7 @@ def test_what_limits_and_changes_a_plan_is_shown(shell, tmp_path):
     assert report_of(shell, "mix.toml", "--tokens", "1M")["num_steps"] == 89
 
 
-def test_without_tokens_a_plan_is_of_what_there_is(shell, tmp_path):
+def test_without_tokens_a_plan_covers_what_the_corpora_hold(shell, tmp_path):
     assert report_of(shell, "mix.toml")["num_steps"] == -(-90_800 // 512)
     (tmp_path / "pass.toml").write_text('corpora = { prose = "prose" }\nepochs = 2\n' + SIZES)
     report = report_of(shell, "pass.toml")
@@ -153,10 +153,10 @@ def test_a_simulation_measures_the_next_samples(shell, tmp_path):
     assert (after["first"], after["num_samples"]) == (8, 100)
 
 
-def test_a_terminal_without_lines_gets_ascii(shell):
+def test_a_terminal_without_line_drawing_gets_ascii(shell):
+    from tokshard.cli.plan_text import plan_tree
     from tokshard.inspect.plan.preview import report_plan
     from tokshard.inspect.plan.run import open_run
-    from tokshard.inspect.plan.text import plan_tree
 
     report = report_plan(open_run("mix.toml", {}), num_tokens=1, max_epochs_warn=4)
     assert [line[:3] for line in plan_tree(report, encoding="ascii", width=200).splitlines()[1:]] == [

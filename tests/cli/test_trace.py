@@ -1,4 +1,4 @@
-"""``tokshard trace`` on corpora that ``tokshard build`` made: rows, the way back, checkpoints, and what it refuses."""
+"""``tokshard trace`` on corpora of ``tokshard build``: rows, occurrences of documents, checkpoints, and refusals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture
 def shell(capsys, directory, monkeypatch):
-    """Runs ``tokshard trace`` beside the mix: exit code, stdout, stderr."""
+    """Runs ``tokshard trace`` in the directory of the mix: exit code, stdout, stderr."""
     monkeypatch.chdir(directory)
 
     def shell(*arguments):
@@ -184,7 +184,7 @@ def test_on_a_narrow_terminal_what_does_not_fit_the_table_is_below_its_line(shel
     assert max(map(len, out.splitlines())) <= 60
 
 
-def test_no_text_needs_no_tokenizer(shell, tmp_path, directory):
+def test_without_text_the_tokenizer_is_not_loaded(shell, tmp_path, directory):
     exit_code, out, _ = shell("mix.toml", "--step", "1", "--no-text", "--json")
     assert exit_code == 0
     assert all(json.loads(line)["text"] is None for line in out.splitlines())
@@ -368,7 +368,7 @@ def test_wrong_usage_is_refused_with_a_hint(shell, arguments, error, hint):
     assert hint in err
 
 
-def test_a_step_far_away_costs_as_much_as_the_first(rows):
+def test_a_distant_step_costs_as_much_as_the_first(rows):
     (one, *_) = rows("mix.toml", "--step", "1G")
     assert one["step"] == 10**9
     assert one["sample"] == 6 * (10**9 - 1)
@@ -383,7 +383,7 @@ def test_the_last_sample_of_a_finite_plan_can_be_asked_for_alone(shell, rows):
     assert shell("one.toml", "--sample", f"{count - 1}:{count + 1}")[0] == 2
 
 
-def test_text_that_is_cut_ends_in_dots_also_if_its_characters_are_fewer_than_its_tokens(shell, capsys):
+def test_truncated_text_ends_in_dots_even_if_it_has_fewer_characters_than_tokens(shell, capsys):
     text = "\u0f00\u0f01\u0f02\u0f03"  # of three tokens each
     Path("rare.jsonl").write_text(json.dumps({"text": text}) + "\n")
     assert run(["build", "rare.jsonl", "--tokenizer", str(TOKENIZER), "--out", "shards/rare", "--quiet"]) == 0

@@ -184,8 +184,12 @@ def _become(request: dict[str, Any]) -> None:
 def install() -> None:
     """Have this process, and every worker of the build that it coordinates, do what the environment says."""
     from tokshard.pipeline.sources import decompress, delimited, formats, lines, plain_text, tables, tar
-    from tokshard.pipeline.tasks import planning
+    from tokshard.pipeline.tasks import duplicates, hashing, planning, sorted_rows
 
+    # so small that a few dozen texts need every step of the search for duplicates, most of several tasks
+    hashing.PART_TEXTS = 5
+    sorted_rows.FENCE_ROWS, sorted_rows.SLICE_ROWS = 2, 32
+    duplicates.FAN_IN, duplicates.MAX_DROP_FILES = 4, 2
     for module in (decompress, delimited, formats, lines, plain_text, tables, tar, planning):
         module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[attr-defined]
     _Steps(json.loads(os.environ[_SETUP])).install()

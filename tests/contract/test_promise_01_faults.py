@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import random
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -195,6 +196,38 @@ def test_a_build_killed_at_some_steps_and_run_again_gives_the_same_bytes(
         killed = shop.build(*options, fault=Fault(at=at))
         assert killed.exit_code == -9
         shop.check(options, what=killed.steps[-1])
+
+
+def steps_of_duplicates(shop: Workshop) -> list[int]:
+    """The steps of a build that look for duplicates and make that durable."""
+    steps = shop.build(*OPTIONS["dedup"]).steps
+    found = [at for at, step in enumerate(steps, 1) if re.search(r"/duplicates/|/\.[0-9]{7}-[0-9]{6}\.bin", step)]
+    keys = {key for step in steps for key in re.findall(r"/duplicates/hashes/([0-9]+)-[0-9]+\.bin", step)}
+    assert len(keys) >= 3, "it joins hashes, looks for duplicates, and joins what it found"
+    return found
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_build_killed_at_some_steps_of_the_search_for_duplicates_gives_the_same_bytes(
+    shop: Workshop, is_after: bool
+) -> None:
+    for at in random.Random(is_after).sample(steps_of_duplicates(shop), 5):
+        shop.clear()
+        killed = shop.build(*OPTIONS["dedup"], fault=Fault(at=at, is_after=is_after))
+        assert killed.exit_code == -9
+        shop.check(OPTIONS["dedup"], what=killed.steps[-1])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_build_killed_at_any_step_of_the_search_for_duplicates_gives_the_same_bytes(
+    shop: Workshop, is_after: bool
+) -> None:
+    for at in steps_of_duplicates(shop):
+        shop.clear()
+        killed = shop.build(*OPTIONS["dedup"], fault=Fault(at=at, is_after=is_after))
+        assert killed.exit_code == -9
+        shop.check(OPTIONS["dedup"], workers=1 if at % 10 else 2, what=killed.steps[-1])
 
 
 @pytest.mark.soak

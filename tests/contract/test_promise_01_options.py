@@ -94,7 +94,7 @@ def case(
     return inputs, options, hashes(out)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_any_number_of_workers_gives_the_same_bytes(case, tmp_path: Path, workers: int) -> None:
     inputs, options, reference = case
     assert build(inputs, tmp_path / "out", *options, "--workers", str(workers)) == reference
@@ -117,7 +117,7 @@ def test_a_build_stopped_between_its_two_manifests_is_completed(sources: list[st
     out, options = tmp_path / "out", ["--validation-fraction", "0.2"]
     reference = build(sources, tmp_path / "reference", *options)
     stop = (
-        "import os, tokshard.pipeline.build as p\n"
+        "import os, tokshard.pipeline.commit as p\n"
         "publish = p.publish\n"
         "def stop(*arguments):\n"
         "    publish(*arguments)\n"
@@ -193,7 +193,7 @@ def test_an_input_that_vanishes_after_it_was_hashed_is_no_first_of_its_texts(
     again = tmp_path / "again.jsonl"
     again.write_bytes(Path(copies[0]).read_bytes())
     script = (
-        "import os, sys, tokshard.pipeline.stages as p\n"
+        "import os, sys, tokshard.pipeline.run as p\n"
         "find = p.find_duplicates\n"
         "def find_and_remove(*arguments):\n"
         f"    os.path.exists({str(copies[0])!r}) and os.remove({str(copies[0])!r})\n"

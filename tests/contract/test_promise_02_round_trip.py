@@ -29,7 +29,7 @@ def reference() -> Any:
 def assert_round_trip(texts: list[str], reference: Any, directory: Path, **options: Any) -> None:
     source = directory / "source.jsonl"
     source.write_bytes(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts))
-    build_corpus([source], tokenizer=builds.TOKENIZER, out=directory / "out", quiet=True, **{"workers": 1, **options})
+    build_corpus([source], tokenizer=builds.TOKENIZER, out=directory / "out", **{"workers": 1, **options})
     with open_corpus(directory / "out") as corpus:
         assert corpus.num_documents == len(texts)
         for index, text in enumerate(texts):

@@ -21,7 +21,7 @@ from tokshard.inspect.verify.verification import verify_corpus
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("corpus")
     sources = builds.write_sources(directory / "sources", documents=100)
-    build_corpus(sources, tokenizer=builds.TOKENIZER, out=directory / "out", shard_tokens=8_000, workers=1, quiet=True)
+    build_corpus(sources, tokenizer=builds.TOKENIZER, out=directory / "out", shard_tokens=8_000, workers=1)
     return directory / "out"
 
 

@@ -42,7 +42,6 @@ def test_every_record_is_a_document_or_counted_with_its_reason_and_source(
         on_bad_record="skip",
         max_document_bytes=100,
         workers=1,
-        quiet=True,
     )
     records = result.manifest.records
     assert records.read == sum(map(len, files)) + 1

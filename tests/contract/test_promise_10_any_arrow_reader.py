@@ -20,7 +20,6 @@ def test_plain_pyarrow_reads_the_documents_of_every_shard(tmp_path: Path) -> Non
         shard_tokens=5_000,
         keep=["n:int64"],
         workers=1,
-        quiet=True,
     )
     with open_corpus(tmp_path / "out") as corpus:
         assert len(corpus.shards) > 3

@@ -1,4 +1,4 @@
-"""Record batches are used where they lie in the file: a small file cannot make a reader allocate much."""
+"""Record batches are read without copies: a small file cannot make a reader allocate much memory."""
 
 import struct
 from contextlib import contextmanager
@@ -85,7 +85,7 @@ def arrow_bytes(*batches):
     return sink.getvalue().to_pybytes()
 
 
-def test_every_batch_of_a_file_is_read_where_it_lies():
+def test_every_batch_of_a_file_is_read_without_a_copy():
     batches = [
         pa.record_batch({"a": pa.array(range(n), pa.int64()), "b": pa.array(["x" * n] * n, pa.string())})
         for n in (0, 1, 5, 1_000)

@@ -1,4 +1,4 @@
-"""The hash of tokens by which a corpus is known: cut anywhere, it adds up to the same."""
+"""The hash of tokens that identifies a corpus: the hashes of any parts add up to that of the whole."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_the_hash_is_the_one_that_the_format_defines(sequence):
 
 @pytest.mark.parametrize("length", [1_023, 1_024, 1_025, 131_071, 131_072, 131_073, 140_000])
 @pytest.mark.parametrize(("dtype", "largest"), [("uint16", 2**16), ("uint32", 2**21 - 1), ("uint32", 2**32)])
-def test_long_sequences_of_large_ids_lose_no_bit(length, dtype, largest):
+def test_long_sequences_of_large_ids_are_hashed_exactly(length, dtype, largest):
     # all at their largest: a float64 that rounds would show here first
     sequence = np.full(length, largest - 1, dtype)
     powers = [pow(base, length, prime) for base, prime in zip(BASES, PRIMES, strict=True)]

@@ -89,7 +89,7 @@ def test_content_that_differs_has_another_fingerprint(other):
     assert content_fingerprint(**{**facts, **other}) != content_fingerprint(**facts)
 
 
-def test_the_content_fingerprint_does_not_depend_on_how_the_corpus_was_named_or_where_it_lies(tmp_path):
+def test_the_content_fingerprint_does_not_depend_on_name_or_place_of_the_corpus(tmp_path):
     first = write_corpus(tmp_path / "first", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
     second = write_corpus(tmp_path / "else" / "where", documents_of([3, 4]), tokenizer=TINY_TOKENIZER)
     assert open_corpus(first).fingerprint == open_corpus(second).fingerprint

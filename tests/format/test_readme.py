@@ -1,16 +1,20 @@
 """The worked example of ``tokshard/format/README.md`` is what the writer writes."""
 
 import hashlib
+import json
+import struct
 from pathlib import Path
 
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, Source, write_corpus
+from tests.corpora import TINY_TOKENIZER, Source, append_generation, write_corpus
+from tokshard import build_corpus
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION
 
 README = Path(__file__).parents[2] / "tokshard" / "format" / "README.md"
 SHARD = "shard-00-0000000-000000-0000.arrow"
+MORE = Source(documents=[[2, 1, 0]], metadata={"url": ["d"]})
 
 
 @pytest.fixture
@@ -71,8 +75,65 @@ def test_the_worked_example_is_what_the_writer_writes(corpus):
     assert shown == example(corpus)
 
 
+def appended(corpus):
+    """The example of an append, as Markdown."""
+    folder = append_generation(corpus, sources=[MORE], columns={"url": "string"})
+    content = json.loads((folder / "manifest.json").read_text())
+    parts = [
+        "Files of `generation-01`, bytes and SHA-256:",
+        "\n".join(
+            f"{path.name:<36}{path.stat().st_size:>5}  {hashlib.sha256(path.read_bytes()).hexdigest()}"
+            for path in sorted(folder.iterdir())
+        ),
+        "`generation` in its `manifest.json`, the last field:",
+        json.dumps({"generation": content["generation"]}, indent=2)[2:-2],
+    ]
+    return "\n\n".join(f"```\n{part}\n```" if number % 2 else part for number, part in enumerate(parts))
+
+
+def test_the_example_of_an_append_is_what_the_writer_writes(corpus):
+    _, _, rest = README.read_text(encoding="utf-8").partition("<!-- appended: ")
+    shown = rest.partition("-->\n")[2].partition("\n<!-- end of appended -->")[0]
+    assert shown == appended(corpus)
+
+
+def test_the_hashes_of_the_example_follow_from_the_page():
+    pairs = sorted(struct.unpack("<2Q", hashlib.blake2b(text, digest_size=16).digest()) for text in (b"a", b"b"))
+    content = b"".join(struct.pack("<2Q", *pair) for pair in pairs) + struct.pack("<Q", pairs[0][0])
+    lines = "\n".join(content[start : start + 16].hex(" ") for start in range(0, len(content), 16))
+    assert lines in README.read_text(encoding="utf-8")
+
+
+def test_a_build_that_compares_texts_keeps_their_hashes_as_the_page_says(tmp_path):
+    (tmp_path / "texts.jsonl").write_text('{"text": "b"}\n{"text": "a"}\n{"text": "b"}\n')
+    (tmp_path / "tokenizer.json").write_bytes(TINY_TOKENIZER)
+    build_corpus(
+        str(tmp_path / "texts.jsonl"),
+        tokenizer=tmp_path / "tokenizer.json",
+        eos="<eos>",
+        out=tmp_path / "corpus",
+        workers=1,
+        dedup="exact",
+    )
+    pairs = sorted(struct.unpack("<2Q", hashlib.blake2b(text, digest_size=16).digest()) for text in (b"a", b"b"))
+    expected = b"".join(struct.pack("<2Q", *pair) for pair in pairs) + struct.pack("<Q", pairs[0][0])
+    assert (tmp_path / "corpus" / "hashes.bin").read_bytes() == expected
+
+
 def test_the_fingerprint_of_the_worked_example_follows_from_the_page(corpus):
-    by_hand = b'tokshard content 1\n{"bos_id":null,"eos_id":0,"num_documents":3,"num_tokens":8}'
+    by_hand = fingerprint_by_hand(3, (1, 2, 0, 0, 3, 3, 1, 0))
+    assert by_hand[-24:].hex(" ") in README.read_text(encoding="utf-8")
+    assert open_corpus(corpus).fingerprint == hashlib.sha256(by_hand).hexdigest()
+    append_generation(corpus, sources=[MORE], columns={"url": "string"})
+    by_hand = fingerprint_by_hand(4, (1, 2, 0, 0, 3, 3, 1, 0, 2, 1, 0))
+    assert by_hand[-24:].hex(" ") in README.read_text(encoding="utf-8")
+    assert open_corpus(corpus).fingerprint == hashlib.sha256(by_hand).hexdigest()
+
+
+def fingerprint_by_hand(num_documents, tokens):
+    """The bytes whose SHA-256 is the content fingerprint."""
+    counts = {"bos_id": None, "eos_id": 0, "num_documents": num_documents, "num_tokens": len(tokens)}
+    by_hand = b"tokshard content 1\n" + json.dumps(counts, separators=(",", ":")).encode()
     for base, prime in (
         (1415926, 2097143),
         (535897, 2096867),
@@ -82,8 +143,7 @@ def test_the_fingerprint_of_the_worked_example_follows_from_the_page(corpus):
         (288419, 2095343),
     ):
         residue = 0
-        for token in (1, 2, 0, 0, 3, 3, 1, 0):
+        for token in tokens:
             residue = (residue * base + token + 1) % prime
         by_hand += residue.to_bytes(4, "little")
-    assert by_hand[-24:].hex(" ") in README.read_text(encoding="utf-8")
-    assert open_corpus(corpus).fingerprint == hashlib.sha256(by_hand).hexdigest()
+    return by_hand

@@ -66,7 +66,7 @@ def test_documents_come_back_as_they_were_written(lengths, shard_tokens, batch_t
 
 
 @given(lengths=lengths_of_documents, shard_tokens=st.integers(1, 400), documents_per_call=st.integers(1, 70))
-def test_how_documents_are_handed_to_the_writer_changes_no_byte(lengths, shard_tokens, documents_per_call):
+def test_the_bytes_do_not_depend_on_how_documents_reach_the_writer(lengths, shard_tokens, documents_per_call):
     texts = [None if length % 5 == 0 else "é" * (length % 7) for length in lengths]
     source = Source(documents=documents_of(lengths), metadata={"note": texts})
     written = []
@@ -112,7 +112,7 @@ def test_a_shard_closes_before_the_document_that_would_exceed_it(tmp_path):
     ]
 
 
-def test_a_document_larger_than_a_batch_stands_alone_in_one(tmp_path):
+def test_a_document_larger_than_a_batch_gets_its_own(tmp_path):
     with batches_of(10):
         corpus = open_corpus(write_tiny(tmp_path / "corpus", documents_of([4, 6, 25, 3, 30, 10])))
     assert [place.num_tokens for place in corpus.shards.batch_places(0)] == [10, 25, 3, 30, 10]
@@ -142,7 +142,7 @@ def test_kept_columns_of_every_type_come_back_nulls_included(tmp_path):
         assert corpus.metadata(index) == {name: values[index] for name, values in metadata.items()}
 
 
-def test_a_corpus_without_kept_columns_has_no_metadata(tmp_path):
+def test_metadata_is_empty_without_kept_columns(tmp_path):
     assert open_corpus(write_tiny(tmp_path / "corpus", documents_of([3]))).metadata(0) == {}
 
 
@@ -215,7 +215,7 @@ def test_the_table_names_the_document_at_every_stride(tmp_path):
     assert first == len(lengths)
 
 
-def test_batch_places_say_where_ids_and_offsets_lie_in_the_file(tmp_path):
+def test_batch_places_give_the_positions_of_ids_and_offsets(tmp_path):
     documents = documents_of([5, 9, 2, 30, 4])
     with batches_of(14):
         corpus = open_corpus(write_tiny(tmp_path / "corpus", documents))
@@ -277,7 +277,7 @@ def test_a_corpus_written_with_bos_says_so(tmp_path):
     assert (corpus.bos_id, corpus.eos_id, corpus.vocab_size) == (3, 0, 4)
 
 
-def test_a_shard_that_is_not_finished_leaves_nothing_behind(tmp_path):
+def test_an_unfinished_shard_leaves_no_file(tmp_path):
     facts = ShardFacts(dtype="uint16", tokenizer_sha256="0" * 64, eos_id=0, bos_id=None, columns={})
 
     def write_and_fail():
@@ -293,7 +293,7 @@ def test_a_shard_that_is_not_finished_leaves_nothing_behind(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]  # whole; a partial third is gone
 
 
-def test_a_file_that_takes_less_than_it_is_given_gets_the_rest():
+def test_a_short_write_is_continued():
     class Trickle(io.RawIOBase):
         def __init__(self):
             self.content = b""
@@ -318,7 +318,7 @@ def test_a_file_that_takes_less_than_it_is_given_gets_the_rest():
         "manifest.json",
     ],
 )
-def test_a_name_that_could_leave_the_directory_is_no_shard_name(name):
+def test_a_name_that_could_leave_the_directory_is_not_a_shard_name(name):
     assert not names.is_shard_name(name)
 
 

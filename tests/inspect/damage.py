@@ -1,4 +1,4 @@
-"""Breaks one file of a corpus in one of many ways, and sees whether anybody notices.
+"""Breaks one file of a corpus in one of many ways, and checks that the damage is reported.
 
 Run as ``python -m tests.inspect.damage CORPUS START STOP`` for the cases of these numbers, so that a crash of the
 process is seen by whoever started it. The corpus is whole again afterwards. Prints one JSON line per case.
@@ -7,8 +7,8 @@ process is seen by whoever started it. The corpus is whole again afterwards. Pri
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -145,13 +145,18 @@ def run_case(corpus: Path, number: int, files: Files, truth: list[list[int]]) ->
 @contextlib.contextmanager
 def _at_the_first_read_of(path: Path, change: Callable[[], None]) -> Iterator[None]:
     """Do something once the first bytes of a file have been read, while it is open."""
-    changes, preadv, read_bytes, get = [change], os.preadv, Path.read_bytes, PosixStore.get
+    changes, opened, read_bytes, get = [change], PosixStore.open, Path.read_bytes, PosixStore.get
 
-    def preadv_and_change(descriptor: int, *arguments: Any) -> int:
-        count = preadv(descriptor, *arguments)
-        if changes and path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-            changes.pop()()
-        return count
+    class Changing(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            count = super().readinto(buffer)
+            if changes:
+                changes.pop()()
+            return count or 0
+
+    def open_and_change(store: PosixStore, name: str) -> Any:
+        where = Path(store.where(name))
+        return Changing(where) if where == path else opened(store, name)
 
     def change_and_read_bytes(read: Path) -> bytes:
         if changes and read == path:
@@ -164,7 +169,7 @@ def _at_the_first_read_of(path: Path, change: Callable[[], None]) -> Iterator[No
         return get(store, name)
 
     with (
-        mock.patch("os.preadv", preadv_and_change),
+        mock.patch.object(PosixStore, "open", open_and_change),
         mock.patch.object(Path, "read_bytes", change_and_read_bytes),
         mock.patch.object(PosixStore, "get", change_and_get),
     ):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tokshard.cli.bench_text import mode_name
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.plan import bench
 from tokshard.inspect.plan.bench import MemoryReader, endless, mapped_tokens, take_steps
@@ -25,7 +26,7 @@ def test_the_limits_are_read_from_the_shards_of_all_corpora_in_turn(tmp_path):
     assert np.array_equal(mapped_tokens(corpora)[1], corpora[1].document(0))
 
 
-def test_limits_are_positive_also_of_one_token():
+def test_limits_are_positive_even_for_one_token():
     for arrays in ([np.zeros(1, np.uint16)], [np.zeros(1_500, np.uint16), np.zeros(3, np.uint16)]):
         reader = MemoryReader(arrays)
         limits = reader.measure(0.001)
@@ -43,7 +44,7 @@ def test_steps_go_on_until_both_the_time_and_the_number_are_reached(monkeypatch)
     assert take_steps(itertools.repeat(batch), num_steps=7).num_tokens == 70
 
 
-def test_the_longest_step_stands_beside_the_median(monkeypatch):
+def test_the_longest_step_is_reported_with_the_median(monkeypatch):
     times = iter([0.0, 1.0, 2.0, 5.0, 6.0])
     monkeypatch.setattr(bench.time, "perf_counter", lambda: next(times))
     steps = take_steps(itertools.repeat({"input_ids": torch.zeros(1)}), num_steps=4)
@@ -57,6 +58,7 @@ def test_a_finite_pass_is_read_again():
 @pytest.mark.parametrize(
     ("num_workers", "name"), [(None, "in process"), (0, "thread"), (1, "1 worker"), (2, "2 workers")]
 )
-def test_ways_to_read_have_names(num_workers, name):
+def test_each_loader_mode_has_a_name(num_workers, name):
     steps = bench.Steps(num_tokens=1, wall_seconds=1.0, median_seconds=1.0, longest_seconds=1.0)
-    assert bench.ModeSpeed(num_workers=num_workers, first_batch_seconds=1, steps=steps, cpu_seconds=1).name == name
+    mode = bench.ModeSpeed(num_workers=num_workers, first_batch_seconds=1, steps=steps, cpu_seconds=1)
+    assert mode_name(mode) == name

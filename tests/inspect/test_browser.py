@@ -39,7 +39,7 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A page about corpora and a page about a plan: where they lie."""
+    """The paths of a page about corpora and of a page about a plan."""
     directory = tmp_path_factory.mktemp("pages")
     mix = write_mix(directory)
     evil = write_evil_corpus(directory / "<img src=x onerror='window.evil=5'>")
@@ -50,7 +50,7 @@ def pages(tmp_path_factory):
 
 @pytest.fixture
 def visit(chromium, pages):
-    """Opens a page; at the end it has logged nothing, asked for nothing and run nothing of a corpus."""
+    """Opens a page; afterwards, it must not have logged anything, requested anything or run text of a corpus."""
     opened, troubles = [], []
 
     def visit(name, *, scheme="light", viewport=DESK):
@@ -73,7 +73,7 @@ def visit(chromium, pages):
 @pytest.mark.parametrize("name", ["corpora", "plan"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
-def test_a_page_draws_every_chart_and_is_no_wider_than_the_screen(visit, name, scheme, viewport):
+def test_a_page_draws_every_chart_and_fits_the_width_of_the_screen(visit, name, scheme, viewport):
     page = visit(name, scheme=scheme, viewport=viewport)
     assert page.locator(".chart .main-svg").count() >= page.locator(".chart").count() > 0
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
@@ -94,7 +94,7 @@ def test_charts_follow_when_the_colors_of_the_system_change(visit):
     expect(text).not_to_have_css("fill", before)
 
 
-def test_text_of_a_corpus_is_shown_as_it_is(visit):
+def test_text_of_a_corpus_is_shown_unchanged(visit):
     page = visit("corpora")
     shown = page.locator(".tokens").first.text_content()
     assert shown == "<script>window.evil = 1; console.error('evil')</script><|endoftext|>"

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.corpora import EOS, TINY_TOKENIZER, TOKENIZER, Source, write_corpus
+from tokshard.cli.corpus_text import report_json, report_text
+from tokshard.cli.document_text import view_json, view_text
 from tokshard.errors import DamagedCorpusError, TokenizerError, UsageError
 from tokshard.format.decode import load_decoder
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.corpus.documents import spread, view_document, view_json
-from tokshard.inspect.corpus.report import read_document, read_report, report_json
-from tokshard.inspect.corpus.text import report_text, view_text
+from tokshard.inspect.corpus.documents import spread, view_document
+from tokshard.inspect.corpus.report import read_document, read_report
 
 TEXTS = [
     "def f(x):\n    return x\n",
@@ -38,9 +39,9 @@ def directory(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("documents") / "corpus", sources=[source], columns={"url": "string"})
 
 
-def view(directory, index, *, as_excerpt=False):
+def view(directory, index, *, excerpt=None):
     with open_corpus(directory) as corpus:
-        return view_document(corpus, corpus.sources(), load_decoder(corpus), index, as_excerpt=as_excerpt)
+        return view_document(corpus, corpus.sources(), load_decoder(corpus), index, excerpt=excerpt)
 
 
 def test_a_decoded_document_is_its_text_and_the_delimiter(directory):
@@ -54,21 +55,21 @@ def test_a_document_comes_with_its_number_tokens_source_record_and_columns(direc
     )
 
 
-def test_nothing_in_a_document_reaches_the_terminal_as_control(directory):
+def test_control_characters_in_a_document_are_escaped(directory):
     assert view_text(view(directory, 1)).endswith("Größe 数据 🙂 \\x1b[2J<|endoftext|>")
     assert "url: evil\\x1b[2J\\n\n" in view_text(view(directory, 2))
 
 
 def test_an_excerpt_has_the_first_lines_or_characters_and_the_delimiter(directory):
-    assert view(directory, 0, as_excerpt=True).text == TEXTS[0] + "<|endoftext|>"
-    assert not view(directory, 0, as_excerpt=True).is_excerpt
-    long = view(directory, 2, as_excerpt=True)
+    assert view(directory, 0, excerpt=300).text == TEXTS[0] + "<|endoftext|>"
+    assert not view(directory, 0, excerpt=300).is_excerpt
+    long = view(directory, 2, excerpt=300)
     assert long.is_excerpt
     assert long.text == ("word " * 60).rstrip() + " ... <|endoftext|>"
-    assert view(directory, 3, as_excerpt=True).text.splitlines()[-1] == "line 7 ... <|endoftext|>"
+    assert view(directory, 3, excerpt=300).text.splitlines()[-1] == "line 7 ... <|endoftext|>"
 
 
-def test_a_view_is_json_whatever_a_column_holds(tmp_path):
+def test_a_document_is_valid_json_even_if_a_column_holds_nan(tmp_path):
     source = Source(documents=[encode("a"), encode("b")], metadata={"score": [float("nan"), 0.5]})
     corpus = write_corpus(tmp_path / "corpus", sources=[source], columns={"score": "float64"})
     assert [view_json(view(corpus, index))["metadata"] for index in range(2)] == [{"score": "nan"}, {"score": 0.5}]
@@ -121,9 +122,9 @@ def test_a_report_holds_summary_histogram_and_samples(directory):
     assert report_json(report)["corpus"] == str(directory)
 
 
-def test_the_start_of_a_document_ends_in_time_with_boundaries_too(tmp_path):
+def test_an_excerpt_with_boundaries_is_as_short_as_one_without(tmp_path):
     with open_corpus(write_corpus(tmp_path / "corpus", [[*[3] * 400, 0]], tokenizer=TINY_TOKENIZER)) as corpus:
-        found = view_document(corpus, corpus.sources(), load_decoder(corpus), 0, as_excerpt=True, with_boundaries=True)
+        found = view_document(corpus, corpus.sources(), load_decoder(corpus), 0, excerpt=300, with_boundaries=True)
     assert found.is_excerpt
     assert 290 < sum(len(piece.text) for piece in found.pieces) <= 300
 
@@ -134,5 +135,5 @@ def test_a_long_document_of_little_text_is_an_excerpt(tmp_path):
     decoder = b'{"type": "Sequence", "decoders": [' + without_ones + b', {"type": "Fuse"}]}'
     tokenizer = TINY_TOKENIZER.replace(b'"decoder": null', b'"decoder": ' + decoder)
     with open_corpus(write_corpus(tmp_path / "corpus", [[2, *[1] * 600, 3, 0]], tokenizer=tokenizer)) as corpus:
-        found = view_document(corpus, corpus.sources(), load_decoder(corpus), 0, as_excerpt=True)
+        found = view_document(corpus, corpus.sources(), load_decoder(corpus), 0, excerpt=300)
     assert (found.is_excerpt, found.text) == (True, "two ... <eos>")

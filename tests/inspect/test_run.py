@@ -57,7 +57,7 @@ def test_the_steps_of_a_finite_pass_end_where_it_ends_wherever_it_is_looked_at_f
         run.start_of(last + 1)
 
 
-def test_a_run_that_stops_because_a_corpus_is_used_up_has_no_more_steps():
+def test_a_run_ends_where_a_corpus_is_used_up():
     plan = plan_of(max_epochs=1)  # 45 tokens: 12 samples
     run = Run(plan=plan, global_batch_size=5, cursor=plan.cursor())
     assert run.start_of(2) == 5
@@ -69,7 +69,7 @@ def test_a_run_that_stops_because_a_corpus_is_used_up_has_no_more_steps():
     assert run.place_of(10) is None
 
 
-def test_there_is_no_step_0():
+def test_steps_count_from_1():
     plan = plan_of()
     with pytest.raises(UsageError, match="there is no step 0: steps count from 1"):
         Run(plan=plan, global_batch_size=2, cursor=plan.cursor()).start_of(0)

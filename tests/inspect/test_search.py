@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, Source, documents_of, write_corpus
+from tokshard.cli.document_text import difference_text, match_text
+from tokshard.cli.inspect import compile_pattern
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes
-from tokshard.inspect.corpus.documents import compile_pattern, search
-from tokshard.inspect.corpus.text import difference_text, match_text
+from tokshard.inspect.corpus.documents import search
 from tokshard.inspect.verify.verification import check_hashes
 from tokshard.jobs.plan_file import load_mix
 
@@ -43,7 +44,7 @@ def test_documents_that_hold_a_text_are_found_in_order(corpus):
     assert found(corpus, "absent") == []
 
 
-def test_a_regular_expression_is_one_only_if_it_is_said_to_be(corpus):
+def test_a_pattern_is_a_regular_expression_only_on_request(corpus):
     assert found(corpus, "m.in", is_regex=True) == [0, 2, 4]
     assert found(corpus, "m.in") == []
     with pytest.raises(UsageError, match="is not a regular expression"):
@@ -61,7 +62,7 @@ def test_a_match_says_where_it_is_in_its_context(corpus):
     assert "\x1b" not in match_text(escape)
 
 
-def test_a_search_ends_when_nobody_asks_for_more_and_tells_how_far_it_is(corpus):
+def test_a_search_is_lazy_and_reports_progress(corpus):
     seen = []
     matches = search(
         corpus, compile_pattern("main", is_regex=False), on_progress=lambda done, total: seen.append((done, total))
@@ -72,7 +73,7 @@ def test_a_search_ends_when_nobody_asks_for_more_and_tells_how_far_it_is(corpus)
     assert seen[-1] == (corpus.num_tokens, corpus.num_tokens)
 
 
-def test_a_text_has_no_delimiters(tmp_path):
+def test_searched_text_excludes_delimiters(tmp_path):
     """Its end is where ``$`` matches, its start where ``^`` does, and only text that spells a delimiter holds it."""
     texts = ["the end", "<|endoftext|> inside", "the end <|endoftext|>", ""]
     documents = [[5, *encode_as_text(text), 0] for text in texts]
@@ -134,7 +135,7 @@ def test_copies_are_equal(tmp_path):
     assert difference_text(difference, ("a", "b")) == "equal: the same tokens, byte for byte, built in the same way"
 
 
-def test_corpora_with_damage_are_not_called_equal(tmp_path, capsys):
+def test_damaged_corpora_are_not_reported_as_equal(tmp_path, capsys):
     """A shard that is cut is seen by its size, one with other bytes by its hash."""
     corpora(tmp_path, documents_of([3, 4]), documents_of([3, 4]))
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
@@ -156,7 +157,7 @@ def test_corpora_with_damage_are_not_called_equal(tmp_path, capsys):
         assert f"error: {shard} has 100 bytes, expected {len(content)}" in capsys.readouterr().err
 
 
-def test_a_full_comparison_of_whole_corpora_says_that_bytes_were_read(tmp_path, capsys):
+def test_a_full_comparison_says_that_the_bytes_were_compared(tmp_path, capsys):
     corpora(tmp_path, documents_of([3, 4]), documents_of([3, 4]))
     assert run(["inspect", "--diff", str(tmp_path / "first"), str(tmp_path / "second"), "--full", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -194,7 +195,7 @@ def test_the_same_documents_in_other_shards_are_equal_and_the_settings_differ(tm
     assert difference.fields["build.shard_tokens"] == (10, 1 << 28)
 
 
-def test_a_corpus_that_goes_on_is_not_equal(tmp_path):
+def test_a_corpus_and_its_longer_version_are_not_equal(tmp_path):
     difference = compare_corpora(*corpora(tmp_path, documents_of([5] * 3), documents_of([5] * 4)))
     assert not difference.is_equal
     assert difference.verdict == "one corpus starts with the other"

@@ -1,4 +1,4 @@
-"""What the next samples are like, held against a count of every piece."""
+"""Simulations of the next samples, compared with a count of every piece."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_successive_samples_of_a_large_corpus_are_as_far_apart_as_random_places(
     assert 600 < found.blocks_per_step[1] < 1_100
 
 
-def test_a_simulation_ends_with_the_pass_and_of_nothing_there_is_none():
+def test_a_simulation_ends_with_the_pass_and_is_refused_after_it():
     plan = StreamPlan(ListSource([40]), seq_len=4, epochs=1)
     run = Run(plan=plan, global_batch_size=3, cursor=plan.cursor())
     assert simulate(run, 1000).num_samples == 10

@@ -1,4 +1,4 @@
-"""Numbers that are read off offsets and tokens: lengths, token counts, vocabularies, pieces."""
+"""Statistics from offsets and tokens: lengths, token counts, vocabularies, pieces."""
 
 import json
 import tracemalloc
@@ -10,18 +10,19 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.corpora import TINY_TOKENIZER, TOKENIZER, documents_of, write_corpus
+from tokshard.cli.corpus_text import tokens_json
+from tokshard.cli.document_text import bounded_text
 from tokshard.cli.main import run
 from tokshard.format.decode import load_decoder
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import token_pieces
 from tokshard.inspect.corpus.statistics import (
     PERCENTILES,
+    TokenStatistics,
     count_tokens,
     estimated_lengths,
     read_lengths,
-    token_summary,
 )
-from tokshard.inspect.corpus.text import bounded_text
 from tokshard.inspect.corpus.vocabulary import load_vocabulary, parse_vocabulary
 
 
@@ -49,8 +50,8 @@ def test_all_tokens_of_a_small_corpus_are_counted(tmp_path):
         tmp_path / "corpus", [[1, 1, 2, 0], [1, 0]], tokenizer=TINY_TOKENIZER, shard_tokens=4, documents_per_call=1
     )
     with open_corpus(directory) as corpus:
-        summary = token_summary(count_tokens(corpus), load_vocabulary(corpus), num_frequent=2)
-    assert summary == {
+        found = tokens_json(TokenStatistics(counts=count_tokens(corpus), vocabulary=load_vocabulary(corpus)))
+    assert found == {
         "counted": 6,
         "is_full": True,
         "used": 3,
@@ -61,6 +62,7 @@ def test_all_tokens_of_a_small_corpus_are_counted(tmp_path):
         "most_frequent": [
             {"id": 1, "text": "one", "count": 3, "share": 0.5},
             {"id": 0, "text": "<eos>", "count": 2, "share": 2 / 6},
+            {"id": 2, "text": "two", "count": 1, "share": 1 / 6},
         ],
     }
 
@@ -99,16 +101,16 @@ def test_an_id_far_beyond_the_others_is_counted_without_room_for_those_between(t
     with open_corpus(directory) as corpus:
         tracemalloc.start()
         counts = count_tokens(corpus)
-        summary = token_summary(counts, load_vocabulary(corpus), num_frequent=9)
+        tokens = TokenStatistics(counts=counts, vocabulary=load_vocabulary(corpus))
+        assert tokens.unknown_share == 0.2
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 50 << 20
     assert counts.most_frequent(9) == [(0, 3), (far, 3), (1, 2), (2, 1), (far - 1, 1)]
-    assert (summary["used"], summary["vocab_size"], summary["counted"]) == (5, 1 << 32, 10)
-    assert summary["unknown_share"] == 0.2
+    assert (counts.num_used, counts.vocab_size, counts.num_tokens) == (5, 1 << 32, 10)
 
 
-def test_what_changes_text_before_it_is_encoded_is_named(tmp_path, capsys):
+def test_inspect_names_the_normalizers_that_change_text(tmp_path, capsys):
     lower = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}
     tokenizer = json.dumps({**json.loads(TINY_TOKENIZER), "normalizer": lower}).encode()
     corpus = write_corpus(tmp_path / "corpus", [[2, 0]], tokenizer=tokenizer)
@@ -116,7 +118,7 @@ def test_what_changes_text_before_it_is_encoded_is_named(tmp_path, capsys):
     assert "\nnormalizer  NFKC, Lowercase: text is changed before it is encoded\n" in capsys.readouterr().out
 
 
-def test_bytes_of_a_byte_level_vocabulary_are_the_entries_that_are_no_text():
+def test_bytes_of_a_byte_level_vocabulary_are_the_entries_that_are_not_valid_text():
     vocabulary = parse_vocabulary(
         {
             "model": {"vocab": {"a": 0, "\u0120b": 1, "\u00e6": 2, "\u00c3\u00bc": 3}, "unk_token": None},
@@ -153,7 +155,7 @@ def tokenizer_and_decode(tmp_path_factory):
         return Tokenizer.from_file(str(TOKENIZER)), load_decoder(corpus)
 
 
-def test_boundaries_are_bars_and_no_character_is_torn(tokenizer_and_decode):
+def test_bars_mark_token_boundaries_and_never_split_a_character(tokenizer_and_decode):
     tokenizer, decode = tokenizer_and_decode
     tokens = np.array(tokenizer.encode("def f(): \U0001f642\u6570", add_special_tokens=False).ids, np.uint16)
     shown = bounded_text(token_pieces(tokens, decode))
@@ -168,6 +170,6 @@ def test_decoders_that_put_spaces_between_tokens_keep_them(tmp_path):
         assert bounded_text(token_pieces(corpus.document(0), decode)) == "two\u2502 three\u2502 one\u2502 <eos>\u2502"
 
 
-def test_a_vocabulary_is_plain_enough_for_json(tmp_path):
+def test_token_statistics_can_be_written_as_json(tmp_path):
     with open_corpus(write_corpus(tmp_path / "corpus", [[1, 0]])) as corpus:
-        json.dumps(token_summary(count_tokens(corpus), load_vocabulary(corpus), num_frequent=5))
+        json.dumps(tokens_json(TokenStatistics(counts=count_tokens(corpus), vocabulary=load_vocabulary(corpus))))

@@ -1,4 +1,4 @@
-"""What ``inspect`` and ``build`` say of a corpus."""
+"""The summary of a corpus, which ``inspect`` and ``build`` print."""
 
 import json
 
@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
+from tokshard.cli.corpus_text import length_histogram, summary_json, summary_text
+from tokshard.cli.tables import shorten
 from tokshard.format.manifest import DocumentLengths
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import source_label
-from tokshard.inspect.corpus.report import summary_json
-from tokshard.inspect.corpus.text import length_histogram, summary_text
-from tokshard.inspect.terminal import shorten
 from tokshard.wording import bytes_text, one_line, printable
 
 
@@ -109,14 +108,14 @@ def test_the_histogram_has_a_line_for_every_power_of_two_in_use():
     ]
 
 
-def test_the_histogram_is_ascii_where_blocks_cannot_be_printed():
+def test_the_histogram_is_ascii_if_the_encoding_lacks_blocks():
     for encoding in ("ascii", "latin-1", "no such encoding"):
         text = length_histogram(LENGTHS, width=40, encoding=encoding)
         assert text.isascii()
         assert text.splitlines()[3].endswith("#" * 13)
 
 
-def test_one_thing_is_singular_in_the_summary(tmp_path):
+def test_the_summary_uses_the_singular_for_one(tmp_path):
     corpus = write_corpus(tmp_path / "one", documents_of([1]), tokenizer=TINY_TOKENIZER, shard_tokens=1)
     manifest = open_corpus(corpus).manifest
     records = msgspec.structs.replace(manifest.records, with_special_text=1)
@@ -139,7 +138,7 @@ def test_the_histogram_fits_the_terminal_and_shows_every_count(counts, width):
 
 
 @given(text=st.text(st.characters(exclude_categories=[])))
-def test_printable_text_holds_nothing_that_steers_a_terminal(text):
+def test_printable_text_is_free_of_terminal_control(text):
     shown = printable(text)
     shown.encode()  # no lone surrogate
     assert not any(ord(char) < 32 and char not in "\t\n" for char in shown)

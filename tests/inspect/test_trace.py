@@ -1,4 +1,4 @@
-"""Rows of a trace at their edges: the last sample of a pass, the end of a text, sources that nothing names."""
+"""Edge cases of traces: the last sample of a pass, the end of a text, unknown sources."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_finished_pass_has_done_the_step_that_was_padded(corpus, tmp_path):
         assert open_run(str(mix), {}, checkpoint=str(tmp_path / "state.json")).step == step
 
 
-def test_dots_stand_where_text_was_left_out_and_nowhere_else(tmp_path):
+def test_dots_mark_omitted_text_and_nothing_else(tmp_path):
     """Text may be cut by its characters, or by tokens before it is decoded: then it may be short and still be cut."""
     tokenizer = TINY_TOKENIZER.replace(b'"decoder": null', b'"decoder": {"type": "Fuse"}')
     assert tokenizer != TINY_TOKENIZER
@@ -73,7 +73,7 @@ def test_dots_stand_where_text_was_left_out_and_nowhere_else(tmp_path):
     assert reader.text("a", 0, 4, 5, num_characters=3) == "two"
 
 
-def test_dots_stand_where_tokens_were_left_out_that_have_no_text(tmp_path):
+def test_dots_mark_omitted_tokens_even_without_text(tmp_path):
     without_ones = b'{"type": "Replace", "pattern": {"String": "one"}, "content": ""}'
     nothing = b'{"type": "Sequence", "decoders": [' + without_ones + b', {"type": "Fuse"}]}'
     tokenizer = TINY_TOKENIZER.replace(b'"decoder": null', b'"decoder": ' + nothing)
@@ -131,6 +131,6 @@ def test_names_that_would_steer_the_terminal_are_escaped_in_every_report(corpus,
 
 def test_ranks_get_contiguous_rows(finite):
     ranks = RankView(world_size=2)
-    assert [ranks.place_of(row, 4) for row in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [ranks.rank_of(row, 4) for row in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     (rows,) = trace_steps(finite, range(1, 2), ranks=RankView(world_size=2, rank=1))
     assert np.unique([row.sample for row in rows]).tolist() == [1]

@@ -129,7 +129,7 @@ def test_the_recipe_for_lightning(corpus: Path, tmp_path: Path) -> None:
     check_recipe(start, forget_last_save)
 
 
-def test_what_the_lightning_recipe_warns_of(corpus: Path, tmp_path: Path) -> None:
+def test_the_batch_that_the_lightning_recipe_warns_of_is_lost(corpus: Path, tmp_path: Path) -> None:
     """Without a limit, Lightning fetches a batch more than it trains on, and its checkpoint passes over that one."""
     pytest.importorskip("lightning")
     text = (ROOT / "recipes/with_lightning.py").read_text(encoding="utf-8")

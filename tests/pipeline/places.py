@@ -23,8 +23,8 @@ def write(path: Path, texts: Sequence[str]) -> Path:
 
 def build(place: Path, *sources: Path, **options: Any) -> Path:
     """Build into ``out`` of a place, in this process."""
-    settings = {"tokenizer": place / "tok", "out": place / "out", "workers": 1, "quiet": True}
-    return build_corpus(sources or [place / "a.jsonl"], **{**settings, **options}).directory
+    settings = {"tokenizer": place / "tok", "out": place / "out", "workers": 1}
+    return Path(build_corpus(sources or [place / "a.jsonl"], **{**settings, **options}).directory)
 
 
 def files(directory: Path) -> dict[str, str]:

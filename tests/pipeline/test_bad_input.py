@@ -26,6 +26,7 @@ from tokshard.cli.main import run
 from tokshard.errors import SourceError
 from tokshard.format import names
 from tokshard.pipeline.tasks import runner
+from tokshard.store import open_store
 
 GOOD = jsonl([{"text": "good"}])
 REPAIR = "hint: repair the record, or leave out such records with --on-bad-record skip"
@@ -121,7 +122,7 @@ def table_of(values: Sequence[bytes | None], **columns: Any) -> pa.Table:
 
 BAD_BYTE = "'utf-8' codec can't decode byte 0xff in position 1: invalid start byte"
 TRUNCATED = """Input data was truncated: '{"text": "open'"""
-ARRAY = "; JSON lines are expected, an object in each line: jq -c '.[]' makes them of an array"
+ARRAY = "; expected JSON lines, one object per line: jq -c '.[]' converts an array"
 LONG = ("--max-document-bytes", "50")
 GOOD_TABLE = [b"good", None, b"good"]
 
@@ -165,7 +166,7 @@ BAD_RECORDS = {
         "a.jsonl",
         between_good_lines(rb'{"text": "\ud83d"}'),
         "invalid UTF-8",
-        "the JSON escapes a lone surrogate, which no UTF-8 text can hold",
+        "the JSON escapes a lone surrogate, which UTF-8 text cannot hold",
     ),
     "a long text": BadRecord(
         "a.jsonl",
@@ -339,7 +340,7 @@ def test_after_fail_the_same_command_with_skip_goes_on(tokshard_build):
 
 def test_after_skip_the_same_command_with_fail_is_refused(tokshard_build, monkeypatch):
     write("a.jsonl", between_good_lines(b"{"))
-    monkeypatch.setattr("tokshard.pipeline.build.assemble", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("tokshard.pipeline.commit.assemble", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     assert tokshard_build("a.jsonl", "--on-bad-record", "skip").exit_code == 130
     seen = tokshard_build("a.jsonl", "--on-bad-record", "fail")
     seen.assert_failed(
@@ -623,6 +624,10 @@ def test_a_source_that_vanishes_is_named_and_the_build_goes_on_when_it_is_back(t
     assert tokshard_build("a.jsonl", "b.jsonl").texts == ["good", "good"]
 
 
+def version(path: str) -> str:
+    return open_store(".").stat(path).version
+
+
 def test_a_source_that_changes_while_it_is_read_is_named(tokshard_build, monkeypatch):
     write("a.jsonl", GOOD)
     original = runner.read_span
@@ -633,8 +638,9 @@ def test_a_source_that_changes_while_it_is_read_is_named(tokshard_build, monkeyp
             file.write(GOOD)
 
     monkeypatch.setattr(runner, "read_span", read_span)
+    before = version("a.jsonl")
     tokshard_build("a.jsonl").assert_failed(
-        f"a.jsonl changed during the build: bytes {2 * len(GOOD)}, at the start {len(GOOD)}",
+        f"a.jsonl was modified since the build began: its version was {before}, now it is {version('a.jsonl')}",
         "hint: put the file back, or start over with --force",
     )
 
@@ -650,8 +656,9 @@ def test_a_stream_that_changes_while_it_is_read_is_named(tokshard_build, monkeyp
         Path("a.jsonl.gz").write_bytes(2 * content)
 
     monkeypatch.setattr(runner, "read_stream", read_stream)
+    before = version("a.jsonl.gz")
     tokshard_build("a.jsonl.gz", "--task-bytes", "16").assert_failed(
-        f"a.jsonl.gz changed during the build: bytes {2 * len(content)}, at the start {len(content)}",
+        f"a.jsonl.gz was modified since the build began: its version was {before}, now it is {version('a.jsonl.gz')}",
         "hint: put the file back, or start over with --force",
     )
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl
 from tokshard.cli.convert_tokenizer import convert_tokenizer
 from tokshard.errors import TokenizerError, UsageError
+from tokshard.interop import tiktoken_ranks
 from tokshard.interop import tokenizers as conversion
 from tokshard.pipeline.encode.tokenizer import Encoder, TokenizerFile, read_tokenizer
 
@@ -39,7 +40,7 @@ def real_texts() -> list[str]:
 
 def write_ranks(directory: Path, name: str = "small.tiktoken", *, beside: bool = True) -> Path:
     """The recipe's byte-level vocabulary as ranks."""
-    byte_of = {character: byte for byte, character in conversion._byte_characters()}
+    byte_of = {character: byte for byte, character in tiktoken_ranks._byte_characters()}
     vocabulary = json.loads((TOKENIZER / "tokenizer.json").read_bytes())["model"]["vocab"]
     ranks = {bytes(byte_of[c] for c in token): index for token, index in vocabulary.items() if token != EOS}
     lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in sorted(ranks.items(), key=lambda i: i[1]))
@@ -128,7 +129,7 @@ def test_a_build_with_a_sentencepiece_model_is_as_any_other(tmp_path):
         ({"model_type": "unigram"}, "it is not a BPE model"),
         ({"model_type": "char"}, "it is not a BPE model"),
         ({"normalization_rule_name": "nmt_nfkc"}, "it normalizes characters"),
-        ({"treat_whitespace_as_suffix": True}, "it treats white space in a way of its own"),
+        ({"treat_whitespace_as_suffix": True}, "it treats white space in an unusual way"),
         # tokenizers normalizes each part between such symbols by itself, and puts a prefix before each
         ({"user_defined_symbols": ["<x>"]}, "'<x>' has the ids .* by its own library and .* by tokenizers"),
     ],

@@ -18,7 +18,7 @@ from tests.pipeline.places import SPLIT, TEXTS, StoppedError, build, files, writ
 from tokshard import open_corpus
 from tokshard.errors import BuildError, ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.format import names
-from tokshard.pipeline import build as pipeline
+from tokshard.pipeline import commit as committing
 from tokshard.pipeline.sources.hub import HubFiles
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import runner
@@ -112,13 +112,13 @@ def test_a_file_that_appears_where_a_stopped_build_will_write_is_kept(place, sto
 
 
 def test_a_file_that_appears_while_a_build_runs_is_not_replaced(place, monkeypatch):
-    original = pipeline.assemble
+    original = committing.assemble
 
     def assemble(*arguments: Any, **options: Any) -> Any:
         (place / "out" / names.TOKENIZER).write_text("theirs")
         return original(*arguments, **options)
 
-    monkeypatch.setattr(pipeline, "assemble", assemble)
+    monkeypatch.setattr(committing, "assemble", assemble)
     with pytest.raises(UsageError, match=rf"{names.TOKENIZER} was not written by a build"):
         build(place)
     assert (place / "out" / names.TOKENIZER).read_text() == "theirs"
@@ -308,15 +308,15 @@ def test_a_shard_that_is_lost_while_a_build_is_stopped_is_written_again(place, s
 @pytest.mark.parametrize("how", ["is gone", "has"])
 def test_a_build_whose_shard_is_lost_before_its_end_does_not_say_that_it_is_complete(place, monkeypatch, how, options):
     expected = files(build(place, out=place / "expected", **options))
-    original = pipeline.check_shards
+    original = committing.check_shards
 
-    def lose(output: Any) -> None:
+    def lose(corpus: Any) -> None:
         path = first_shard(place / "out")
         path.unlink() if how == "is gone" else path.write_bytes(b"short")
-        original(output)
+        original(corpus)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "check_shards", lose)
+        patch.setattr(committing, "check_shards", lose)
         with pytest.raises(BuildError, match=rf"{how} .*since its task was done"):
             build(place, **options)
     assert not list((place / "out").rglob(names.MANIFEST))
@@ -348,14 +348,12 @@ def test_hashes_that_are_lost_are_made_again(place, stop, change):
     path.unlink()
     if change != "gone":
         path.write_bytes(content[:-4] if change == "short" else content + bytes(4))
-    for drops in path.parent.glob("drops-*"):
-        drops.unlink()
     assert files(build(place, dedup="exact")) == expected
 
 
 def test_a_list_of_bad_records_that_goes_while_a_build_ends_is_named(place, monkeypatch):
     (place / "a.jsonl").write_bytes(b"{\n" + jsonl([{"text": text} for text in TEXTS]))
-    original = pipeline.assemble
+    original = committing.assemble
 
     def assemble(*arguments: Any, **options: Any) -> Any:
         for path in (place / "out" / names.WORK / "rejects").glob("*"):
@@ -363,7 +361,7 @@ def test_a_list_of_bad_records_that_goes_while_a_build_ends_is_named(place, monk
         return original(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "assemble", assemble)
+        patch.setattr(committing, "assemble", assemble)
         with pytest.raises(BuildError, match=r"rejects/0000000-000000\.jsonl cannot be read") as caught:
             build(place, on_bad_record="skip")
     assert caught.value.hint == "run the same command again: the task that left it runs again"

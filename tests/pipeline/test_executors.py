@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import multiprocessing
 import os
 import subprocess
@@ -13,8 +14,10 @@ import pytest
 
 from tests.pipeline.inputs import patch_chunk_bytes
 from tests.pipeline.places import build
-from tokshard.errors import BuildError
+from tokshard.errors import BuildError, TokenizerError
+from tokshard.pipeline import prepare
 from tokshard.pipeline.executors import worker
+from tokshard.pipeline.workspace.places import TOKENIZER
 
 PROGRAM = """
 import os, sys
@@ -38,10 +41,10 @@ if __name__ == "__main__":
     sources, options = [place + "/a.jsonl"], {"tokenizer": place + "/tok", "out": place + "/out", "workers": 2}
     estimate_build(sources, BuildOptions(**options))
     assert server() is None, "an estimate started a fork server"
-    assert build_corpus(sources, **options, task_bytes=1 << 20, quiet=True).num_workers == 2
+    assert build_corpus(sources, **options, task_bytes=1 << 20).num_workers == 2
     assert server() is None, "a build left a fork server"
     prepare.prepare_workers = None
-    assert not build_corpus(sources, **options, task_bytes=1 << 20, quiet=True).is_new
+    assert not build_corpus(sources, **options, task_bytes=1 << 20).is_new
     assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
     import multiprocessing
     context = multiprocessing.get_context("forkserver")
@@ -85,3 +88,21 @@ def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monk
     with pytest.raises(BuildError, match=f"worker 0 cannot be started: {type(error).__name__}") as caught:
         build(place, workers=2, task_bytes=64)
     assert caught.value.hint.startswith("run the same command again: finished tasks are kept")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_tokenizer_that_no_worker_can_load_is_the_error_and_not_the_end_of_a_worker(
+    place, monkeypatch, workers, name
+):
+    def damage(workspace: Any, command: Any) -> None:
+        workspace.store.put(TOKENIZER, b"not a tokenizer")
+        save(workspace, command)
+
+    save = prepare.save_command
+    monkeypatch.setattr(prepare, "save_command", damage)
+    lines = (place / "a.jsonl").read_bytes()
+    (place / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    patch_chunk_bytes(monkeypatch, 64)
+    with pytest.raises(TokenizerError, match="cannot load the tokenizer"):
+        build(place, place / name, workers=workers, task_bytes=64)

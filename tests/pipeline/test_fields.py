@@ -65,14 +65,14 @@ def test_a_missing_column_names_the_option_that_asked_for_it(kind, options, name
     path.write_bytes(csv_bytes(rows) if kind == "csv" else parquet_bytes(table(rows)))
     with pytest.raises(UsageError, match="'m'; it") as caught:
         build(path, tmp_path / "out", **options)
-    assert f"that is there with {name}, or" in str(caught.value.hint)
+    assert f"with {name}, or" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
 def test_another_delimiter_of_csv_is_named(mark, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"id{mark}text\n1{mark}a\n")
-    with pytest.raises(UsageError, match=r"its fields seem to be divided by .*, not by commas") as caught:
+    with pytest.raises(UsageError, match=r"its fields seem to be separated by .*, not by commas") as caught:
         build(path, tmp_path / "out")
     assert repr(mark) in caught.value.problem
 
@@ -95,9 +95,7 @@ MARKED: dict[str, tuple[bytes, dict[str, str]]] = {
 def test_a_byte_order_mark_is_dropped_and_counted(name, tmp_path):
     content, options = MARKED[name]
     (tmp_path / name).write_bytes(content)
-    result = build_corpus(
-        [tmp_path / name], out=tmp_path / "out", tokenizer=_tokenizer(tmp_path), workers=1, quiet=True, **options
-    )
+    result = build_corpus([tmp_path / name], out=tmp_path / "out", tokenizer=_tokenizer(tmp_path), workers=1, **options)
     assert "1 byte order mark dropped: no part of a text" in result.notes
     report = json.loads((tmp_path / "out" / "build-report.json").read_text())
     assert "1 byte order mark dropped: no part of a text" in report["notes"]

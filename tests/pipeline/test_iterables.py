@@ -13,6 +13,7 @@ from tests.pipeline.inputs import jsonl, patch_chunk_bytes, texts_of, write_byte
 from tokshard import build_corpus, open_corpus
 from tokshard.cli.build_text import status_lines
 from tokshard.errors import BadRecordError, ConfigurationChangedError, SourceError, UsageError
+from tokshard.pipeline.progress import Note
 from tokshard.pipeline.result import BuildResult
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import planning as tasks
@@ -64,9 +65,12 @@ def test_one_path_is_a_source(kind, build):
         (Dataset, "<Dataset>"),
     ],
 )
-def test_an_iterable_of_records_is_a_source(sources, name, build, capsys):
-    build(sources())
-    assert f"note: {name} can be read once only: a build that stops has to start over" in capsys.readouterr().err
+def test_an_iterable_of_records_is_a_source(sources, name, build):
+    reports: list[Any] = []
+    result = build(sources(), observer=reports.append)
+    note = f"{name} can be read once only: a build that stops has to start over"
+    assert reports[0] == Note(note)  # before the work begins
+    assert note in result.notes
     with open_corpus("out") as corpus:
         assert texts_of(corpus) == TEXTS
         assert corpus.manifest.arguments == [name]
@@ -103,9 +107,9 @@ BAD_RECORDS = [
     ({"content": "x", "url": "y"}, "missing text: no text in field 'text'; it has content, url"),
     ({"text": None}, "missing text: no text in field 'text'; it has text"),
     ({"text": 7}, "text is not a string: field 'text' is 7"),
-    (("x",), "malformed: it has type tuple, expected a mapping or a string"),
+    (("x",), "malformed: the record has type tuple, expected a mapping or a string"),
     ({"text": "\ud800"}, "invalid UTF-8"),
-    (b"x", "malformed: it has type bytes, expected a mapping or a string"),
+    (b"x", "malformed: the record has type bytes, expected a mapping or a string"),
 ]
 
 
@@ -126,7 +130,7 @@ def test_bad_records_of_an_iterable_can_be_left_out(build):
 
 def test_a_limit_reads_no_further_than_it_must(build, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
-    monkeypatch.setattr("tokshard.pipeline.sources.iterables.CHUNK_BYTES", 64)
+    monkeypatch.setattr("tokshard.pipeline.sources.records.CHUNK_BYTES", 64)
     read = []
     build((read.append(text) or text for text in TEXTS), limit=3, task_bytes=64)
     assert built_texts() == TEXTS[:3]
@@ -156,7 +160,7 @@ def test_what_needs_to_read_an_iterable_twice_is_refused(build):
 
 def test_a_build_of_an_iterable_that_stopped_or_is_done_has_to_start_over(build, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
-    monkeypatch.setattr("tokshard.pipeline.sources.iterables.CHUNK_BYTES", 64)
+    monkeypatch.setattr("tokshard.pipeline.sources.records.CHUNK_BYTES", 64)
     with pytest.raises(BadRecordError):
         build(iter([*TEXTS, 7]), task_bytes=64)
     assert "not possible: <list_iterator> can be read once only; start over with --force" in str(
@@ -186,7 +190,7 @@ class Frame:
         (None, "sources has type NoneType", "give a path"),
         (b"text", "sources has type bytes", "give a path"),
         ({"train": [], "test": []}, "sources has type dict", "sources['train']"),
-        ({"a", "b"}, "sources has type set", "its order is that of the documents"),
+        ({"a", "b"}, "sources has type set", "the documents follow its order"),
         (io.StringIO("text"), "sources has type StringIO", "give the path of the file"),
         (Frame(), "sources has type Frame", 'sources.to_dict("records")'),
         ([["a.jsonl"]], "sources[0] has type list", "iter(texts)"),

@@ -140,7 +140,7 @@ def facts(out: Path) -> dict[str, tuple[list[str], list[str], dict[str, int], in
 def test_duplicates_and_the_split_are_the_same_for_any_number_of_workers(kind, tmp_path):
     write_byte_tokenizer(tmp_path / ".tokenizer")
     source = KINDS[kind].write(tmp_path, TEXTS)
-    options: dict[str, Any] = {"dedup": "exact", "validation_fraction": 0.2, "task_bytes": 1 << 20, "quiet": True}
+    options: dict[str, Any] = {"dedup": "exact", "validation_fraction": 0.2, "task_bytes": 1 << 20}
     found = []
     for workers in (1, 3):
         out = tmp_path / f"out-{workers}"
@@ -175,7 +175,7 @@ def test_all_options_at_once_count_every_record_of_every_kind_of_source(kind, li
         **KINDS[kind].options,
     }
     tokenizer, out = tmp_path / ".tokenizer", tmp_path / "out"
-    build_corpus([source], tokenizer=tokenizer, out=out, workers=1, quiet=True, **options)
+    build_corpus([source], tokenizer=tokenizer, out=out, workers=1, **options)
     found = facts(out)
     written = [*found[names.TRAIN][1], *found[names.VALIDATION][1]]
     assert sorted(written) == sorted(KEPT[:limit])
@@ -185,7 +185,7 @@ def test_all_options_at_once_count_every_record_of_every_kind_of_source(kind, li
     if limit is None:
         assert left_out["over max-tokens"] == 1
         assert sum(n for reason, n in left_out.items() if "archive member" in reason) == KINDS[kind].num_passed_over
-    again = build_corpus([source], tokenizer=tokenizer, out=out, workers=1, quiet=True, **options)
+    again = build_corpus([source], tokenizer=tokenizer, out=out, workers=1, **options)
     assert not again.is_new
 
 
@@ -214,7 +214,6 @@ def test_a_damaged_part_of_a_data_set_is_left_out_whole(task_bytes, tmp_path, mo
         "tokenizer": tmp_path / ".tokenizer",
         "out": tmp_path / "out",
         "workers": 1,
-        "quiet": True,
         "on_bad_source": "skip",
         "dedup": "exact",
         "task_bytes": task_bytes,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.pipeline.inputs import build
 from tokshard.errors import UsageError
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
+from tokshard.pipeline.sources.kept_values import typed_value
 from tokshard.pipeline.sources.records import (
     EMPTY,
     INVALID_UTF8,
@@ -28,7 +29,6 @@ from tokshard.pipeline.sources.records import (
     RecordSpec,
     admit_rows,
     parse_columns,
-    typed_value,
 )
 
 MAX_BYTES = 60
@@ -198,8 +198,8 @@ def first_bad(data: bytes, *arguments: str) -> tuple[str, str]:
         (b'{"score": NaN, "text": "a"}', MALFORMED, "JSON does not allow NaN, which Python's json module writes"),
         (b'{"score": -Infinity, "text": "a"}', MALFORMED, "JSON does not allow -Infinity"),
         (b'{"score": NaN, "text": "a",}', MALFORMED, "JSON is malformed: invalid character"),
-        (b'[{"text": "a"}]', MALFORMED, "JSON lines are expected, an object in each line: jq -c '.[]' makes them of"),
-        (b'{\n  "text": "a" }', MALFORMED, "JSON lines are expected, an object in each line: jq -c . makes them of"),
+        (b'[{"text": "a"}]', MALFORMED, "expected JSON lines, one object per line: jq -c '.[]' converts an array"),
+        (b'{\n  "text": "a" }', MALFORMED, "expected JSON lines, one object per line: jq -c . converts other"),
         (gzip.compress(b"a", mtime=0)[:9], MALFORMED, "this looks like gzip; give the file a name that ends in .gz"),
         (b"\x28\xb5\x2f\xfd\x04", MALFORMED, "this looks like zstd; give the file a name that ends in .zst"),
         ('{"text": "a"}'.encode("utf-16"), MALFORMED, "this looks like UTF-16; save the file as UTF-8"),
@@ -423,10 +423,10 @@ def test_columns_are_named_by_their_path_and_the_id_field_by_id():
 @pytest.mark.parametrize(
     ("id_field", "keep", "problem"),
     [
-        (None, ["url", "url:string"], "column 'url' is asked for twice"),
-        ("key", ["id"], "column 'id' is asked for twice"),
+        (None, ["url", "url:string"], "column 'url' is kept twice"),
+        ("key", ["id"], "column 'id' is kept twice"),
         (None, ["url:text"], "url: unknown type 'text', expected one of string, int64, float64, bool"),
-        (None, [":int64"], "a kept field has no name"),
+        (None, [":int64"], "the name of a kept field is empty"),
         (None, ["tokens"], "a kept column cannot be called 'tokens': that is the column of token ids"),
     ],
 )

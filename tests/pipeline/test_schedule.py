@@ -11,16 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokshard.errors import BadSourceError
+from tokshard.errors import BadSourceError, BuildError
 from tokshard.pipeline.failures import BadInputError
 from tokshard.pipeline.sources.division import Indivisible, Whole
 from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
+from tokshard.pipeline.tasks.decisions import Discard, Done, LeaveOut, Rerun, Run, Wait
+from tokshard.pipeline.tasks.events import Failed, Finished, Lost, Released
 from tokshard.pipeline.tasks.planning import Key, StreamTask, Task, plan_tasks
-from tokshard.pipeline.tasks.schedule import Discard, Done, LeaveOut, Rerun, Run, Schedule, Wait
+from tokshard.pipeline.tasks.schedule import Schedule
 from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, SourceCounts
 
 DOCUMENT, LEFT_OUT, FAILURE, DAMAGE = "d", "-", "!", "~"
 """What a record becomes; reading stops at a failure and at damage."""
+
+
+DEATH = BuildError("worker 0 was killed by SIGKILL", hint="run the same command again")
 
 
 class RecordError(Exception):
@@ -58,7 +63,7 @@ class Work:
             key=key,
             previous=keys[place - 1][1] if isinstance(task, StreamTask) and place else None,
             is_last=key == keys[-1],
-            cap=cap,
+            max_documents=cap,
             input_bytes=read,
             outputs=[OutputCounts(sources=[SourceCounts(index=key[0], records_read=read, documents=documents)])],
             num_rejects=0,
@@ -110,7 +115,7 @@ class Executors:
     bad_inputs: set[int] = field(default_factory=set)
     running: list[tuple[Task | StreamTask, Key, int | None]] = field(default_factory=list)
     streams: dict[StreamTask, Reading] = field(default_factory=dict)
-    losses: int = 2
+    lost: set[Key] = field(default_factory=set)
 
     def run(self) -> Done:
         while True:
@@ -122,15 +127,15 @@ class Executors:
                 case Discard(keys):
                     for key in keys:
                         self.receipts.pop(key, None)
-                    self.schedule.discarded(keys)
+                    self.schedule.carried_out(decision)
                 case LeaveOut(damage):
                     self.bad_inputs |= {found.source for found in damage}
-                    self.schedule.leave_out(damage)
+                    self.schedule.carried_out(decision)
                 case Rerun(key=key):
                     self.running.clear()
                     self.streams.clear()
                     self.receipts.pop(key, None)
-                    self.schedule.restarted(decision)
+                    self.schedule.carried_out(decision)
                     self._start(decision.run)
                 case Run() | Wait():
                     self._step(decision)
@@ -143,7 +148,7 @@ class Executors:
                 self._read(stream)
             else:
                 assert isinstance(decision, Run)
-                self.schedule.started(decision)
+                self.schedule.carried_out(decision)
                 self._start(decision)
         else:
             assert self.running, "nothing runs, nothing can start, and it is not over"
@@ -168,22 +173,23 @@ class Executors:
 
     def _end(self, task: Task | StreamTask, key: Key, cap: int | None) -> None:
         reading = self.streams[task] if isinstance(task, StreamTask) else None
-        if self.losses and self.choose.draw(st.sampled_from([False, False, False, True]), label="worker dies"):
-            self.losses -= 1
+        can_die = task.key not in self.lost  # a task that is lost twice is an error
+        if can_die and self.choose.draw(st.sampled_from([False, False, False, True]), label="worker dies"):
+            self.lost.add(task.key)
             if reading is None:
-                self.schedule.released(task, is_lost=True)
+                self.schedule.happened(Lost(task, DEATH))
             else:
                 reading.keys, reading.is_lost = [], True
                 self._retire(task, reading)
             return
         result = self.work.run(key, cap)
         if isinstance(result, Exception):
-            self.schedule.failed(key, result)
+            self.schedule.happened(Failed(key, result))
         else:
             self.receipts[key] = result
-            self.schedule.finished(result)
+            self.schedule.happened(Finished(result))
         if reading is None:
-            self.schedule.released(task)
+            self.schedule.happened(Released(task))
             return
         if isinstance(result, Exception):
             reading.keys = []
@@ -196,7 +202,7 @@ class Executors:
         reading.num_running -= 1
         if not reading.keys and not reading.num_running:
             del self.streams[stream]
-            self.schedule.released(stream, is_lost=reading.is_lost)
+            self.schedule.happened(Lost(stream, DEATH) if reading.is_lost else Released(stream))
 
 
 def outcome_of(executors: Executors, done: Done) -> Outcome:
@@ -343,7 +349,7 @@ def test_no_task_starts_after_the_limit_or_behind_a_failure(case, choose):
 
     def start(run):
         assert run.max_documents is None or run.max_documents > 0
-        assert not any(key < run.task.key for key in schedule._failures)
+        assert not any(key < run.task.key for key in schedule._state.failures)
         original(run)
 
     executors._start = start
@@ -361,7 +367,7 @@ def start(schedule: Schedule) -> Run:
     """Start what the schedule wants to run next."""
     run = schedule.decide()
     assert isinstance(run, Run)
-    schedule.started(run)
+    schedule.carried_out(run)
     return run
 
 
@@ -369,7 +375,7 @@ def restart(schedule: Schedule) -> tuple[Key, int | None]:
     """Run again what the schedule wants to run again."""
     rerun = schedule.decide()
     assert isinstance(rerun, Rerun)
-    schedule.restarted(rerun)
+    schedule.carried_out(rerun)
     return rerun.key, rerun.run.max_documents
 
 
@@ -377,15 +383,17 @@ def test_a_failure_past_the_limit_does_not_count():
     work = Work([task(0), task(1)], {(0, 0): "dd", (1, 0): "d!"})
     schedule = Schedule(work.tasks, [], limit=3)
     assert [start(schedule).task, start(schedule).task] == work.tasks
-    schedule.failed((1, 0), RecordError())  # it was given room for 3, and met the failure after its first document
-    schedule.released(work.tasks[1])
+    schedule.happened(
+        Failed((1, 0), RecordError())
+    )  # it was given room for 3, and met the failure after its first document
+    schedule.happened(Released(work.tasks[1]))
     assert schedule.decide() == Wait()
-    schedule.finished(work.run((0, 0), 3))
-    schedule.released(work.tasks[0])
+    schedule.happened(Finished(work.run((0, 0), 3)))
+    schedule.happened(Released(work.tasks[0]))
     assert restart(schedule) == ((1, 0), 1)
     assert schedule.decide() == Wait()
-    schedule.finished(work.run((1, 0), 1))
-    schedule.released(work.tasks[1])
+    schedule.happened(Finished(work.run((1, 0), 1)))
+    schedule.happened(Released(work.tasks[1]))
     assert schedule.decide() == Done()
     assert [receipt.key for receipt in schedule.receipts_in_order()] == [(0, 0), (1, 0)]
 
@@ -400,8 +408,37 @@ def test_a_task_whose_worker_was_lost_runs_again():
     work = Work([task(0), task(1)], {(0, 0): "d", (1, 0): "d"})
     schedule = Schedule(work.tasks, [])
     assert [start(schedule).task, start(schedule).task] == work.tasks
-    schedule.released(work.tasks[0], is_lost=True)
+    schedule.happened(Lost(work.tasks[0], DEATH))
     assert start(schedule).task == work.tasks[0]
+
+
+def test_a_task_that_costs_a_second_worker_ends_the_build_at_once():
+    tasks = [task(0), task(1)]
+    schedule = Schedule(tasks, [])
+    for _ in tasks:
+        start(schedule)
+    schedule.happened(Lost(tasks[1], DEATH))
+    assert start(schedule).task == tasks[1]
+    schedule.happened(Lost(tasks[1], DEATH))
+    assert schedule.decide() == Done(((1, 0), DEATH))
+
+
+def test_an_executor_may_allow_a_task_more_losses():
+    schedule = Schedule([task(0)], [])
+    for _ in range(3):
+        start(schedule)
+        schedule.happened(Lost(task(0), DEATH, max_losses=3))
+    start(schedule)
+    schedule.happened(Lost(task(0), DEATH, max_losses=3))
+    assert schedule.decide() == Done(((0, 0), DEATH))
+
+
+def test_an_input_that_can_be_read_once_only_is_not_tried_again():
+    stream = StreamTask(key=(0, 0), is_here=True)
+    schedule = Schedule([stream], [])
+    start(schedule)
+    schedule.happened(Lost(stream, DEATH))
+    assert schedule.decide() == Done(((0, 0), DEATH))
 
 
 def test_the_lowest_failure_decides_once_all_before_it_are_done():
@@ -409,15 +446,15 @@ def test_the_lowest_failure_decides_once_all_before_it_are_done():
     schedule = Schedule(tasks, [])
     for _ in tasks:
         start(schedule)
-    schedule.failed((2, 0), RecordError("third"))
-    schedule.released(tasks[2])
+    schedule.happened(Failed((2, 0), RecordError("third")))
+    schedule.happened(Released(tasks[2]))
     assert schedule.decide() == Wait()
     second = RecordError("second")
-    schedule.failed((1, 0), second)
-    schedule.released(tasks[1])
+    schedule.happened(Failed((1, 0), second))
+    schedule.happened(Released(tasks[1]))
     assert schedule.decide() == Wait()
-    schedule.finished(Work(tasks, {(0, 0): "d"}).run((0, 0), None))
-    schedule.released(tasks[0])
+    schedule.happened(Finished(Work(tasks, {(0, 0): "d"}).run((0, 0), None)))
+    schedule.happened(Released(tasks[0]))
     assert schedule.decide() == Done(((1, 0), second))
 
 
@@ -431,7 +468,7 @@ def test_bad_records_after_the_document_that_reaches_the_limit_do_not_count():
     work = Work([task(0), task(1)], {(0, 0): "d", (1, 0): "d--"})
     schedule = Schedule(work.tasks, [work.run((0, 0), 2)], limit=2, max_bad_records=BadRecordLimit(count=1))
     start(schedule)
-    schedule.finished(msgspec.structs.replace(work.run((1, 0), 2), num_rejects=2))
+    schedule.happened(Finished(msgspec.structs.replace(work.run((1, 0), 2), num_rejects=2)))
     assert restart(schedule) == ((1, 0), 1)
 
 
@@ -441,10 +478,10 @@ def test_damaged_inputs_that_are_found_together_are_left_out_together():
     start(schedule)
     other = BadInputError(3, BadSourceError("damaged", hint="leave it out"))
     damage = BadInputError(1, other.error, (other,))
-    schedule.failed((0, 0), damage)
-    schedule.released(group)
+    schedule.happened(Failed((0, 0), damage))
+    schedule.happened(Released(group))
     assert schedule.decide() == LeaveOut((damage, other))
-    schedule.leave_out((damage, other))
+    schedule.carried_out(LeaveOut((damage, other)))
     assert start(schedule).task == Task(key=(0, 0), parts=((0, Whole()), (2, Whole())))
 
 

@@ -277,7 +277,7 @@ def test_the_other_compression_under_a_name_is_refused(tmp_path):
 def test_zeros_behind_an_xz_stream_come_in_fours(tmp_path):
     path = tmp_path / "a.jsonl.xz"
     assert read_all(XZ["one stream"] + b"\0" * (1 << 18), path) == LINES
-    with pytest.raises(SourceError, match="6 zeros behind an xz stream, expected a multiple of 4"):
+    with pytest.raises(SourceError, match="6 zeros after an xz stream, expected a multiple of 4"):
         read_all(XZ["one stream"] + b"\0" * 6, path)
 
 

@@ -161,7 +161,7 @@ def changed(content: bytes, start: int, field: bytes) -> bytes:
 PLAIN = tar_bytes([("a.txt", TEXT * 100), ("b.jsonl", jsonl([{"text": "b"}] * 50)), ("c.txt", TEXT)])
 DAMAGED = {
     "an empty file": (b"", "the file is empty"),
-    "no end-of-archive marker": (PLAIN.rstrip(b"\0") + bytes(-len(PLAIN.rstrip(b"\0")) % 512), "no end-of-archive"),
+    "no end-of-archive marker": (PLAIN.rstrip(b"\0") + bytes(-len(PLAIN.rstrip(b"\0")) % 512), "lacks its end-of"),
     "a cut in a header": (PLAIN[:300], "the header at byte 0 is broken: truncated header"),
     "a cut in a member": (PLAIN[:1_000], "cut off at byte 1,000"),
     "a cut in the padding": (PLAIN[: 512 + len(TEXT) * 100 + 5], "cut off at byte 2,717"),
@@ -175,7 +175,7 @@ DAMAGED = {
         changed(changed(PLAIN, 124, b"77777777777\0"), 156, tarfile.GNUTYPE_LONGNAME),
         "the extended header before byte 512 has 8,589,934,591 bytes",
     ),
-    "a pax header that is none": (changed(PLAIN, 156, tarfile.XHDTYPE), "the pax header before byte .* is broken"),
+    "a pax header without records": (changed(PLAIN, 156, tarfile.XHDTYPE), "the pax header before byte .* is broken"),
 }
 
 

@@ -413,13 +413,13 @@ def test_exactly_the_texts_on_which_the_library_fails_are_held_back():
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.uint8, np.float64])
 def test_ids_of_another_width_are_refused_rather_than_read_as_other_ids(dtype):
-    with pytest.raises(TokenizerError, match=rf"library gives arrays of {np.dtype(dtype)}; expected ids of the voc"):
+    with pytest.raises(TokenizerError, match=rf"library returned arrays of {np.dtype(dtype)}; expected ids of the voc"):
         DocumentEncoder(Faulty(dtype), INFO)(["[5, 6]"])
 
 
 @pytest.mark.parametrize("text", ["[9]", "[65541]"])
 def test_an_id_outside_of_the_vocabulary_is_refused_rather_than_narrowed(text):
-    with pytest.raises(TokenizerError, match=r"gives the id [0-9]+, and the vocabulary ends before 9; expected"):
+    with pytest.raises(TokenizerError, match=r"returned the id [0-9]+, and the vocabulary has 9 ids; expected"):
         DocumentEncoder(Faulty(), INFO)(["[5]", text])
 
 
@@ -482,7 +482,7 @@ def test_blocks_that_cut_or_pad_documents_are_ignored_with_a_note(block, tmp_pat
     corpus = build(tmp_path / "a.jsonl", tmp_path / "out", tokenizer=tokenizer)
     assert [document.tolist() for document in corpus.documents()] == [[1] * 50 + [2], [1, 2]]
     assert read(tokenizer).notes == tuple(
-        f"the tokenizer asks for {name}; documents are never cut or padded, so that is ignored" for name in asked
+        f"the tokenizer asks for {name}; documents are never truncated or padded, so this is ignored" for name in asked
     )
     # beside the corpus lies the tokenizer as it was given
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tokenizer / "tokenizer.json").read_bytes()
@@ -576,7 +576,7 @@ def test_a_configuration_that_asks_for_bos_is_not_passed_over_in_silence(tmp_pat
     config = {"eos_token": "</s>", "bos_token": "<s>", "add_bos_token": True}
     directory = write(tmp_path, words("a", "<s>", "</s>"), config)
     assert read(directory).notes == (
-        "the tokenizer's configuration asks for BOS; documents get none (--bos auto adds it)",
+        "the tokenizer's configuration asks for BOS; documents get it with --bos auto only",
     )
     assert read(directory, bos="auto").notes == ()
     assert read(write(tmp_path, words("a", "</s>"), {"add_bos_token": True})).notes == ()

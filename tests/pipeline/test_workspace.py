@@ -7,24 +7,26 @@ import fcntl
 import gzip
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
 from pyarrow import ipc
 
-from tests.pipeline.inputs import patch_chunk_bytes, texts_of
-from tests.pipeline.places import TEXTS, build, write
+from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of
+from tests.pipeline.places import TEXTS, StoppedError, build, write
 from tokshard import open_corpus
+from tokshard.cli.build_text import status_lines
 from tokshard.cli.main import run
 from tokshard.errors import BuildError, TokshardError
 from tokshard.format import names
-from tokshard.pipeline import stages
+from tokshard.pipeline import run as running
+from tokshard.pipeline.progress import Note, Report, StageStarted
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import duplicates
 from tokshard.pipeline.workspace import lease, receipts
 from tokshard.pipeline.workspace.lease import lock, lock_holder
-from tokshard.pipeline.workspace.places import LOCK, Workspace, open_workspace
+from tokshard.pipeline.workspace.places import LOCK, Stage, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import read_receipt, read_receipts
 from tokshard.store import Store
 
@@ -39,11 +41,13 @@ def without_locks(code: int) -> Any:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_locks_builds_with_a_note(place, monkeypatch, capsys, code):
+def test_a_file_system_without_locks_builds_with_a_note(place, monkeypatch, code):
     monkeypatch.setattr(fcntl, "flock", without_locks(code))
-    out = build(place, quiet=False)
+    reports: list[Report] = []
+    out = build(place, observer=reports.append)
     assert texts_of(open_corpus(out)) == TEXTS
-    assert "has no locks: start no other build there until this one ends" in capsys.readouterr().err
+    (note,) = (report.text for report in reports if isinstance(report, Note))
+    assert note.endswith("has no locks: start no other build there until this one ends")
     assert not (out / names.WORK).exists()
 
 
@@ -147,6 +151,18 @@ def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monk
     assert read_status(place / "out").state == "complete"
 
 
+def test_the_status_names_the_search_for_duplicates(place, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise StoppedError
+
+    monkeypatch.setattr("tokshard.pipeline.run.find_duplicates", refuse)
+    with pytest.raises(StoppedError):
+        build(place, dedup="exact")
+    status = read_status(place / "out")
+    assert (status.stage, status.tasks_done, status.num_tasks) == ("finding duplicates", 0, 0)
+    assert ("tasks", "0 done") in status_lines(status)
+
+
 def test_a_stream_that_was_read_to_its_end_is_one_task_done_however_many_segments_it_has(place, stop, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
     (place / "a.jsonl.gz").write_bytes(gzip.compress(write(place / "a.jsonl", TEXTS).read_bytes()))
@@ -167,24 +183,26 @@ def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, 
         return find(found, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "find_duplicates", change_first)
+        patch.setattr(running, "find_duplicates", change_first)
         with pytest.raises(BuildError, match=r"0000000-000000\.bin is damaged: it has .* bytes, expected"):
             build(place, dedup="exact")
     assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
 
 
 def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkeypatch):
+    patch_merges(monkeypatch)  # what repeats within a part of a task is in no list
+    write(place / "a.jsonl", [*TEXTS, *TEXTS])
     find = duplicates.find_duplicates
 
     def lose(*arguments: Any) -> Any:
         found = find(*arguments)
-        for path in (place / "out" / found.workspace.hashes).glob("drops-*"):
+        for path in (place / "out" / found.workspace.duplicates.hashes).iterdir():
             path.unlink()
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "find_duplicates", lose)
-        with pytest.raises(BuildError, match=r"drops-.* cannot be read: No such file") as caught:
+        patch.setattr(running, "find_duplicates", lose)
+        with pytest.raises(BuildError, match=r"duplicates.*\.bin cannot be read: No such file") as caught:
             build(place, dedup="exact")
     assert caught.value.hint.startswith("run the same command again")
     assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
@@ -199,7 +217,7 @@ def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hash
         (place / "a.jsonl").unlink(missing_ok=True)
         return find(*arguments)
 
-    monkeypatch.setattr(stages, "find_duplicates", lose)
+    monkeypatch.setattr(running, "find_duplicates", lose)
     out = build(place, place / "a.jsonl", place / "b.jsonl", dedup="exact", on_bad_source="skip", task_bytes=64)
     assert texts_of(open_corpus(out)) == ["only here", *TEXTS[:5]]
 
@@ -209,3 +227,14 @@ def test_a_build_that_writes_nothing_leaves_no_table(place):
     with pytest.raises(BuildError, match="wrote no document"):
         build(place)
     assert [path.name for path in (place / "out").iterdir()] == [names.WORK]
+
+
+def test_a_build_reports_to_its_observer_and_prints_nothing(place, capfd):
+    damaged = place / "b.jsonl.gz"
+    damaged.write_bytes(gzip.compress((place / "a.jsonl").read_bytes())[:-8])
+    reports: list[Report] = []
+    build(place, place / "a.jsonl", damaged, dedup="exact", on_bad_source="skip", observer=reports.append)
+    assert {type(report) for report in reports} == set(get_args(Report)) - {Note}
+    hashing, encoding = (report.stage for report in reports if isinstance(report, StageStarted))
+    assert (hashing, encoding) == (Stage.HASHING, Stage.ENCODING)
+    assert capfd.readouterr() == ("", "")

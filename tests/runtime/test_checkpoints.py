@@ -165,7 +165,7 @@ def test_an_index_that_leads_outside_of_the_checkpoint_is_refused(tmp_path: Path
     for info in index.storage_data.values():
         info.relative_path = "../" + info.relative_path
     (path / ".metadata").write_bytes(pickle.dumps(index))
-    with pytest.raises(LoaderError, match="lies outside of the checkpoint"):
+    with pytest.raises(LoaderError, match="is outside the checkpoint"):
         read_state(str(path))
 
 

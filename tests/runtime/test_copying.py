@@ -21,9 +21,8 @@ from tests.runtime.test_reader import small_units, write
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.runtime import batches, mapped
-from tokshard.runtime import shards as reader
 from tokshard.runtime.batches import PADDING_INDEX
-from tokshard.runtime.mapped import MappedShard, MappedTokens
+from tokshard.runtime.mapped import MappedCorpus, MappedTokens
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.tensors import StreamingLoader
@@ -185,7 +184,7 @@ def test_mapped_and_read_corpora_of_many_shards_and_batches_give_the_same_batche
         small_units(batch_tokens=batch_tokens, stride=16),
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(reader, "_MAX_SHARDS", open_shards)
+        patch.setattr(mapped, "MAX_BATCHES", open_shards)
         corpora = [
             write(Path(folder) / str(number), memory, shard_tokens=shard_tokens, wide=wide)
             for number, memory in enumerate(memories)
@@ -193,12 +192,15 @@ def test_mapped_and_read_corpora_of_many_shards_and_batches_give_the_same_batche
         rows = []
         for access in ("mmap", "pread"):
             plan = plan_of([CorpusSource(corpus, access=access) for corpus in corpora], **options)
-            patch.setattr(batches, "READ_PIECES", 60)
+            patch.setattr(batches, "READ_TOKENS", 20 * seq_len)
             loader = StreamingLoader(plan, global_batch_size=3)
             rows.append(rows_of(take(loader, 8)))
             loader.close()
             if access == "mmap":
-                assert all(len(source._shards) <= open_shards for source in plan.sources)
+                for source in map(CorpusSource, corpora):
+                    for start in range(source.num_tokens):
+                        source.ends(np.array([start]), np.array([start + 1]))
+                        assert len(source._reader._offsets) <= open_shards
     assert rows[0] == rows[1]
     known = {token for memory in memories for token in memory.tokens.tolist()}
     assert {token for row in rows[0] for token in row["input_ids"]} <= known
@@ -207,7 +209,7 @@ def test_mapped_and_read_corpora_of_many_shards_and_batches_give_the_same_batche
 def test_threads_that_push_each_others_shards_out_read_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "_MAX_SHARDS", 1)
+    monkeypatch.setattr(mapped, "MAX_BATCHES", 1)
     memory = ListSource([6] * 120)
     with small_units(batch_tokens=30, stride=16):
         source = CorpusSource(write(tmp_path / "corpus", memory, shard_tokens=60))
@@ -290,13 +292,13 @@ def test_tokens_that_a_shard_does_not_align_are_copied_as_slices(
     memory = ListSource([6] * 50)
     source = CorpusSource(write(tmp_path / "corpus", memory))
     aligned = read_all(source)
-    values = MappedShard.values
+    opened = MappedCorpus._values
 
-    def misaligned(shard: MappedShard, batch: int) -> NDArray[Any]:
-        found = values(shard, batch)
-        return np.frombuffer(b"\0" + found.tobytes(), found.dtype, offset=1)
+    def misaligned(corpus: MappedCorpus, shard: int, batch: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        offsets, values = opened(corpus, shard, batch)
+        return offsets, np.frombuffer(b"\0" + values.tobytes(), values.dtype, offset=1)
 
-    monkeypatch.setattr(MappedShard, "values", misaligned)
+    monkeypatch.setattr(MappedCorpus, "_values", misaligned)
     again = CorpusSource(source.location)
     monkeypatch.setattr(MappedTokens, "_gather", None)
     assert read_all(again) == aligned

@@ -21,16 +21,17 @@ from hypothesis import strategies as st
 from tests.corpora import TINY_TOKENIZER, change_table, write_corpus
 from tests.runtime import naive
 from tests.runtime.sources import ListSource
-from tokshard.errors import DamagedCorpusError, UsageError
+from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.format import shard_table as format_table
 from tokshard.format import writer as format_writer
 from tokshard.format.schema import ORDINAL_STRIDE
-from tokshard.runtime import ranged
+from tokshard.runtime import ranged, shard_bytes
 from tokshard.runtime.batches import widen
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.store.posix import PosixStore
 
 LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
 ACCESS = ["mmap", "pread"]
@@ -240,13 +241,8 @@ def test_an_unknown_way_of_access_is_refused(tmp_path: Path) -> None:
         CorpusSource(write(tmp_path / "corpus", ListSource([5])), access="read")
 
 
-def test_a_uri_is_refused_as_one() -> None:
-    with pytest.raises(UsageError, match="s3://bucket/corpus is a URI"):
-        StreamPlan("s3://bucket/corpus", seq_len=4)
-
-
 def test_pread_keeps_few_descriptors_and_gives_them_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranged, "_MAX_DESCRIPTORS", 4)
+    monkeypatch.setattr(shard_bytes, "_MAX_DESCRIPTORS", 4)
     corpus = write(tmp_path / "corpus", ListSource([10] * 40), shard_tokens=10)
     source = CorpusSource(corpus, access="pread")
     before = open_descriptors()
@@ -260,13 +256,13 @@ def test_pread_keeps_few_descriptors_and_gives_them_back(tmp_path: Path, monkeyp
 def opened_shards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards that are opened from now on."""
     found: list[str] = []
-    opened = os.open
+    opened = PosixStore.open
 
-    def watched(path: Any, *arguments: Any) -> int:
-        found.append(os.fspath(path))
-        return opened(path, *arguments)
+    def watched(store: PosixStore, name: str) -> Any:
+        found.append(name)
+        return opened(store, name)
 
-    monkeypatch.setattr(os, "open", watched)
+    monkeypatch.setattr(PosixStore, "open", watched)
     return found
 
 
@@ -279,8 +275,8 @@ def test_pread_opens_a_shard_once_and_then_those_that_were_used_last_again(
     for _ in range(5):
         read(source, rng.permutation(40) * 10, np.full(40, 10))
     assert len(opened) == 40
-    monkeypatch.setattr(ranged, "_MAX_DESCRIPTORS", 4)
-    monkeypatch.setattr(ranged.OpenFiles, "_all", weakref.WeakSet())  # without corpora of other tests
+    monkeypatch.setattr(shard_bytes, "_MAX_DESCRIPTORS", 4)
+    monkeypatch.setattr(shard_bytes.OpenFiles, "_all", weakref.WeakSet())  # without corpora of other tests
     source = CorpusSource(source.location, access="pread")
     for shard in (0, 1, 2, 3, 0, 1, 4):  # 4 takes the place of 2
         read(source, np.array([10 * shard]), np.array([10]))
@@ -293,7 +289,7 @@ def test_pread_opens_a_shard_once_and_then_those_that_were_used_last_again(
 
 
 def test_the_corpora_of_a_process_share_its_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranged, "_MAX_DESCRIPTORS", 12)
+    monkeypatch.setattr(shard_bytes, "_MAX_DESCRIPTORS", 12)
     corpus = write(tmp_path / "corpus", ListSource([10] * 40), shard_tokens=10)
     sources = [CorpusSource(corpus, access="pread") for _ in range(3)]
     before = open_descriptors()

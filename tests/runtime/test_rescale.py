@@ -24,7 +24,7 @@ from tokshard.runtime import StreamingLoader
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
-STEPS = 40
+STEPS = 28
 SEQ_LEN = 16
 
 pytestmark = [
@@ -188,7 +188,7 @@ def test_ranks_killed_at_random_steps_and_rescaled_many_times_read_every_token_o
     directory: Path, launcher: Launcher, history: int
 ) -> None:
     jobs = list(incarnations_of(directory, random.Random(history), launcher))
-    assert len(jobs) >= 8
+    assert len(jobs) >= 5
     assert {job["world_size"] for job in jobs} == {1, 2, 3, 4}
     steps, num_lost = read_ledger(directory, jobs)
     assert num_lost > 0, "no kill cost any work: this test means nothing"

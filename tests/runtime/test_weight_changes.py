@@ -123,7 +123,7 @@ def test_jobs_larger_than_a_pipe_and_batches_that_wait_for_room_do_not_block_eac
     assert len(pickle.dumps(plan.mixture(plan.cursor()))) > 1 << 20
     loader = StreamingLoader(plan, global_batch_size=64, num_workers=2, prefetch_factor=8, timeout_seconds=60)
     rng, state = random.Random(3), loader.state_dict()
-    for _ in range(6):
+    for _ in range(3):
         loader.load_state_dict(state)  # the whole schedule once more
         take(loader, rng.randint(1, 3))
         loader.set_weights(random_weights(rng, list(plan.names)))
@@ -186,7 +186,7 @@ def test_no_batch_of_before_comes_after_a_change_of_place_or_weights(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("prefetch", [1, 3, 8])
+@pytest.mark.parametrize("prefetch", [3, *(pytest.param(depth, marks=pytest.mark.soak) for depth in (1, 8))])
 def test_no_batch_of_before_comes_from_worker_processes(workers: int, prefetch: int) -> None:
     loader = StreamingLoader(two_corpora(), global_batch_size=3, num_workers=workers, prefetch_factor=prefetch)
 

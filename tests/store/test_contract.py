@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import threading
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.store.memory import SCHEME, MemoryStore
 from tokshard.errors import UsageError
-from tokshard.store import Store, local_file, open_store, written
+from tokshard.store import STORES_BY_SCHEME, Store, files_below, local_file, locate, open_store, written
 
-STORES: dict[str, Callable[[Path], Store]] = {"posix": lambda directory: open_store(directory / "store")}
-"""From a folder of the test to an empty store."""
+STORES: dict[str, Callable[[pytest.FixtureRequest], Store]] = {
+    "posix": lambda request: open_store(request.getfixturevalue("tmp_path") / "store"),
+    "memory": lambda request: open_store(f"{SCHEME}:/{request.getfixturevalue('tmp_path')}/store"),
+    "s3": lambda request: open_store(request.getfixturevalue("s3")),
+}
+"""From the request of a test to an empty store."""
+
+S3 = pytest.param("s3", marks=pytest.mark.remote)
 
 
-@pytest.fixture(params=STORES.values(), ids=STORES.keys())
-def store(request, tmp_path) -> Store:
-    return request.param(tmp_path)
+@pytest.fixture(params=["posix", "memory", S3])
+def store(request, monkeypatch) -> Store:
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    return STORES[request.param](request)
 
 
-def names_of(store: Store, prefix: str = "") -> list[str]:
-    return sorted(entry.name for entry in store.list(prefix))
+@pytest.fixture(params=["posix", S3])
+def shared_store(request) -> Store:
+    """Of those that several processes share."""
+    return STORES[request.param](request)
+
+
+def names_of(store: Store) -> list[str]:
+    return sorted(files_below(store, ""))
 
 
 def test_a_store_that_nothing_was_put_into_has_no_files(store):
-    assert names_of(store) == names_of(store, "a/") == names_of(store, "a/b") == []
-    assert store.obstacle("") is None
-    assert store.obstacle("a") is None
+    assert names_of(store) == list(store.list()) == list(store.list("a/b")) == []
 
 
 def test_what_was_put_is_there_whole(store):
@@ -82,17 +94,24 @@ def test_a_name_that_is_not_there_is_an_error_as_for_files(store):
         store.delete(missing)
 
 
-def test_files_are_listed_by_prefix_at_any_depth(store):
-    for name in ("shard-1", "shard-2", "tables", "train/shard-1", "train/deep/x"):
+def test_a_folder_is_listed_in_bytewise_order_with_the_facts_of_its_files(store):
+    for name in ("b", "a", "a-b", "\u00e9", "z/1", "z/\U0001f600", "z/\uffee", "z/deep/x"):
         store.put(name, name.encode())
-    assert names_of(store) == ["shard-1", "shard-2", "tables", "train/deep/x", "train/shard-1"]
-    assert names_of(store, "shard-") == ["shard-1", "shard-2"]
-    assert names_of(store, "train/") == ["train/deep/x", "train/shard-1"]
-    assert names_of(store, "train/s") == ["train/shard-1"]
-    assert names_of(store, "trai") == ["train/deep/x", "train/shard-1"]
-    assert {entry.name: entry.size for entry in store.list("shard-")} == {"shard-1": 7, "shard-2": 7}
-    for entry in store.list():
-        assert entry == store.stat(entry.name)
+    assert [entry.name for entry in store.list()] == ["a", "a-b", "b", "z/", "\u00e9"]
+    assert [entry.name for entry in store.list("z")] == ["z/1", "z/deep/", "z/\uffee", "z/\U0001f600"]
+    for entry in [*store.list(), *store.list("z")]:
+        if not entry.name.endswith("/"):
+            assert entry == store.stat(entry.name)
+            assert entry.size == len(entry.name.encode())
+    assert len({entry.identity for entry in store.list()}) == 5
+
+
+def test_all_files_below_a_folder_are_found(store):
+    for name in ("shard-1", "train/shard-1", "train/deep/x"):
+        store.put(name, b"")
+    assert names_of(store) == ["shard-1", "train/deep/x", "train/shard-1"]
+    assert sorted(files_below(store, "train")) == ["train/deep/x", "train/shard-1"]
+    assert list(files_below(store, "trai")) == []
 
 
 def test_the_names_in_one_folder_tell_files_from_folders(store):
@@ -110,9 +129,14 @@ def test_a_store_of_a_folder_has_the_names_of_that_folder(store):
     assert names_of(store) == ["train/a"]
     assert names_of(train) == ["a"]
     assert store.where("train/a") == train.where("a")
-    above = train.parent()
-    assert above is not None
-    assert (above[0].get("train/a"), above[1]) == (b"x", "train")
+
+
+def test_a_file_is_located_by_its_store_and_name(store):
+    store.put("train/a", b"x")
+    folder, name = locate(store.where("train/a"))
+    assert (folder.get(name), name) == (b"x", "a")
+    above, name = locate(folder.location)
+    assert (above.get("train/a"), name) == (b"x", "train")
 
 
 def test_deleted_files_are_gone_and_so_are_folders_without_files(store):
@@ -123,39 +147,13 @@ def test_deleted_files_are_gone_and_so_are_folders_without_files(store):
     assert list(store.names()) == ["a/"]
 
 
-def test_all_files_of_a_folder_are_deleted_but_for_those_to_keep(store):
-    for name in ("a/1", "a/2", "a/b/3", "ab"):
+def test_a_folder_is_deleted_with_all_its_files(store):
+    for name in ("a/1", "a/b/3", "ab", "c/d"):
         store.put(name, b"")
-    store.delete_below("a", keep=frozenset({"a/2"}))
-    assert names_of(store) == ["a/2", "ab"]
-    store.delete_below("a")
-    store.delete_below("not there")
+    store.delete("a/", "c/d/", "not there/")
+    assert names_of(store) == ["ab", "c/d"]
+    store.delete("c/")
     assert list(store.names()) == ["ab"]
-
-
-def test_what_stands_in_the_place_of_a_folder_is_told(store):
-    store.put("a", b"")
-    store.put("b/c", b"")
-    assert (store.obstacle("a"), store.obstacle("b"), store.obstacle("c")) == ("a file", None, None)
-
-
-def test_only_one_of_many_creates_a_file(store):
-    won = []
-
-    def race(number: int) -> None:
-        try:
-            store.create_exclusive("a/lease", str(number).encode())
-        except FileExistsError:
-            return
-        won.append(number)
-
-    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [str(number).encode() for number in won] == [store.get("a/lease")]
-    assert names_of(store) == ["a/lease"]
 
 
 # large files
@@ -222,33 +220,45 @@ def test_a_file_can_be_read_by_its_path_on_this_machine(store):
 def test_an_attempt_puts_files_and_leaves_no_other(store):
     attempt = store.attempt("work/partial", "one")
     attempt.take_over()
-    attempt.put("a", b"x")
-    attempt.below("train").put("shard", b"y")
+    attempt.store.put("a", b"x")
+    attempt.store.below("train").put("shard", b"y")
+    attempt.end()
     assert names_of(store) == ["a", "train/shard"]
 
 
 def test_what_an_attempt_left_behind_goes_when_the_next_takes_over(store):
     first = store.attempt("work/partial", "one")
     first.take_over()
-    first.spool("a").file.close()
+    first.store.spool("a").file.close()
     store.attempt("work/partial", "two").take_over()
     assert names_of(store) == []
+
+
+def test_an_attempt_that_joins_leaves_those_under_way_alone(store):
+    first, second = (store.attempt("work/partial", token) for token in ("one", "two"))
+    first.join()
+    with written(first.store, "a") as file:
+        file.write(b"x")
+        second.join()
+        second.store.put("b", b"y")
+        second.end()
+    assert (store.get("a"), store.get("b")) == (b"x", b"y")
 
 
 def test_what_workers_of_an_attempt_left_behind_is_discarded(store):
     attempt = store.attempt("work/partial", "one")
     attempt.take_over()
-    attempt.spool("a").file.close()
+    attempt.store.spool("a").file.close()
     attempt.discard_spooled()
     assert names_of(store) == []
-    attempt.put("a", b"x")
+    attempt.store.put("a", b"x")
     assert store.get("a") == b"x"
 
 
 def test_a_store_pickles_with_its_attempt(store):
     attempt = store.attempt("work/partial", "one")
     attempt.take_over()
-    again = pickle.loads(pickle.dumps(attempt.below("b")))
+    again = pickle.loads(pickle.dumps(attempt.store.below("b")))
     again.put("a", b"x")
     assert store.get("b/a") == b"x"
 
@@ -257,44 +267,55 @@ def test_a_store_pickles_with_its_attempt(store):
 
 
 def _hold(store: Store, held, end) -> None:
-    with store.lease("work/lock", "the other one"):
+    with store.lease("work/lock").hold("the other one"):
         held.set()
         end.wait(30)
 
 
-def test_a_lease_is_held_by_one_process_and_says_by_whom(store):
-    assert store.lease_holder("work/lock") is None
+def test_a_lease_is_held_by_one_process_and_says_by_whom(shared_store):
+    lease = shared_store.lease("work/lock")
+    assert lease.holder() is None
     context = multiprocessing.get_context("spawn")
     held, end = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=(store, held, end))
+    other = context.Process(target=_hold, args=(shared_store, held, end))
     other.start()
     try:
         assert held.wait(30)
-        assert store.lease_holder("work/lock") == "the other one"
-        with pytest.raises(BlockingIOError), store.lease("work/lock", "this one"):
+        assert lease.holder() == "the other one"
+        with pytest.raises(BlockingIOError), lease.hold("this one"):
             pass
     finally:
         end.set()
         other.join()
-    assert store.lease_holder("work/lock") is None
-    with store.lease("work/lock", "this one") as is_alone:
+    assert lease.holder() is None
+    with lease.hold("this one") as is_alone:
         assert is_alone
 
 
-def test_a_lease_ends_with_the_process_that_holds_it(store):
+def test_a_lease_is_held_once_and_says_by_whom(store):
+    lease = store.lease("work/lock")
+    assert lease.holder() is None
+    with lease.hold("this one") as is_alone:
+        assert (is_alone, lease.holder()) == (True, "this one")
+        with pytest.raises(BlockingIOError), store.lease("work/lock").hold("the other one"):
+            pass
+    assert lease.holder() is None
+
+
+def test_a_lease_ends_with_the_process_that_holds_it(shared_store):
     context = multiprocessing.get_context("spawn")
     held, end = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=(store, held, end))
+    other = context.Process(target=_hold, args=(shared_store, held, end))
     other.start()
     assert held.wait(30)
     other.kill()
     other.join()
-    with store.lease("work/lock", "this one") as is_alone:
+    with shared_store.lease("work/lock").hold("this one") as is_alone:
         assert is_alone
 
 
 def test_the_file_of_a_lease_may_be_deleted_while_it_is_held(store):
-    with store.lease("work/lock", "this one"):
+    with store.lease("work/lock").hold("this one"):
         store.delete("work/lock")
     assert names_of(store) == []
 
@@ -302,9 +323,21 @@ def test_the_file_of_a_lease_may_be_deleted_while_it_is_held(store):
 # locations
 
 
-def test_a_uri_is_refused():
-    with pytest.raises(UsageError, match="is a URI"):
+def test_a_uri_of_an_unknown_scheme_is_refused():
+    with pytest.raises(UsageError, match=r"is a URI.*expected one of s3://"):
+        open_store("ftp://bucket/corpus")
+
+
+def test_a_uri_without_the_extra_is_refused_with_the_command_that_installs_it(monkeypatch):
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "obstore" or name.startswith("tokshard.store.remote"):
+            monkeypatch.delitem(sys.modules, name)
+    for name in ("failures", "providers", "bucket"):
+        monkeypatch.delitem(sys.modules, f"tokshard.store.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(UsageError, match="is a URI, and obstore is not installed") as refused:
         open_store("s3://bucket/corpus")
+    assert "pip install 'tokshard[remote]'" in refused.value.hint
 
 
 def test_a_store_names_its_files_as_its_location_was_given():

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tokshard.store import open_store
+from tokshard.store import NotRegularFileError, files_below, locate, obstacle, open_store, real_location
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def test_a_file_is_synced_before_it_is_renamed_and_its_directory_afterwards(stor
 def test_an_attempt_that_another_took_over_from_puts_nothing_and_opens_nothing(store):
     first = store.attempt("work/partial", "one")
     first.take_over()
-    late = first.spool("a")
+    late = first.store.spool("a")
     store.attempt("work/partial", "two").take_over()
     with pytest.raises(FileNotFoundError):
         late.put()
     with pytest.raises(FileNotFoundError):
-        first.put("a", b"")
+        first.store.put("a", b"")
     assert sorted(os.listdir(store.where("work"))) == ["partial"]
     assert os.listdir(store.where("work/partial")) == ["two"]
 
@@ -56,9 +56,9 @@ def test_links_are_deleted_and_not_followed(store, tmp_path):
     (tmp_path / "theirs" / "data").write_text("theirs")
     store.put("work/a", b"")
     os.symlink(tmp_path / "theirs", store.where("work/link"))
-    assert store.obstacle("work/link") == "a link"
-    assert sorted(entry.name for entry in store.list("work/")) == ["work/a", "work/link"]
-    store.delete_below("work")
+    assert obstacle(store, "work/link") == "a link"
+    assert sorted(files_below(store, "work")) == ["work/a", "work/link"]
+    store.delete("work/link/", "work/")
     assert list(store.names()) == []
     assert (tmp_path / "theirs" / "data").read_text() == "theirs"
 
@@ -68,14 +68,14 @@ def test_a_location_may_itself_be_a_link(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real")
     store = open_store(tmp_path / "link")
     store.put("a", b"x")
-    assert store.obstacle("") is None
+    assert obstacle(store, "") is None
     assert (tmp_path / "real" / "a").read_bytes() == b"x"
 
 
 def test_a_location_that_is_a_file_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     store = open_store(tmp_path / "file")
-    assert store.obstacle("") == "a file"
+    assert obstacle(store, "") == "a file"
     with pytest.raises(NotADirectoryError):
         store.put("a", b"")
 
@@ -86,9 +86,9 @@ def test_where_there_are_no_locks_a_lease_says_that_it_keeps_nobody_out(store, m
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with store.lease("lock", "one") as is_alone:
+    with store.lease("lock").hold("one") as is_alone:
         assert not is_alone
-        assert store.lease_holder("lock") is None
+        assert store.lease("lock").holder() is None
 
 
 def test_a_disk_that_is_full_leaves_nothing(store, monkeypatch):
@@ -99,3 +99,70 @@ def test_a_disk_that_is_full_leaves_nothing(store, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         store.put("a", b"x")
     assert list(store.names()) == []
+
+
+def test_what_stands_in_the_place_of_a_folder_is_told(store):
+    store.put("a", b"")
+    store.put("b/c", b"")
+    assert (obstacle(store, "a"), obstacle(store, "b"), obstacle(store, "c")) == ("a file", None, None)
+
+
+def test_empty_folders_go_with_the_folder_that_they_are_in(store):
+    os.makedirs(store.where("work/empty/deep"))
+    store.delete("work/")
+    assert list(store.names()) == []
+
+
+def test_links_to_folders_are_followed_when_a_folder_is_listed_unless_they_lead_back(store, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "data").write_text("theirs")
+    (tmp_path / "theirs" / "back").symlink_to(store.location)
+    store.put("a/b", b"")
+    os.symlink(tmp_path / "theirs", store.where("a/link"))
+    os.symlink("nowhere", store.where("a/nothing"))
+    os.symlink("b", store.where("a/other"))
+    found = {entry.name: entry for entry in store.list("a")}
+    assert list(found) == ["a/b", "a/link/", "a/nothing", "a/other"]
+    assert found["a/nothing"].version == ""
+    assert (found["a/b"].is_link, found["a/other"].is_link) == (False, True)
+    assert found["a/b"].identity == found["a/other"].identity
+    assert [entry.name for entry in store.list("a/link")] == ["a/link/data"]
+
+
+def test_folders_and_pipes_are_told_from_files(store):
+    store.put("a/b", b"")
+    os.mkfifo(store.where("pipe"))
+    with pytest.raises(IsADirectoryError):
+        store.stat("a")
+    with pytest.raises(NotRegularFileError):
+        store.stat("pipe")
+    assert {entry.name: entry.version for entry in store.list()} == {"a/": "", "pipe": ""}
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "expected"),
+    [
+        (1_700_000_000_123_456_789, "2023-11-14T22:13:20.123456789Z/1"),
+        (5, "1970-01-01T00:00:00.000000005Z/1"),
+        (-1, "1969-12-31T23:59:59.999999999Z/1"),
+    ],
+)
+def test_a_version_shows_when_the_file_was_modified(store, time_ns, expected):
+    store.put("a", b"x")
+    os.utime(store.where("a"), ns=(0, time_ns))
+    assert store.stat("a").version == expected
+
+
+@pytest.mark.parametrize(("location", "expected"), [("a", (".", "a")), ("a/b/", ("a", "b")), ("/a", ("/", "a"))])
+def test_a_path_is_located_by_its_directory(location, expected):
+    store, name = locate(location.rstrip("/"))
+    assert (store.location, name) == expected
+
+
+def test_the_directory_that_a_program_runs_in_is_located_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    store, name = locate(".")
+    assert (store.location, name) == (str(tmp_path), "here")
+    (tmp_path / "link").symlink_to("here")
+    assert real_location(tmp_path / "link") == real_location(".") == os.path.realpath(tmp_path / "here")

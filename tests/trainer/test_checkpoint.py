@@ -149,7 +149,7 @@ def test_a_damaged_checkpoint_that_is_older_than_the_one_to_load_does_not_matter
     assert latest(tmp_path) == "step-00000002"
 
 
-def test_checkpoints_that_cannot_be_looked_for_are_not_taken_for_none(tmp_path: Path) -> None:
+def test_an_unreadable_directory_of_checkpoints_is_not_taken_for_a_new_run(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(tmp_path / "a disk that is not mounted")
     with pytest.raises(TrainerError, match="cannot be looked through"):
         latest(tmp_path / "checkpoints")
@@ -351,7 +351,7 @@ def test_a_deletion_that_fails_half_way_is_told_and_leaves_nothing_that_looks_li
     assert os.listdir(tmp_path) == ["step-00000002"]
 
 
-def test_loading_what_is_no_checkpoint_or_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_and_one_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="not a complete checkpoint"):
         checkpoint.load(str(tmp_path), *trained(seed=1))
     path = save(tmp_path, 1)

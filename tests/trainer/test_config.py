@@ -72,7 +72,7 @@ def test_a_configuration_cannot_be_changed(recipe: str) -> None:
         ("parallel.precision=fp64", "Invalid enum value 'fp64' - at `parallel.precision`", "config.py"),
         ("data.corpora={}", "data.corpora is empty", "data.corpora ="),
         ("optimizer.warmup_steps=11", "11 steps of warmup and 0 of decay do not fit in 10", "optimizer.warmup_steps"),
-        ("train.steps", "'train.steps' is no override", "section.key=value"),
+        ("train.steps", "'train.steps' is not an override", "section.key=value"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name_and_a_hint(recipe: str, override: str, problem: str, hint: str) -> None:
@@ -83,14 +83,14 @@ def test_a_wrong_value_is_refused_with_its_name_and_a_hint(recipe: str, override
     assert error.value.exit_code == 2
 
 
-def test_a_missing_key_a_missing_file_and_a_file_that_is_no_toml_are_refused(recipe: str, tmp_path: Path) -> None:
+def test_a_missing_key_a_missing_file_and_invalid_toml_are_refused(recipe: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.toml: No such file"):
         load_config(str(tmp_path / "nowhere.toml"))
     Path(recipe).write_text(RECIPE.replace("seq_len = 64", ""))
     with pytest.raises(UsageError, match=r"missing required field `seq_len` - at `data`"):
         load_config(recipe)
     Path(recipe).write_text("[data")
-    with pytest.raises(UsageError, match="is no TOML"):
+    with pytest.raises(UsageError, match="is not valid TOML"):
         load_config(recipe)
 
 

@@ -118,7 +118,7 @@ def test_one_rank_resumes_bit_exactly(runs: Path, num_steps: int, tmp_path: Path
 
 
 @each_length
-def test_the_first_step_is_the_same_on_all_ranks_so_initialisation_is(runs: Path, num_steps: int) -> None:
+def test_the_first_step_and_so_the_initialisation_is_the_same_on_all_ranks(runs: Path, num_steps: int) -> None:
     """The gradient norm covers every parameter: a shard with other numbers would show."""
     names = [name for name in ("world-1", *STRAIGHT) if num_steps == LONG_STEPS or name not in LONG]
     norms = [steps_of(runs / name)[0]["grad_norm"] for name in names]

@@ -84,7 +84,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("longest", "expected"), [(0.0, 5.0), (1.0, 1.0), (7.0, 5.0)])
-def test_a_gradient_is_cut_to_the_norm_that_is_allowed_and_0_allows_any(longest: float, expected: float) -> None:
+def test_a_gradient_is_clipped_to_the_largest_norm_and_0_means_no_limit(longest: float, expected: float) -> None:
     model = torch.nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.tensor([[3.0, 4.0]])
     assert loop.clip_gradients(model, longest) == pytest.approx(5.0)
@@ -210,7 +210,7 @@ def test_a_run_in_another_thread_trains_and_leaves_signals_alone(tmp_path: Path)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_steps_that_were_not_saved_are_made_again_and_stand_once_in_the_metrics(tmp_path: Path) -> None:
+def test_unsaved_steps_are_repeated_and_appear_once_in_the_metrics(tmp_path: Path) -> None:
     fields = small(tmp_path, train__steps=7, checkpoint__every=3, optimizer__lr=1e-3)
     assert train(resolve(fields)) == 0
     straight = steps_of(tmp_path / "out")

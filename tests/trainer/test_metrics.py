@@ -1,4 +1,4 @@
-"""The metrics of a run stand in one file, each step once."""
+"""The metrics of a run are in one file, each step once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def resumed(path: Path, content: str, *, last_step: int) -> str:
 @pytest.mark.parametrize(
     "tail", [lines(4, 5), "", lines(4)[:9], "garbage\n", "{}\n" + lines(5), "\0" * 9, '{"step": "x"}\n', "[\n"]
 )
-def test_what_lies_beyond_the_saved_step_is_cut_off_whatever_it_is(tmp_path: Path, tail: str) -> None:
+def test_everything_after_the_saved_step_is_cut_off(tmp_path: Path, tail: str) -> None:
     assert resumed(tmp_path / "metrics.jsonl", lines(1, 2, 3) + tail, last_step=3) == lines(1, 2, 3)
 
 
@@ -41,7 +41,7 @@ def test_a_file_that_is_shorter_than_the_run_is_continued(tmp_path: Path) -> Non
     assert resumed(tmp_path / "metrics.jsonl", lines(1), last_step=3) == lines(1)
 
 
-def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_for_a_while_loses_no_metrics(tmp_path: Path) -> None:
     log = MetricsFile(str(tmp_path / "metrics.jsonl"), last_step=0)
     log.write({"step": 1})
     _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)

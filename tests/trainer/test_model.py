@@ -131,6 +131,6 @@ def test_presets_have_the_size_of_their_name(preset: str, millions: float) -> No
         (config.Model(dim=250), "do not divide"),
     ],
 )
-def test_a_model_that_cannot_be_is_refused(settings: config.Model, problem: str) -> None:
+def test_impossible_model_sizes_are_refused(settings: config.Model, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         model_shape(settings, StreamPlan(ListSource(LENGTHS), seq_len=8, allow_small_blocks=True))

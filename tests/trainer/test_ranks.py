@@ -1,4 +1,4 @@
-"""What fails on one rank ends the run on all, with one error. Two gloo ranks, forked by a process of their own."""
+"""An error on one rank ends the run on all ranks with that error. Two gloo ranks, forked by a separate process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         ("the corpora of rank 1 are elsewhere", r"\w+Error: rank 1: .*nowhere"),
     ],
 )
-def test_what_fails_on_one_rank_is_the_same_error_on_all(errors: list[dict[str, str]], case: str, error: str) -> None:
+def test_an_error_on_one_rank_is_raised_on_all(errors: list[dict[str, str]], case: str, error: str) -> None:
     first, second = (of_rank[case] for of_rank in errors)
     assert first == second
     assert re.match(error, first), first

@@ -7,12 +7,12 @@ import shutil
 
 import click
 
+from tokshard.cli.bench_text import speed_json, speed_text
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.progress import stage_progress
 from tokshard.cli.sizes import POSITIVE_COUNT, WholeNumbers
-from tokshard.inspect.plan.bench import measure_speed, speed_json
-from tokshard.inspect.plan.text import speed_text
+from tokshard.inspect.plan.bench import measure_speed
 from tokshard.jobs.plan_file import load_mix
 
 DEFAULTS = {"seq_len": 4_096, "global_batch_size": 8}

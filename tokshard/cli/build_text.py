@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ _SMALL_SHARE = 4
 
 def build_lines(result: BuildResult) -> list[tuple[str, str]]:
     """What is to be said of this run, as labels and values: the directory, time and speed, and what is unusual."""
-    lines = [("directory", str(result.directory))]
+    lines = [("directory", result.directory)]
     if result.normalizer is not None:
         lines.append(("normalizer", f"{result.normalizer}: text is changed before it is encoded"))
     lines += _shard_lines(result)
@@ -48,7 +49,7 @@ def _shard_lines(result: BuildResult) -> list[tuple[str, str]]:
 def build_json(result: BuildResult) -> dict[str, Any]:
     """The result for ``--json``."""
     return {
-        "directory": str(result.directory),
+        "directory": result.directory,
         "is_new": result.is_new,
         "seconds": result.seconds,
         "cpu_seconds": result.cpu_seconds,
@@ -61,7 +62,7 @@ def build_json(result: BuildResult) -> dict[str, Any]:
         "normalizer": result.normalizer,
         "manifest": msgspec.to_builtins(result.manifest),
         "corpora": [
-            {"directory": str(corpus.directory), "manifest": msgspec.to_builtins(corpus.manifest)}
+            {"directory": corpus.directory, "manifest": msgspec.to_builtins(corpus.manifest)}
             for corpus in result.corpora
         ],
     }
@@ -74,6 +75,7 @@ def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
     limit = ", by --limit" if estimate.is_limited else ""
     inputs = f"{counted(estimate.num_inputs, 'file')}, {bytes_text(estimate.input_bytes)}"
     processes = "1 process" if estimate.num_workers == 1 else f"{estimate.num_workers:,} processes"
+    free = "" if estimate.free_bytes is None else f", {bytes_text(estimate.free_bytes)} free"
     lines = [
         ("inputs", f"{inputs}, in {counted(estimate.num_tasks, 'task')}{streams}"),
         (
@@ -83,7 +85,7 @@ def estimate_lines(estimate: Estimate) -> list[tuple[str, str]]:
         ("documents", f"about {count_text(estimate.documents)}{limit}"),
         ("tokens", f"about {count_text(estimate.tokens)}, {per_token:.2f} bytes of text each"),
         ("time", f"about {clock(estimate.seconds)} with {processes} ({estimate.cpu_seconds:.3g} CPU-seconds)"),
-        ("disk", f"about {bytes_text(estimate.disk_bytes)} needed, {bytes_text(estimate.free_bytes)} free"),
+        ("disk", f"about {bytes_text(estimate.disk_bytes)} needed{free}"),
     ]
     if not estimate.fits:
         lines.append(("", "the disk is too small for this build"))
@@ -100,18 +102,21 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
     """The status as labels and values."""
     lines = [("directory", status.directory)]
     if status.state == COMPLETE:
-        lines.append(("state", f"complete: {_written(status)}"))
+        grown = f" in {status.generation + 1} generations" if status.generation else ""
+        lines.append(("state", f"complete: {_written(status)}{grown}"))
     else:
         by = f" by {status.holder}" if status.holder else ""
         more = f", and {counted(status.segments_done, 'segment')} of streams" if status.segments_done else ""
         share = status.bytes_done / max(1, status.total_bytes)
         size = f" of {bytes_text(status.total_bytes)} ({min(1.0, share):.0%})"
         total = f" of {status.num_tasks:,}" if status.num_tasks else ""
+        appended = f" of generation {status.generation}" if status.generation else ""
         lines += [
-            ("state", f"{status.state}{by}, {status.stage}"),
+            ("state", f"{status.state}{by}, {status.stage}{appended}"),
             ("tasks", f"{status.tasks_done:,}{total} done{more}"),
             ("read", bytes_text(status.bytes_done) + ("" if status.read_once else size)),
             ("written", _written(status)),
+            *_job_lines(status),
         ]
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.left_out.items())
     lines.append(("left out", reasons or "nothing"))
@@ -125,8 +130,32 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
     if status.state == UNFINISHED and status.read_once:
         once = ", ".join(status.read_once)
         lines.append(("continue", f"not possible: {once} can be read once only; start over with --force"))
-    if status.state == UNFINISHED and status.command:
+    if status.state == UNFINISHED and status.jobs and all(job.state == "done" for job in status.jobs):
+        lines.append(("next", f"tokshard build --commit {shlex.quote(status.directory)}"))
+    elif status.state == UNFINISHED and status.command:
         lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {shlex.join(status.command)}"))
+    return lines
+
+
+def _job_lines(status: BuildStatus) -> list[tuple[str, str]]:
+    """How many jobs are in which state, when they will be done, and a line on each that has begun."""
+    if not status.jobs:
+        return []
+    counts = Counter(job.state for job in status.jobs)
+    left = [] if status.seconds_left is None else [f"about {clock(status.seconds_left)} left"]
+    summary = ", ".join([*(f"{count:,} {state}" for state, count in counts.items()), *left])
+    lines = [("jobs", f"{len(status.jobs):,}: {summary}")]
+    for job in status.jobs:
+        if job.state == "not begun":
+            continue
+        facts = [f"{job.tasks_done:,} of {counted(job.num_tasks, 'task')}", bytes_text(job.bytes_done)]
+        if status.stage == "encoding":
+            facts.append(counted(job.documents, "document"))
+        if job.state == "running":
+            facts.append(f"{bytes_text(job.bytes_per_second)}/s")
+        if job.state in {"running", "stopped"}:
+            facts.append(f"last heard of {clock(job.silent_seconds)} ago, {job.process}")
+        lines.append(("", f"job {job.job_index}: {job.state}, {', '.join([*facts, *filter(None, [job.problem])])}"))
     return lines
 
 
@@ -138,4 +167,5 @@ def status_json(status: BuildStatus) -> dict[str, Any]:
     """The status for ``--json``."""
     config = None if status.config is None else msgspec.to_builtins(status.config)
     fields = {field.name: getattr(status, field.name) for field in dataclasses.fields(status)}
-    return {**fields, "config": config, "command": list(status.command)}
+    jobs = [dataclasses.asdict(job) for job in status.jobs]
+    return {**fields, "config": config, "command": list(status.command), "jobs": jobs}

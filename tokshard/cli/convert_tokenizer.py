@@ -1,4 +1,4 @@
-"""``tokshard convert-tokenizer``: parse, call `convert_tokenizer`, print."""
+"""``tokshard convert-tokenizer``: make a tokenizer.json of another library's tokenizer."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ class Failure:
 
     Args:
         error: the problem, one line.
-        hint: the next step, one line; empty if there is none.
+        hint: the next step, one line; may be empty.
         exit_code: of the process.
-        label: what stands before the problem.
+        label: text before the problem.
     """
 
     error: str
@@ -82,7 +82,7 @@ def unwritten(error: OSError) -> Failure:
 
 def show(failure: Failure, *, as_json: bool) -> None:
     """Print a failure on stderr, and as a JSON object on stdout if that is asked for."""
-    with contextlib.suppress(OSError):  # nobody listens: the exit code is all that is left
+    with contextlib.suppress(OSError):  # stderr may be closed: then only the exit code remains
         click.echo(failure.label + one_line(failure.error), err=True)
         if failure.hint:
             click.echo(f"hint: {one_line(failure.hint)}", err=True)

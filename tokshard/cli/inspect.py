@@ -5,33 +5,27 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
-from contextlib import ExitStack
 
 import click
 
+from tokshard.cli.corpus_text import comparison_text, distribution_text, report_json, report_text, summary_lines
+from tokshard.cli.document_text import difference_json, difference_text, match_json, match_text, view_json, view_text
 from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.output_file import is_stdout, output_file, refuse_inputs
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes, difference_json
-from tokshard.inspect.corpus.documents import compile_pattern, match_json, search, view_json
-from tokshard.inspect.corpus.report import CorpusReport, read_document, read_report, report_json
-from tokshard.inspect.corpus.statistics import corpus_lengths, count_tokens
-from tokshard.inspect.corpus.text import (
-    comparison_text,
-    difference_text,
-    distribution_text,
-    match_text,
-    report_text,
-    view_text,
-)
+from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes
+from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, search
+from tokshard.inspect.corpus.report import CorpusReport, read_document, read_report
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
-from tokshard.inspect.outputs import is_stdout, output_file, refuse_inputs
-from tokshard.inspect.page.corpora import corpora_page
+from tokshard.inspect.page import corpora as corpora_page
 from tokshard.inspect.page.plan import plan_page
+from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import open_run
 from tokshard.inspect.verify.verification import check_hashes
 from tokshard.jobs.plan_file import load_mix
@@ -39,6 +33,8 @@ from tokshard.wording import bytes_text, one_line
 
 _SAMPLES = 3
 _PAGE_SAMPLES = 4
+_PAGE_WIDTH = 400
+"""Names are hardly shortened for a page: the browser wraps its lines."""
 
 
 @click.command()
@@ -128,13 +124,21 @@ def inspect(
         _show(reports, all_shards=shards, as_json=as_json)
 
 
-def _report(location: str, num_samples: int, *, is_full: bool, with_boundaries: bool) -> CorpusReport:
+def _report(
+    location: str,
+    num_samples: int,
+    *,
+    is_full: bool,
+    with_boundaries: bool,
+    characters: int = EXCERPT_CHARACTERS,
+) -> CorpusReport:
     if _is_mix(location):
         raise UsageError(f"{location} is a mix", hint="give --html FILE or --diff, or the directory of a corpus")
     with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
         return read_report(
             location,
             num_samples=num_samples,
+            characters=characters,
             is_full=is_full,
             with_tokens=True,
             with_boundaries=with_boundaries,
@@ -189,6 +193,22 @@ def _grep(corpora: tuple[str, ...], pattern: str, *, is_regex: bool, limit: int 
         click.echo(f"note: text was changed before it was encoded ({names}): search for the changed text", err=True)
 
 
+def compile_pattern(pattern: str, *, is_regex: bool) -> re.Pattern[str]:
+    """The pattern of ``--grep``: plain text or a Python regular expression.
+
+    Raises:
+        UsageError: it is empty or not a valid regular expression.
+    """
+    if not pattern:
+        raise UsageError("--grep is empty: every document contains it", hint="give a text")
+    try:
+        return re.compile(pattern if is_regex else re.escape(pattern))
+    except re.error as error:
+        raise UsageError(
+            f"{pattern!r} is not a regular expression: {error}", hint="leave out --regex to search for the text itself"
+        ) from error
+
+
 def _diff(locations: tuple[str, ...], *, is_full: bool, as_json: bool) -> None:
     if len(locations) != 2 or _is_mix(locations[0]) != _is_mix(locations[1]):
         raise UsageError("--diff compares two corpora, or two mixes", hint="tokshard inspect --diff A B")
@@ -222,17 +242,17 @@ def _page(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: b
     if mixes:
         run = open_run(mixes[0], {})
         refuse_inputs(html, "--html", run.directories)
-        return plan_page(run, name=os.path.basename(mixes[0]), num_samples=num_samples, num_tokens=num_tokens)
+        report = report_plan(run, num_tokens=num_tokens)
+        return plan_page(run, report, name=os.path.basename(mixes[0]), num_samples=num_samples)
     if num_tokens is not None:
         raise UsageError("--tokens is for the page of a plan", hint="give a mix.toml, or leave --tokens out")
-    with ExitStack() as stack:
-        found = []
-        for location in locations:
-            corpus = stack.enter_context(open_corpus(location))
-            with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
-                counts = count_tokens(corpus, is_full=is_full, on_progress=on_progress)
-            found.append((corpus, corpus_lengths(corpus, is_full=is_full), counts, load_vocabulary(corpus)))
-        return corpora_page(found, num_samples=num_samples)
+    characters = corpora_page.EXCERPT_CHARACTERS
+    reports = [
+        _report(location, num_samples, is_full=is_full, with_boundaries=True, characters=characters)
+        for location in locations
+    ]
+    facts = [summary_lines(report.manifest, report.sources, width=_PAGE_WIDTH) for report in reports]
+    return corpora_page.corpora_page(list(zip(reports, facts, strict=True)))
 
 
 def _is_mix(location: str) -> bool:

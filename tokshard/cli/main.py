@@ -130,13 +130,13 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
         The exit code; whatever went wrong has been shown.
     """
-    # read off the arguments, because an error of parsing has no parsed options
+    # taken from the raw arguments, because options are unknown if parsing fails
     flags = set(itertools.takewhile(lambda argument: argument != "--", arguments))
     try:
         return _invoke(arguments)
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - the process edge; a panic in a library is no Exception
+    except BaseException as error:  # noqa: BLE001 - the process edge; a panic in a library is not an Exception
         if isinstance(error, BrokenPipeError) and _is_closed(sys.stdout):
             # the reader has seen enough (| head); the interpreter would complain when it flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -165,10 +165,10 @@ def _terminate(*_: object) -> NoReturn:
 
 
 def _is_closed(stream: TextIO) -> bool:
-    """Whether nobody reads the other end of a pipe."""
+    """Whether the reader of a pipe is gone."""
     poll = select.poll()
     try:
         poll.register(stream.fileno(), 0)
-    except (OSError, ValueError):  # no file below it
+    except (OSError, ValueError):  # without a file descriptor
         return False
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -6,5 +6,5 @@ import click
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result, and an error, as JSON.")
 
-# the process edge reads it off the arguments, so that it also works where they cannot be parsed
+# `main.run` takes it from the raw arguments, so that it also works if they cannot be parsed
 debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")

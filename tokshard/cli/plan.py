@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import asdict
 
 import click
 
 from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.plan_text import plan_text
 from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT
-from tokshard.inspect.plan.preview import plan_json, report_plan
+from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import open_run
 from tokshard.inspect.plan.simulation import simulate
-from tokshard.inspect.plan.text import plan_text
 
 
 @click.command()
@@ -76,6 +77,6 @@ def plan(
     simulation = None if num_simulated is None else simulate(run, num_simulated)
     report = report_plan(run, num_tokens=tokens, max_epochs_warn=max_epochs_warn, simulation=simulation)
     if as_json:
-        click.echo(json.dumps(plan_json(report)))
+        click.echo(json.dumps(asdict(report)))
     else:
         click.echo(plan_text(report, width=shutil.get_terminal_size().columns, encoding=sys.stdout.encoding))

@@ -17,7 +17,7 @@ from tokshard.errors import UsageError
 from tokshard.pipeline.sources.inputs import STDIN
 
 _SECTIONS = ("defaults", "corpora")
-_NO_KEYS = frozenset({"sources", "as_json", "dry_run", "help", "debug"})
+_NO_KEYS = frozenset({"sources", "as_json", "dry_run", "help", "debug", "job_index", "num_jobs", "stage", "commit"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def _load(path: str) -> dict[str, Any]:
             f"{path} cannot be read: {error.strerror}", hint="give a recipe, such as recipes/*.toml"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}", hint="see https://toml.io") from error
+        raise UsageError(f"{path} is not valid TOML: {error}", hint="see https://toml.io") from error
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
@@ -156,6 +156,6 @@ def _check_apart(requests: Sequence[CorpusRequest]) -> None:
             if os.path.commonpath([place, other]) in (place, other):
                 raise UsageError(
                     f"{request.name} and {name.rpartition(': ')[2]} are written into the same directory",
-                    hint="give each corpus an out of its own, outside of the others",
+                    hint="give each corpus its own out directory, outside the others",
                 )
         taken[place] = request.name

@@ -1,4 +1,4 @@
-"""``tokshard status``: parse, look, print."""
+"""``tokshard status``: show how far a build has got."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def status(directory: str, as_json: bool) -> None:
     if os.path.isfile(directory):
         raise UsageError(f"{directory} is a file", hint="give the directory of 'tokshard build --out'")
     found = read_status(directory)
-    # a line each, however long: the command that continues the build is there to be copied
+    # not wrapped, so that the command that continues the build can be copied
     click.echo(json.dumps(status_json(found), indent=2) if as_json else aligned(status_lines(found), width=sys.maxsize))

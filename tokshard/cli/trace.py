@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.output_file import is_stdout
 from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT, Span
+from tokshard.cli.trace_parquet import write_parquet
+from tokshard.cli.trace_text import notes_of, occurrences_json, occurrences_text, run_text, trace_json, trace_text
 from tokshard.errors import PlanError
-from tokshard.inspect.outputs import is_stdout
-from tokshard.inspect.plan.occurrences import find_documents, occurrences_json
-from tokshard.inspect.plan.parquet import write_parquet
+from tokshard.inspect.plan.occurrences import find_documents
 from tokshard.inspect.plan.run import Run, open_run
-from tokshard.inspect.plan.text import occurrences_text, run_text, trace_text
-from tokshard.inspect.plan.trace import RankView, TraceRow, notes_of, trace_json, trace_samples, trace_steps
+from tokshard.inspect.plan.trace import RankView, TraceRow, trace_samples, trace_steps
 from tokshard.runtime.steps import Ranks
 from tokshard.wording import counted, one_line
 
@@ -110,19 +110,14 @@ def trace(
     --json prints one line per row or, with --document, per document.
     """  # noqa: D301 - click reads the escape
     _check_options({"--step": steps, "--sample": samples, "--document": document}, epochs, parquet)
-    if dp_rank is not None and dp_rank >= dp_world_size:
-        raise click.BadParameter(
-            f"rank {dp_rank} is not below --dp-world-size {dp_world_size}", param_hint="'--dp-rank'"
-        )
+    ranks = _ranks(dp_rank, dp_world_size)
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size, "uneven": uneven}
     run = open_run(plan, options, checkpoint=checkpoint)
     _check_ranks(run, dp_world_size)
-    ranks = RankView(world_size=dp_world_size, rank=dp_rank)
-    width = shutil.get_terminal_size().columns
     for note in notes_of(run, steps):
         click.echo(f"note: {one_line(note)}", err=True)
     if document is not None:
-        _show_occurrences(run, document, epochs, ranks, as_json=as_json, width=width)
+        _show_occurrences(run, document, epochs, ranks, as_json=as_json)
         return
     length = None if no_text else num_characters
     if steps is not None:
@@ -131,11 +126,9 @@ def trace(
         assert samples is not None
         parts = trace_samples(run, samples, ranks=ranks, num_characters=length)
     if parquet is None:
-        _show_rows(run, parts, as_json=as_json, width=width)
-        return
-    count = write_parquet(parquet, run, parts, inputs=[name for name in (plan, checkpoint) if name])
-    text = json.dumps({"file": parquet, "rows": count}) if as_json else f"{one_line(parquet)}: {counted(count, 'row')}"
-    click.echo(text, err=is_stdout(parquet))
+        _show_rows(run, parts, as_json=as_json)
+    else:
+        _write_rows(run, parts, parquet, inputs=[name for name in (plan, checkpoint) if name], as_json=as_json)
 
 
 def _check_options(asked: Mapping[str, object], epochs: range | None, parquet: str | None) -> None:
@@ -145,6 +138,14 @@ def _check_options(asked: Mapping[str, object], epochs: range | None, parquet: s
         raise click.UsageError("--parquet goes with --step or --sample.")
     if asked["--document"] is None and epochs is not None:
         raise click.UsageError("--epochs goes with --document.")
+
+
+def _ranks(dp_rank: int | None, dp_world_size: int) -> RankView:
+    if dp_rank is not None and dp_rank >= dp_world_size:
+        raise click.BadParameter(
+            f"rank {dp_rank} is not below --dp-world-size {dp_world_size}", param_hint="'--dp-rank'"
+        )
+    return RankView(world_size=dp_world_size, rank=dp_rank)
 
 
 def _check_ranks(run: Run, dp_world_size: int) -> None:
@@ -161,12 +162,13 @@ def _check_ranks(run: Run, dp_world_size: int) -> None:
         ) from error
 
 
-def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool, width: int) -> None:
+def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool) -> None:
     if as_json:
         for rows in parts:
             if rows:
                 click.echo("\n".join(json.dumps(trace_json(row)) for row in rows))
     else:
+        width = shutil.get_terminal_size().columns
         text = trace_text(parts, width=width)
         first = next(text)
         click.echo(run_text(run, width=width) + "\n\n" + first)
@@ -174,9 +176,16 @@ def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool, 
             click.echo(part)
 
 
-def _show_occurrences(
-    run: Run, document: str, epochs: range | None, ranks: RankView, *, as_json: bool, width: int
+def _write_rows(
+    run: Run, parts: Iterator[Sequence[TraceRow]], path: str, *, inputs: Sequence[str], as_json: bool
 ) -> None:
+    count = write_parquet(path, run, parts, inputs=inputs)
+    text = json.dumps({"file": path, "rows": count}) if as_json else f"{one_line(path)}: {counted(count, 'row')}"
+    click.echo(text, err=is_stdout(path))
+
+
+def _show_occurrences(run: Run, document: str, epochs: range | None, ranks: RankView, *, as_json: bool) -> None:
+    width = shutil.get_terminal_size().columns
     for number, found in enumerate(find_documents(run, document, epochs=epochs, ranks=ranks)):
         if as_json:
             click.echo(json.dumps(occurrences_json(found)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 
 import click
 
@@ -11,9 +12,8 @@ from tokshard.cli.failures import Failure, describe, show
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.errors import RESTORE, CorpusError
-from tokshard.inspect.verify.text import verify_text
-from tokshard.inspect.verify.verification import report_json, verify_corpus
-from tokshard.wording import counted
+from tokshard.inspect.verify.verification import VerifyReport, verify_corpus
+from tokshard.wording import bytes_text, counted, one_line
 
 
 @click.command()
@@ -43,9 +43,9 @@ def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, worker
             continue
         seconds = time.monotonic() - started
         if as_json:
-            click.echo(json.dumps({**report_json(report), "seconds": seconds}))
+            click.echo(json.dumps({"ok": report.is_ok, **asdict(report), "seconds": seconds}))
         else:
-            click.echo(verify_text(report, seconds, is_quick=quick))
+            click.echo(_text(report, seconds, is_quick=quick))
         damaged += not report.is_ok
     if damaged:
         failure = Failure(
@@ -56,3 +56,21 @@ def verify(context: click.Context, corpora: tuple[str, ...], quick: bool, worker
         show(failure, as_json=False)  # the reports have said so
         exit_code = max(exit_code, failure.exit_code)
     context.exit(exit_code)
+
+
+def _text(report: VerifyReport, seconds: float, *, is_quick: bool) -> str:
+    """One line for a corpus without problems, otherwise one line per problem."""
+    directory = one_line(report.directory)
+    if not report.is_ok:
+        lines = [f"damaged: {directory}: {counted(len(report.problems), 'problem')}"]
+        return "\n".join(lines + [f"  {one_line(one.file)} {one_line(one.message)}" for one in report.problems])
+    counts = [
+        counted(report.num_documents, "document"),
+        counted(report.num_tokens, "token"),
+        counted(report.num_shards, "shard"),
+    ]
+    if report.num_generations > 1:
+        counts.append(counted(report.num_generations, "generation"))
+    verdict = "structure ok" if is_quick else "ok"
+    speed = f"{bytes_text(report.checked_bytes)} at {bytes_text(report.checked_bytes / max(seconds, 1e-9))}/s"
+    return f"{verdict}: {directory}: {', '.join(counts)}, {speed}"

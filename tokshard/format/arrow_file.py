@@ -1,7 +1,7 @@
-"""Arrow IPC files whose record batches are used where they lie: no byte of a file makes the reader allocate memory.
+"""Arrow IPC files, read without copies: no byte of a file can make the reader allocate memory.
 
-The Arrow libraries allocate what a compressed buffer says that it holds, so a file of 41 kB can ask for 1.2 GB. They
-do not say before whether a buffer is compressed, so the few fields that do are read here.
+The Arrow libraries allocate as much as a compressed buffer claims to hold, so a file of 41 kB can ask for 1.2 GB. They
+do not tell beforehand whether a buffer is compressed, so this module reads the few fields that do.
 
 References:
     Arrow columnar format, "IPC File Format" and "Encapsulated message format"; File.fbs, Message.fbs; the layout of
@@ -29,7 +29,7 @@ class ArrowFile:
     """An Arrow IPC file without compression and dictionaries.
 
     Args:
-        content: the file, or what looks like it where record batches that are asked for and the footer lie.
+        content: the file. Only the footer and the record batches that are read have to be filled in.
 
     Raises:
         pa.ArrowException, OSError: it is not an Arrow IPC file.
@@ -42,7 +42,7 @@ class ArrowFile:
         self.num_batches: int = self._reader.num_record_batches
 
     def batch(self, index: int) -> pa.RecordBatch:
-        """One record batch, every buffer of it a view of the file, its structure validated.
+        """One record batch whose buffers are views of the file, with its structure validated.
 
         Raises:
             pa.ArrowException, OSError, ValueError: it is compressed, reaches beyond the file, or is not valid.
@@ -78,7 +78,7 @@ class ArrowFile:
 
     @cached_property
     def _blocks(self) -> list[tuple[int, ...]]:
-        """Where the record batches lie, as the footer says."""
+        """The places of the record batches, from the footer."""
         end = len(self._content) - _TAIL.size
         length, _ = _TAIL.unpack_from(self._content, end)
         if not 0 <= length <= end:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokshard.format.corpus import Corpus
 
 Decode = Callable[[NDArray[Any]], str]
-"""From token ids [tokens] to text; delimiters and other special tokens show as they are spelt."""
+"""Turns token ids [tokens] into text, in which special tokens appear by their spelling."""
 
 
 def load_decoder(corpus: Corpus) -> Decode:
@@ -27,7 +27,7 @@ def load_decoder(corpus: Corpus) -> Decode:
     It reads files written by `tokenizers` 0.2x and 1.x with either. Costs the loading of a tokenizer, up to a second.
 
     Raises:
-        DamagedCorpusError: the copy is missing or not what the manifest says.
+        DamagedCorpusError: the copy is missing or does not match the manifest.
         TokenizerError: the installed version of the library cannot load it.
     """
     path = corpus.store.where(names.TOKENIZER)

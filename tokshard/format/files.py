@@ -17,7 +17,7 @@ _HASH_CHUNK_BYTES = 4 << 20
 
 
 def map_file(store: Store, name: str) -> pa.Buffer:
-    """A whole file: a read-only memory map where it lies on this machine, else its bytes.
+    """A whole file: a read-only memory map if it is on this machine, otherwise its bytes.
 
     A map costs no file descriptor and lives as long as a view of it.
 
@@ -39,7 +39,7 @@ def map_path(path: str) -> pa.Buffer:
 
 
 def read_file(store: Store, name: str) -> pa.Buffer:
-    """A whole file in memory: where a map of a file that is cut meanwhile would end the process with SIGBUS.
+    """A whole file in memory. If a mapped file were truncated meanwhile, SIGBUS would end the process.
 
     Raises:
         OSError: the file cannot be read.
@@ -84,7 +84,7 @@ class HashingFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Mark as closed; the file below stays open, for whoever opened it."""
+        """Mark as closed. The underlying file stays open: its owner closes it."""
         self.closed = True
 
     def digest(self) -> bytes:

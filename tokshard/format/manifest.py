@@ -39,7 +39,7 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         canonical_sha256: of the JSON with sorted keys and no white space: equal for files that differ in layout only.
         vocab_size: 1 + the largest id in model and added tokens.
         library: the package that encoded, and its version.
-        special_ids: token to id, for every token that must never come out of text.
+        special_ids: token to id, for every token that text must never produce.
         eos: the delimiter that ends every document, and its id; `bos` likewise for the start, if there is one.
     """
 
@@ -128,7 +128,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Fingerprints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Two names for a corpus.
+    """Two hashes that identify a corpus.
 
     Args:
         content: of tokens and delimiters: equal when the documents are.
@@ -139,8 +139,26 @@ class Fingerprints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     recipe: Sha256
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a corpus is. Its presence means that the corpus is complete."""
+class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The place in a corpus of what one append added to it.
+
+    Args:
+        number: 1 for the first append; generation 0 is what the corpus began with.
+        previous: ``manifest_sha256`` of the generation before.
+        content: content fingerprint of the documents of all generations up to this one.
+    """
+
+    number: Total
+    previous: Sha256
+    content: Sha256
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a corpus is. Its presence means that the corpus is complete.
+
+    Args:
+        generation: of a corpus that was appended to another one; left out of the JSON otherwise.
+    """
 
     format_version: int
     num_documents: Total
@@ -157,10 +175,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     records: Records
     document_lengths: DocumentLengths
     files: dict[str, FileFacts]
+    generation: Generation | None = None
 
 
 _RESTORE = "restore the file from a copy, or remove the directory and build again"
-"""A build removes by itself only what a manifest names."""
+"""The directory has to be removed by hand: a build only removes files that a manifest names."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -169,6 +188,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
     head = body.removesuffix("\n}") + ",\n"
     digest = hashlib.sha256(head.encode()).hexdigest()
     return f'{head}"{_HASH_KEY}": "{digest}"}}\n'.encode()
+
+
+def manifest_hash(content: bytes) -> str:
+    """The SHA-256 that the bytes of a manifest have in their last line, without a check that it is right."""
+    start = content.removesuffix(b"\n").rfind(b"\n") + 1
+    return hashlib.sha256(content[:start]).hexdigest()
 
 
 def decode_manifest(content: bytes, *, file: str) -> Manifest:
@@ -211,7 +236,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def _has_float(value: Any) -> bool:
-    """Whether a float stands anywhere in a JSON value; level by level, because a vocabulary is wide and not deep."""
+    """Whether a JSON value contains a float. Looks level by level, because a vocabulary is wide, not deep."""
     level = [value]
     while level:
         kinds = set(map(type, level))
@@ -228,7 +253,7 @@ _CONTAINERS = frozenset({dict, list})
 
 
 def content_fingerprint(tokens: TokenHash, *, num_documents: int, eos_id: int, bos_id: int | None) -> str:
-    """The name of what a corpus holds: equal for two corpora that hold the same documents.
+    """A hash of the content: equal for two corpora that hold the same documents.
 
     Shards, record batches, kept columns, sources and the place of the corpus do not matter.
 

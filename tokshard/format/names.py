@@ -10,18 +10,25 @@ SOURCE_TABLE = "sources.arrow"
 TOKENIZER = "tokenizer.json"
 REPORT = "build-report.json"
 REJECTS = "rejects.jsonl"
+HASHES = "hashes.bin"
+"""Sorted hashes of the texts of a build with ``--dedup exact``, for the appends that follow."""
 WORK = ".tokshard-build"
 """Folder of an unfinished build: configuration, lock, receipts, files being written."""
 
 TRAIN, VALIDATION = "train", "validation"
 """The two corpora of a build with a validation split: folders of its directory."""
 
+_GENERATION = re.compile(r"generation-([0-9]{2,})")
+
 _SHARD = re.compile(r"shard-[0-9]{2,}-[0-9]{7,}-[0-9]{6,}-[0-9]{4,}\.arrow")
 
 REQUIRED_FILES = frozenset({SHARD_TABLE, SOURCE_TABLE, TOKENIZER})
-"""Files that every manifest lists with their hash; it may list `REJECTS` too, and nothing else."""
+"""Files that every manifest lists with their hash."""
 
-SIDE_FILES = frozenset({MANIFEST, SHARD_TABLE, SOURCE_TABLE, TOKENIZER, REPORT, REJECTS})
+OPTIONAL_FILES = frozenset({REJECTS, HASHES})
+"""Files that a manifest may list, too, and no others."""
+
+SIDE_FILES = frozenset({MANIFEST, REPORT, *REQUIRED_FILES, *OPTIONAL_FILES})
 """Every file of a corpus that is not a shard."""
 
 
@@ -29,12 +36,29 @@ def shard_name(*, generation: int, first_input: int, segment: int, part: int) ->
     """The name of a shard: a pure function of where its first document comes from.
 
     Args:
-        generation: 0; kept for corpora that grow.
+        generation: 0, or that of the append that writes it.
         first_input: index of the first input of the task that writes the shard.
         segment: which piece of that input the task covers.
         part: count of shards that the task closed before.
     """
     return f"shard-{generation:02d}-{first_input:07d}-{segment:06d}-{part:04d}.arrow"
+
+
+def generation_folder(number: int) -> str:
+    """The folder of a generation in its corpus; empty for generation 0, whose files lie next to these folders."""
+    return f"generation-{number:02d}" if number else ""
+
+
+def generation_number(folder: str) -> int:
+    """The generation that a name in a corpus stands for; 0 if it is not the folder of one."""
+    found = _GENERATION.fullmatch(folder)
+    number = 0 if found is None else int(found[1])
+    return number if generation_folder(number) == folder else 0
+
+
+def in_folder(folder: str, name: str) -> str:
+    """The name of a file of a folder, which may be empty: the corpus itself."""
+    return f"{folder}/{name}" if folder else name
 
 
 def is_shard_name(name: str) -> bool:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tokshard.errors import RESTORE, DamagedCorpusError, UnsupportedFormatError, UsageError
+from tokshard.errors import RESTORE, DamagedCorpusError, UnsupportedFormatError
 
 FORMAT_VERSION = 1
 """Bump when a reader of the version before would misread the bytes."""
 
 MAX_BATCH_TOKENS = 16 << 20
-"""Most tokens in one record batch; a larger document is a batch of its own. Part of FORMAT_VERSION."""
+"""Most tokens in one record batch; a larger document gets its own batch. Part of FORMAT_VERSION."""
 
 MAX_BATCH_CHARACTERS = 64 << 20
-"""Most characters of kept text in one record batch; a document with more is a batch of its own."""
+"""Most characters of kept text in one record batch; a document with more gets its own batch."""
 
 ORDINAL_STRIDE = 65_536
 """The shard table names the document at every token position that is a multiple of this. Part of FORMAT_VERSION."""
@@ -37,7 +37,7 @@ SUPPORTED_COLUMN_TYPES: Mapping[str, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
-    """What every shard of a corpus repeats about itself, so that a stray file explains itself.
+    """What every shard of a corpus repeats about itself, so that a single file identifies itself.
 
     Args:
         dtype: the token type, ``uint16`` or ``uint32``.
@@ -71,23 +71,9 @@ def tokens_type(dtype: str) -> pa.DataType:
 
 
 def shard_schema(facts: ShardFacts) -> pa.Schema:
-    """The schema of every shard of a corpus: `TOKENS` first, then the kept columns in order.
-
-    Raises:
-        UsageError: a column has an unknown type or takes the name of the token column.
-    """
+    """The schema of every shard of a corpus: `TOKENS` first, then the kept columns in order."""
     fields = [pa.field(TOKENS, tokens_type(facts.dtype), nullable=False)]
     for name, kind in facts.columns.items():
-        if name == TOKENS:
-            raise UsageError(
-                f"a kept column cannot be called {TOKENS!r}: that is the column of token ids",
-                hint="rename the field in the source, or leave it out of --keep",
-            )
-        if kind not in SUPPORTED_COLUMN_TYPES:
-            raise UsageError(
-                f"column {name!r} has the unknown type {kind!r}",
-                hint=f"use one of {', '.join(SUPPORTED_COLUMN_TYPES)}",
-            )
         fields.append(pa.field(name, SUPPORTED_COLUMN_TYPES[kind], nullable=True))
     metadata = {
         "tokshard.format_version": str(FORMAT_VERSION),
@@ -129,9 +115,9 @@ def check_shard_schema(found: pa.Schema, expected: pa.Schema, *, file: str) -> N
 
 
 def describe_schema(schema: pa.Schema) -> str:
-    """Columns and metadata of a schema in one line, also where a name is no UTF-8."""
+    """Columns and metadata of a schema in one line, even if a name is not UTF-8."""
     try:
         columns = ", ".join(f"{field.name}: {field.type}" + ("" if field.nullable else " not null") for field in schema)
     except UnicodeDecodeError as error:
-        return f"a column whose name is no UTF-8 ({error.object[:100]!r})"
+        return f"a column whose name is not UTF-8 ({error.object[:100]!r})"
     return f"columns [{columns}] with metadata {schema.metadata}"

@@ -1,4 +1,4 @@
-"""One shard of a corpus, checked before a byte of it is believed."""
+"""One shard of a corpus, checked before its data is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shard:
 
     Args:
         store: of the corpus.
-        places: where the shard table says that its record batches lie.
+        places: the places of its record batches, from the shard table.
         schema: of every shard of the corpus.
         content: what looks like the file, as long as what is asked for is there; default: a map of the file.
     """
@@ -94,7 +94,7 @@ class Shard:
         """Offsets int64 [documents + 1] and token ids [tokens] of one record batch: read-only views.
 
         Raises:
-            DamagedCorpusError: the batch is not what the manifest says, or its offsets do not ascend.
+            DamagedCorpusError: the batch does not match the manifest, or its offsets do not ascend.
         """
         _, offsets, values = self._checked(index)
         return offsets, values

@@ -1,4 +1,4 @@
-"""The shards of a corpus, as its shard table alone tells: names, sizes, record batches, where documents come from."""
+"""The shards of a corpus, from its shard table alone: names, sizes, record batches, where documents come from."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import overload
 
 import numpy as np
@@ -39,22 +40,24 @@ class Runs:
 
 
 class ShardTable(Sequence[ShardInfo]):
-    """The shards of a corpus in order. Each is made from the table when it is asked for; no shard is opened.
+    """The shards of a corpus in order. Each is made from its table when it is asked for; no shard is opened.
 
     Args:
-        table: ``shards.arrow``.
+        generations: ``shards.arrow`` and the manifest of each.
 
     Raises:
-        DamagedCorpusError: the table is not the one of the manifest.
+        DamagedCorpusError: a table is not the one of its manifest.
     """
 
-    def __init__(self, table: Table, manifest: Manifest) -> None:
-        self._table = table
-        self._length = manifest.num_shards
-        self._num_documents = manifest.num_documents
-        _check_table(table, manifest)
-        self._first_documents = _starts(table.numbers("num_documents"))
-        self.first_tokens = _starts(table.numbers("num_tokens"))
+    def __init__(self, generations: Sequence[tuple[Table, Manifest]]) -> None:
+        self._tables = [table for table, _ in generations]
+        for table, manifest in generations:
+            _check_table(table, manifest)
+        self._first_shards = list(accumulate((manifest.num_shards for _, manifest in generations), initial=0))
+        self._length = self._first_shards[-1]
+        self._num_documents = sum(manifest.num_documents for _, manifest in generations)
+        self._first_documents = _starts(self._numbers("num_documents"))
+        self.first_tokens = _starts(self._numbers("num_tokens"))
         """int64 [shards + 1], the position in the corpus of each shard's first token, and the total."""
         self._runs: dict[int, Runs] = {}
 
@@ -68,11 +71,11 @@ class ShardTable(Sequence[ShardInfo]):
     def __getitem__(self, index: int | slice) -> ShardInfo | list[ShardInfo]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._length))]
-        position = range(self._length)[index]
+        number, position = self._place(range(self._length)[index])
         row = position % SHARDS_PER_BATCH
-        batch = self._table.batch(position // SHARDS_PER_BATCH)
+        batch = self._tables[number].batch(position // SHARDS_PER_BATCH)
         return ShardInfo(
-            name=batch.column("name")[row].as_py(),
+            name=names.in_folder(names.generation_folder(number), batch.column("name")[row].as_py()),
             num_documents=batch.column("num_documents")[row].as_py(),
             num_tokens=batch.column("num_tokens")[row].as_py(),
             num_bytes=batch.column("num_bytes")[row].as_py(),
@@ -84,12 +87,18 @@ class ShardTable(Sequence[ShardInfo]):
 
     def names(self) -> Iterator[str]:
         """The names of all shards in order, quicker than the shards themselves."""
-        for batch in self._table.batches():
-            yield from batch.column("name").to_pylist()
+        for number, table in enumerate(self._tables):
+            folder = names.generation_folder(number)
+            for batch in table.batches():
+                yield from (names.in_folder(folder, name) for name in batch.column("name").to_pylist())
+
+    def generation(self, index: int) -> int:
+        """The generation that one shard belongs to."""
+        return self._place(index)[0]
 
     def sizes(self) -> NDArray[np.int64]:
         """Bytes of each shard, int64 [shards]."""
-        return self._table.numbers("num_bytes")
+        return self._numbers("num_bytes")
 
     def first_document(self, index: int) -> int:
         """The number of the first document of one shard."""
@@ -109,9 +118,9 @@ class ShardTable(Sequence[ShardInfo]):
         return index, position - int(self._first_documents[index])
 
     def batch_places(self, index: int) -> list[BatchPlace]:
-        """Where the record batches of one shard lie."""
+        """The places of the record batches of one shard."""
         columns = [
-            self._table.list_at(name, index).tolist()
+            self._list(name, index).tolist()
             for name in ("batch_documents", "batch_tokens", "batch_offsets_position", "batch_values_position")
         ]
         info = self[index]
@@ -122,7 +131,7 @@ class ShardTable(Sequence[ShardInfo]):
             or min(*columns[0], *columns[1]) < 1
         ):
             raise DamagedCorpusError(
-                f"{self._table.path}: the batches of {info.name} hold {sum(columns[0])} documents and "
+                f"{self._path(index)}: the batches of {info.name} hold {sum(columns[0])} documents and "
                 f"{sum(columns[1])} tokens, the shard {info.num_documents} and {info.num_tokens}; "
                 "every batch holds at least 1",
                 hint=RESTORE,
@@ -141,37 +150,39 @@ class ShardTable(Sequence[ShardInfo]):
         Raises:
             DamagedCorpusError: they do not add up to the tokens of the shards.
         """
-        counts, tokens = self._table.lists("batch_tokens")
+        lists = [table.lists("batch_tokens") for table in self._tables]
+        counts, tokens = (np.concatenate(parts) for parts in zip(*lists, strict=True))
         first = _starts(counts)
         totals = np.diff(_starts(tokens)[first])
         wrong = np.flatnonzero(totals != np.diff(self.first_tokens))
         if len(wrong) or (len(tokens) and int(tokens.min()) < 1):
-            name = self[int(wrong[0]) if len(wrong) else 0].name
+            index = int(wrong[0]) if len(wrong) else 0
             raise DamagedCorpusError(
-                f"{self._table.path}: the batches of {name} do not hold the tokens of the shard", hint=RESTORE
+                f"{self._path(index)}: the batches of {self[index].name} do not hold the tokens of the shard",
+                hint=RESTORE,
             )
         return first, tokens
 
     def stride_documents(self, index: int) -> NDArray[np.int64]:
         """For one shard, the ordinal of the document that holds token ``k * ORDINAL_STRIDE``, for every k."""
-        ordinals = self._table.list_at("stride_documents", index)
+        ordinals = self._list("stride_documents", index)
         expected = -(-self[index].num_tokens // ORDINAL_STRIDE)
         if len(ordinals) != expected:
             name = self[index].name
             raise DamagedCorpusError(
-                f"{self._table.path}: {name} has {len(ordinals)} stride entries, expected {expected}", hint=RESTORE
+                f"{self._path(index)}: {name} has {len(ordinals)} stride entries, expected {expected}", hint=RESTORE
             )
         return ordinals
 
     def runs(self, index: int) -> Runs:
-        """Where the documents of one shard come from."""
+        """Where the documents of one shard come from. Sources are counted within its generation."""
         known = self._runs.get(index)
         if known is not None:
             return known
-        runs = Runs(*(self._table.list_at(name, index) for name in ("run_document", "run_source", "run_record")))
+        runs = Runs(*(self._list(name, index) for name in ("run_document", "run_source", "run_record")))
         if not len(runs.document) == len(runs.source) == len(runs.record):
             raise DamagedCorpusError(
-                f"{self._table.path}: the runs of shard {self[index].name} have {len(runs.document)} documents, "
+                f"{self._path(index)}: the runs of shard {self[index].name} have {len(runs.document)} documents, "
                 f"{len(runs.source)} sources and {len(runs.record)} records; expected as many of each",
                 hint=RESTORE,
             )
@@ -179,6 +190,24 @@ class ShardTable(Sequence[ShardInfo]):
             self._runs.clear()
         self._runs[index] = runs
         return runs
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The generation of one shard, and its row in that one's table."""
+        number = bisect_right(self._first_shards, index) - 1
+        return number, index - self._first_shards[number]
+
+    def _path(self, index: int) -> str:
+        """The table that describes one shard."""
+        return self._tables[self._place(index)[0]].path
+
+    def _list(self, column: str, index: int) -> NDArray[np.int64]:
+        """The list in the row of one shard."""
+        number, row = self._place(index)
+        return self._tables[number].list_at(column, row)
+
+    def _numbers(self, column: str) -> NDArray[np.int64]:
+        """An int64 column of all tables, one after the other."""
+        return np.concatenate([table.numbers(column) for table in self._tables])
 
 
 def _check_table(table: Table, manifest: Manifest) -> None:

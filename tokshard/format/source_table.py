@@ -13,10 +13,10 @@ from tokshard.store import Store
 
 
 def read_sources(store: Store, manifest: Manifest, *, load: LoadFile = map_file) -> list[SourceInfo]:
-    """What became of each input of a corpus, in input order.
+    """The inputs of a corpus in order, with what was read, written and left out.
 
     Raises:
-        DamagedCorpusError: the source table is missing or not what the manifest says.
+        DamagedCorpusError: the source table is missing or does not match the manifest.
     """
     table = open_table(store, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, manifest, load)
     sources = [

@@ -14,7 +14,7 @@ from pyarrow import ipc
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.arrow_file import ArrowFile
 from tokshard.format.content import HASH_BYTES, TokenHash
-from tokshard.format.files import LoadFile, map_file
+from tokshard.format.files import HashingFile, LoadFile, map_file
 from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema
 from tokshard.store import Store
 
@@ -71,7 +71,7 @@ SOURCE_TABLE_SCHEMA = _schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlace:
-    """Where one record batch of a shard lies.
+    """The place of one record batch in a shard.
 
     Args:
         offsets_position: byte in the file where its ``num_documents + 1`` int64 offsets start.
@@ -86,7 +86,7 @@ class BatchPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInfo:
-    """One shard, as the shard table has it."""
+    """One row of the shard table."""
 
     name: str
     num_documents: int
@@ -98,7 +98,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceInfo:
-    """What became of one input file. ``records_read = documents + sum of left_out``.
+    """One input file: what was read, written and left out. ``records_read = documents + sum of left_out``.
 
     Args:
         argument: index into the manifest's arguments.
@@ -117,16 +117,21 @@ class SourceInfo:
     left_out: Mapping[str, int]
 
 
-def write_table(file: IO[bytes], schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, rows_per_batch: int) -> None:
+def write_table(
+    file: IO[bytes] | HashingFile, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, rows_per_batch: int
+) -> None:
     """Write an Arrow IPC file whose record batches all have `rows_per_batch` rows, but for the last."""
     pending: list[pa.RecordBatch] = []
+    num_rows = 0
     with ipc.new_file(file, schema) as writer:
         for batch in batches:
             pending.append(batch)
-            while sum(part.num_rows for part in pending) >= rows_per_batch:
+            num_rows += batch.num_rows
+            while num_rows >= rows_per_batch:
                 whole = pa.Table.from_batches(pending, schema).combine_chunks()
                 writer.write_batch(whole.slice(0, rows_per_batch).combine_chunks().to_batches()[0])
                 pending = whole.slice(rows_per_batch).to_batches()
+                num_rows -= rows_per_batch
         rest = pa.Table.from_batches(pending, schema).combine_chunks()
         if rest.num_rows:
             writer.write_batch(rest.to_batches()[0])
@@ -182,6 +187,11 @@ class Table:
         """All record batches in order."""
         for index in range(self.num_batches):
             yield self.batch(index)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all record batches."""
+        return sum(batch.num_rows for batch in self.batches())
 
     def numbers(self, column: str) -> NDArray[np.int64]:
         """An int64 column as one array [rows]."""

@@ -37,7 +37,7 @@ class ShardWriter:
     Args:
         store: of the corpus.
         name: from the count of shards closed before to the name of the next.
-        shard_tokens: a shard closes before the document that would exceed this; a longer document stands alone.
+        shard_tokens: a shard closes before the document that would exceed this; a longer document gets its own shard.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ShardWriter:
                 if self._fill:
                     self._flush_batch()
                     continue
-                fit = start + 1  # longer than a batch or a shard: it stands alone
+                fit = start + 1  # longer than a batch or a shard, so it gets its own
             self._append(tokens, ends, start, fit, base, source, records, columns)
             self._characters += int(text_ends[fit - 1]) - text_base
             start, base, text_base = fit, int(ends[fit - 1]), int(text_ends[fit - 1])
@@ -144,7 +144,7 @@ class ShardWriter:
     def _tokens_in_shard(self) -> int:
         return 0 if self._file is None else self._file.num_tokens
 
-    def _append(  # noqa: PLR0917 - one caller, which has them all at hand
+    def _append(  # noqa: PLR0917 - one caller, which has them all
         self,
         tokens: NDArray[Any],
         ends: NDArray[np.int64],
@@ -251,7 +251,7 @@ class _OpenShard:
         }
 
     def discard(self) -> None:
-        """Forget the shard and remove what was written."""
+        """Drop the shard and remove what was written."""
         with contextlib.suppress(Exception):
             self._writer.close()
         self._spool.discard()
@@ -280,7 +280,7 @@ class _Runs:
 
 
 def _buffer_positions(path: str) -> Iterator[tuple[int, int]]:
-    """Where offsets and values of each record batch lie, in bytes from the start of the file."""
+    """The positions of offsets and values of each record batch, in bytes from the start of the file."""
     mapped = map_path(path)
     reader = ipc.open_file(mapped)
     for index in range(reader.num_record_batches):

@@ -1,4 +1,4 @@
-"""How a long operation reports its progress: the one kind of callback in this room."""
+"""The one kind of callback in this room: progress of a long operation."""
 
 from __future__ import annotations
 

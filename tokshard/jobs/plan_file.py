@@ -13,6 +13,7 @@ from tokshard.errors import UsageError
 from tokshard.jobs.strict_toml import convert, example_of, key, read_toml
 from tokshard.numbers import read_count, read_length
 from tokshard.runtime.plan import StreamPlan
+from tokshard.store import is_uri
 
 STATE_FILE = "state.json"
 """The file of a trainer's checkpoint that holds its recipe and the loader's state."""
@@ -29,6 +30,7 @@ class Mix:
         global_batch_size: samples of an optimizer step, over all ranks.
         weights: name to weight; empty: the corpora's token counts.
         epochs: of a finite pass over one corpus; 0: endless.
+        generations: name to the generation up to which a corpus that grew is read; default: the newest.
         take, max_epochs: one number for all corpora, or name to number.
         schedule: (global sample, weights).
         uneven: as for `StreamingLoader`.
@@ -40,6 +42,7 @@ class Mix:
     weights: dict[str, float] = field(default_factory=dict, metadata=key("weights = { code = 0.7, prose = 0.3 }"))
     seed: int = field(default=0, metadata=key("seed = 17"))
     epochs: int = field(default=0, metadata=key("epochs = 1"))
+    generations: dict[str, int] = field(default_factory=dict, metadata=key("generations = { code = 0 }"))
     block_tokens: int | None = field(default=None, metadata=key("block_tokens = 65536", read=read_length))
     window_blocks: int | None = field(default=None, metadata=key("window_blocks = 1024", read=read_length))
     take: float | dict[str, float] | None = field(default=None, metadata=key("take = { code = 0.1 }"))
@@ -69,6 +72,7 @@ class Mix:
             seed=self.seed,
             weights=self.weights or None,
             epochs=self.epochs or None,
+            generations=self.generations,
             block_tokens=self.block_tokens,
             window_blocks=self.window_blocks,
             schedule=self.schedule,
@@ -121,7 +125,7 @@ def load_mix(
     given = {name: value for name, value in (options or {}).items() if value is not None}
     fields = {**(defaults or {}), **fields, **given}
     for name in ("corpora", "seq_len", "global_batch_size"):
-        if name not in fields and not os.path.exists(location):
+        if name not in fields and not is_uri(location) and not os.path.exists(location):
             raise UsageError(f"{location} does not exist", hint="give a mix.toml, a corpus directory or a checkpoint")
         if name not in fields:
             option = "" if name == "corpora" else f", or --{name.replace('_', '-')} on the command line"
@@ -135,7 +139,7 @@ def load_mix(
     if not is_mix_file:
         return mix
     directory = os.path.dirname(location)
-    corpora = {name: path if "://" in path else os.path.join(directory, path) for name, path in mix.corpora.items()}
+    corpora = {name: path if is_uri(path) else os.path.join(directory, path) for name, path in mix.corpora.items()}
     return dataclasses.replace(mix, corpora=corpora)
 
 

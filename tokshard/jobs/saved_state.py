@@ -1,4 +1,4 @@
-"""The state of a loader, found in whatever checkpoint it was saved in."""
+"""The state of a loader, read from any kind of checkpoint."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HINT = "give a checkpoint of the trainer, one that torch saved with the loader'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedState:
-    """Where a job was.
+    """The position of a job in its plan.
 
     Args:
         cursor: the line of JSON that `StreamingLoader.state_dict` gives.
-        step: optimizer steps done, if the checkpoint says so.
+        step: optimizer steps done; None if the checkpoint does not say.
     """
 
     cursor: str
@@ -32,11 +32,11 @@ class SavedState:
 def read_state(path: str) -> SavedState:
     """The state in a checkpoint: a directory of the trainer, or what torch.distributed.checkpoint or torch.save wrote.
 
-    Nothing of it is executed, and no tensor is loaded. A text file with ``json.dumps(loader.state_dict())``, or with
+    Nothing in it is executed, and no tensor is loaded. A text file with ``json.dumps(loader.state_dict())``, or with
     the cursor alone, is read too. Only what torch has saved needs torch.
 
     Raises:
-        UsageError: it holds no state, or several that differ.
+        UsageError: the checkpoint lacks a state, or holds several that differ.
         LoaderError: a directory that torch wrote is damaged, or could only be read by executing what is in it.
     """
     saved = _read(path)

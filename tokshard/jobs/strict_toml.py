@@ -23,7 +23,7 @@ def key(example: str, *, read: Callable[[str], int] | None = None) -> dict[str, 
 
     Args:
         example: a line of TOML, for the hint of an error.
-        read: what a text in place of a number stands for, such as `read_count`; default: a text is refused.
+        read: converts text that is given in place of a number, such as `read_count`; None: text is refused.
     """
     return {"example": example, "read": read}
 
@@ -32,7 +32,7 @@ def read_toml(path: str, *, hint: str) -> dict[str, Any]:
     """The tables of a file.
 
     Args:
-        hint: what to give instead, if there is no such file.
+        hint: what to give instead, if the file does not exist.
 
     Raises:
         UsageError: the file does not exist, or is not TOML.
@@ -43,7 +43,7 @@ def read_toml(path: str, *, hint: str) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint=hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}", hint="see https://toml.io") from error
+        raise UsageError(f"{path} is not valid TOML: {error}", hint="see https://toml.io") from error
 
 
 def convert(fields: Mapping[str, Any], kind: type[Settings], *, where: str, hint: str, prefix: str = "") -> Settings:
@@ -88,7 +88,7 @@ def check_keys(kind: type, fields: Any, *, where: str, prefix: str = "") -> None
 
 
 def _with_numbers(fields: Mapping[str, Any], kind: type, *, where: str, prefix: str) -> dict[str, Any]:
-    """The fields, with the numbers that texts such as ``"1.5B"`` stand for."""
+    """The fields, in which texts such as ``"1.5B"`` have become numbers."""
     found = dict(fields)
     types = get_type_hints(kind)
     for item in dataclasses.fields(kind):
@@ -104,6 +104,6 @@ def _with_numbers(fields: Mapping[str, Any], kind: type, *, where: str, prefix: 
 
 
 def example_of(kind: type, name: str) -> str:
-    """How a key is written; empty if its field does not say."""
+    """An example of a key; empty if its field lacks one."""
     found = [item for item in dataclasses.fields(kind) if item.name == name]
     return str(found[0].metadata.get("example", "")) if found else ""

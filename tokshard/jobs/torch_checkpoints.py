@@ -1,4 +1,4 @@
-"""Checkpoints of torch, read without executing anything that is in them.
+"""Checkpoints of torch, read without executing anything in them.
 
 torch reads the index of a checkpoint directory (``.metadata``) and the values that are not tensors with plain pickle,
 which runs whatever the file says. Here, the index is read as records of plain values, of which every class that it
@@ -56,7 +56,7 @@ def read_metadata(path: str) -> Metadata:
     """The index of a checkpoint directory of torch.distributed.checkpoint: names, sizes and places of what it holds.
 
     Raises:
-        OSError: there is none, or it cannot be read.
+        OSError: the index is missing or cannot be read.
         LoaderError: it is damaged, or names what an index does not hold.
     """
     with open(os.path.join(path, METADATA_FILE), "rb") as file:
@@ -78,7 +78,7 @@ def load_checkpoint(state: dict[str, Any], path: str, *, no_dist: bool = False) 
         no_dist: this process reads alone, although torch.distributed may be set up.
 
     Raises:
-        OSError: there is no checkpoint, or its index cannot be read.
+        OSError: the checkpoint is missing, or its index cannot be read.
         LoaderError: it is damaged, does not have a name or size of `state`, or holds a value that
             ``torch.load(weights_only=True)`` does not take.
     """
@@ -133,7 +133,7 @@ class _Planner(DefaultLoadPlanner):
 
 
 class _Record:
-    """What stands for an object of the index: the name of its class or function, its arguments and its state."""
+    """An object of the index as a record: the name of its class or function, its arguments and its state."""
 
     name: ClassVar[str]
     state: Any = None
@@ -191,7 +191,7 @@ def _storage(record: Any) -> _StorageInfo:
     fields = _fields(record, "_StorageInfo", module="torch.distributed.checkpoint.filesystem")
     name = _a(str, fields["relative_path"])
     if os.path.basename(name) != name:
-        raise ValueError(f"{name!r} lies outside of the checkpoint")
+        raise ValueError(f"{name!r} is outside the checkpoint")
     if fields.get("transform_descriptors"):
         raise ValueError(f"{name!r} was written through an extension of torch, which is not read")
     return _StorageInfo(name, _a(int, fields["offset"]), _a(int, fields["length"]))

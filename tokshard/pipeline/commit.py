@@ -1,383 +1,89 @@
-"""From receipts to a corpus: the tables, the rejects file, the report, and last of all the manifest."""
+"""The last step of a build: from receipts to tables, the report, and last of all the manifest."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
-import pyarrow as pa
+import msgspec
 
-from tokshard.errors import BuildError, UsageError
-from tokshard.format import names
-from tokshard.format.arrays import number_array, table_batch
-from tokshard.format.content import TokenHash
-from tokshard.format.files import file_sha256
-from tokshard.format.manifest import (
-    DAMAGED_INPUT,
-    IN_OTHER_SPLIT,
-    BuildConfig,
-    DocumentLengths,
-    FileFacts,
-    Fingerprints,
-    Manifest,
-    Records,
-    TokenizerInfo,
-    content_fingerprint,
-    encode_manifest,
-    recipe_fingerprint,
-)
-from tokshard.format.schema import FORMAT_VERSION, token_dtype
-from tokshard.format.tables import (
-    SHARD_TABLE_SCHEMA,
-    SHARDS_PER_BATCH,
-    SOURCE_TABLE_SCHEMA,
-    SourceInfo,
-    Table,
-    write_table,
-)
-from tokshard.pipeline.sources.inputs import Input, display_path
-from tokshard.pipeline.tasks.planning import Key
-from tokshard.pipeline.tasks.rejects import read_rejects
-from tokshard.pipeline.workspace.places import ASSEMBLED, Output, Workspace
-from tokshard.pipeline.workspace.receipts import Receipt, read_receipt
-from tokshard.pipeline.workspace.settings import load_names, save_names
-from tokshard.store import Store, present, written
-
-_SOURCES_PER_BATCH = 65_536
+from tokshard.pipeline.append import in_its_corpus
+from tokshard.pipeline.assemble import AssembledCorpus, assemble, check_shards, publish
+from tokshard.pipeline.executors.base import cpu_seconds
+from tokshard.pipeline.kept_fields import check_kept_fields
+from tokshard.pipeline.prepare import PreparedBuild
+from tokshard.pipeline.report import build_report
+from tokshard.pipeline.result import BuildResult
+from tokshard.pipeline.run import Outcome
+from tokshard.pipeline.tasks.bad_record_limit import loss_warning
+from tokshard.pipeline.workspace.output_directory import BuiltCorpus
+from tokshard.pipeline.workspace.receipts import progress_of
 
 
-def assemble(
-    workspace: Workspace,
-    keys: Sequence[Key],
-    *,
-    number: int,
-    output: Output,
-    config: BuildConfig,
-    columns: Mapping[str, str],
-    tokenizer: TokenizerInfo,
-    tokenizer_content: bytes,
-    inputs: Sequence[Input],
-    arguments: Sequence[str],
-    bad_inputs: Mapping[int, str],
-) -> Manifest:
-    """Turn the receipts of a finished build into a corpus; the manifest is written by `publish`.
-
-    Args:
-        keys: of the receipts that belong to the corpus, in order.
-        number, output: which of the build's corpora.
-        bad_inputs: index of each input that was left out whole, and what is wrong with it.
+def commit(prepared: PreparedBuild, outcome: Outcome) -> BuildResult:
+    """Turn the receipts of all tasks into corpora: tables, then a look that every shard is there, then the manifests.
 
     Raises:
-        BuildError: a receipt or rejects file is damaged, or no document was written.
-        UsageError: a file is in the way that no build wrote.
-        OSError: the output directory takes no more.
+        UsageError: a kept field is in no record.
+        BuildError: no document was written, or a shard is gone.
     """
-    out = output.store
-    _claim(workspace, output)
-    totals = _Totals(number, len(inputs), bad_inputs)
-    with written(out, names.SHARD_TABLE) as file:
-        rows = _shard_rows(workspace, keys, totals)
-        write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
-    if not totals.documents:
-        out.delete(names.SHARD_TABLE)
-        raise _nothing_written(totals, output)
-    with written(out, names.SOURCE_TABLE) as file:
-        write_table(file, SOURCE_TABLE_SCHEMA, _source_rows(inputs, totals), rows_per_batch=_SOURCES_PER_BATCH)
-    out.put(names.TOKENIZER, tokenizer_content)
-    damaged = (
-        {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
-        for index, problem in sorted(bad_inputs.items())
-    )
-    rejects = heapq.merge(_rejects(workspace, totals), damaged, key=itemgetter("source"))
-    kept_files = [names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER]
-    if _write_rejects(out, rejects, inputs, arguments):
-        kept_files.append(names.REJECTS)
-    return _manifest(
-        out,
-        totals,
-        inputs,
-        config=config,
-        columns=columns,
-        tokenizer=tokenizer,
-        arguments=arguments,
-        kept_files=kept_files,
-    )
-
-
-def publish(output: Output, manifest: Manifest, report: Mapping[str, Any]) -> None:
-    """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete."""
-    out = output.store
-    found = filter(names.is_shard_name, present(out))
-    # of a task past the limit, or of an attempt that left no receipt
-    out.delete(*(set(found) - _listed_shards(out).keys()))
-    content = json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n"
-    out.put(names.REPORT, content)  # the names before it are durable then, too
-    out.put(names.MANIFEST, encode_manifest(manifest))
-
-
-def _claim(workspace: Workspace, output: Output) -> None:
-    """Write down which files of an output are the build's, before the first is written: `--force` removes no others.
-
-    Raises:
-        BuildError: there is such a file, and the build did not write it.
-    """
-    known = load_names(workspace, ASSEMBLED)
-    files = set(map(output.name_of, names.SIDE_FILES))
-    if files <= known:
-        return
-    for name in sorted(names.SIDE_FILES & present(output.store)):
-        if output.name_of(name) not in known:
-            raise in_the_way(output.store.where(name))
-    save_names(workspace, ASSEMBLED, known | files)
-
-
-def in_the_way(path: str) -> UsageError:
-    """The error for a file that a build would write over, though no build wrote it."""
-    return UsageError(
-        f"{path} was not written by a build, and the build would replace it",
-        hint="move it away and run the same command again, or give another --out",
-    )
-
-
-def check_shards(output: Output) -> None:
-    """Look that every shard of an assembled corpus is there, as long as its receipt says.
-
-    Raises:
-        BuildError: one is gone or has another size.
-    """
-    found = shard_sizes(output.store)
-    for name, num_bytes in _listed_shards(output.store).items():
-        if found.get(name) != num_bytes:
-            what = "is gone" if name not in found else f"has {found[name]:,} bytes, and had {num_bytes:,}"
-            raise BuildError(
-                f"{output.directory / name} {what} since its task was done",
-                hint="run the same command again: the task that wrote it runs again",
-            )
-
-
-def shard_sizes(store: Store) -> dict[str, int]:
-    """The shards of a corpus, with their sizes."""
-    return {entry.name: entry.size for entry in store.list("shard-") if names.is_shard_name(entry.name)}
-
-
-def _listed_shards(store: Store) -> dict[str, int]:
-    """The shards that the shard table names, with their sizes."""
-    columns = ("name", "num_bytes")
-    return {
-        name: num_bytes
-        for batch in Table(store, names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
-        for name, num_bytes in zip(*(batch.column(column).to_pylist() for column in columns), strict=True)
-    }
-
-
-class _Totals:
-    """Sums over receipts in order, and how many records of each source came before the task at hand."""
-
-    def __init__(self, number: int, num_sources: int, bad_inputs: Iterable[int]) -> None:
-        # 32 bytes a source: there may be a million
-        self._counts = np.zeros((num_sources, len(_COUNTED)), np.int64)
-        self._left_out: dict[int, dict[str, int]] = {}
-        for index in bad_inputs:
-            self._counts[index, 0] = 1
-            self._left_out[index] = {DAMAGED_INPUT: 1}
-        self.documents = 0
-        self.tokens = 0
-        self.shards = 0
-        self.shard_bytes = 0
-        self.content = TokenHash()
-        self.lengths = np.zeros(0, np.int64)
-        self.shortest = 0
-        self.longest = 0
-        self.with_special_text = 0
-        self.records_before: dict[Key, dict[int, int]] = {}
-        self.with_rejects: list[Key] = []
-        self.number = number
-
-    def add(self, receipt: Receipt) -> None:
-        before: dict[int, int] = {}
-        part = receipt.outputs[self.number]
-        for counts in part.sources:
-            row = self._counts[counts.index]
-            if row[0]:
-                before[counts.index] = int(row[0])
-            row += [getattr(counts, name) for name in _COUNTED]
-            self.tokens += counts.tokens
-            self.with_special_text += counts.with_special_text
-            if counts.left_out:
-                left_out = self._left_out.setdefault(counts.index, {})
-                for reason, count in counts.left_out.items():
-                    left_out[reason] = left_out.get(reason, 0) + count
-        if before:
-            self.records_before[receipt.key] = before
-        if receipt.num_rejects:
-            self.with_rejects.append(receipt.key)
-        self.documents += part.documents
-        lengths = np.zeros(max(len(self.lengths), len(part.length_counts)), np.int64)
-        lengths[: len(self.lengths)] += self.lengths
-        lengths[: len(part.length_counts)] += np.array(part.length_counts, np.int64)
-        self.lengths = lengths
-        if part.documents:
-            self.shortest = min(self.shortest or part.shortest, part.shortest)
-            self.longest = max(self.longest, part.longest)
-
-    def source(self, source: Input) -> SourceInfo:
-        counts = dict(zip(_COUNTED, self._counts[source.index].tolist(), strict=True))
-        return SourceInfo(
-            argument=source.argument,
-            path=source.path,
-            num_bytes=source.num_bytes,
-            left_out=dict(sorted(self._left_out.get(source.index, {}).items())),
-            **counts,
+    resolved, receipts = prepared.resolved, outcome.receipts
+    outputs = resolved.context.outputs
+    check_kept_fields(receipts, resolved.context.spec, resolved.found.inputs)
+    corpora = [
+        assemble(
+            resolved.context.workspace,
+            [receipt.key for receipt in receipts],
+            number=number,
+            output=output,
+            config=msgspec.structs.replace(resolved.settings.config, split=output.split or None),
+            columns=resolved.context.columns,
+            tokenizer=resolved.read.info,
+            tokenizer_content=resolved.read.content,
+            inputs=resolved.found.inputs,
+            arguments=resolved.found.arguments,
+            bad_inputs=outcome.bad_inputs,
+            # with a limit, some of them became no document; of a split, one corpus has those of both
+            texts=outcome.texts if resolved.options.limit is None and not number else (),
         )
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """Reason to count, over all sources."""
-        result: dict[str, int] = {}
-        for counts in self._left_out.values():
-            for reason, count in counts.items():
-                result[reason] = result.get(reason, 0) + count
-        return dict(sorted(result.items()))
-
-    @property
-    def records_read(self) -> int:
-        """Records over all sources."""
-        return int(self._counts[:, 0].sum())
-
-    @property
-    def text_bytes(self) -> int:
-        """UTF-8 bytes of all documents."""
-        return int(self._counts[:, 3].sum())
+        for number, output in enumerate(outputs)
+    ]
+    if resolved.settings.generation:
+        of_each = zip(corpora, resolved.settings.previous, strict=True)
+        corpora = [
+            replace(corpus, manifest=in_its_corpus(corpus.output, corpus.manifest, previous))
+            for corpus, previous in of_each
+        ]
+    result = _result(prepared, outcome, corpora)
+    report = build_report(resolved, result, outcome.bad_inputs)
+    for corpus in corpora:
+        check_shards(corpus)
+    # the corpus for training is last: where it is complete, that for validation is too
+    for corpus in reversed(corpora):
+        publish(corpus, report)
+    resolved.context.workspace.remove()
+    return result
 
 
-_COUNTED = ("records_read", "documents", "tokens", "text_bytes")
-
-
-def _shard_rows(workspace: Workspace, keys: Sequence[Key], totals: _Totals) -> Iterator[pa.RecordBatch]:
-    for key in keys:
-        receipt, shards = read_receipt(workspace, key)
-        rows = shards[totals.number]
-        totals.add(receipt)
-        totals.shards += rows.num_rows
-        totals.shard_bytes += sum(rows.column("num_bytes").to_pylist())
-        for content, tokens in zip(
-            *(rows.column(name).to_pylist() for name in ("tokens_hash", "num_tokens")), strict=True
-        ):
-            totals.content = totals.content.then(TokenHash.from_bytes(content, tokens))
-        before = totals.records_before.get(key)
-        yield rows if before is None else _with_record_base(rows, before)
-
-
-def _with_record_base(rows: pa.RecordBatch, before: Mapping[int, int]) -> pa.RecordBatch:
-    """Record numbers counted from the start of the source rather than of the task."""
-    sources, records = rows.column("run_source"), rows.column("run_record")
-    values = records.values.to_numpy().copy()
-    of_value = sources.values.to_numpy()
-    for source, base in before.items():
-        values[of_value == source] += base
-    kind = rows.schema.field("run_record").type
-    moved = pa.LargeListArray.from_arrays(records.offsets, number_array(values), type=kind)
-    return rows.set_column(rows.schema.get_field_index("run_record"), rows.schema.field("run_record"), moved)
-
-
-def _source_rows(inputs: Sequence[Input], totals: _Totals) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(inputs), _SOURCES_PER_BATCH):
-        stop = min(start + _SOURCES_PER_BATCH, len(inputs))
-        part = [totals.source(inputs[index]) for index in range(start, stop)]
-        columns = {field.name: [getattr(source, field.name) for source in part] for field in SOURCE_TABLE_SCHEMA}
-        yield table_batch(columns, SOURCE_TABLE_SCHEMA)
-
-
-def _write_rejects(
-    out: Store, rejects: Iterator[dict[str, Any]], inputs: Sequence[Input], arguments: Sequence[str]
-) -> bool:
-    """One line per bad record or damaged input that was left out, in input order; False if there is none.
-
-    Source, record counted from 1 (null for an input), reason, detail.
-    """
-    first = next(rejects, None)
-    if first is None:
-        out.delete(names.REJECTS)
-        return False
-    with written(out, names.REJECTS) as file:
-        for reject in itertools.chain([first], rejects):
-            source = inputs[reject["source"]]
-            reject["source"] = display_path(arguments[source.argument], source.path)
-            file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
-    return True
-
-
-def _rejects(workspace: Workspace, totals: _Totals) -> Iterator[dict[str, Any]]:
-    """What the tasks listed, with records counted from the start of their input."""
-    for key in totals.with_rejects:
-        before = totals.records_before.get(key, {})
-        for reject in read_rejects(workspace, key):
-            reject["record"] += before.get(reject["source"], 0) + 1
-            yield reject
-
-
-def _manifest(
-    out: Store,
-    totals: _Totals,
-    inputs: Sequence[Input],
-    *,
-    config: BuildConfig,
-    columns: Mapping[str, str],
-    tokenizer: TokenizerInfo,
-    arguments: Sequence[str],
-    kept_files: Sequence[str],
-) -> Manifest:
-    dtype = token_dtype(tokenizer.vocab_size)
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        num_documents=totals.documents,
-        num_tokens=totals.tokens,
-        num_shards=totals.shards,
-        num_bytes=totals.shard_bytes,
-        text_bytes=totals.text_bytes,
-        dtype=dtype,
-        columns=dict(columns),
-        fingerprints=Fingerprints(
-            content=content_fingerprint(
-                totals.content,
-                num_documents=totals.documents,
-                eos_id=tokenizer.eos_id,
-                bos_id=tokenizer.bos_id,
-            ),
-            recipe=recipe_fingerprint(
-                config, tokenizer, ((source.argument, source.path, source.num_bytes) for source in inputs)
-            ),
-        ),
-        tokenizer=tokenizer,
-        arguments=list(arguments),
-        build=config,
-        records=Records(
-            read=totals.records_read,
-            written=totals.documents,
-            left_out=totals.left_out,
-            with_special_text=totals.with_special_text,
-        ),
-        document_lengths=DocumentLengths(
-            shortest=totals.shortest, longest=totals.longest, counts=totals.lengths.tolist()
-        ),
-        files={name: FileFacts(num_bytes=out.stat(name).size, sha256=file_sha256(out, name)) for name in kept_files},
-    )
-
-
-def _nothing_written(totals: _Totals, output: Output) -> BuildError:
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.left_out.items())
-    found = f"{totals.records_read:,} records read" + (f", {reasons}" if reasons else "")
-    if output.name and IN_OTHER_SPLIT[output.name] in totals.left_out:
-        return BuildError(
-            f"the {output.name} split got no document: {found}",
-            hint="change --validation-fraction or leave it out, and start over with --force",
-        )
-    return BuildError(
-        f"the build wrote no document: {found}",
-        hint="check the sources and --text-field, and start over with --force",
+def _result(prepared: PreparedBuild, outcome: Outcome, corpora: Sequence[AssembledCorpus]) -> BuildResult:
+    resolved, usage = prepared.resolved, outcome.usage
+    num_marks = sum(receipt.num_marks for receipt in outcome.receipts)
+    marks = [f"{num_marks:,} byte order mark{'s' if num_marks > 1 else ''} dropped: no part of a text"]
+    total = progress_of(outcome.receipts)
+    warning = loss_warning(total.bad, total.records, is_end=True)
+    return BuildResult(
+        directory=resolved.context.workspace.out,
+        corpora=tuple(BuiltCorpus(directory=corpus.output.location, manifest=corpus.manifest) for corpus in corpora),
+        is_new=True,
+        seconds=time.monotonic() - resolved.started,
+        cpu_seconds=cpu_seconds() - prepared.cpu_seconds + usage.cpu_seconds,
+        tokens_encoded=outcome.tokens_encoded,
+        bytes_encoded=outcome.bytes_encoded,
+        num_workers=outcome.num_workers,
+        peak_worker_bytes=usage.peak_worker_bytes,
+        ignored=resolved.found.ignored,
+        notes=(*resolved.found.notes, *resolved.read.notes, *(marks if num_marks else [])),
+        warnings=() if warning is None else (warning,),
+        normalizer=resolved.read.normalizer,
     )

@@ -1,4 +1,4 @@
-"""What a build would come to, from a sample of its documents: ``--dry-run``. Writes nothing where the build would."""
+"""``--dry-run``: what a build would amount to, from a sample of its documents. Writes nothing to the output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tokshard.errors import BadSourceError, UsageError
-from tokshard.pipeline.executors.processes import leaving_the_program_alone
+from tokshard.pipeline.executors.surroundings import leaving_the_program_alone
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.resolve import ResolvedBuild, resolve
 from tokshard.pipeline.sources.division import Span, Whole
@@ -24,36 +24,36 @@ from tokshard.pipeline.sources.formats import read_span, read_stream
 from tokshard.pipeline.sources.inputs import Input, read_once_name
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import Chunk, LineChunk, utf8_sizes
+from tokshard.pipeline.tasks.duplicates import bytes_per_text
 from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.tasks.writing import DocumentWriters
 from tokshard.pipeline.workspace.places import TOKENIZER, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt
+from tokshard.store import is_uri
 
 _SAMPLED_PLACES = 32
 _TEXT_BYTES_PER_PLACE = 2 << 20
 _COMPRESSED_PLACES = 4
 _TEXT_BYTES_PER_COMPRESSED_PLACE = 16 << 20
-"""Decompression reads ahead, so that the first megabyte of text says little about the size of the whole."""
+"""Decompression reads ahead, so the first megabyte of text says little about the size of the whole."""
 _FIRST_CHUNKS, _EVERY_CHUNK = 4, 16
-"""Of lines that are compressed, the first chunks are encoded and then one of so many: reading is far cheaper, and a
-stream can only be read from its start, which may be of another kind than its middle."""
-
-_HASH_BYTES = 20
+"""Of compressed lines, the first chunks are encoded, then one of so many: reading is far cheaper, and a stream can only
+be read from its start, which may differ from its middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a build would come to.
+    """What a build would amount to.
 
     Args:
         num_tasks, num_streams: units of work; streams are read from their start and count as one each.
         input_bytes: size of all inputs.
-        sampled_documents, sampled_bad: records of the sample that would become documents, and that would not.
+        sampled_documents, sampled_bad: records of the sample that would become documents, and bad ones.
         documents, tokens, text_bytes: of the corpus; duplicates are not known, and count.
         seconds: with `num_workers`, if as many cores are free as now.
         disk_bytes: that the build needs, of which
         hash_bytes: go when it is done.
-        free_bytes: on the disk of the output directory.
+        free_bytes: on the disk of the output directory; None if that is a URI.
     """
 
     directory: str
@@ -71,13 +71,13 @@ class Estimate:
     num_workers: int
     disk_bytes: int
     hash_bytes: int
-    free_bytes: int
+    free_bytes: int | None
     is_limited: bool
 
     @property
     def fits(self) -> bool:
-        """Whether the disk has room for it."""
-        return self.disk_bytes <= self.free_bytes
+        """Whether the disk has room for it. A store always has."""
+        return self.free_bytes is None or self.disk_bytes <= self.free_bytes
 
 
 @leaving_the_program_alone()
@@ -105,7 +105,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     is_limited = options.limit is not None and options.limit < total.documents
     if is_limited and options.limit is not None:
         total = _Sums().plus(total, options.limit / total.documents)
-    hash_bytes = int(total.documents * _HASH_BYTES) if options.dedup == "exact" else 0
+    hash_bytes = int(total.documents * bytes_per_text(len(tasks))) if options.dedup == "exact" else 0
     parallel = request.num_workers if _streams(tasks) else max(1, min(request.num_workers, len(tasks)))
     return Estimate(
         directory=options.out,
@@ -123,7 +123,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
         num_workers=parallel,
         disk_bytes=int(total.disk_bytes) + hash_bytes,
         hash_bytes=hash_bytes,
-        free_bytes=shutil.disk_usage(_existing(options.out)).free,
+        free_bytes=None if is_uri(options.out) else shutil.disk_usage(_existing(options.out)).free,
         is_limited=is_limited,
     )
 
@@ -250,7 +250,7 @@ class _Sampler:
         counts = [counts for output in receipt.outputs for counts in output.sources]
         disk_bytes = 0
         for output in self._context.outputs:
-            for path in output.directory.glob("*.arrow"):
+            for path in Path(output.location).glob("*.arrow"):
                 disk_bytes += path.stat().st_size
                 path.unlink()
         return _Sums(

@@ -1,4 +1,4 @@
-"""How a task fails, in the words of the task; the coordinator, who knows what comes before, writes the message."""
+"""How a task fails, counted from its own start. The coordinator knows what comes before, and writes the message."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from tokshard.errors import BadSourceError
 
 
 class TaskError(Exception):
-    """A failure of a task that crosses processes as it is."""
+    """A failure of a task that crosses processes unchanged."""
 
 
 class RejectedRecordError(TaskError):
-    """A bad record under ``--on-bad-record fail``; the record is counted within the task and its input."""
+    """A bad record under ``--on-bad-record fail``. Its number counts from the task's start in the input."""
 
     def __init__(self, source: int, record: int, reason: str, detail: str) -> None:
         super().__init__(source, record, reason, detail)
@@ -21,7 +21,7 @@ class BadInputError(TaskError):
     """An input is damaged or gone; `error` says how.
 
     Args:
-        others: inputs after it in the same task that are damaged, too; looked for only if they are to be left out.
+        others: damaged inputs after it in the same task; they are looked for only if they are to be left out.
     """
 
     def __init__(self, source: int, error: BadSourceError, others: tuple[BadInputError, ...] = ()) -> None:
@@ -30,7 +30,7 @@ class BadInputError(TaskError):
 
 
 class TooManyBadRecordsError(TaskError):
-    """With the records of a task more are bad than ``--max-bad-records`` allows.
+    """With the bad records of a task, there are more than ``--max-bad-records`` allows.
 
     Args:
         bad_before: bad records of the tasks before it.

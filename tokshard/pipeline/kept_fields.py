@@ -1,9 +1,8 @@
-"""Kept fields that no record has: a misspelt name, which JSON lines only show when all of them are read."""
+"""Kept fields that no record has. With JSON lines, a misspelt name only shows when all of them are read."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -14,6 +13,7 @@ from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import JSONL, STDIN, Input
 from tokshard.pipeline.sources.records import RecordSpec
 from tokshard.pipeline.workspace.receipts import Receipt
+from tokshard.store import look_at
 
 
 def check_kept_fields(receipts: Iterable[Receipt], spec: RecordSpec, inputs: Sequence[Input]) -> None:
@@ -46,7 +46,7 @@ def check_kept_fields(receipts: Iterable[Receipt], spec: RecordSpec, inputs: Seq
 def first_fields(inputs: Sequence[Input]) -> list[str]:
     """Names of the fields of the first line of the first JSON lines; empty if that cannot be read."""
     source = next((source for source in inputs if source.format == JSONL and source.location != STDIN), None)
-    if source is None or not os.path.isfile(source.location):
+    if source is None or look_at(source.location) is None:
         return []
     with contextlib.suppress(SourceError, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         with open_bytes(source) as stream:

@@ -6,7 +6,7 @@ import itertools
 
 from tokshard.errors import BadRecordError, TokshardError
 from tokshard.pipeline.failures import BadInputError, RejectedRecordError, TooManyBadRecordsError
-from tokshard.pipeline.sources.inputs import Input, InputTable
+from tokshard.pipeline.sources.inputs import Input, InputTable, original_error
 from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
 from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
 from tokshard.pipeline.tasks.planning import Key
@@ -24,16 +24,18 @@ def user_error(
     inputs: InputTable,
     workspace: Workspace,
     max_bad_records: BadRecordLimit | None,
+    is_counted: bool = True,
 ) -> Exception:
-    """The failure that decides a stage, as the user should see it; a bug of tokshard as it came.
+    """The failure that decides a stage, as the user should see it. A bug of tokshard is returned unchanged.
 
     Args:
-        schedule: knows what was read before the task that failed.
+        schedule: of the stage, for what was read before the task that failed.
+        is_counted: the schedule knows all that was read of the input before that.
     """
     key, error = failure
     if isinstance(error, RejectedRecordError):
         repair = _REPAIRS.get(error.reason, "repair the record")
-        place = _place(schedule, key, inputs[error.source], error.record)
+        place = _place(schedule, key, inputs[error.source], error.record, is_counted=is_counted)
         return BadRecordError(
             f"{place}: {error.reason}: {error.detail}",
             hint=f"{repair}, or leave out such records with --on-bad-record skip",
@@ -46,12 +48,12 @@ def user_error(
         if max_bad_records.count is not None:
             skipped = max_bad_records.count - error.bad_before
             first = next(itertools.islice(read_rejects(workspace, key), skipped, None))
-            place = _place(schedule, key, inputs[first["source"]], first["record"])
+            place = _place(schedule, key, inputs[first["source"]], first["record"], is_counted=is_counted)
             problem = f"{place}: {first['reason']}: {first['detail']}; {problem}"
         return BadRecordError(problem, hint=hint)
     if isinstance(error, BadInputError):
         return error.error
-    return inputs.original(error) if isinstance(error, TokshardError) else error
+    return original_error(inputs, error) if isinstance(error, TokshardError) else error
 
 
 def _too_many(error: TooManyBadRecordsError, allowed: BadRecordLimit) -> str:
@@ -64,8 +66,10 @@ def _too_many(error: TooManyBadRecordsError, allowed: BadRecordLimit) -> str:
     )
 
 
-def _place(schedule: Schedule, key: Key, source: Input, record: int) -> str:
-    """Where a record is that a task counts from its own start."""
-    before = sum(receipt.records_of(source.index) for receipt in schedule.receipts_before(key))
+def _place(schedule: Schedule, key: Key, source: Input, record: int, *, is_counted: bool) -> str:
+    """The place of a record in its input, from its number within a task."""
     unit = "line" if source.format == "jsonl" else "record"
+    if not is_counted:
+        return f"{source.location}, {unit} {record + 1} of the part that task {key[0]}-{key[1]} reads"
+    before = sum(receipt.records_of(source.index) for receipt in schedule.receipts_before(key))
     return f"{source.location}, {unit} {before + record + 1}"

@@ -22,18 +22,21 @@ R = TypeVar("R")
 
 DEFAULT_SHARD_TOKENS = 256_000_000
 DEFAULT_MAX_DOCUMENT_BYTES = 16 << 20
+LOCAL, RAY = "local", "ray"
+"""Executors."""
 _SHOWN = 60
 """Characters of a value in a message."""
 
 _REQUIRED_NUMBERS = ("shard_tokens", "max_document_bytes")
 _WHOLE_NUMBERS = (*_REQUIRED_NUMBERS, "task_bytes", "min_tokens", "max_tokens", "limit", "workers")
-_STRINGS = ("eos", "bos", "text_field", "id_field")
+_STRINGS = ("eos", "bos", "text_field", "id_field", "ray_address")
 _CHOICES = {
     "on_bad_record": ("fail", "skip"),
     "on_bad_source": ("fail", "skip"),
     "dedup": ("none", "exact"),
     "input_format": (None, *INPUT_FORMATS),
     "text_mode": TEXT_MODES,
+    "executor": (LOCAL, RAY),
 }
 
 
@@ -63,10 +66,14 @@ class BuildOptions:
         max_bad_records: fail when more bad records than that would be skipped: a number, or a share of the records
             read, such as ``0.1%``.
         limit: documents to write at most, in input order; with a validation split, in both corpora.
-        workers: processes; default: the CPUs this process may use.
-        force: start over, removing the corpus or unfinished build in `out`.
-        quiet: no progress on stderr.
-        verbose: a line on stderr for each task that is done.
+        workers: processes; default: the CPUs this process may use. With Ray, tasks under way at most; default: as many
+            as keep the CPUs of the cluster busy.
+        executor: what runs the tasks: ``local`` processes, or a ``ray`` cluster, whose nodes all need `out` and the
+            sources at the same paths.
+        ray_address: the cluster: ``auto`` for the one that runs on this machine or that RAY_ADDRESS names, HOST:PORT,
+            or ``local`` to start Ray here; default: ``auto``, or what the program has connected to.
+        append: add the sources to the corpus in `out`, as its next generation; what is there stays as it is.
+        force: start over, removing the corpus or unfinished build in `out`; with `append`, only what that was adding.
     """
 
     tokenizer: str
@@ -90,9 +97,10 @@ class BuildOptions:
     max_bad_records: str | int | None = None
     limit: int | None = None
     workers: int | None = None
+    executor: str = LOCAL
+    ray_address: str | None = None
+    append: bool = False
     force: bool = False
-    quiet: bool = False
-    verbose: bool = False
 
 
 class OptionalBuildOptions(TypedDict, total=False):
@@ -117,9 +125,10 @@ class OptionalBuildOptions(TypedDict, total=False):
     max_bad_records: str | int | None
     limit: int | None
     workers: int | None
+    executor: str
+    ray_address: str | None
+    append: bool
     force: bool
-    quiet: bool
-    verbose: bool
 
 
 def takes_build_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -160,6 +169,9 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         if getattr(options, name) not in allowed:
             known = ", ".join(filter(None, allowed))
             raise UsageError(f"{name} is {getattr(options, name)!r}", hint=f"give one of {known}")
+    # a manifest leaves out defaults, which msgspec tells by identity, and a word from a file is not the one from here
+    words: dict[str, Any] = {name: allowed[allowed.index(getattr(options, name))] for name, allowed in _CHOICES.items()}
+    options = dataclasses.replace(options, **words)
     if fraction is not None and not 0 < fraction < 1:
         raise UsageError(
             f"validation_fraction is {fraction}, expected a share between 0 and 1",
@@ -170,20 +182,30 @@ def checked_options(options: BuildOptions) -> BuildOptions:
             f"min_tokens is {options.min_tokens}, more than max_tokens, which is {options.max_tokens}",
             hint="give a --min-tokens that is not above --max-tokens",
         )
+    _check_pairs(options)
+    parse_bad_record_limit(options.max_bad_records)
+    return options
+
+
+def _check_pairs(options: BuildOptions) -> None:
+    """Refuse an option that means nothing without another one."""
     if options.max_bad_records is not None and options.on_bad_record != "skip":
         raise UsageError(
             "max_bad_records bounds how many bad records are skipped, and on_bad_record is fail",
             hint="give --on-bad-record skip too",
         )
-    parse_bad_record_limit(options.max_bad_records)
-    return options
+    if options.ray_address is not None and options.executor != RAY:
+        raise UsageError(
+            f"ray_address is given, and executor is {options.executor}",
+            hint="give --executor ray too, or leave out --ray-address",
+        )
 
 
 def path_option(name: str, value: Any) -> str:
     """A path as a string.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a path.
     """
     if not isinstance(value, str | os.PathLike):
         raise _wrong_type(name, value, "a path", f"give {name} as a string or pathlib.Path")
@@ -221,10 +243,10 @@ def command_words(sources: Sequence[str], options: BuildOptions) -> list[str]:
     words = ["tokshard", "build", *sources]
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if value == field.default or field.name in ("force", "quiet", "verbose"):
+        if value == field.default or field.name == "force":
             continue
         for item in value if isinstance(value, list | tuple) else [value]:
-            words += [_flag(field.name), str(item)]
+            words += [_flag(field.name)] if item is True else [_flag(field.name), str(item)]
     return words
 
 

@@ -1,27 +1,80 @@
-"""How far a build is, on stderr: a bar on a terminal, a plain line now and then elsewhere."""
+"""What a build reports while it runs. The values go to one observer, which may show them."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Self, TextIO
-
-from tqdm import tqdm
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from tokshard.pipeline.sources.division import Whole
-from tokshard.pipeline.tasks.bad_record_limit import loss_warning
 from tokshard.pipeline.tasks.planning import Key, StreamTask, Task
+from tokshard.pipeline.workspace.places import Stage
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
-from tokshard.wording import bytes_text, clock, count_text, counted, one_line
 
-_LINE_SECONDS = 10.0
-_MIN_BAR = 10
-"""Columns."""
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that the user should know before the work begins."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStarted:
+    """The tasks of a stage are about to run.
+
+    Args:
+        total_bytes: of all inputs; 0 if it is unknown.
+        tasks: all.
+        done: receipts of the tasks that earlier runs of the same build finished.
+    """
+
+    stage: Stage
+    total_bytes: int
+    tasks: Sequence[Task | StreamTask]
+    done: Sequence[Receipt]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFinished:
+    """A task or segment left a receipt.
+
+    Args:
+        location: of its first input.
+    """
+
+    receipt: Receipt
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputLeftOut:
+    """An input is left out, because it is damaged or gone."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnded:
+    """No task of the stage runs any more, whether it succeeded or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergesFinished:
+    """So many of the tasks of one step of the search for duplicates are done."""
+
+    done: int
+    count: int
+
+
+Report = Note | StageStarted | Progress | TaskFinished | InputLeftOut | StageEnded | MergesFinished
+
+Observer = Callable[[Report], None]
+"""Called in the process and thread that build, which wait for it. `Progress` comes after every chunk."""
+
+
+def ignore(report: Report) -> None:
+    """An observer that drops every report."""
 
 
 class FileCount:
@@ -59,185 +112,3 @@ class FileCount:
             self.done += not self._parts[key[0]]
         else:
             self.done += receipt.is_last
-
-
-class ProgressDisplay:
-    """Shows inputs and bytes done, documents, records left out, tokens per second and time left.
-
-    It warns, even where progress is not wanted, when half of the records turn out to be bad.
-
-    Args:
-        total_bytes: of all inputs; 0 if nobody knows.
-        files: the inputs, those that earlier runs of the same build did included.
-        done: what these runs did.
-        is_quiet: show nothing.
-        is_verbose: show each task that is done, even then.
-        label: stands before everything; empty for the stage that encodes.
-    """
-
-    def __init__(
-        self,
-        total_bytes: int,
-        files: FileCount,
-        done: Progress,
-        *,
-        is_quiet: bool,
-        is_verbose: bool = False,
-        label: str = "",
-        stream: TextIO | None = None,
-    ) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._is_quiet, self._is_verbose = is_quiet, is_verbose
-        self._label = f"{label}: " if label else ""
-        self._total_bytes, self._files = total_bytes, files
-        self._bytes, self._documents, self._tokens = done.input_bytes, done.documents, done.tokens
-        self._records, self._bad = done.records, done.bad
-        self._new_tokens = 0
-        self._bytes_before = done.input_bytes
-        self._started = self._last_line = time.monotonic()
-        self._has_warned = False
-        self._bar: tqdm[None] | None = None
-        if not is_quiet and (done.records or done.input_bytes):
-            self.say(self._continuing())
-        if not is_quiet and self._stream.isatty():
-            self._bar = tqdm(
-                total=total_bytes or None, initial=self._shown_bytes, file=self._stream, bar_format=self._bar_format()
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._refresh(self._bar)
-            self._bar.close()
-
-    def __call__(self, progress: Progress) -> None:
-        """Count what was done, and show it if it is time."""
-        self._bytes += progress.input_bytes
-        self._documents += progress.documents
-        self._tokens += progress.tokens
-        self._new_tokens += progress.tokens
-        self._records += progress.records
-        self._bad += progress.bad
-        if progress.bad and not self._has_warned:
-            warning = loss_warning(self._bad, self._records, progress.example, is_end=False)
-            if warning is not None:
-                self._has_warned = True
-                self.say(f"warning: {warning}")
-        if self._bar is not None:
-            self._bar.bar_format, self._bar.ncols = self._bar_format(), self._columns() - 1
-            self._bar.update(self._shown_bytes - self._bar.n)
-        elif not self._is_quiet and time.monotonic() - self._last_line >= _LINE_SECONDS:
-            self._last_line = time.monotonic()
-            self.say(self._line())
-
-    def finished(self, receipt: Receipt, location: str) -> None:
-        """Count the inputs of a task that is done, and show a line on it if that is asked for."""
-        self._files.add(receipt)
-        if not self._is_verbose:
-            return
-        more = len(receipt.inputs) - 1
-        segment = f", segment {receipt.key[1]}" if receipt.key[1] or not receipt.is_last else ""
-        records = counted(receipt.records_read, "record")
-        done = (
-            records
-            if self._label
-            else f"{counted(receipt.documents, 'document')} of {records}, {counted(receipt.tokens, 'token')}"
-        )
-        place = f"{location}{segment}{f' and {more:,} more' if more else ''}"
-        self.say(f"{self._label}{place}: {bytes_text(receipt.input_bytes)}, {done}")
-
-    def say(self, line: str) -> None:
-        """A line that stays, above the bar."""
-        if self._bar is None:
-            print(one_line(line), file=self._stream, flush=True)
-        else:
-            tqdm.write(one_line(line), file=self._stream)
-
-    @property
-    def _shown_bytes(self) -> int:
-        return min(self._bytes, self._total_bytes) if self._total_bytes else self._bytes
-
-    @property
-    def _share(self) -> float:
-        return self._shown_bytes / self._total_bytes
-
-    def _continuing(self) -> str:
-        done = f"{self._share:.0%} done" if self._total_bytes else f"{bytes_text(self._bytes)} done"
-        kept = "" if self._label else f", {count_text(self._tokens)} tokens kept"
-        return f"{self._label}continuing: {done}{kept}"
-
-    def _parts(self) -> list[tuple[int, str]]:
-        """What there is to show, in order, each with its rank: where room is short, the last ranks are left out."""
-        size, total = bytes_text(self._bytes), bytes_text(self._total_bytes)
-        if size.rpartition(" ")[2] == total.rpartition(" ")[2]:
-            size = size.rpartition(" ")[0]
-        parts = [(0, f"{size} of {total}" if self._total_bytes else bytes_text(self._bytes))]
-        if self._files.total > 1:
-            parts.append((4, f"{self._files.done:,} of {self._files.total:,} files"))
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        left_out = self._bad if self._label else self._records - self._documents
-        if not self._label:
-            parts.append((5, counted(self._documents, "document")))
-        if left_out:
-            parts.append((1, f"{left_out:,} left out"))
-        if not self._label:
-            parts.append((3, f"{count_text(self._new_tokens / seconds)} tokens/s"))
-        parts.append((6, f"{clock(seconds)} elapsed"))
-        fresh = self._bytes - self._bytes_before
-        if self._total_bytes and fresh > 0:
-            left = seconds * max(0, self._total_bytes - self._bytes) / fresh
-            parts.append((2, f"{clock(left)} left"))
-        return parts
-
-    def _line(self) -> str:
-        share = f"{self._share:4.0%}: " if self._total_bytes else ""
-        return f"{self._label}{share}{', '.join(part for _, part in self._parts())}"
-
-    def _bar_format(self) -> str:
-        if not self._total_bytes:
-            return self._label + fitting(self._parts(), self._columns() - 1 - len(self._label))
-        head = f"{self._label}{self._share:4.0%}|"
-        return f"{head}{{bar}}| {fitting(self._parts(), self._columns() - 1 - len(head) - _MIN_BAR - 2)}"
-
-    def _refresh(self, bar: tqdm[None]) -> None:
-        bar.bar_format, bar.ncols = self._bar_format(), self._columns() - 1
-        bar.refresh()
-
-    def _columns(self) -> int:
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns
-        except (OSError, ValueError):
-            return shutil.get_terminal_size().columns
-
-
-def fitting(parts: Sequence[tuple[int, str]], width: int) -> str:
-    """Parts with commas between, in their order: all, or as many of the first ranks as fit, at least one."""
-    kept = list(parts)
-    while len(kept) > 1 and len(", ".join(part for _, part in kept)) > width:
-        kept.remove(max(kept))
-    return ", ".join(part for _, part in kept)
-
-
-class PartitionDisplay:
-    """Shows how many partitions of hashes have been searched for duplicates; a line now and then."""
-
-    def __init__(self, *, is_quiet: bool, stream: TextIO | None = None) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._is_quiet = is_quiet
-        self._last_line = time.monotonic()
-
-    def __call__(self, done: int, count: int) -> None:
-        """Show it if it is time."""
-        if not self._is_quiet and time.monotonic() - self._last_line >= _LINE_SECONDS:
-            self._last_line = time.monotonic()
-            print(f"duplicates: {done:,} of {counted(count, 'partition')}", file=self._stream, flush=True)
-
-
-def print_note(note: str) -> None:
-    """Show a line that the user should read before the work begins."""
-    stream = sys.stderr
-    print(f"note: {one_line(note)}", file=stream, flush=True)

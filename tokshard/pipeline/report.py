@@ -1,4 +1,4 @@
-"""``build-report.json``: all that is not pure. Times, machine, absolute paths."""
+"""``build-report.json``: what differs between two equal builds, such as times, machine and absolute paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokshard.pipeline.resolve import ResolvedBuild
 from tokshard.pipeline.result import BuildResult
 
 _MAX_LISTED_SOURCES = 10_000
-"""Of more sources the report has a hash instead of a list."""
+"""With more sources, the report has a hash of their versions instead of a list."""
 
 _LISTED = ("argument", "path", "location", "num_bytes", "version")
 

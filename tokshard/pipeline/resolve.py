@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import os
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig
+from tokshard.pipeline.append import Place, find_place, generation_outputs
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.encode.tokenizer import TokenizerFile, read_tokenizer
-from tokshard.pipeline.options import BuildOptions, checked_options, command_words
+from tokshard.pipeline.options import RAY, BuildOptions, checked_options, command_words
 from tokshard.pipeline.sources.discover import Discovery, discover
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
 from tokshard.pipeline.sources.formats import divisibility_of
+from tokshard.pipeline.sources.globs import is_glob, matches, split_glob
 from tokshard.pipeline.sources.hub import SCHEME
-from tokshard.pipeline.sources.inputs import InputTable, RecordSource, read_once_name, vanished
+from tokshard.pipeline.sources.inputs import STDIN, RecordSource, location_of, read_once_name
+from tokshard.pipeline.sources.opening import vanished
 from tokshard.pipeline.sources.records import RecordSpec, check_field_name, parse_columns
 from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import (
@@ -31,8 +31,9 @@ from tokshard.pipeline.tasks.planning import (
     plan_tasks,
     round_task_bytes,
 )
-from tokshard.pipeline.workspace.places import open_workspace
+from tokshard.pipeline.workspace.places import Workspace, open_workspace
 from tokshard.pipeline.workspace.settings import Command, Settings
+from tokshard.store import look_at, real_location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +87,45 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
     if not arguments:
         raise UsageError("no source is given", hint="give files, directories or globs")
     workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
-    _check_apart(workspace.out, arguments, options.tokenizer)
+    _check_apart(options.out, arguments, options.tokenizer)
     found = discover(arguments, input_format=options.input_format, keep_unreadable=options.on_bad_source == "skip")
-    _check_no_output(workspace.out, found.inputs)
+    _check_no_output(options.out, found)
     if options.dedup == "exact" and found.inputs.read_once:
         raise UsageError(
             f"--dedup exact reads its sources twice, and {read_once_name(found.inputs.read_once[0])} can be read once "
             "only",
             hint="write it to a file first, or leave out --dedup",
         )
-    num_workers = options.workers or _cpu_count()
-    total_bytes = found.inputs.num_bytes
+    if options.executor == RAY and found.inputs.read_once:
+        raise UsageError(
+            f"--executor ray reads its sources on other machines, and {read_once_name(found.inputs.read_once[0])} can "
+            "only be read by this process",
+            hint="write it to a file that all nodes can read, or leave out --executor",
+        )
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     check_field_name(options.text_field)
+    return derive(arguments, options, workspace, found=found, read=read, started=started)
+
+
+def derive(
+    arguments: Sequence[str | RecordSource],
+    options: BuildOptions,
+    workspace: Workspace,
+    *,
+    found: Discovery,
+    read: TokenizerFile,
+    started: float,
+    place: Place | None = None,
+) -> ResolvedBuild:
+    """What follows from checked options, inputs and a tokenizer. Looks at no source.
+
+    Args:
+        place: of an append; default: it is looked for.
+
+    Raises:
+        UsageError: kept fields are named in a way that means nothing.
+    """
+    total_bytes = found.inputs.num_bytes
     try:
         columns = parse_columns(options.id_field, options.keep)
     except ValueError as error:
@@ -126,6 +153,9 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
         sources=found.inputs.absolute(),
         arguments=list(found.arguments),
     )
+    if options.append:
+        place = place or find_place(workspace, settings, options)
+        settings = place.settings(settings)
     context = WorkerContext(
         workspace=workspace,
         inputs=found.inputs,
@@ -137,11 +167,11 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
         ),
         columns={name: kind for name, (_, kind) in columns.items()},
         tokenizer=read.info,
-        task_bytes=config.task_bytes,
-        shard_tokens=options.shard_tokens,
+        task_bytes=settings.config.task_bytes,
+        shard_tokens=settings.config.shard_tokens,
         is_skipping=options.on_bad_record == "skip",
         is_leaving_out=options.on_bad_source == "skip" and options.limit is None,
-        outputs=workspace.outputs(is_split=options.validation_fraction is not None),
+        outputs=generation_outputs(workspace, settings),
         rules=DocumentRules(
             min_tokens=options.min_tokens,
             max_tokens=options.max_tokens,
@@ -155,7 +185,7 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
         context=context,
         read=read,
         found=found,
-        num_workers=num_workers,
+        num_workers=options.workers or _cpu_count(),
         started=started,
     )
 
@@ -167,7 +197,8 @@ def continuing_command(resolved: ResolvedBuild, tasks: Sequence[Task | StreamTas
         for argument, label in zip(resolved.arguments, resolved.found.arguments, strict=True)
     ]
     options = resolved.options
-    if not os.path.exists(options.tokenizer):  # it is on the hub, and its name has the commit
+    if options.tokenizer.startswith(SCHEME) or look_at(options.tokenizer) is None:
+        # it is on the hub, and its name has the commit
         options = replace(options, tokenizer=SCHEME + resolved.read.info.name)
     return Command(
         words=command_words(arguments, options),
@@ -178,66 +209,63 @@ def continuing_command(resolved: ResolvedBuild, tasks: Sequence[Task | StreamTas
     )
 
 
-def _check_apart(out: Path, arguments: Sequence[str | RecordSource], tokenizer: str) -> None:
+def _check_apart(out: str, arguments: Sequence[str | RecordSource], tokenizer: str) -> None:
     """Refuse an output directory in which the next run of the command would find inputs, or its tokenizer.
 
     Raises:
         UsageError: a directory or glob reaches it, or it is the tokenizer's directory.
     """
-    target = out.resolve()
+    target = real_location(out)
     for argument in arguments:
-        if not isinstance(argument, str):
+        if not isinstance(argument, str) or argument == STDIN or argument.startswith(SCHEME):
             continue
-        if os.path.isdir(argument):
-            is_reached = target.is_relative_to(Path(argument).resolve())
+        found = look_at(argument)
+        if found is None:
+            is_reached = is_glob(argument) and _matches_output(argument, target)
         else:
-            is_reached = not os.path.exists(argument) and glob.has_magic(argument) and _matches_output(argument, target)
+            is_reached = found.name.endswith("/") and _is_inside(target, real_location(argument))
         if is_reached:
             raise UsageError(
                 f"--out {out} lies inside the source {argument}: the next build would read its files",
                 hint="give an --out outside of the sources",
             )
-    if os.path.exists(tokenizer):
-        place = Path(tokenizer).resolve()
-        folder = place if place.is_dir() else place.parent
-        if folder in (target, target / names.TRAIN, target / names.VALIDATION):
+    found = None if tokenizer.startswith(SCHEME) else look_at(tokenizer)
+    if found is not None:
+        place = real_location(tokenizer)
+        folder = place if found.name.endswith("/") else os.path.dirname(place)
+        if folder in {target, *(location_of(target, split) for split in (names.TRAIN, names.VALIDATION))}:
             raise UsageError(
                 f"--out {out} is the directory of the tokenizer {tokenizer}: the build would replace its files",
                 hint="give another --out",
             )
 
 
-def _matches_output(pattern: str, out: Path) -> bool:
+def _is_inside(location: str, folder: str) -> bool:
+    return location == folder or location.startswith(folder.rstrip("/") + "/")
+
+
+def _matches_output(pattern: str, out: str) -> bool:
     """Whether a glob matches a file that a build writes into a directory, now or later."""
-    parts = Path(os.path.abspath(pattern)).parts
-    fixed = next(index for index, part in enumerate(parts) if glob.has_magic(part))
-    parts = (*Path(*parts[:fixed]).resolve().parts, *parts[fixed:])
+    root, parts = split_glob(pattern)
+    place = real_location(root or ".")
+    if not _is_inside(out, place):
+        return False
+    inside = out.removeprefix(place).strip("/")
     files = [*sorted(names.SIDE_FILES), names.shard_name(generation=0, first_input=0, segment=0, part=0)]
-    folders = (out, out / names.TRAIN, out / names.VALIDATION)
-    return any(_matches(parts, (folder / name).parts) for folder in folders for name in files)
+    folders = (inside, f"{inside}/{names.TRAIN}", f"{inside}/{names.VALIDATION}")
+    return any(matches(parts, f"{folder}/{name}".strip("/").split("/")) for folder in folders for name in files)
 
 
-def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether a glob matches a path, part by part; ``**`` stands for any folders that are not hidden."""
-    if not pattern or not path:
-        return not path and all(part == "**" for part in pattern)
-    if pattern[0] == "**":
-        return _matches(pattern[1:], path) or (not path[0].startswith(".") and _matches(pattern, path[1:]))
-    is_match = path[0] == pattern[0] or (
-        fnmatch.fnmatchcase(path[0], pattern[0]) and (not path[0].startswith(".") or pattern[0].startswith("."))
-    )
-    return is_match and _matches(pattern[1:], path[1:])
-
-
-def _check_no_output(out: Path, inputs: InputTable) -> None:
+def _check_no_output(out: str, found: Discovery) -> None:
     """Refuse inputs that lie in the output directory, whatever link leads there.
 
     Raises:
         UsageError: with the first of them.
     """
-    target = os.path.realpath(out)
-    if not os.path.isdir(target):
+    inputs, links = found.inputs, frozenset(found.links)
+    if look_at(out) is None:
         return
+    target = real_location(out)
     folders: dict[str, str] = {}  # a link is resolved once, not for each of a million files
     for index in range(len(inputs)):
         if inputs.is_read_once(index):
@@ -245,11 +273,9 @@ def _check_no_output(out: Path, inputs: InputTable) -> None:
         location = inputs[index].location
         folder, name = os.path.split(location)
         if folder not in folders:
-            folders[folder] = os.path.realpath(folder)
-        place = os.path.join(folders[folder], name)
-        if os.path.islink(place):
-            place = os.path.realpath(place)
-        if place.startswith(target + os.sep):
+            folders[folder] = real_location(folder)
+        place = real_location(location) if index in links else location_of(folders[folder], name)
+        if place.startswith(f"{target}/"):
             raise UsageError(
                 f"the source {location} lies in --out {out}, where the build writes",
                 hint="give an --out outside of the sources",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tokshard.format.manifest import Manifest
 from tokshard.pipeline.workspace.output_directory import BuiltCorpus
@@ -15,18 +14,18 @@ class BuildResult:
     """What a build did.
 
     Args:
-        directory: what it was given: the corpus, or with a validation split the place of two.
-        corpora: what it wrote; with a validation split the corpus for training, and then that for validation.
+        directory: the `out` that it was given: the corpus, or with a validation split the directory of two.
+        corpora: what it wrote; with a validation split the corpus for training, then that for validation.
         is_new: False if it was complete before and nothing was done.
-        seconds, cpu_seconds: of this run; 0 if nothing was done.
+        seconds, cpu_seconds: of this run, its workers included; 0 if nothing was done.
         tokens_encoded: in this run, without those of runs before it.
         ignored: suffix to count of files in source directories whose format is not known.
-        notes: what the user should know, a line each.
-        warnings: what should worry the user, a line each.
-        normalizer: what changes text before it is encoded, such as ``NFKC``; None if nothing does.
+        notes: what the user should know, one line each.
+        warnings: what is probably wrong, one line each.
+        normalizer: what changes text before it is encoded, such as ``NFKC``; None if text is encoded unchanged.
     """
 
-    directory: Path
+    directory: str
     corpora: tuple[BuiltCorpus, ...]
     is_new: bool
     seconds: float = 0.0
@@ -45,5 +44,5 @@ class BuildResult:
 
     @property
     def manifest(self) -> Manifest:
-        """Of the corpus; with a validation split, of that for training."""
+        """The manifest of the corpus; with a validation split, of the one for training."""
         return self.corpora[0].manifest

@@ -2,9 +2,9 @@
 
     pieces ──corpus_rows──▶ labels ──lay_out──▶ Layout ──pack──▶ Packed ──widen──▶ the batch of a training loop
 
-Laying out is arithmetic over whole arrays of pieces, for many batches at once: for a batch of a few rows the calls
-would cost more than the copying. Packing reads the tokens of a batch. `Packed` is narrow, and is what worker processes
-send: token ids in the dtype of the corpus, and what cannot be derived from them. `widen` derives the rest.
+Laying out is arithmetic on arrays of pieces, for many batches at once: for a few rows alone the calls would cost more
+than the copying. Packing reads the tokens of a batch. `Packed` is narrow, so that worker processes send little: token
+ids in the dtype of the corpus, and what cannot be derived from them. `widen` derives the rest.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ IGNORED = -100
 """The label that cross-entropy leaves out, as in torch and transformers."""
 
 PADDING_INDEX = -1
-"""sample_index and corpus_index of a row that only fills a batch up."""
+"""sample_index and corpus_index of a row that is padding."""
 
-READ_PIECES = 256
-"""Corpora in memory are read at least so many pieces at a time, because every call costs. Changes speed only."""
-
-_MAX_READ_TOKENS = 262_144
-"""But not more tokens than this, if that is more than a batch: they are copied once more, out of the cache."""
+READ_TOKENS = 1 << 21
+"""Corpora in memory are read about so many tokens at a time, because every call costs. Changes speed only."""
 
 _MIN_CU_SEQLENS = 64
 
@@ -50,7 +47,7 @@ class Ragged:
 
     @classmethod
     def by_row(cls, values: NDArray[Any], rows: NDArray[np.int64], num_rows: int) -> Ragged:
-        """From the row of each value, ascending."""
+        """Rows from the row number of each value, ascending."""
         return cls(values, np.searchsorted(rows, np.arange(num_rows + 1)).tolist())
 
     def of(self, start: int, stop: int) -> NDArray[Any]:
@@ -91,10 +88,10 @@ def corpus_rows(
     seq_len: int,
     loss_across_documents: bool,
 ) -> CorpusRows:
-    """Where the labels of the pieces of one corpus come from.
+    """The pieces of one corpus, with the source of their labels.
 
     A label is the next token of the document. Within a piece that is the next token of the row, and a piece that the
-    row cuts is read one token further. Only where a block cuts a piece, the label comes from another block.
+    row cuts is read one token further. Only where a block ends inside a document, the label comes from another block.
 
     Args:
         rows: int64 [n], the rows that read this corpus.
@@ -144,8 +141,8 @@ class _ReadRows:
 class Layout:
     """Rows of one or many batches, piece by piece, ready to be read.
 
-    A row has seq_len + 1 tokens: its last one is the label of the one before it, and not an input. Places are counted
-    over all rows; those of labels leave out the last token of each row.
+    A row has seq_len + 1 tokens: the last one is only the label of the one before it. Places are counted over all rows;
+    places of labels leave out the last token of each row.
 
     Args:
         row_tokens: seq_len + 1.
@@ -154,11 +151,11 @@ class Layout:
         samples: int64 [rows], global samples, `PADDING_INDEX` for rows that are padding.
         corpora: int64 [rows], corpus of each in plan order, or `PADDING_INDEX`.
         num_tokens: int32 [rows], inputs of each row that are not padding.
-        missing: int64 [rows], tokens at the end of each row that no piece gives.
+        missing: int64 [rows], tokens at the end of each row that no piece covers.
         reads: int64 [4, pieces]: number of the source, position and tokens of each piece, and its place.
         lengths: int32, inputs of each piece that has any, and the padding of a row as a piece of its own.
         ignored: int64, ascending places whose label is -100.
-        cuts: int64 [3, n]: ascending places whose label is neither -100 nor the next token of the row; number of the
+        cuts: int64 [3, n]: places whose label is neither -100 nor the next token of the row, ascending; number of the
             source and position of that label.
     """
 
@@ -200,7 +197,7 @@ class Layout:
         )
 
     def _rows(self, start: int, stop: int) -> _ReadRows:
-        """These rows, and if all corpora are in memory some that follow, which are kept for the next call."""
+        """These rows; if all corpora are in memory, some later ones too, which are kept for the next calls."""
         ahead = self._ahead
         if ahead is not None and ahead.start <= start and stop <= ahead.stop:
             return ahead
@@ -217,8 +214,7 @@ class Layout:
         """Rows that are read together if all corpora are in memory."""
         if not all(source.is_in_memory for source in self.sources):
             return 0
-        pieces_per_row = self.num_pieces / len(self.samples)
-        return int(min(READ_PIECES / pieces_per_row, _MAX_READ_TOKENS / self.row_tokens))
+        return READ_TOKENS // self.row_tokens
 
     def _read(self, start: int, stop: int, buffer: NDArray[Any] | None) -> _ReadRows:
         size = (stop - start) * self.row_tokens
@@ -255,7 +251,7 @@ def lay_out(
     seq_len: int,
     dtype: np.dtype[Any],
 ) -> Layout:
-    """Put the pieces of all corpora in the order of the rows.
+    """The pieces of all corpora in the order of the rows.
 
     Args:
         samples, corpora: int64 [rows], `PADDING_INDEX` for rows that are padding.
@@ -295,7 +291,7 @@ def lay_out(
 
 
 def _piece_lengths(rows: NDArray[np.int64], inputs: NDArray[np.int64], padding: NDArray[np.int64]) -> Ragged:
-    """Inputs of each piece that has any, by row; the padding of a row is its last piece."""
+    """Inputs of each piece that has inputs, by row. Padding is the last piece of its row."""
     is_piece = inputs > 0
     rows, inputs = rows[is_piece], inputs[is_piece]
     padded = np.flatnonzero(padding)
@@ -311,14 +307,14 @@ def _joined(arrays: Sequence[NDArray[Any]], dtype: type[Any] = np.int64) -> NDAr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Rows of a batch as they are read.
+    """The rows of a batch, narrow: what is read, and the labels that do not follow from it.
 
     Args:
-        tokens: uint16 or uint32 [rows, seq_len + 1]; a row's last token is the label of the one before, and no input. 0
-            where a row is padding.
+        tokens: uint16 or uint32 [rows, seq_len + 1]; a row's last token is only the label of the one before it. 0 where
+            a row is padding.
         piece_lengths: int32 [pieces], the inputs only, in order; they add up to rows * seq_len, padding included.
         ignored: int64 [k], places in the flattened batch whose label is -100.
-        label_places: int64 [m], places in it whose label is neither that nor the next token of the row.
+        label_places: int64 [m], places in it whose label is neither -100 nor the next token of the row.
         labels: int64 [m], those labels.
         num_tokens_in_row: int32 [rows], inputs of each row that are not padding.
         corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
@@ -339,7 +335,7 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
     """The batch that a training loop gets.
 
     Args:
-        recycler: has the memory; default: new memory.
+        recycler: provides the memory; default: new memory.
 
     Returns:
         input_ids, labels, position_ids: int64 [rows, seq_len]. corpus_index, sample_index: int64 [rows].
@@ -372,7 +368,7 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
         "input_ids": input_ids,
         "labels": labels,
         "position_ids": position_ids,
-        "corpus_index": packed.corpus_index.copy(),  # a few numbers of an array that many batches share
+        "corpus_index": packed.corpus_index.copy(),  # a view would keep an array of many batches alive
         "sample_index": packed.sample_index.copy(),
         "cu_seqlens": cu_seqlens,
         "max_seqlen": np.array(lengths.max(initial=0), np.int64),
@@ -380,5 +376,5 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
 
 
 def first_row(batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """A batch of one row as a sample: the rows lose their first dimension."""
+    """The only row of a batch, as a sample: its arrays lose their first dimension."""
     return {key: value[0] if value.ndim == 2 else value for key, value in batch.items()}

@@ -20,12 +20,12 @@ MAX_SAMPLE = 1 << 62
 """Samples are counted up to here, which leaves room for batches made ahead in 64 bits."""
 
 MAX_SEGMENTS = 16
-"""More past weights than these are saved as the balance that they led to: the state of an anneal stays small."""
+"""Only so many past segments are saved, and earlier ones as the balance that they led to: so states stay small."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The weights that a plan sets. A state names by a hash those that are still to come.
+    """The weights that a plan sets. A state holds a hash of the changes that are still to come.
 
     Args:
         segments: by the sample that they start at, ascending, the first at 0.
@@ -47,7 +47,7 @@ class Schedule:
 
     @cached_property
     def _fingerprints(self) -> list[str]:
-        """The hash of the segments from each one on; the last is that of no segments."""
+        """The hash of the segments from each one on; the last one is for no segments."""
         found = [b""]
         for segment in reversed(self.segments):
             content = struct.pack(f"<q{len(segment.weights)}d", segment.start, *segment.weights)
@@ -96,23 +96,23 @@ class Cursor:
     changes: tuple[CorpusChange, ...] = ()
 
     def advanced(self, num_samples: int) -> Cursor:
-        """After the loop received so many samples."""
+        """The cursor after the loop has received so many samples."""
         return replace(self, sample=self.sample + num_samples)
 
     def skipping(self, num_samples: int) -> Cursor:
-        """After leaving out so many samples, on record."""
+        """The cursor after so many samples are left out, on record."""
         start, stop = self.sample, self.sample + num_samples
         if self.skipped and self.skipped[-1][1] == start:
             return replace(self, sample=stop, skipped=(*self.skipped[:-1], (self.skipped[-1][0], stop)))
         return replace(self, sample=stop, skipped=(*self.skipped, (start, stop)))
 
     def weighted(self, weights: tuple[float, ...]) -> Cursor:
-        """With other weights from the next sample on; planned changes after it are dropped."""
+        """The cursor with other weights from the next sample on; planned changes after it are dropped."""
         past = tuple(segment for segment in self.segments if segment.start < self.sample)
         return replace(self, segments=(*past, Segment(start=self.sample, weights=weights)))
 
     def rescheduled(self, schedule: Schedule) -> Cursor:
-        """With a plan's weights from the next sample on: those in force here, and its later changes."""
+        """The cursor with a plan's weights from the next sample on: those in force there, and its later changes."""
         now = self.weighted(schedule.at(self.sample).weights)
         return replace(now, segments=(*now.segments, *schedule.after(self.sample)))
 
@@ -122,7 +122,7 @@ class Cursor:
         return Mixture(key=key, segments=self.segments, balance=self.balance)
 
     def compacted(self, mixture: Mixture) -> Cursor:
-        """The same future. More than `MAX_SEGMENTS` started segments become a balance, all but the last."""
+        """The same future with a short past: of many started segments, all but the last become a balance."""
         num_past = self.num_started
         if num_past <= MAX_SEGMENTS:
             return self

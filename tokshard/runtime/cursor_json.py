@@ -1,4 +1,4 @@
-"""A cursor as a line of JSON, and every reason to refuse one."""
+"""Cursors as lines of JSON: saving, loading, and every reason to refuse one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DAMAGED = "load an older checkpoint, or start without the loader's state"
 def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], schedule: Schedule) -> str:
     """A cursor as one line of JSON, the same on every rank; ORDER.md says what it holds.
 
-    Of planned changes of weights, it has a hash, so that its size does not depend on them.
+    It holds a hash of planned changes of weights, so its size does not depend on them.
     """
     started, later = cursor.segments[: cursor.num_started], cursor.segments[cursor.num_started :]
     follows = later == schedule.after(cursor.sample)
@@ -46,6 +46,15 @@ def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], 
     )
 
 
+def saved_corpora(text: Any) -> tuple[CorpusIdentity, ...]:
+    """The corpora of a saved cursor, in the order of its plan.
+
+    Raises:
+        PlanMismatchError: it is not a cursor of tokshard.
+    """
+    return _saved(text).corpora
+
+
 def load_cursor(
     text: Any, identity: PlanIdentity, schedule: Schedule, *, weights: Literal["cursor", "plan"] = "cursor"
 ) -> Cursor:
@@ -56,7 +65,7 @@ def load_cursor(
         weights: ``"plan"``: continue with this schedule instead, whatever weights were in force and planned.
 
     Raises:
-        PlanMismatchError: it is not a cursor of tokshard, or of another plan; says which values differ.
+        PlanMismatchError: it is not a cursor of tokshard, or belongs to another plan; names the values that differ.
     """
     saved = _saved(text)
     _check_fields(saved, identity)

@@ -1,4 +1,4 @@
-"""The batches of one loader: made ahead from the first one on, anew after a change, by one process for one thread."""
+"""The batches of one loader: when they are made ahead, when they are made anew, and who may take them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tokshard.runtime.steps import Ranks
 from tokshard.runtime.stop import Stop
 
 HELD_BATCHES = 4
-"""Batches that a loop is expected to hold at a time; more of them only cost memory that is new."""
+"""Batches that a loop is expected to hold at a time. Holding more costs new memory for each."""
 
 Batch = TypeVar("Batch")
 
 
 class Feed(Generic[Batch]):
-    """Batches of a plan in order. Neither a thread nor a process is started before the first one is wanted.
+    """Batches of a plan in order. Threads and processes start when the first batch is asked for.
 
     Args:
         plan: what to read.
         ranks: which rows of a step.
-        finish: makes a batch of rows, in memory of the recycler; called in the thread.
+        finish: turns rows into a batch, in memory of the recycler; called in the thread.
         num_workers: processes that read; 0: the thread does.
         depth: batches that are made ahead.
-        timeout_seconds: how long to wait for one batch.
+        timeout_seconds: the longest wait for one batch.
         start_method: of the processes.
     """
 
@@ -60,15 +60,15 @@ class Feed(Generic[Batch]):
 
     @property
     def num_ready(self) -> int:
-        """Batches that can be had at once."""
+        """Batches that are ready."""
         return 0 if self.prefetcher is None else self.prefetcher.num_ready
 
     def next(self, cursor: Cursor, stop: Stop) -> Batch:
         """The next batch.
 
         Args:
-            cursor, stop: where the next step begins and where the pass ends, after `discard`; else the batches continue
-                as they are.
+            cursor, stop: where the next step begins and where the pass ends. Used after `discard`; else the batches
+                continue.
 
         Raises:
             LoaderError: a worker died, or no batch came in time.
@@ -85,7 +85,7 @@ class Feed(Generic[Batch]):
         return batch
 
     def discard(self) -> None:
-        """Forget the batches that were made ahead."""
+        """Drop the batches that were made ahead."""
         self._is_stale = True
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What must be equal for a cursor to mean the same samples."""
+"""The identity of a plan: what must be equal for a cursor to mean the same samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CorpusIdentity:
 
     Args:
         fingerprint: of its content.
-        ordinal: how often that content is listed before it.
+        ordinal: how many corpora before it have the same content.
         start_epoch: the epoch that counts as its first.
         take: the part of it that is read.
     """
@@ -44,7 +44,7 @@ class PlanIdentity:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all of it."""
+        """SHA-256 of the identity: 64 hexadecimal digits."""
         corpora = [asdict(corpus) for corpus in self.corpora]
         content = json.dumps([dict(self.fields), corpora], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"tokshard plan 1\n" + content.encode()).hexdigest()

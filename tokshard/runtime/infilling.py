@@ -53,7 +53,7 @@ class FillInTheMiddle:
             )
 
     def __call__(self, sample: Sample, random: SampleRandom) -> Sample:
-        """Change a part of the pieces; four numbers are drawn per piece, whatever becomes of it."""
+        """Change a part of the pieces; four numbers are drawn per piece, whether or not it is changed."""
         largest = max(self.prefix_id, self.suffix_id, self.middle_id)
         if largest > np.iinfo(sample.tokens.dtype).max:
             raise PlanError(

@@ -1,4 +1,4 @@
-"""The rows of a plan as batches for a training loop: numpy arrays, and what every loader has in common."""
+"""The rows of a plan as batches of numpy arrays, and what all loaders have in common."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tokshard.runtime.batches import Packed, widen
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, save_cursor
 from tokshard.runtime.feed import Feed
+from tokshard.runtime.growth import check_growth
 from tokshard.runtime.locality import warn_of_short_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
@@ -45,7 +46,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     Args:
         plan: what to read.
         ranks: which rows of a step.
-        finish: makes a batch of rows, in memory of the recycler.
+        finish: turns rows into a batch, in memory of the recycler.
         num_workers, prefetch_factor, timeout_seconds, multiprocessing_context: as for `NumpyLoader`.
     """
 
@@ -76,7 +77,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             num_workers=num_workers,
             depth=prefetch_factor * max(1, num_workers),
             timeout_seconds=_seconds(timeout_seconds),
-            start_method=_start_method(multiprocessing_context),
+            start_method=_start_method(multiprocessing_context, plan),
         )
         self._warned: set[str] = set()  # corpora whose end was reported
         self._num_batches = 0
@@ -92,7 +93,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         return self._batches()
 
     def __len__(self) -> int:
-        """Steps of a finite pass, wherever the cursor is.
+        """Steps of a finite pass, counted from its start.
 
         Raises:
             TypeError: the plan is endless.
@@ -118,7 +119,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
     @property
     def cursor(self) -> Cursor:
-        """Where the loop is."""
+        """The position of the loop in the plan."""
         return self._cursor
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,8 +136,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         """Continue where a state was taken.
 
         Args:
-            weights: ``"cursor"``: the weights that were in force stay so, and changes that the plan still has in store
-                must be those of this plan; ``"plan"``: the weights of this plan are in force from here on.
+            weights: ``"cursor"``: the weights that were in force stay so, and the planned changes still to come must be
+                those of this plan; ``"plan"``: the weights of this plan are in force from here on.
             corpora: ``"same"``: other corpora than before are refused; ``"plan"``: read those of this plan, with its
                 weights. A corpus of both plans continues where it was; what was added and removed is kept in the
                 state. If the corpora are the same, this does what ``"same"`` does.
@@ -149,7 +150,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             self._read_from(cursor)
 
     def set_weights(self, weights: Weights) -> None:
-        """Read with other weights from the next batch on. The plan does not change, and nothing is caught up.
+        """Read with other weights from the next batch on. The plan does not change; earlier shares are not made up for.
 
         Raises:
             PlanError: the weights do not fit the plan.
@@ -173,7 +174,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 self._read_from(self._cursor.skipping(num_samples))
 
     def stats(self) -> dict[str, Any]:
-        """What the loader did and where it is.
+        """Figures of the loader since it was made, and of its position.
 
         Returns:
             batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, token
@@ -216,7 +217,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             warn_of_stop(self._stop, self._cursor.sample)
 
     def _read_from(self, cursor: Cursor) -> None:
-        """Read from another place or with other weights: the batches made ahead are out of date."""
+        """Continue from another cursor; the batches made ahead are out of date."""
         self._cursor = cursor
         self._stop, self._used_up = stop_of(self.plan, cursor), _worth_a_warning(self.plan, cursor)
         self._feed.discard()
@@ -225,19 +226,20 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 class NumpyLoader(BatchLoader[NumpyBatch]):
     """Batches of a plan as numpy arrays, from a cursor on, without torch: for JAX, and for tests.
 
-    Batches, state and options are those of `StreamingLoader`, which says what a batch holds, but the rank has to be
-    given.
+    Batches, state and options are those of `StreamingLoader`, whose docstring lists the arrays of a batch. Only the
+    rank has to be given here.
 
     Args:
         plan: what to read.
         global_batch_size: samples of a step over all ranks.
         dp_rank, dp_world_size: data-parallel; default: 0 of 1.
-        num_workers: processes that read; 0: a thread does, which is faster for all but very short documents.
+        num_workers: processes that read; 0: a thread reads, which is faster except for very short documents.
         prefetch_factor: batches made ahead per worker.
         uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
             ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
         timeout_seconds: longest wait for one batch; the error names the shard that was read.
-        multiprocessing_context: start method of the workers; default: forkserver where it exists, else spawn.
+        multiprocessing_context: start method of the workers; default: forkserver where it exists, else
+            spawn; spawn if a corpus is not on this machine.
 
     Raises:
         PlanError: the ranks do not divide the batch, a number is out of range, or a launcher started several processes
@@ -270,7 +272,7 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
 
 
 def compacted(plan: StreamPlan, cursor: Cursor) -> Cursor:
-    """A cursor with the same future and a short past."""
+    """The cursor without all but the recent past of its weights."""
     return cursor.compacted(plan.mixture(cursor))
 
 
@@ -292,6 +294,7 @@ def load_state(
     if corpora not in ("same", "plan"):
         raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
     text = state.get(_STATE_KEY) if isinstance(state, Mapping) else state  # type: ignore[redundant-expr]
+    check_growth(text, plan.names, plan.sources)
     if corpora == "plan":
         cursor = adopt_cursor(text, plan.identity, plan.names, plan.schedule, weights=weights)
     else:
@@ -301,7 +304,7 @@ def load_state(
 
 
 def given_place(dp_rank: int | None, dp_world_size: int | None) -> tuple[int, int] | None:
-    """Data-parallel rank and world size, if they are given.
+    """Data-parallel rank and world size if they are given, else None.
 
     Raises:
         PlanError: only one of them is.
@@ -368,10 +371,18 @@ def _seconds(timeout_seconds: Any) -> float:
     return min(seconds, threading.TIMEOUT_MAX)
 
 
-def _start_method(given: str | None) -> str:
+def _start_method(given: str | None, plan: StreamPlan) -> str:
     methods = multiprocessing.get_all_start_methods()
+    remote = next((source for source in plan.sources if getattr(source, "is_remote", False)), None)
     if given is None:
-        return "forkserver" if "forkserver" in methods else "spawn"
+        # a fork server may have the environment of long ago, and in it other credentials
+        return "forkserver" if "forkserver" in methods and remote is None else "spawn"
     if given not in methods:
         raise PlanError(f"multiprocessing_context is {given!r:.100}", hint=f"give one of {', '.join(methods)}")
+    if given == "fork" and remote is not None:
+        raise PlanError(
+            f"multiprocessing_context is 'fork', and {remote!r} is not on this machine: a forked process cannot reach "
+            "a store that its parent has used",
+            hint="leave multiprocessing_context out, or give 'forkserver' or 'spawn'",
+        )
     return given

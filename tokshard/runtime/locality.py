@@ -1,4 +1,4 @@
-"""How local the shuffle of a plan is: how long a window lasts, and from how many places a step reads."""
+"""How local the shuffle of a plan is: how long a window lasts, and how many blocks a step reads from."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.plan import StreamPlan
 
 MIN_WINDOW_STEPS = 16
-"""A window that lasts fewer steps is worth a warning: a document meets only documents of its window."""
+"""A window that lasts fewer steps causes a warning: documents are shuffled only within their window."""
 
 
 def steps_per_window(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
-    """How many steps read from one window, by corpus.
+    """Steps that read from one window, by corpus.
 
     Infinite where the whole corpus is one window, or its weight is 0.
     """
@@ -26,7 +26,7 @@ def steps_per_window(plan: StreamPlan, global_batch_size: int, cursor: Cursor | 
 
 
 def blocks_per_step(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
-    """From how many random blocks a step reads, by corpus. Makes the table of one window of each.
+    """Random blocks that a step reads from, by corpus. Makes the table of one window of each.
 
     This is the expected number of blocks of a window that are hit by as many random draws as the step has pieces.
     """

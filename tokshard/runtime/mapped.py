@@ -1,14 +1,13 @@
-"""Shards of a corpus as memory maps, and their tokens copied out of them: as slices, or all at once by address.
+"""A corpus whose shards are memory maps. Its tokens are copied as slices, or gathered by their addresses.
 
-A slice costs about a quarter of a microsecond, whatever its length; by address a token costs about a nanosecond,
-whatever the pieces are. So pieces of a few hundred tokens and less are gathered.
+A slice costs about a quarter of a microsecond, whatever its length; gathering costs about a nanosecond per token,
+whatever the pieces are. So pieces of up to a few hundred tokens are gathered.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,17 +15,24 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
+from tokshard.runtime.order.forking import ForkLock
+
+MAX_BATCHES = 8_192
+"""Record batches kept open: a map costs about a kilobyte and no file descriptor."""
 
 GATHER_BELOW = 350
 """Mean tokens of a piece below which gathering is faster than slices. Changes speed only, not results."""
 
+_GATHER_TOKENS = 1 << 15
+"""Tokens that are gathered at a time, so that their index stays in the cache."""
+
 
 class MappedTokens:
-    """The tokens of the record batches that were touched, by their number in the corpus.
+    """The tokens of record batches, by the number of the batch in the corpus.
 
-    All of them are looked at as one array, from the lowest address to the highest. Most of that is not mapped, and is
-    not touched: every piece is checked to lie within a record batch first. Threads that `add` at the same time need a
-    lock. Reading needs none: what was added stays.
+    They are viewed as one array, from the lowest address to the highest. Most of that array is not mapped, and never
+    read: callers check that every piece lies within a record batch. Threads that `add` at the same time need a lock.
+    Reading needs none, because what was added stays.
 
     Args:
         first_tokens: int64 [record batches + 1], position of the first token of each, and the end of the corpus.
@@ -39,18 +45,18 @@ class MappedTokens:
         self._stop = 0
         self._memory = np.empty(0, dtype), 0
         self._are_aligned = True
-        self._numbers = np.arange(1 << 16)
+        self._numbers = np.arange(_GATHER_TOKENS)
 
     def __len__(self) -> int:
         return len(self._values)
 
     def missing(self, batches: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of some record batches that were not added."""
+        """Which of some record batches were not added."""
         found: NDArray[np.int64] = batches[self._addresses[batches] == 0]
         return found
 
     def add(self, batch: int, values: NDArray[Any]) -> None:
-        """Keep the tokens of a record batch, which stay where they are."""
+        """Keep the tokens of a record batch, without a copy."""
         address: int = values.__array_interface__["data"][0]
         start, size = self._memory[1], self._dtype.itemsize
         # tokens at odd addresses cannot be part of one array
@@ -76,14 +82,21 @@ class MappedTokens:
         """Copy pieces, each of which lies within a record batch that was added.
 
         Args:
-            batches: int64 [n], of each piece.
+            batches: int64 [n], the record batch of each piece.
             starts, lengths, out, at: as in `TokenSource.read`.
         """
         within = starts - self._first_tokens[batches]
-        if self._are_aligned and int(lengths.sum()) < GATHER_BELOW * len(lengths):
-            self._gather(batches, within, lengths, out, at)
-        else:
+        ends = np.cumsum(lengths)
+        if not self._are_aligned or ends[-1] >= GATHER_BELOW * len(lengths):
             self._copy(batches, within, lengths, out, at)
+            return
+        low = 0
+        while low < len(lengths):
+            done = int(ends[low - 1]) if low else 0
+            high = max(low + 1, int(ends.searchsorted(done + _GATHER_TOKENS, "right")))
+            part = slice(low, high)
+            self._gather(batches[part], within[part], lengths[part], out, at[part])
+            low = high
 
     def _gather(
         self,
@@ -138,91 +151,198 @@ def _runs(lengths: NDArray[np.int64], at: NDArray[np.int64]) -> list[tuple[int, 
     return list(zip((last + 1).tolist(), at[first].tolist(), stops[last].tolist(), strict=True))
 
 
-class MappedShard:
-    """Keeps offsets and tokens of the record batches that were touched, and nothing else of Arrow."""
+class MappedCorpus:
+    """The record batches of a corpus, memory-mapped when they are first touched.
 
-    def __init__(self, corpus: Corpus, index: int) -> None:
-        self._corpus, self._index = corpus, index
-        shard = corpus.shard(index)
-        self.path = str(shard.path)
-        self._num_bytes = corpus.shards[index].num_bytes
-        self._first_documents = _starts([place.num_documents for place in shard.places])
-        self._starts = _starts([place.num_tokens for place in shard.places])
-        self._batches: dict[int, tuple[NDArray[np.int64], NDArray[Any]]] = {}
+    Sizes are checked when a shard is first touched; offsets whenever they are read, because a map shows what is
+    written to the file later.
 
-    def values(self, batch: int) -> NDArray[Any]:
-        return self._batch(batch)[1]
+    Args:
+        touch: called with the path of a shard before it is read.
+    """
 
-    def _batch(self, batch: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        found = self._batches.get(batch)
-        if found is None:
-            found = self._batches[batch] = self._corpus.shard(self._index).batch(batch)
-        return found
+    def __init__(self, corpus: Corpus, touch: Callable[[str], None]) -> None:
+        self._corpus, self._touch = corpus, touch
+        first_batches, tokens = corpus.shards.batch_tokens()
+        self._first_batches: list[int] = first_batches.tolist()
+        self._first_tokens: NDArray[np.int64] = np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens)])
+        self._tokens = MappedTokens(self._first_tokens, corpus.dtype)
+        self._offsets: dict[int, tuple[NDArray[np.int64], str]] = {}  # with the path of the shard
+        self._lock = ForkLock()
 
-    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
-        parts = []
-        while start < stop:
-            batch = bisect_right(self._starts, start) - 1
-            base, end = self._starts[batch], min(stop, self._starts[batch + 1])
-            parts.append(self._ends(batch, start - base, end - base) + base)
-            start = end
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def read(
+        self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
+    ) -> None:
+        """Copy the tokens of pieces, as `TokenSource.read` does.
 
-    def _ends(self, batch: int, start: int, stop: int) -> NDArray[np.int64]:
-        """Where documents end in ``(start, stop]`` of a record batch.
-
-        The offsets were checked when they were first touched, but a map shows what is written to the file later.
+        Raises:
+            DamagedCorpusError: a shard is missing or not what the manifest says.
         """
-        offsets = self._batch(batch)[0]
-        low, high = int(offsets.searchsorted(start, "right")), int(offsets.searchsorted(stop, "right"))
-        around = offsets[max(0, low - 1) : high + 1].copy()  # what is checked is what is used
-        ends = around[1 : 1 + high - low]
-        is_right = (
-            0 < low <= high
-            and 0 <= around[0] <= start
-            and bool(np.all(around[1:] > around[:-1]))
-            and (around[-1] == self._num_tokens(batch) if high == len(offsets) else around[-1] > stop)
-            and (not len(ends) or (start < ends[0] and ends[-1] <= stop))
-        )
-        if not is_right:
-            raise self._changed(batch)
-        return ends
+        if not len(starts):
+            return
+        # a position beyond the corpus follows from changed offsets: it is beyond the last batch, too
+        batches = np.minimum(self._first_tokens.searchsorted(starts, "right") - 1, len(self._first_tokens) - 2)
+        is_wrong = (starts + lengths > self._first_tokens[batches + 1]) | (batches < 0)
+        if is_wrong.any():
+            raise self._damage(int(batches[int(np.argmax(is_wrong))]), "a document reaches beyond its record batch")
+        tokens = self._tokens
+        if len(tokens.missing(batches)):
+            tokens, _ = self._open(np.unique(batches))
+        tokens.read(batches, starts, lengths, out, at)
+
+    def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
+
+        Raises:
+            DamagedCorpusError: a shard is missing or not what the manifest says.
+        """
+        stretches, batches, lows, highs = self._cut_at_batches(starts, stops)
+        parts: list[NDArray[np.int64]] = []
+        counts, are_last, following = [], [], []
+        for batch, low, high in zip(batches.tolist(), lows.tolist(), highs.tolist(), strict=True):
+            offsets = self._offsets_of(batch)
+            first, last = int(offsets.searchsorted(low, "right")), int(offsets.searchsorted(high, "right"))
+            if not 0 < first <= last:
+                raise self._changed(batch)
+            parts.append(offsets[first - 1 : last])  # with the start of the document that holds the first token
+            counts.append(last - first)
+            are_last.append(last == len(offsets))
+            following.append(int(offsets[min(last, len(offsets) - 1)]))
+        found = np.concatenate(parts) if parts else np.empty(0, np.int64)  # a copy: what is checked is what is used
+        num_ends = np.array(counts, np.int64)
+        after = np.cumsum(num_ends + 1)
+        begins = after - num_ends - 1
+        is_ascending = np.ones(len(found), np.bool_)
+        np.greater(found[1:], found[:-1], out=is_ascending[1:])
+        is_ascending[begins] = (found[begins] >= 0) & (found[begins] <= lows)
+        past_low = (num_ends == 0) | (found[np.minimum(begins + 1, len(found) - 1)] > lows)
+        batch_tokens = self._first_tokens[batches + 1] - self._first_tokens[batches]
+        last_ends = found[after - 1]
+        past_high = np.where(are_last, last_ends == batch_tokens, np.array(following, np.int64) > highs)
+        is_right = past_low & past_high & (last_ends <= highs)
+        if not is_right.all() or not is_ascending.all():
+            wrong = (
+                int(np.argmin(is_right))
+                if not is_right.all()
+                else int(after.searchsorted(is_ascending.argmin(), "right"))
+            )
+            raise self._changed(int(batches[wrong]))
+        is_end = np.ones(len(found), np.bool_)
+        is_end[begins] = False
+        totals = np.bincount(stretches, num_ends, len(starts)).astype(np.int64)
+        values = found[is_end] + np.repeat(self._first_tokens[batches], num_ends)
+        return np.concatenate([[0], np.cumsum(totals)]), values
 
     def document_at(self, position: int) -> tuple[int, int, int]:
-        batch = bisect_right(self._starts, position) - 1
-        within = position - self._starts[batch]
-        row = int(np.searchsorted(self._batch(batch)[0], within, "right")) - 1
+        """The document that holds a token: its number, and its start and stop in the corpus."""
+        batch = int(self._first_tokens.searchsorted(position, "right")) - 1
+        base = int(self._first_tokens[batch])
+        row = int(self._offsets_of(batch).searchsorted(position - base, "right")) - 1
         start, stop = self._document(batch, row)
-        if not start <= within < stop:
+        if not start <= position - base < stop:
             raise self._changed(batch)
-        return self._first_documents[batch] + row, self._starts[batch] + start, self._starts[batch] + stop
+        shard = self._shard_of(batch)
+        places = self._corpus.shards.batch_places(shard)[: batch - self._first_batches[shard]]
+        document = self._corpus.shards.first_document(shard) + sum(place.num_documents for place in places) + row
+        return document, base + start, base + stop
 
-    def bounds(self, row: int) -> tuple[int, int]:
-        batch = bisect_right(self._first_documents, row) - 1
-        start, stop = self._document(batch, row - self._first_documents[batch])
-        return self._starts[batch] + start, self._starts[batch] + stop
+    def bounds(self, shard: int, row: int) -> tuple[int, int]:
+        """Start and stop in the corpus of a document of a shard."""
+        batch = self._first_batches[shard]
+        for place in self._corpus.shards.batch_places(shard):
+            if row < place.num_documents:
+                break
+            batch, row = batch + 1, row - place.num_documents
+        start, stop = self._document(batch, row)
+        base = int(self._first_tokens[batch])
+        return base + start, base + stop
+
+    def _cut_at_batches(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Stretches of the corpus cut where record batches begin.
+
+        Returns:
+            int64 [n] each: number of the stretch, record batch, start and stop in that batch.
+        """
+        first = self._first_tokens.searchsorted(starts, "right") - 1
+        counts = self._first_tokens.searchsorted(stops, "left") - first
+        stretches = np.repeat(np.arange(len(starts)), counts)
+        batches = np.arange(len(stretches)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        bases = self._first_tokens[batches]
+        lows = np.maximum(starts[stretches], bases) - bases
+        return stretches, batches, lows, np.minimum(stops[stretches], self._first_tokens[batches + 1]) - bases
+
+    def _offsets_of(self, batch: int) -> NDArray[np.int64]:
+        """The offsets of a record batch, a view of the map."""
+        found = self._offsets.get(batch)
+        if found is None:
+            found = self._open(np.array([batch]))[1][batch]
+        offsets, path = found
+        self._touch(path)
+        return offsets
 
     def _document(self, batch: int, row: int) -> tuple[int, int]:
         """Where a document starts and ends in its record batch."""
-        bounds = self._batch(batch)[0][max(0, row) : row + 2].tolist()
-        if len(bounds) != 2 or not 0 <= bounds[0] < bounds[1] <= self._num_tokens(batch):
+        bounds = self._offsets_of(batch)[max(0, row) : row + 2].tolist()
+        if (
+            len(bounds) != 2
+            or not 0 <= bounds[0] < bounds[1] <= self._first_tokens[batch + 1] - self._first_tokens[batch]
+        ):
             raise self._changed(batch)
         return bounds[0], bounds[1]
 
-    def _num_tokens(self, batch: int) -> int:
-        return self._starts[batch + 1] - self._starts[batch]
+    def _open(self, batches: NDArray[np.int64]) -> tuple[MappedTokens, dict[int, tuple[NDArray[np.int64], str]]]:
+        """Open those of some record batches that are not open.
+
+        Returns:
+            Tokens and offsets of all of them, which stay when another thread opens more than are kept.
+        """
+        with self._lock:
+            tokens, offsets_of = self._tokens, self._offsets
+            missing = tokens.missing(batches)
+            if len(tokens) + len(missing) > MAX_BATCHES:
+                tokens, offsets_of, missing = MappedTokens(self._first_tokens, self._corpus.dtype), {}, batches
+            for batch in missing.tolist():
+                index = self._shard_of(batch)
+                path = self._corpus.store.where(self._corpus.shards[index].name)
+                self._touch(path)
+                offsets, values = self._values(index, batch - self._first_batches[index])
+                tokens.add(batch, values)
+                offsets_of[batch] = offsets, path
+            self._tokens, self._offsets = tokens, offsets_of
+            return tokens, offsets_of
+
+    def _values(self, shard: int, batch: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        return self._corpus.shard(shard).batch(batch)
+
+    def _shard_of(self, batch: int) -> int:
+        return bisect_right(self._first_batches, batch) - 1
 
     def _changed(self, batch: int) -> DamagedCorpusError:
-        if os.stat(self.path).st_size != self._num_bytes:
-            return DamagedCorpusError(
-                f"{self.path} is not as long as its manifest says: it was cut under the running job", hint=RESTORE
-            )
-        return DamagedCorpusError(
-            f"{self.path}, batch {batch}: the offsets of its documents no longer ascend from 0 to "
-            f"{self._num_tokens(batch)}: the file was changed under the running job",
-            hint=RESTORE,
+        num_tokens = int(self._first_tokens[batch + 1] - self._first_tokens[batch])
+        return self._damage(
+            batch,
+            f"the offsets of its documents no longer ascend from 0 to {num_tokens}: the file was changed under the "
+            "running job",
         )
 
+    def _damage(self, batch: int, problem: str) -> DamagedCorpusError:
+        """A record batch is not what it was when it was opened."""
+        if (cut := changed_shard(self._corpus)) is not None:
+            return DamagedCorpusError(
+                f"{cut} is not as long as its manifest says: it was cut under the running job", hint=RESTORE
+            )
+        shard = self._shard_of(max(0, batch))
+        path = self._corpus.store.where(self._corpus.shards[shard].name)
+        return DamagedCorpusError(f"{path}, batch {batch - self._first_batches[shard]}: {problem}", hint=RESTORE)
 
-def _starts(counts: list[int]) -> list[int]:
-    return [0, *itertools.accumulate(counts)]
+
+def changed_shard(corpus: Corpus) -> str | None:
+    """The first shard that is gone, or whose size is not that of the manifest. Costs a stat per shard."""
+    for shard in corpus.shards:
+        try:
+            size = corpus.store.stat(shard.name).size
+        except OSError:
+            size = -1
+        if size != shard.num_bytes:
+            return corpus.store.where(shard.name)
+    return None

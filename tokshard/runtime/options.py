@@ -95,6 +95,28 @@ def named_corpora(corpora: CorpusLike | Mapping[str, CorpusLike]) -> dict[str, C
     return named
 
 
+def generations_of(corpora: Mapping[str, CorpusLike], generations: Any) -> dict[str, int | None]:
+    """The generation up to which each corpus is read; None: the newest.
+
+    Raises:
+        PlanError: a name is unknown, or of a source that is open; or a value is no generation.
+    """
+    given = {} if generations is None else generations
+    if not isinstance(given, Mapping) or set(given) - set(corpora):
+        raise PlanError(
+            f"generations is {given!r:.100}; the plan has {', '.join(corpora)}",
+            hint="give names of the plan, and generations from 0",
+        )
+    for name in given:
+        if not isinstance(corpora[name], str | os.PathLike):
+            raise PlanError(
+                f"generations has {name!r}, which is open already",
+                hint="give its directory, or CorpusSource(directory, generation=...)",
+            )
+    numbers = {name: integer(f"the generation of {name!r}", value, least=0) for name, value in given.items()}
+    return {name: numbers.get(name) for name in corpora}
+
+
 def check_sources(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
     """Refuse empty corpora, and corpora whose token ids mean different things."""
     for name, source in zip(names, sources, strict=True):
@@ -103,7 +125,7 @@ def check_sources(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
         if source.tokenizer != sources[0].tokenizer or source.dtype != sources[0].dtype:
             raise PlanError(
                 f"corpora {names[0]!r} and {name!r} have different tokenizers "
-                f"({sources[0].tokenizer[:12]}..., {source.tokenizer[:12]}...): their ids mean different things",
+                f"({sources[0].tokenizer[:12]}..., {source.tokenizer[:12]}...): the same id means different tokens",
                 hint="build them with the same tokenizer.json",
             )
 
@@ -118,7 +140,7 @@ def shape_of(seq_len: int, block_tokens: int | None, window_blocks: int | None, 
     block = block_tokens or max(MIN_BLOCK_TOKENS, 16 * seq_len)
     if block < 4 * seq_len and not allow_small_blocks:
         raise PlanError(
-            f"block_tokens is {block}, less than 4 samples of {seq_len}: a long document would be read in one go",
+            f"block_tokens is {block}, less than 4 samples of {seq_len}: long documents would be shuffled badly",
             hint=f"give at least {4 * seq_len}, or allow_small_blocks=True",
         )
     window = window_blocks or max(MIN_WINDOW_BLOCKS, WINDOW_TOKENS // block)
@@ -185,7 +207,7 @@ def streams_of(
             source,
             shape,
             seed=seed,
-            copy_index=contents[:index].count(contents[index]),  # a content may be listed several times
+            copy_index=contents[:index].count(contents[index]),  # the same content may be listed several times
             start_epoch=first_epochs[index],
             take=takes[index],
         )

@@ -2,9 +2,8 @@
 
     global sample g ──mixture──▶ corpus i, its sample k ──windows──▶ pieces of documents ──packing──▶ a row of tokens
 
-Every arrow is arithmetic, so any process can compute any sample alone, at the same cost. README.md in this folder
-follows one sample by hand. A cursor says where in the plan a job is, and a loader gives the rows of a plan to a
-training loop.
+Every arrow is arithmetic, so any process can compute any sample alone, at the same cost. README.md follows one sample
+by hand. A cursor is the position of a job in its plan; a loader feeds the rows of a plan to a training loop.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tokshard.runtime.transforms import Transform, transformed
 class StreamPlan:
     """What a job reads and in which order.
 
-    Making one opens the corpora. A plan pickles by the paths of its corpora.
+    The constructor opens the corpora. A plan pickles as its arguments, corpora as their paths.
 
     Args:
         corpora: name to corpus directory, or one directory. A corpus is known by its content: it may be moved or
@@ -42,18 +41,20 @@ class StreamPlan:
         seed: of everything that is shuffled.
         weights: name to weight, the shares of the samples; default: the corpora's token counts. 0 is allowed.
         epochs: for a finite pass over one corpus; None: endless.
-        block_tokens: consecutive tokens that stay together until they are cut at documents; default: 16 samples, at
-            least 65,536.
+        generations: name to the generation up to which a corpus that grew is read, 0 being what it began with; default:
+            the newest when the plan is made.
+        block_tokens: consecutive tokens that are shuffled as one before they are cut at documents; default: 16 samples,
+            at least 65,536.
         window_blocks: blocks whose documents are shuffled together; default: about 64M tokens, at least 64 blocks.
         schedule: (global sample, weights) for changes that are known now; `weights` count from 0.
-        start_epoch: name to the epoch that counts as its first: for a new plan over corpora that were read before.
+        start_epoch: name to the first epoch of a corpus, for a new plan over corpora that were read before.
         take: the part of a corpus, in ``(0, 1]``, that is read: a number, or name to number. Whole blocks are left out,
-            the same for every seed; what 0.05 reads lies inside what 0.1 reads.
+            the same for every seed; 0.1 reads all that 0.05 reads.
         max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
         on_max_epochs: ``"stop"``: the pass ends before the first step that would read more; ``"warn"``: it continues.
         transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`. Not
             together with loss_across_documents.
-        loss_across_documents: a delimiter's label is the first token of the next piece instead of -100.
+        loss_across_documents: the label of a delimiter is the first token of the next piece instead of -100.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
 
     Attributes:
@@ -79,6 +80,7 @@ class StreamPlan:
         seed: int = 0,
         weights: Weights | None = None,
         epochs: int | None = None,
+        generations: Mapping[str, int] | None = None,
         block_tokens: int | None = None,
         window_blocks: int | None = None,
         schedule: Sequence[tuple[int, Weights]] = (),
@@ -91,10 +93,11 @@ class StreamPlan:
         allow_small_blocks: bool = False,
     ) -> None:
         given = dict(locals())
-        self._arguments = {name: value for name, value in given.items() if name not in ("self", "corpora")}
+        self._arguments = {name: value for name, value in given.items() if name not in _OF_SOURCES}
         named = options.named_corpora(corpora)
         self.names = tuple(named)
-        self.sources = tuple(_open(corpus) for corpus in named.values())
+        wanted = options.generations_of(named, generations)
+        self.sources = tuple(_open(corpus, wanted[name]) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
         self.has_default_windows = window_blocks is None
         self.shape = options.shape_of(seq_len, block_tokens, window_blocks, allow_small_blocks=allow_small_blocks)
@@ -136,16 +139,16 @@ class StreamPlan:
         return self.identity.fingerprint
 
     def reader(self) -> StreamPlan:
-        """The same plan with tables of its own: readers at different places do not throw out each other's."""
+        """The same plan with tables of its own, so that readers at different places do not evict each other's."""
         reader = object.__new__(StreamPlan)
         reader.__dict__.update(self.__dict__)
         reader.streams = tuple(stream.reader() for stream in self.streams)
         return reader
 
     def reopened(self) -> StreamPlan:
-        """The same plan over corpora that are opened again: for a forked process.
+        """The same plan over newly opened corpora, for a forked process.
 
-        A thread of the parent may have held a lock of a corpus at the fork, and no thread of the child releases it.
+        A thread of the parent may have held a lock of a corpus at the fork, which no thread of the child releases.
         """
         sources = {name: _reopened(source) for name, source in zip(self.names, self.sources, strict=True)}
         return StreamPlan(sources, **self._arguments)
@@ -174,7 +177,7 @@ class StreamPlan:
 
         Args:
             sample: global index, from 0.
-            cursor: its weights count; default: those of the plan.
+            cursor: the weights; default: those of the plan.
 
         Returns:
             The keys of a batch. input_ids, labels, position_ids: int64 [seq_len]; corpus_index, sample_index: int64
@@ -189,7 +192,7 @@ class StreamPlan:
         return first_row(widen(self.pack(layout, 0, 1)))
 
     def trace(self, sample: int, cursor: Cursor | None = None) -> list[Piece]:
-        """Where the tokens of one global sample come from, in order.
+        """The parts of documents in one global sample, in order.
 
         Raises:
             IndexError: the plan has no such sample.
@@ -213,15 +216,15 @@ class StreamPlan:
     def find(
         self, corpus: str, document: int, cursor: Cursor | None = None, *, epochs: int | Iterable[int] = 1
     ) -> list[Occurrence]:
-        """The samples that read a document: the inverse of `trace`, without a replay.
+        """The samples that read a document: the inverse of `trace`.
 
         Costs the table of each window that holds a part of the document, per epoch: as much as its first sample.
 
         Args:
             corpus: its name in the plan.
             document: number in the corpus.
-            cursor: its weights count; default: those of the plan.
-            epochs: passes over the corpus, numbered from 0; a number: the first so many.
+            cursor: the weights; default: those of the plan.
+            epochs: numbers of passes over the corpus, from 0; or how many passes, from the first on.
 
         Returns:
             By epoch, sample and place in the document, without parts that `take` leaves out and samples of a corpus
@@ -240,11 +243,11 @@ class StreamPlan:
         return occurrences(self, self.mixture(cursor or self.cursor()), self.names.index(corpus), document, checked)
 
     def lay_out(self, mixture: Mixture, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
-        """The rows of one or many batches, not copied yet.
+        """The rows of one or many batches, without their tokens.
 
         Args:
             samples: int64 [n], global samples, ascending except for rows that are padding: `PADDING_INDEX`.
-            is_sequential: the samples that follow will be asked for next.
+            is_sequential: the following samples will be read next.
 
         Raises:
             CorpusError: a shard is missing or not what its manifest says.
@@ -279,7 +282,7 @@ class StreamPlan:
         """Copy the rows ``[start, stop)`` of a layout together, and transform them.
 
         Raises:
-            PlanError: a transform returned something else than a sample.
+            PlanError: a transform did not return a sample of the same size and dtype.
         """
         packed = layout.pack(start, stop)
         return transformed(packed, self.transforms, self.seed) if self.transforms else packed
@@ -307,11 +310,15 @@ def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -
     return StreamPlan(corpora, **arguments)
 
 
-def _open(corpus: CorpusLike) -> TokenSource:
-    if isinstance(corpus, str | os.PathLike):
-        from tokshard.runtime.shards import CorpusSource  # brings pyarrow, which an order does not need
+_OF_SOURCES = ("self", "corpora", "generations")
+"""Arguments that sources stand for when a plan is pickled."""
 
-        return CorpusSource(corpus)
+
+def _open(corpus: CorpusLike, generation: int | None) -> TokenSource:
+    if isinstance(corpus, str | os.PathLike):
+        from tokshard.runtime.shards import CorpusSource  # imports pyarrow, which an order does not need
+
+        return CorpusSource(corpus, generation=generation)
     return corpus
 
 

@@ -1,8 +1,8 @@
 """Batches made ahead of the training loop, in a thread.
 
-A job says from which sample on a rank reads, and under which weights. The thread makes its steps, or takes them from
-worker processes in turn: worker w of W makes every W-th step. A new job, after a change of weights or a skip, replaces
-the one before.
+A job says where a rank starts to read, and with which weights. The thread makes the steps itself, or takes them from
+worker processes in turn: each of W workers makes every W-th step. After a change of weights or a skip, a new job
+replaces the one before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Result:
 
 
 class _Inbox:
-    """Messages to the thread: the latest job, and how many of its batches the loop took. Others only put them in."""
+    """What the thread knows of its messages: the latest job, and how many more batches there is room for."""
 
     def __init__(self, messages: queue.SimpleQueue[Job | int | None], depth: int) -> None:
         self._messages, self._depth = messages, depth
@@ -47,7 +47,7 @@ class _Inbox:
         self._is_closed = False
 
     def next_job(self, last: int) -> Job | None:
-        """A job newer than `last`, when there is one; None: stop."""
+        """Wait for a job newer than `last`; None: stop."""
         while not self._is_closed and (self._job is None or self._job.number == last):
             self._read(self._messages.get())
         return None if self._is_closed else self._job
@@ -78,11 +78,11 @@ class Prefetcher(Generic[Batch]):
         finish: makes a batch of rows; called in the thread.
         num_workers: processes that read; 0: the thread itself does.
         depth: batches that are made ahead.
-        timeout_seconds: how long the loop waits for one batch.
+        timeout_seconds: the longest wait for one batch.
         start_method: of the processes: ``fork``, ``spawn`` or ``forkserver``.
 
     Raises:
-        PlanError: the plan does not pickle, which worker processes need.
+        PlanError: the plan does not pickle, so worker processes cannot have it.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Prefetcher(Generic[Batch]):
         self._thread.start()
 
     def start(self, mixture: Mixture, ranks: Ranks, sample: int, stop: Stop) -> None:
-        """Make the batches from a sample on; those of the job before are dropped."""
+        """Make the batches from a sample on, and drop those of the job before."""
         self._job += 1
         self._messages.put(Job(self._job, mixture, ranks, sample, stop))
 

@@ -1,4 +1,4 @@
-"""Memory of batches that is used again."""
+"""Reuse of the memory of batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 
 class Recycler:
-    """Arrays of batches that are used again once nothing else holds them.
+    """Arrays that are reused once nothing else refers to them.
 
-    A batch of some hundred kilobytes costs more in page faults than in copying if its memory is new, and the allocator
-    gives such memory back as soon as it is freed. Whether an array is held is its reference count: tensors and views of
-    it count, a device that copies from it does not. Without the GIL, counts are not exact, and nothing is used again.
+    In new memory, a batch of some hundred kilobytes costs more in page faults than in copying, and the allocator
+    returns such memory as soon as it is freed. Reference counts say whether an array is in use: tensors and views of
+    it count, a device that copies from it does not. Without the GIL, counts are not exact, and nothing is reused.
 
     Args:
         size: arrays that are kept.
@@ -28,7 +28,7 @@ class Recycler:
         self._numbers = np.empty(0, np.int64)
 
     def empty(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """An int64 array of any content."""
+        """An int64 array with arbitrary content."""
         for index in range(len(self._arrays)):
             if self._holders(index) == self._unused and self._arrays[index].shape == shape:
                 return self._arrays[index]

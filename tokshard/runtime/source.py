@@ -1,8 +1,8 @@
-"""The seam between an order and the bytes that it reads: what a corpus has to answer.
+"""The interface between an order and the bytes that it reads.
 
-An order asks a corpus where its documents end, and copies tokens of it. Both are asked for many places at once, so
-that a source which waits for each answer can wait for all of them together. Only arrays of integers cross the seam: a
-source may keep its tokens in memory maps, behind file descriptors, in an object store, or compute them.
+An order asks a corpus where its documents end, and copies tokens of it. Each call is for many places, so that a source
+with slow answers can request all of them at once. Only arrays of integers cross the interface: a source may keep its
+tokens in memory maps, files or an object store, or compute them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class DocumentSpan:
-    """Where a document lies.
+    """A document and its tokens.
 
     Args:
         shard: file name.
@@ -53,8 +53,8 @@ class TokenSource(Protocol):
     def is_in_memory(self) -> bool:
         """Whether reading never waits for longer than a page fault. Changes speed only.
 
-        Such a source is read for several batches at once, which costs fewer calls. Any other source is read batch by
-        batch, so that no batch waits for the reads of those after it.
+        If all sources of a plan are in memory, several batches are read at once, which takes fewer calls. Otherwise
+        each batch is read by itself, so that none waits for the reads of later ones.
         """
 
     def document_at(self, position: int) -> DocumentSpan:
@@ -78,16 +78,16 @@ class TokenSource(Protocol):
     def read(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
     ) -> None:
-        """Copy the tokens of pieces, each of which lies within one document.
+        """Copy the tokens of pieces. Each piece lies within one document.
 
         Args:
             starts, lengths: int64 [n], position and tokens of each piece; at least 1 token.
             out: one-dimensional, of `dtype`. What no piece covers stays as it was.
-            at: int64 [n], where in `out` each piece goes; they do not overlap.
+            at: int64 [n], where in `out` each piece starts; pieces do not overlap.
         """
 
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """A hint: these blocks of the corpus will be read next, in about this order. Most sources ignore it.
+        """A hint that these blocks of the corpus will be read next, in about this order. Most sources ignore it.
 
         Args:
             starts, stops: int64 [n], positions of the first token of each and of the one after its last.

@@ -1,4 +1,4 @@
-"""The steps of one data-parallel rank: which samples each has, laid out for many steps at once."""
+"""The steps of one data-parallel rank, laid out for many steps at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_LAYOUT_ROWS = 2_048
 
 _MAX_BATCH = 1 << 40
 _MAX_BATCH_TOKENS = (1 << 31) - 1
-"""On one rank: cu_seqlens is int32, as attention kernels want it."""
+"""Of one rank: cu_seqlens is int32, as attention kernels require."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Ranks:
         return -(-self.global_batch_size // self.world_size)
 
     def check_size(self, seq_len: int) -> None:
-        """Refuse batches whose tokens cannot be counted.
+        """Refuse batches with more tokens than cu_seqlens can count.
 
         Raises:
             PlanError: a rank's part of a batch has 2**31 tokens or more.
@@ -115,12 +115,12 @@ def packed_steps(
 ) -> Iterator[Packed]:
     """Every step from a global sample on, or each `stride`-th of them, as one rank reads it.
 
-    The first layout has one step, and each following one twice as many, up to some thousand pieces: so the first batch
-    comes soon, and later ones share the cost of laying out.
+    The first layout has one step and each later one twice as many, up to some thousand pieces. So the first batch comes
+    soon, and later ones share the cost of a layout.
 
     Args:
         stop: where the pass ends; default: where the plan's finite pass does.
-        first: steps to leave out at the start.
+        first: number of steps to leave out at the start.
 
     Raises:
         CorpusError: a shard is missing or not what its manifest says.

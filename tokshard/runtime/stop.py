@@ -1,4 +1,4 @@
-"""Where a pass ends: a finite pass after its last sample, any other before a corpus is read more than `max_epochs`."""
+"""The end of a pass: after the last sample of a finite one, or before a corpus is read more than `max_epochs` times."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class UsedUp(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Where a pass ends.
+    """The end of a pass.
 
     Args:
-        sample: the global sample that is not read any more; None: the pass is endless.
+        sample: the first global sample that is not read; None: the pass is endless.
         corpus: the corpus that is used up at this sample; None: the finite pass is over.
     """
 
@@ -36,7 +36,7 @@ class Stop:
 
     @property
     def pads_last_step(self) -> bool:
-        """Whether a step that reaches beyond is read and filled with padding; if not, no such step begins."""
+        """Whether a step that reaches beyond the end is padded. If not, such a step is not read."""
         return self.corpus is None
 
     def has_step(self, start: int, global_batch_size: int) -> bool:
@@ -55,7 +55,7 @@ def used_up(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> li
     """Where corpora are used up under the weights of a cursor, by ascending sample.
 
     Args:
-        since: global sample. Of a corpus that was used up before it, the next sample counts. Default: where the cursor
+        since: global sample. For a corpus that was used up before it, the next sample counts. Default: where the cursor
             is.
     """
     if all(most is None for most in plan.max_samples):
@@ -70,7 +70,7 @@ def used_up(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> li
 
 
 def stop_of(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> Stop:
-    """Where a pass under the weights of a cursor ends.
+    """The end of a pass under the weights of a cursor.
 
     Args:
         since: as for `used_up`.
@@ -82,7 +82,7 @@ def stop_of(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> St
 
 
 def check_pass(plan: StreamPlan, cursor: Cursor) -> None:
-    """Refuse a cursor at which a finite pass would be counted wrong.
+    """Refuse a cursor at which the samples of a finite pass would be miscounted.
 
     Raises:
         PlanMismatchError: other corpora were read before, so that samples of the run are not samples of the pass.

@@ -53,7 +53,7 @@ class StreamingLoader(BatchLoader[Batch]):
     A batch is a dict; a rank has ``rows = global_batch_size / dp_world_size``:
 
     - ``input_ids``, ``labels``, ``position_ids``: int64 [rows, seq_len]. A label is the document's next token, or -100
-      where it has none: at the end of a document and in padding. Positions start at 0 in each piece of a document.
+      at the end of a document and in padding. Positions start at 0 in each piece of a document.
     - ``corpus_index``, ``sample_index``: int64 [rows], the corpus in plan order and the global sample; -1 for padding.
     - ``cu_seqlens``: int32 [n], the boundaries of all pieces in the flattened batch, for attention within documents;
       the last one is repeated until n is a power of two, at least 64. ``max_seqlen``: int64 [], the longest piece.
@@ -63,14 +63,15 @@ class StreamingLoader(BatchLoader[Batch]):
         global_batch_size: samples of a step over all ranks.
         dp_rank, dp_world_size: default: from `dp_mesh`, else from torch.distributed, else 0 of 1.
         dp_mesh: the data-parallel device mesh; of several dimensions (HSDP), all count.
-        num_workers: processes that read; 0: a thread does, which is faster for all but very short documents.
+        num_workers: processes that read; 0: a thread reads, which is faster except for very short documents.
         prefetch_factor: batches made ahead per worker.
         pin_memory: give tensors in page-locked memory, which ``tensor.to(device, non_blocking=True)`` needs: other
-            memory is used again as soon as the tensor is gone, even if a device still copies from it.
+            memory is reused as soon as the tensor is freed, even if a device still copies from it.
         uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
             ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
         timeout_seconds: longest wait for one batch; the error names the shard that was read.
-        multiprocessing_context: start method of the workers; default: forkserver where it exists, else spawn.
+        multiprocessing_context: start method of the workers; default: forkserver where it exists, else
+            spawn; spawn if a corpus is not on this machine.
 
     Raises:
         PlanError: the ranks do not divide the batch, a number is out of range, or the rank is not known.
@@ -181,7 +182,7 @@ class StreamDataset(IterableDataset[Batch]):
             self._loops[worker % _MAX_LOOP_WORKERS] = 0
 
     def _begin(self, worker: int) -> None:
-        """The beginning of a loop of a DataLoader worker."""
+        """Begin a loop in a DataLoader worker."""
         if self._pid != os.getpid():
             self.plan, self._pid = self.plan.reopened(), os.getpid()
         place = worker % _MAX_LOOP_WORKERS
@@ -196,7 +197,7 @@ class StreamDataset(IterableDataset[Batch]):
         self._loops[place], self._is_loaded = 1, False
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor of this DataLoader worker: the step that it makes next, if it has made one."""
+        """The cursor of this DataLoader worker: its next step, once it has made one."""
         return {**save_state(self.plan, self._cursor), _WORKER_KEY: self._is_under_way}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

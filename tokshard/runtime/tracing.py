@@ -1,4 +1,4 @@
-"""Which documents a sample reads, and which samples read a document."""
+"""From samples to the documents that they read, and back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Occurrence:
 
 
 def pieces_of_samples(plan: StreamPlan, mixture: Mixture, samples: NDArray[np.int64]) -> list[list[Piece]]:
-    """Where the tokens of global samples come from, in order.
+    """The parts of documents that global samples read, in order.
 
     Args:
         samples: int64 [n], ascending, all of them in the plan.

@@ -37,7 +37,7 @@ class Sample:
 
 
 class Transform(Protocol):
-    """What changes a sample: a function, or an object that holds settings.
+    """A function of a sample and random numbers, or an object with settings that can be called like one.
 
     It must be pure, and keep the number of tokens and their dtype. With worker processes it must pickle.
     """
@@ -84,10 +84,10 @@ class SampleRandom:
 
 
 def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> Packed:
-    """Rows after all transforms, one after the other.
+    """Rows with all transforms applied, one after the other.
 
     Raises:
-        PlanError: a transform returned something else than a sample.
+        PlanError: a transform did not return a sample of the same size and dtype.
     """
     rows, seq_len = len(packed.tokens), packed.tokens.shape[1] - 1
     ends = np.cumsum(packed.piece_lengths, dtype=np.int64)

@@ -28,7 +28,7 @@ from tokshard.runtime.steps import Ranks, packed_steps
 from tokshard.runtime.stop import Stop
 
 STOP_SECONDS = 5.0
-"""What still hangs after this time is abandoned: a read from storage that is gone may survive SIGKILL."""
+"""A process that still hangs after this time is abandoned: a read from dead storage can survive SIGKILL."""
 
 _SHARD_NAME_BYTES = 4096
 _MESSAGE_BYTES = 1 << 20
@@ -37,7 +37,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to read from now on.
+    """The steps to read from now on.
 
     Args:
         number: counts the jobs of a prefetcher, from 0.
@@ -106,17 +106,18 @@ class Worker:
         inherited = (self._answers, self._jobs) if start_method == "fork" else ()
         self._process = context.Process(
             target=_worker_main,
-            args=(their_jobs, their_answers, inherited, plan, number, num_workers, self._reading),
+            args=(their_jobs, their_answers, inherited, pickle.dumps(plan), number, num_workers, self._reading),
             name=f"tokshard-loader-{number}",
             daemon=True,
         )
-        self._process.start()
+        with _safe_path():
+            self._process.start()
         their_answers.close()  # so that the pipe ends when the worker does
         their_jobs.close()
         self._number, self._sources = number, plan.sources
 
     def start(self, job: Job) -> None:
-        """Make the steps of this job instead of those of earlier ones."""
+        """Drop earlier jobs and make the steps of this one."""
         with contextlib.suppress(OSError):  # a dead worker is reported when its answer is missed
             self._jobs.send(job)
 
@@ -142,14 +143,14 @@ class Worker:
         return name.decode(errors="replace")
 
     def kill(self) -> None:
-        """End the process, which has nothing to clean up."""
+        """Kill the process; it has nothing to clean up."""
         self._process.kill()
 
     def leave(self, seconds: float, *, may_close: bool) -> None:
-        """Wait for the end of a killed process, but not longer than this.
+        """Wait for a killed process to end, up to so many seconds.
 
         Args:
-            may_close: no thread reads the pipes any more.
+            may_close: whether the pipes can be closed, because no thread reads them.
         """
         self._process.join(seconds)
         if self._process.is_alive():  # or the interpreter would wait for it when it ends
@@ -172,8 +173,27 @@ class Worker:
         )
 
 
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Let child processes start without the current directory on their path.
+
+    Python would look there first for `pickle` and all that a worker imports before it has the path of its parent, and
+    the directory may hold someone else's data.
+    """
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
 def _changed_shard(sources: Sequence[TokenSource]) -> str | None:
-    """The shard whose cut killed a worker. Pages of a map are read long after the shard was touched, in any order."""
+    """The shard whose truncation killed a worker: pages of a map are read long after it was touched, in any order."""
     found = (source.changed_shard() for source in sources if hasattr(source, "changed_shard"))
     return next((name for name in found if name), None)
 
@@ -182,7 +202,7 @@ def _worker_main(  # noqa: PLR0917 - the arguments of a process are positional
     jobs: Connection,
     answers: Connection,
     inherited: Sequence[Connection],
-    plan: StreamPlan,
+    pickled_plan: bytes,
     number: int,
     num_workers: int,
     reading: Any,
@@ -190,20 +210,24 @@ def _worker_main(  # noqa: PLR0917 - the arguments of a process are positional
     # Ctrl-C and the SIGTERM of torchrun reach the whole group; the loop decides, and may still want batches
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if inherited:
-        for connection in inherited:
-            connection.close()  # fork copied the other ends of the pipes, which would stay open
-        plan = pickle.loads(pickle.dumps(plan))  # noqa: S301 - a thread may have held a lock of the plan at the fork
+    for connection in inherited:
+        connection.close()  # fork copied the other ends of the pipes, which would stay open
+    # a thread takes the jobs: a job and batches that wait for each other in full pipes would wait for ever
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    threading.Thread(target=_take_jobs, args=(jobs, waiting), daemon=True).start()
+    try:
+        plan: StreamPlan = pickle.loads(pickled_plan)  # noqa: S301 - from our own process
+    except TokshardError as error:  # a corpus cannot be opened
+        with contextlib.suppress(OSError):
+            while True:
+                answers.send_bytes(_dumps([(waiting.get().number, error)]))
 
     def watch(shard: str) -> None:
         reading.value = shard.encode()[-_SHARD_NAME_BYTES + 1 :]
 
     for source in plan.sources:
-        if hasattr(source, "on_shard"):
-            source.on_shard = watch
-    # a thread takes the jobs: a job and batches that wait for each other in full pipes would wait for ever
-    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    threading.Thread(target=_take_jobs, args=(jobs, waiting), daemon=True).start()
+        if hasattr(source, "touched"):
+            source.touched.on_change = watch
     with contextlib.suppress(OSError):
         while True:
             _work(plan, waiting.get(), answers, waiting, number, num_workers)
@@ -217,7 +241,7 @@ def _work(  # noqa: PLR0917 - as above
     number: int,
     num_workers: int,
 ) -> None:
-    """Answer with the steps of a job, until it is over or another one comes; more and more steps in one message."""
+    """Send the steps of a job until it is over or another one comes, more and more of them per message."""
     steps = _answers(plan, job, number, num_workers)
     most = 1
     while waiting.empty():
@@ -229,7 +253,7 @@ def _work(  # noqa: PLR0917 - as above
 
 
 def _some(steps: Iterator[Packed | BaseException | None], most: int) -> Iterator[Packed | BaseException | None]:
-    """Up to so many steps, and up to about a megabyte."""
+    """Up to `most` steps, and up to about a megabyte."""
     size = 0
     while most and size < _MESSAGE_BYTES:
         for answer in steps:
@@ -242,7 +266,7 @@ def _some(steps: Iterator[Packed | BaseException | None], most: int) -> Iterator
 
 
 def _dumps(message: Sequence[tuple[int, Packed | BaseException | None]]) -> bytes:
-    """A pickle whose arrays follow it as they are, each at a multiple of 64 bytes."""
+    """A pickle followed by its arrays, uncopied and each aligned to 64 bytes."""
     buffers: list[pickle.PickleBuffer] = []
     parts = [memoryview(pickle.dumps(message, protocol=5, buffer_callback=buffers.append))]
     parts += [buffer.raw() for buffer in buffers]
@@ -251,7 +275,7 @@ def _dumps(message: Sequence[tuple[int, Packed | BaseException | None]]) -> byte
 
 
 def _loads(content: bytes) -> list[tuple[int, Packed | BaseException | None]]:
-    """The message of a worker; arrays are views of it."""
+    """A message of a worker; its arrays are views of the content."""
     (count,) = struct.unpack_from("<q", content)
     sizes = struct.unpack_from(f"<{count}q", content, 8)
     view = memoryview(content)
@@ -266,7 +290,7 @@ def _loads(content: bytes) -> list[tuple[int, Packed | BaseException | None]]:
 
 
 def _enlarge(connection: Connection) -> None:
-    """Let a pipe hold a message, where the system can."""
+    """Enlarge a pipe to the size of a message, where the system allows it."""
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         with contextlib.suppress(OSError):  # the user's limit is reached: slower, not wrong
             fcntl.fcntl(connection.fileno(), fcntl.F_SETPIPE_SZ, _MESSAGE_BYTES)

@@ -1,27 +1,133 @@
-"""Where files lie: a directory now, object stores later. The rooms above know names and bytes only."""
+"""Where files lie: a directory, a bucket, or a web server. The rooms above know names and bytes only."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import PurePath
 
 from tokshard.errors import UsageError
-from tokshard.store.base import Entry, Spool, Store, local_file, present, written
-from tokshard.store.posix import PosixStore
+from tokshard.store.base import (
+    Attempt,
+    Entry,
+    NotRegularFileError,
+    Spool,
+    Store,
+    files_below,
+    local_file,
+    present,
+    written,
+)
+from tokshard.store.posix import PosixStore, obstacle
 
-__all__ = ["Entry", "Spool", "Store", "local_file", "open_store", "present", "written"]
+__all__ = [
+    "STORES_BY_SCHEME",
+    "Attempt",
+    "Entry",
+    "NotRegularFileError",
+    "Spool",
+    "Store",
+    "absolute_location",
+    "files_below",
+    "is_uri",
+    "local_file",
+    "locate",
+    "look_at",
+    "obstacle",
+    "open_store",
+    "present",
+    "real_location",
+    "written",
+]
+
+
+def _open_remote(uri: str) -> Store:
+    try:
+        from tokshard.store.remote import remote_store
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{uri} is a URI, and {(error.name or 'obstore').partition('.')[0]} is not installed",
+            hint="pip install 'tokshard[remote]', or give a local path",
+        ) from error
+    return remote_store(uri)
+
+
+STORES_BY_SCHEME: dict[str, Callable[[str], Store]] = dict.fromkeys(("s3", "gs", "az", "https", "http"), _open_remote)
+"""What opens the URIs of a scheme."""
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:
     """The store at a location. Touches nothing: the location may not exist yet.
 
     Raises:
-        UsageError: the location is a URI, which this version cannot read.
+        UsageError: the location is a URI of an unknown scheme, or needs the extra ``remote``, which is not installed.
     """
     text = os.fspath(location)
-    if "://" in text:
+    if not is_uri(text):
+        return PosixStore(str(PurePath(text)))
+    return _opener(text)(text)
+
+
+def _opener(uri: str) -> Callable[[str], Store]:
+    opener = STORES_BY_SCHEME.get(uri.partition("://")[0])
+    if opener is None:
         raise UsageError(
-            f"{text} is a URI; this version of tokshard reads and writes local directories only",
-            hint="copy or mount it, and give the local path",
+            f"{uri} is a URI of a scheme that tokshard does not know, expected one of "
+            + ", ".join(f"{scheme}://" for scheme in STORES_BY_SCHEME),
+            hint="copy it to one of these, or to this machine",
         )
-    return PosixStore(str(PurePath(text)))
+    return opener
+
+
+def locate(location: str | os.PathLike[str]) -> tuple[Store, str]:
+    """The store that holds one file or folder, and its name there; the name of a root is empty.
+
+    Raises:
+        UsageError: as `open_store`.
+    """
+    text = os.fspath(location)
+    if is_uri(text):
+        scheme, _, path = text.partition("://")
+        folder, _, name = path.rstrip("/").rpartition("/")
+        opener = _opener(text)
+        return (opener(f"{scheme}://{folder}"), name) if folder else (opener(text), "")
+    folder, name = os.path.split(text)
+    if name in {"", os.curdir, os.pardir}:
+        folder, name = os.path.split(os.path.abspath(text))
+    return open_store(folder or os.curdir), name
+
+
+def is_uri(location: str) -> bool:
+    """Whether a location is a URI, and not a path on this machine."""
+    return "://" in location
+
+
+def absolute_location(location: str | os.PathLike[str]) -> str:
+    """A location that means the same in a process with another working directory."""
+    text = os.fspath(location)
+    return text.rstrip("/") if is_uri(text) else os.path.abspath(text)
+
+
+def look_at(location: str | os.PathLike[str]) -> Entry | None:
+    """The facts of the file at a location, by its name there; the bare name and a slash for a folder; else None."""
+    try:
+        store, name = locate(location)
+        if name:
+            return store.stat(name)
+    except IsADirectoryError:
+        return Entry(f"{name}/")
+    except NotRegularFileError:
+        return Entry(name)
+    except (OSError, ValueError):  # a path may hold what no name can
+        pass
+    try:
+        is_folder = any(True for _ in open_store(location).list())
+    except (OSError, ValueError):
+        return None
+    return Entry(f"{name}/") if is_folder else None
+
+
+def real_location(location: str | os.PathLike[str]) -> str:
+    """An absolute location without links, by which two locations are compared."""
+    text = os.fspath(location)
+    return text.rstrip("/") if is_uri(text) else os.path.realpath(text)

@@ -1,40 +1,49 @@
 """What every store can do.
 
-A store holds files under names such as ``train/shards.arrow``: parts joined by slashes, relative to its location. It
-has no folders of its own; a *folder* is what the names that begin with ``folder/`` have in common. A file is put whole
-or not at all, and is never changed in place.
+A store holds files under names such as ``train/shards.arrow``: parts joined by slashes, relative to its location. A
+*folder* is what the names that begin with ``folder/`` have in common; a store need not know empty ones. A file is put
+whole or not at all, and is never changed in place.
 
-All methods raise `OSError` and its subclasses as files do: `FileNotFoundError` for a name that is not there,
-`PermissionError`, and so on.
+All methods raise `OSError` and its subclasses as files do: `FileNotFoundError` for a missing name, `PermissionError`,
+and so on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, Protocol
 
 
+class NotRegularFileError(OSError):
+    """The name belongs to a pipe, a socket or a device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file in a store.
+    """A file or folder in a store.
 
     Args:
-        name: relative to the location of the store.
+        name: relative to the location of the store; ends in a slash for a folder, which has no other facts.
         size: in bytes.
-        version: another one whenever the content was replaced; to be compared, never to be taken apart.
+        version: changes whenever the content is replaced. Opaque: compare it, show it, never take it apart. Empty if
+            the store could not look at a file while it listed a folder; `Store.stat` then says why.
+        identity: equal for two names of one file, such as hard links.
+        is_link: the name is a link to a file that may lie outside of the store.
     """
 
     name: str
-    size: int
-    version: str
+    size: int = 0
+    version: str = ""
+    identity: Hashable = None
+    is_link: bool = False
 
 
 class Spool(Protocol):
-    """A file that is being written on this machine, and is then put whole or forgotten.
+    """A file that is written on this machine first, and then put whole or discarded.
 
     Its content may be larger than memory.
     """
@@ -51,7 +60,54 @@ class Spool(Protocol):
         """Close the file and put it under its name, durable. On an error nothing appears, and the file is gone."""
 
     def discard(self) -> None:
-        """Forget the file, if it was not put. Never fails."""
+        """Remove the file unless it was put. Never fails."""
+
+
+class Attempt(Protocol):
+    """One run of a program that writes into a store, apart from the runs before it."""
+
+    @property
+    def store(self) -> Store:
+        """The store for this attempt: its spools never meet those of another one."""
+
+    def take_over(self) -> None:
+        """Begin this attempt: remove what earlier ones spooled and did not put.
+
+        Where the store can prevent it, a process of an earlier attempt that is still alive puts nothing from now on.
+        Elsewhere it may put a file late; so a writer must give a file of one name the same bytes in all attempts.
+        """
+
+    def join(self) -> None:
+        """Begin this attempt next to others that are under way, and leave what they spooled.
+
+        The next attempt that takes over ends this one too.
+        """
+
+    def discard_spooled(self) -> None:
+        """Remove what processes of this attempt spooled and did not put. They must have ended."""
+
+    def end(self) -> None:
+        """End this attempt: remove all that it spooled and did not put. It can put nothing more."""
+
+
+class Lease(Protocol):
+    """A name that one process at a time holds."""
+
+    def hold(self, holder: str) -> AbstractContextManager[bool]:
+        """Hold the name alone, until the context ends or the process does.
+
+        Args:
+            holder: what `holder` returns meanwhile.
+
+        Yields:
+            False where the store cannot keep a second holder out.
+
+        Raises:
+            BlockingIOError: another process holds it.
+        """
+
+    def holder(self) -> str | None:
+        """Who holds the name; None if it is free, or the store cannot tell."""
 
 
 class Store(Protocol):
@@ -65,27 +121,37 @@ class Store(Protocol):
         """The location as it was given, for messages."""
 
     def where(self, name: str) -> str:
-        """A file as messages name it."""
+        """A file as messages name it, and as `locate` finds it."""
 
     def below(self, folder: str) -> Store:
-        """The store of a folder of this one. Nothing is created."""
+        """The store of a folder of this one. Creates nothing."""
 
-    def parent(self) -> tuple[Store, str] | None:
-        """The store that this one is a folder of, and the name of that folder; None where nothing is above."""
+    def list(self, folder: str = "") -> Iterator[Entry]:
+        """What one folder holds, in bytewise order of the names; nothing if there is no such folder.
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        """All files whose names begin with `prefix`, at any depth, in no order; none if there are none."""
-
-    def names(self, folder: str = "") -> Sequence[str]:
-        """The names in one folder, in no order and without looking at the files. Those of folders end in a slash.
+        A link to a folder counts as that folder, unless it leads to one that the link lies in.
 
         Raises:
-            FileNotFoundError: there is no such folder; stores that know no empty folders may give no names instead.
-            NotADirectoryError: there is a file of that name.
+            NotADirectoryError: the name belongs to a file.
+        """
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        """The names in one folder, in any order, without looking at the files. Those of folders end in a slash.
+
+        A link counts as a file.
+
+        Raises:
+            FileNotFoundError: there is no such folder; stores without empty folders may return no names instead.
+            NotADirectoryError: the name belongs to a file.
         """
 
     def stat(self, name: str) -> Entry:
-        """Size and version of one file."""
+        """The facts of one file.
+
+        Raises:
+            IsADirectoryError: it is a folder; stores without empty folders may raise FileNotFoundError instead.
+            NotRegularFileError: it is neither a file nor a folder.
+        """
 
     def open(self, name: str) -> IO[bytes]:
         """A file for reading: seekable and buffered."""
@@ -106,66 +172,30 @@ class Store(Protocol):
     def put(self, name: str, content: bytes) -> None:
         """Put a file, whole or not at all, durable, in place of one that has the name."""
 
-    def create_exclusive(self, name: str, content: bytes) -> None:
-        """Put a file that must be new.
-
-        Raises:
-            FileExistsError: there is one of that name.
-        """
-
     def delete(self, *names: str) -> None:
-        """Remove files, durably when it returns; a name that is not there is no error."""
+        """Remove files and folders, durably when it returns; a missing name is no error.
 
-    def delete_below(self, folder: str, *, keep: frozenset[str] = frozenset()) -> None:
-        """Remove all files of a folder, but for those named in `keep`; no link is followed."""
+        A name that ends in a slash stands for a folder with all its files; no link is followed.
+        """
 
     def local_path(self, name: str) -> str | None:
-        """Where a file lies on this machine, to be mapped into memory; None if it does not."""
-
-    def obstacle(self, name: str) -> str | None:
-        """What stands where files named ``name/...`` would go: ``a file`` or ``a link``; None if they can be put."""
+        """Where a file lies on this machine, to be mapped into memory; None if it lies elsewhere."""
 
     def spool(self, name: str) -> Spool:
-        """Begin a file that is too large for memory; to be put under a name.
+        """Begin a file that is too large for memory, to be put under a name.
 
-        Spools of two attempts never meet, whichever processes and machines they belong to.
+        Spools of two processes never meet, on whichever machines.
         """
 
-    def attempt(self, folder: str, token: str) -> Store:
-        """This store for one attempt at writing: what it spools here lies in `folder`, apart from other attempts.
+    def attempt(self, folder: str, token: str) -> Attempt:
+        """An attempt at writing into this store; what it spools in the store lies in `folder`.
 
         Args:
             token: a name that no other attempt has.
         """
 
-    def take_over(self) -> None:
-        """Begin this attempt: remove what earlier ones spooled and did not put.
-
-        Where the store can see to it, a process of an earlier attempt that is still alive puts nothing from now on.
-        Elsewhere it may put a file late; so whoever writes must give a file of one name the same bytes in all attempts.
-        """
-
-    def discard_spooled(self) -> None:
-        """Remove what processes of this attempt spooled and did not put. They must be gone."""
-
-    def end_attempt(self) -> None:
-        """End this attempt: remove all that it spooled and did not put. It can put nothing more."""
-
-    def lease(self, name: str, holder: str) -> AbstractContextManager[bool]:
-        """Hold a name alone, until the context ends or the process does.
-
-        Args:
-            holder: what `lease_holder` says meanwhile.
-
-        Yields:
-            False where nothing keeps a second holder out.
-
-        Raises:
-            BlockingIOError: another process holds it.
-        """
-
-    def lease_holder(self, name: str) -> str | None:
-        """Who holds a name; None if nobody does, or the store cannot say."""
+    def lease(self, name: str) -> Lease:
+        """The lease of a name. Takes nothing yet."""
 
 
 @contextlib.contextmanager
@@ -182,7 +212,7 @@ def written(store: Store, name: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def local_file(store: Store, name: str) -> Iterator[str]:
-    """The path of a file on this machine, for libraries that read nothing else; a copy if the store is elsewhere."""
+    """The path of a file on this machine, for libraries that need one; a copy if the store is elsewhere."""
     path = store.local_path(name)
     if path is not None:
         yield path
@@ -194,8 +224,22 @@ def local_file(store: Store, name: str) -> Iterator[str]:
 
 
 def present(store: Store, folder: str = "") -> frozenset[str]:
-    """The names in a folder, without the slash of folders; none if there is no such folder."""
+    """The names in a folder, without the slash of folders; empty if there is no such folder."""
     try:
         return frozenset(name.rstrip("/") for name in store.names(folder))
     except (FileNotFoundError, NotADirectoryError):
         return frozenset()
+
+
+def files_below(store: Store, folder: str) -> Iterator[str]:
+    """The names of all files in a folder, at any depth and in any order; links are files."""
+    try:
+        found = store.names(folder)
+    except FileNotFoundError:
+        return
+    for name in found:
+        below = f"{folder}/{name}" if folder else name
+        if below.endswith("/"):
+            yield from files_below(store, below[:-1])
+        else:
+            yield below

@@ -12,9 +12,11 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import IO
 
-from tokshard.store.base import Entry
+from tokshard.store.base import Entry, NotRegularFileError, Store
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 _LEASE_TRIES = 5
@@ -46,27 +48,35 @@ class PosixStore:
     def below(self, folder: str) -> PosixStore:
         return replace(self, location=self.where(folder))
 
-    def parent(self) -> tuple[PosixStore, str] | None:
-        folder, name = os.path.split(os.path.abspath(self.location))
-        return (replace(self, location=folder), name) if name else None
-
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        folder, _, start = prefix.rpartition("/")
-        for name in self._files_below(folder, start):
-            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
-                try:
-                    yield self.stat(name)
-                except FileNotFoundError:  # a link that leads nowhere
-                    found = os.lstat(self.where(name))
-                    yield Entry(name, found.st_size, _version(found))
+    def list(self, folder: str = "") -> Iterator[Entry]:
+        path = self.where(folder)
+        try:
+            with os.scandir(path) as entries:
+                found = sorted(os.fsencode(entry.name) + (b"/" if entry.is_dir() else b"") for entry in entries)
+        except FileNotFoundError:
+            return
+        above: frozenset[str] | None = None
+        for name in map(os.fsdecode, found):
+            inside = f"{folder}/{name}" if folder else name
+            if name.endswith("/"):
+                above = _real_folders(self, folder) if above is None else above
+                if os.path.realpath(os.path.join(path, name)) not in above:
+                    yield Entry(inside)
+                continue
+            try:
+                yield _entry(inside, os.path.join(path, name))
+            except FileNotFoundError:
+                if os.path.lexists(self.where(inside)):  # a link to nothing; else it went meanwhile
+                    yield Entry(inside, is_link=True)
+            except OSError:
+                yield Entry(inside)
 
     def names(self, folder: str = "") -> Sequence[str]:
         with os.scandir(self.where(folder)) as entries:
             return [f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries]
 
     def stat(self, name: str) -> Entry:
-        found = os.stat(self.where(name))
-        return Entry(name, found.st_size, _version(found))
+        return _entry(name, self.where(name))
 
     def open(self, name: str) -> IO[bytes]:
         return open(self.where(name), "rb")
@@ -91,55 +101,49 @@ class PosixStore:
             spool.discard()
             raise
 
-    def create_exclusive(self, name: str, content: bytes) -> None:
-        spool = self.spool(name)
-        try:
-            spool.file.write(content)
-            spool.put(is_new=True)
-        except BaseException:
-            spool.discard()
-            raise
-
     def delete(self, *names: str) -> None:
         folders = dict[str, None]()
         for name in names:
+            if name.endswith("/"):
+                _delete_folder(self, name[:-1])
+                folders[os.path.dirname(name[:-1])] = None
+                continue
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(self.where(name))
                 folders[os.path.dirname(name)] = None
         for folder in folders:
             _sync_directory(self.where(folder))
-            self._remove_empty(folder)
-
-    def delete_below(self, folder: str, *, keep: frozenset[str] = frozenset()) -> None:
-        for name in list(self._files_below(folder)):
-            if name not in keep:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.where(name))
-        for place, _, _ in os.walk(self.where(folder), topdown=False):
-            if place != self.scratch:
-                with contextlib.suppress(OSError):  # it is not empty
-                    os.rmdir(place)
+            _remove_empty(self, folder)
 
     def local_path(self, name: str) -> str | None:
         return self.where(name)
 
-    def obstacle(self, name: str) -> str | None:
-        path = self.where(name)
-        if name and os.path.islink(path):
-            return "a link"
-        return "a file" if os.path.lexists(path) and not os.path.isdir(path) else None
-
     def spool(self, name: str) -> PosixSpool:
         return PosixSpool(self, name)
 
-    def attempt(self, folder: str, token: str) -> PosixStore:
-        return replace(self, scratch=self.where(f"{folder}/{token}"))
+    def attempt(self, folder: str, token: str) -> PosixAttempt:
+        scratch = self.where(f"{folder}/{token}")
+        return PosixAttempt(replace(self, scratch=scratch), scratch)
+
+    def lease(self, name: str) -> PosixLease:
+        return PosixLease(self.where(name))
+
+
+@dataclass(frozen=True, slots=True)
+class PosixAttempt:
+    """An attempt whose unfinished files lie in a folder of its own.
+
+    Args:
+        scratch: the folder; its parent holds those of all attempts.
+    """
+
+    store: PosixStore
+    scratch: str
 
     def take_over(self) -> None:
-        assert self.scratch is not None, "this store is of no attempt"
         folder, token = os.path.split(self.scratch)
         with contextlib.suppress(FileNotFoundError):
-            # a process of an earlier attempt finds no file there any more to rename, and can open none
+            # a process of an earlier attempt then finds no file there to rename, and can open none
             os.rename(folder, f"{folder}-stale-{token}")
         parent, name = os.path.split(folder)
         os.makedirs(self.scratch, exist_ok=True)
@@ -147,20 +151,27 @@ class PosixStore:
             if stale.startswith(f"{name}-stale-"):
                 _remove(os.path.join(parent, stale))
 
+    def join(self) -> None:
+        os.makedirs(self.scratch, exist_ok=True)
+
     def discard_spooled(self) -> None:
-        assert self.scratch is not None, "this store is of no attempt"
         for name in os.listdir(self.scratch):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.scratch, name))
 
-    def end_attempt(self) -> None:
-        if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+    def end(self) -> None:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PosixLease:
+    """A lock on a file; it dies with the process, so that a killed one leaves nothing behind."""
+
+    path: str
 
     @contextlib.contextmanager
-    def lease(self, name: str, holder: str) -> Iterator[bool]:
-        """A lock on a file; it dies with the process, so that nothing is left of one that was killed."""
-        descriptor, is_locked = self._locked(self.where(name))
+    def hold(self, holder: str) -> Iterator[bool]:
+        descriptor, is_locked = _locked(self.path)
         try:
             os.truncate(descriptor, 0)
             os.write(descriptor, holder.encode())
@@ -168,9 +179,9 @@ class PosixStore:
         finally:
             os.close(descriptor)
 
-    def lease_holder(self, name: str) -> str | None:
+    def holder(self) -> str | None:
         try:
-            descriptor = os.open(self.where(name), os.O_RDONLY)
+            descriptor = os.open(self.path, os.O_RDONLY)
         except OSError:
             return None
         try:
@@ -184,58 +195,37 @@ class PosixStore:
         finally:
             os.close(descriptor)
 
-    def _files_below(self, folder: str, start: str = "") -> Iterator[str]:
-        """Names of all that is not a directory; links are files."""
+
+def _locked(path: str) -> tuple[int, bool]:
+    """A descriptor of the file that is at `path`, and whether it is locked."""
+    tries = 0
+    while True:
         try:
-            entries = os.scandir(self.where(folder))
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except FileNotFoundError:
-            return
-        with entries:
-            for entry in entries:
-                name = f"{folder}/{entry.name}" if folder else entry.name
-                if not entry.name.startswith(start):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    yield from self._files_below(name)
-                else:
-                    yield name
-
-    def _remove_empty(self, folder: str) -> None:
-        with contextlib.suppress(OSError):  # it has other files
-            while folder:
-                os.rmdir(self.where(folder))
-                folder = os.path.dirname(folder)
-
-    def _locked(self, path: str) -> tuple[int, bool]:
-        """A descriptor of the file that is at `path`, and whether it is locked."""
-        tries = 0
-        while True:
-            try:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            except FileNotFoundError:
-                tries += 1
-                if tries < _LEASE_TRIES:
-                    continue  # the holder before removed the folder just now
-                raise
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_locked = True
-            except BlockingIOError:
-                os.close(descriptor)
-                tries += 1
-                if tries >= _LEASE_TRIES:
-                    raise
-                time.sleep(_LEASE_SECONDS)  # `lease_holder` holds it for a moment
-                continue
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    os.close(descriptor)
-                    raise
-                is_locked = False
-            if _is_at(path, descriptor):
-                return descriptor, is_locked
+            tries += 1
+            if tries < _LEASE_TRIES:
+                continue  # the holder before removed the folder just now
+            raise
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        except BlockingIOError:
             os.close(descriptor)
+            tries += 1
+            if tries >= _LEASE_TRIES:
+                raise
+            time.sleep(_LEASE_SECONDS)  # `PosixLease.holder` has it for a moment
+            continue
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(descriptor)
+                raise
+            is_locked = False
+        if _is_at(path, descriptor):
+            return descriptor, is_locked
+        os.close(descriptor)
 
 
 class PosixSpool:
@@ -248,13 +238,13 @@ class PosixSpool:
         self.path = os.path.join(store.scratch or folder, f".{base}.{_attempt_name()}.partial")
         self.file: IO[bytes] = self._open()
 
-    def put(self, *, is_new: bool = False) -> None:
-        """Sync and rename; `is_new` refuses a file that is there."""
+    def put(self) -> None:
+        """Sync and rename."""
         try:
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()
-            self._publish(is_new=is_new)
+            self._publish()
         except BaseException:
             self.discard()
             raise
@@ -276,23 +266,50 @@ class PosixSpool:
         os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
         return open(self.path, "wb")
 
-    def _publish(self, *, is_new: bool) -> None:
+    def _publish(self) -> None:
         folder = os.path.dirname(self._final) or "."
         for tries in range(_FOLDER_TRIES):
             # of an attempt that another took over from, the unfinished file is gone: no folder comes back then
             if not os.path.isdir(folder) and os.path.lexists(self.path):
                 os.makedirs(folder, exist_ok=True)
             try:
-                if is_new:
-                    os.link(self.path, self._final)
-                    os.unlink(self.path)
-                else:
-                    os.replace(self.path, self._final)  # readers see the whole file or none
+                os.replace(self.path, self._final)  # readers see the whole file or none
             except FileNotFoundError:
                 if tries == _FOLDER_TRIES - 1 or not os.path.lexists(self.path):
                     raise
             else:
                 return
+
+
+def _real_folders(store: PosixStore, folder: str) -> frozenset[str]:
+    """Where a folder and all above it in this store really lie."""
+    parts = folder.split("/") if folder else []
+    return frozenset(os.path.realpath(store.where("/".join(parts[:count]))) for count in range(len(parts) + 1))
+
+
+def _delete_folder(store: PosixStore, folder: str) -> None:
+    path = store.where(folder)
+    try:
+        found = [] if os.path.islink(path) else store.names(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in found:
+        inside = f"{folder}/{name}"
+        if name.endswith("/"):
+            _delete_folder(store, inside[:-1])
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(store.where(inside))
+    if path != store.scratch:
+        with contextlib.suppress(OSError):  # another process put a file there
+            os.rmdir(path)
+
+
+def _remove_empty(store: PosixStore, folder: str) -> None:
+    with contextlib.suppress(OSError):  # it has other files
+        while folder:
+            os.rmdir(store.where(folder))
+            folder = os.path.dirname(folder)
 
 
 def _attempt_name() -> str:
@@ -301,8 +318,28 @@ def _attempt_name() -> str:
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
+def _entry(name: str, path: str) -> Entry:
+    found = os.lstat(path)
+    is_link = S_ISLNK(found.st_mode)
+    if is_link:
+        found = os.stat(path)
+    if not S_ISREG(found.st_mode):
+        if S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise NotRegularFileError(errno.EINVAL, "not a regular file", path)
+    # some network file systems give no inode numbers
+    identity = hash((found.st_dev, found.st_ino)) if found.st_ino else os.path.realpath(path)
+    return Entry(name, found.st_size, _version(found), identity, is_link)
+
+
 def _version(found: os.stat_result) -> str:
-    return f"{found.st_mtime_ns:x}-{found.st_size:x}"
+    """Modification time and size, in a form that messages can show."""
+    seconds, nanoseconds = divmod(found.st_mtime_ns, 10**9)
+    try:
+        time_of_day = datetime.fromtimestamp(seconds, UTC).isoformat().removesuffix("+00:00")
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999
+        time_of_day = str(seconds)
+    return f"{time_of_day}.{nanoseconds:09}Z/{found.st_size}"
 
 
 def _read_range(file: IO[bytes], start: int, length: int, path: str) -> bytes:
@@ -342,3 +379,13 @@ def _remove(path: str) -> None:
         shutil.rmtree(path)
     else:
         os.unlink(path)
+
+
+def obstacle(store: Store, name: str) -> str | None:
+    """What stands on this machine where files named ``name/...`` would go: ``a file``, ``a link``, or None."""
+    path = store.local_path(name)
+    if path is None:
+        return None
+    if name and os.path.islink(path):
+        return "a link"
+    return "a file" if os.path.lexists(path) and not os.path.isdir(path) else None

@@ -157,7 +157,7 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
 def _apply(fields: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):
-        raise UsageError(f"{override!r} is no override", hint="write section.key=value, such as train.steps=100")
+        raise UsageError(f"{override!r} is not an override", hint="write section.key=value, such as train.steps=100")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -168,7 +168,7 @@ def _apply(fields: dict[str, Any], override: str) -> None:
     for section in sections:
         fields = fields.setdefault(section, {})
         if not isinstance(fields, dict):
-            raise UsageError(f"{override!r}: {section} is no section", hint="write section.key=value")
+            raise UsageError(f"{override!r}: {section} is not a section", hint="write section.key=value")
     fields[name] = value
 
 

@@ -233,7 +233,7 @@ class _Run:
 
 
 def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:
-    """A preset with what the recipe changes; the vocabulary is that of the corpora unless it says otherwise.
+    """A preset with the changes of the recipe. Unless it says otherwise, the vocabulary is that of the corpora.
 
     Raises:
         UsageError: no such preset, sizes that do not divide, or a vocabulary that is too small.
@@ -257,7 +257,7 @@ def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:
 
 
 def micro_batches(batch: Batch, num_rows: int) -> Iterator[Batch]:
-    """A batch in parts of at most `num_rows` rows; 0: in one part. Pieces never cross rows, so any cut is fine."""
+    """A batch in parts of at most `num_rows` rows; 0: one part. Pieces never cross rows, so any cut is valid."""
     rows, seq_len = batch["input_ids"].shape
     for start in range(0, rows, num_rows or rows):
         stop = min(rows, start + (num_rows or rows))

@@ -144,7 +144,7 @@ class Transformer(nn.Module):
 
 
 def rotations(position_ids_T: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:  # noqa: N803
-    """Cosines and sines of RoPE, fp32 [T, 1, K / 2]. No buffer: nothing to shard, to cast or to save."""
+    """Cosines and sines of RoPE, fp32 [T, 1, K / 2]. Not a buffer, so there is nothing to shard, cast or save."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids_T.device) / head_dim
     angles = position_ids_T[:, None].float() * theta**-exponents
     return angles.cos()[:, None], angles.sin()[:, None]

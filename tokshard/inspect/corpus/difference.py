@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,7 @@ class Difference:
         is_equal: whether both hold the same tokens, or read the same tokens in the same order.
         is_hashed: whether the shards were hashed; otherwise the verdict relies on the manifests.
         verdict: the result in one sentence.
-        fields: dotted name to both values; None where one side has no such field.
+        fields: dotted name to both values; None if one side lacks the field.
         notes: other differences, one sentence each.
     """
 
@@ -112,17 +111,6 @@ def compare_mixes(first: Mix, second: Mix) -> Difference:
     return Difference(is_equal=same_order and same_weights, is_hashed=False, verdict=verdict, fields=fields, notes=[])
 
 
-def difference_json(difference: Difference) -> dict[str, Any]:
-    """Differences as plain values."""
-    return {
-        "equal": difference.is_equal,
-        "hashed": difference.is_hashed,
-        "verdict": difference.verdict,
-        "fields": {name: list(values) for name, values in difference.fields.items()},
-        "notes": difference.notes,
-    }
-
-
 def _differing(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
     """The leaves in which two nested mappings differ, by dotted name."""
     found: dict[str, tuple[Any, Any]] = {}
@@ -137,9 +125,9 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str 
 
 def _check_sizes(corpus: Corpus) -> None:
     for name, expected in zip(corpus.shards.names(), corpus.shards.sizes().tolist(), strict=True):
-        path = corpus.directory / name
+        path = corpus.store.where(name)
         try:
-            found = os.stat(path).st_size
+            found = corpus.store.stat(name).size
         except OSError as error:
             raise _damaged(corpus, f"{path} cannot be read: {error.strerror}") from error
         if found != expected:
@@ -147,7 +135,7 @@ def _check_sizes(corpus: Corpus) -> None:
 
 
 def _damaged(corpus: Corpus, problem: str) -> DamagedCorpusError:
-    return DamagedCorpusError(problem, hint=f"'tokshard verify {corpus.directory}' lists everything that is damaged")
+    return DamagedCorpusError(problem, hint=f"'tokshard verify {corpus.location}' lists everything that is damaged")
 
 
 def _shards_note(first: Corpus, second: Corpus) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -20,8 +19,12 @@ from tokshard.inspect.progress import OnProgress, no_progress
 
 CONTEXT_CHARACTERS = 60
 _EXCERPT_TOKENS = 512
-_EXCERPT_CHARACTERS = 300
-_EXCERPT_LINES = 8
+_EXCERPT_LINE = 40
+"""An excerpt has at most a line for this many characters."""
+
+EXCERPT_CHARACTERS = 300
+"""Length of an excerpt on a terminal."""
+
 _REPLACEMENT = "\ufffd"
 _MAX_JOINED = 8
 
@@ -121,32 +124,32 @@ def view_document(
     decode: Decode,
     index: int,
     *,
-    as_excerpt: bool,
+    excerpt: int | None = None,
     with_boundaries: bool = False,
 ) -> DocumentView:
     """Read and decode a document.
 
     Args:
-        as_excerpt: only decode the start (about 300 characters in at most 8 lines) and the last token.
+        excerpt: only decode the start, about this many characters in a few lines, and the last token; None: all.
         with_boundaries: also split the text into tokens.
 
     Raises:
-        UsageError: the corpus has no such document.
+        UsageError: the document does not exist.
         CorpusError: the document cannot be read.
     """
     if index >= corpus.num_documents:
         raise UsageError(
-            f"{corpus.directory} has no document {index}: it has {corpus.num_documents:,}, counted from 0",
+            f"{corpus.location} has no document {index}: it has {corpus.num_documents:,}, counted from 0",
             hint=f"give --document 0 to {corpus.num_documents - 1}",
         )
     tokens = corpus.document(index)
-    text, is_excerpt = _excerpt(tokens, decode) if as_excerpt else (decode(tokens), False)
+    text, is_excerpt = (decode(tokens), False) if excerpt is None else _excerpt(tokens, decode, excerpt)
     pieces: list[TokenPiece] = []
     if with_boundaries:
-        pieces = token_pieces(tokens[:_EXCERPT_TOKENS] if is_excerpt else tokens, decode)
-    if is_excerpt:
+        pieces = token_pieces(tokens if excerpt is None else tokens[: _start_tokens(excerpt)], decode)
+    if is_excerpt and excerpt is not None:
         ends = itertools.accumulate(len(piece.text) for piece in pieces)
-        pieces = [piece for piece, end in zip(pieces, ends, strict=True) if end <= _EXCERPT_CHARACTERS]
+        pieces = [piece for piece, end in zip(pieces, ends, strict=True) if end <= excerpt]
     return DocumentView(
         document=index,
         num_tokens=len(tokens),
@@ -158,28 +161,17 @@ def view_document(
     )
 
 
-def _excerpt(tokens: NDArray[Any], decode: Decode) -> tuple[str, bool]:
+def _start_tokens(characters: int) -> int:
+    return max(_EXCERPT_TOKENS, characters)  # a token rarely has less than one character
+
+
+def _excerpt(tokens: NDArray[Any], decode: Decode, characters: int) -> tuple[str, bool]:
     """The start of a document and its last token, and whether anything was left out."""
-    text = decode(tokens[:_EXCERPT_TOKENS])
-    start = "".join(text[:_EXCERPT_CHARACTERS].splitlines(keepends=True)[:_EXCERPT_LINES])
-    if len(tokens) <= _EXCERPT_TOKENS and len(start) == len(text):
+    text = decode(tokens[: _start_tokens(characters)])
+    start = "".join(text[:characters].splitlines(keepends=True)[: -(-characters // _EXCERPT_LINE)])
+    if len(tokens) <= _start_tokens(characters) and len(start) == len(text):
         return text, False
     return f"{start.rstrip()} ... {decode(tokens[-1:])}", True
-
-
-def view_json(view: DocumentView) -> dict[str, Any]:
-    """A document as plain values."""
-    plain = asdict(view)
-    del plain["pieces"]
-    if view.pieces:
-        plain["pieces"] = [{"ids": list(piece.ids), "text": piece.text} for piece in view.pieces]
-    plain["metadata"] = {name: plain_value(value) for name, value in view.metadata.items()}
-    return plain
-
-
-def plain_value(value: Any) -> Any:
-    """A metadata value as JSON can hold it: numbers that are not finite become text."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def token_pieces(tokens: NDArray[Any], decode: Decode) -> list[TokenPiece]:
@@ -202,22 +194,6 @@ def token_pieces(tokens: NDArray[Any], decode: Decode) -> list[TokenPiece]:
         pieces.append(TokenPiece(tuple(ids[start:stop]), text[len(context) :]))
         before, start = start, stop
     return pieces
-
-
-def compile_pattern(pattern: str, *, is_regex: bool) -> re.Pattern[str]:
-    """A search pattern: plain text or a Python regular expression.
-
-    Raises:
-        UsageError: it is empty or not a valid regular expression.
-    """
-    if not pattern:
-        raise UsageError("--grep is empty: every document contains it", hint="give a text")
-    try:
-        return re.compile(pattern if is_regex else re.escape(pattern))
-    except re.error as error:
-        raise UsageError(
-            f"{pattern!r} is not a regular expression: {error}", hint="leave out --regex to search for the text itself"
-        ) from error
 
 
 def search(corpus: Corpus, pattern: re.Pattern[str], *, on_progress: OnProgress = no_progress) -> Iterator[Match]:
@@ -253,8 +229,3 @@ def search(corpus: Corpus, pattern: re.Pattern[str], *, on_progress: OnProgress 
             done += len(tokens)
             on_progress(done, corpus.num_tokens)
         corpus.close()
-
-
-def match_json(match: Match, corpus: Corpus) -> dict[str, Any]:
-    """A match as plain values."""
-    return {"corpus": str(corpus.directory), **asdict(match)}

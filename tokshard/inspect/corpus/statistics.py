@@ -1,4 +1,4 @@
-"""What a corpus is made of, in numbers: lengths of its documents, and how often each token occurs."""
+"""Statistics of a corpus: the lengths of its documents, and how often each token occurs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Lengths:
     Args:
         lengths: int64 [distinct], ascending.
         counts: int64 [distinct], documents of each length.
-        is_exact: if False, each length stands for the middle of a power of two.
+        is_exact: if False, each length is the middle of a power of two.
     """
 
     lengths: NDArray[np.int64]
@@ -85,6 +85,49 @@ class TokenCounts:
     def share_of(self, ids: frozenset[int]) -> float:
         """The share of some ids in all counted tokens."""
         return float(self.counts[np.isin(self.ids, list(ids))].sum()) / self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStatistics:
+    """How often each token occurs, together with the vocabulary."""
+
+    counts: TokenCounts
+    vocabulary: Vocabulary
+
+    @property
+    def used_share(self) -> float:
+        """The share of the vocabulary that occurs."""
+        return self.counts.num_used / self.counts.vocab_size
+
+    @property
+    def unknown_share(self) -> float | None:
+        """The share of unknown tokens; None if the vocabulary lacks an unknown token."""
+        unknown = self.vocabulary.unknown_id
+        return None if unknown is None else self.counts.share_of(frozenset([unknown]))
+
+    @property
+    def byte_share(self) -> float | None:
+        """The share of tokens that are parts of characters; None if the vocabulary lacks such tokens."""
+        return self.counts.share_of(self.vocabulary.byte_ids) if self.vocabulary.byte_ids else None
+
+    def most_frequent(self, count: int) -> list[FrequentToken]:
+        """The most frequent tokens in descending order; ties by id."""
+        return [
+            FrequentToken(
+                id=token, text=self.vocabulary.shown(token), count=times, share=times / self.counts.num_tokens
+            )
+            for token, times in self.counts.most_frequent(count)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrequentToken:
+    """A token with its readable spelling, how often it occurs, and its share of the counted tokens."""
+
+    id: int
+    text: str
+    count: int
+    share: float
 
 
 def corpus_lengths(corpus: Corpus, *, is_full: bool) -> Lengths:
@@ -157,24 +200,6 @@ def count_tokens(corpus: Corpus, *, is_full: bool = False, on_progress: OnProgre
         vocab_size=max(corpus.vocab_size, int(ids[-1]) + 1),
         is_full=is_full,
     )
-
-
-def token_summary(counts: TokenCounts, vocabulary: Vocabulary, *, num_frequent: int) -> dict[str, Any]:
-    """The counts that a report shows, as plain values."""
-    unknown = frozenset() if vocabulary.unknown_id is None else frozenset([vocabulary.unknown_id])
-    return {
-        "counted": counts.num_tokens,
-        "is_full": counts.is_full,
-        "used": counts.num_used,
-        "vocab_size": counts.vocab_size,
-        "unknown_share": counts.share_of(unknown) if unknown else None,
-        "byte_share": counts.share_of(vocabulary.byte_ids) if vocabulary.byte_ids else None,
-        "normalizers": list(vocabulary.normalizers),
-        "most_frequent": [
-            {"id": token, "text": vocabulary.shown(token), "count": times, "share": times / counts.num_tokens}
-            for token, times in counts.most_frequent(num_frequent)
-        ],
-    }
 
 
 def _everything(corpus: Corpus) -> Iterator[NDArray[Any]]:

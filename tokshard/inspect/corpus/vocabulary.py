@@ -1,4 +1,4 @@
-"""What the ids of a tokenizer stand for: their spelling, and which are unknown, special or byte tokens."""
+"""The vocabulary of a tokenizer: spellings, and which ids are unknown, special or byte tokens."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Vocabulary:
     """The ids of a ``tokenizer.json``.
 
     Args:
-        spellings: id to the bytes that it stands for; if the vocabulary is not byte-level, to its entry in UTF-8.
-        unknown_id: the id for text outside the vocabulary; None if there is none.
+        spellings: id to its bytes; to its entry in UTF-8 if the vocabulary is not byte-level.
+        unknown_id: the id for text outside the vocabulary; None if the vocabulary lacks one.
         byte_ids: the byte fallbacks ``<0x00>`` to ``<0xFF>``; in a byte-level vocabulary, entries that are parts of
             characters.
         special_ids: added tokens that are flagged as special.
@@ -47,9 +47,9 @@ def load_vocabulary(corpus: Corpus) -> Vocabulary:
     Raises:
         DamagedCorpusError: the copy is missing or is not a JSON object.
     """
-    path = corpus.directory / names.TOKENIZER
+    path = corpus.store.where(names.TOKENIZER)
     try:
-        return parse_vocabulary(json.loads(path.read_bytes()))
+        return parse_vocabulary(json.loads(corpus.store.get(names.TOKENIZER)))
     except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
 
@@ -58,7 +58,7 @@ def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     """Token to id, for the model and the added tokens of a parsed ``tokenizer.json``; at least one.
 
     Raises:
-        ValueError, TypeError, AttributeError, LookupError: it has no vocabulary.
+        ValueError, TypeError, AttributeError, LookupError: the vocabulary is missing or malformed.
     """
     added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
     ids = {token: int(index) for token, index in {**_model_ids(tokenizer), **added}.items()}

@@ -2,62 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.format.corpus import Corpus
-from tokshard.format.decode import load_decoder
-from tokshard.inspect.corpus.documents import origin_of, spread, token_pieces
-from tokshard.inspect.corpus.statistics import Lengths, TokenCounts, token_summary
-from tokshard.inspect.corpus.text import summary_lines
-from tokshard.inspect.corpus.vocabulary import Vocabulary
-from tokshard.inspect.page.page import Section, cards, chart, lines, render_page
+from tokshard.format.tables import ShardInfo
+from tokshard.inspect.corpus.documents import DocumentView
+from tokshard.inspect.corpus.report import CorpusReport
+from tokshard.inspect.corpus.statistics import Lengths, TokenCounts, TokenStatistics
+from tokshard.inspect.page.page import Section, cards, chart, lines, render_page, token_part, token_section
 from tokshard.wording import bytes_text, counted
 
 MAX_SHARDS = 20_000
 """Limit for the table of shards; a page with more rows is slow to open."""
 
-SAMPLE_TOKENS = 400
+EXCERPT_CHARACTERS = 1_600
+"""How much of each document a page shows."""
+
 _FREQUENT = 100
 _RANKS = 300
 
+Facts = Sequence[tuple[str, str]]
+"""Labels and values; a value without a label continues the one before."""
 
-def corpora_page(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabulary]], *, num_samples: int) -> str:
-    """The page.
 
-    Args:
-        num_samples: number of documents of each corpus to show token by token.
+def corpora_page(corpora: Sequence[tuple[CorpusReport, Facts]]) -> str:
+    """The page of some corpora, whose tokens were counted, each with facts for people.
 
     Raises:
         UsageError: plotly is not installed.
-        CorpusError: a corpus cannot be read.
     """
-    sections: list[Section] = _side_by_side(corpora) if len(corpora) > 1 else []
-    for corpus, lengths, counts, vocabulary in corpora:
-        sections += _corpus_sections(corpus, lengths, counts, vocabulary, num_samples=num_samples)
-    names = [corpus.directory.name or str(corpus.directory) for corpus, *_ in corpora]
-    tokens = sum(corpus.num_tokens for corpus, *_ in corpora)
+    reports = [report for report, _ in corpora]
+    sections: list[Section] = _side_by_side(reports) if len(reports) > 1 else []
+    for report, facts in corpora:
+        sections += _corpus_sections(report, facts)
+    names = list(map(_name, reports))
     return render_page(
         title=", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""),
-        subtitle=f"{counted(len(names), 'corpus', 'corpora')}, {counted(tokens, 'token')}",
+        subtitle=f"{counted(len(names), 'corpus', 'corpora')}, "
+        + counted(sum(report.manifest.num_tokens for report in reports), "token"),
         sections=sections,
     )
 
 
-def _side_by_side(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabulary]]) -> list[Section]:
+def _name(report: CorpusReport) -> str:
+    return Path(report.directory).name or report.directory
+
+
+def _side_by_side(reports: Sequence[CorpusReport]) -> list[Section]:
     rows, traces = [], []
-    for corpus, lengths, counts, _ in corpora:
-        name, manifest, percentiles = corpus.directory.name, corpus.manifest, lengths.percentiles()
+    for report in reports:
+        manifest, percentiles = report.manifest, report.lengths.percentiles()
         per_token = round(manifest.text_bytes / manifest.num_tokens, 2)
         left_out = sum(manifest.records.left_out.values())
         numbers = [manifest.num_documents, manifest.num_tokens, per_token, percentiles[50], percentiles[99], left_out]
-        rows.append([name, *numbers, counts.num_used / counts.vocab_size])
-        starts, documents, _tokens = _half_powers(lengths)
+        rows.append([_name(report), *numbers, report.counted_tokens.used_share])
+        starts, documents, _ = _half_powers(report.lengths)
         x, y = starts[: len(documents)], (documents / documents.sum()).tolist()
-        traces.append(lines(shape="hv", name=name, x=x, y=y, hovertemplate="%{y:.2%}"))
+        traces.append(lines(shape="hv", name=_name(report), x=x, y=y, hovertemplate="%{y:.2%}"))
     titles = ("documents", "tokens", "bytes per token", "median length", "99 % are at most", "records left out")
     return [
         {"kind": "heading", "title": "Side by side"},
@@ -73,65 +78,63 @@ def _side_by_side(corpora: Sequence[tuple[Corpus, Lengths, TokenCounts, Vocabula
         },
         chart(
             "Document lengths",
-            "Share of the documents of each corpus, by half powers of two of their tokens.",
+            "The share of each corpus's documents, in bins of half a power of two.",
             traces,
-            {"title": "tokens of the document", "type": "log", "dtick": 1},
+            {"title": "tokens per document", "type": "log", "dtick": 1},
             {"tickformat": ".0%", "rangemode": "tozero"},
             hovermode="x unified",
         ),
     ]
 
 
-def _corpus_sections(
-    corpus: Corpus, lengths: Lengths, counts: TokenCounts, vocabulary: Vocabulary, *, num_samples: int
-) -> list[Section]:
-    summary = token_summary(counts, vocabulary, num_frequent=_FREQUENT)
+def _corpus_sections(report: CorpusReport, facts: Facts) -> list[Section]:
+    tokens = report.counted_tokens
     return [
-        {"kind": "heading", "title": corpus.directory.name or str(corpus.directory)},
-        _cards(corpus, lengths, summary),
-        {
-            "kind": "facts",
-            "title": "What it is and how it was built",
-            "rows": [["directory", str(corpus.directory)], *map(list, _facts(corpus))],
-        },
-        _length_chart(lengths),
-        _rank_chart(counts),
-        _frequent_table(summary),
-        _samples(corpus, vocabulary, num_samples),
-        _shard_table(corpus),
+        {"kind": "heading", "title": _name(report)},
+        _cards(report, tokens),
+        {"kind": "facts", "title": "Contents and settings", "rows": [["directory", report.directory], *_joined(facts)]},
+        _length_chart(report.lengths),
+        _rank_chart(tokens.counts),
+        _frequent_table(tokens),
+        token_section(
+            "Documents, token by token",
+            "Hold the pointer over a token to see its id.",
+            tokens.vocabulary.special_ids,
+            map(_document, report.documents),
+        ),
+        _shard_table(report.shards),
     ]
 
 
-def _facts(corpus: Corpus) -> list[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
-    for label, value in summary_lines(corpus.manifest, corpus.sources(), width=400):
-        if label or not lines:
-            lines.append((label, value))
+def _joined(facts: Facts) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for label, value in facts:
+        if label:
+            rows.append([label, value])
         else:
-            lines[-1] = (lines[-1][0], f"{lines[-1][1]}; {value}")
-    return lines
+            rows[-1][1] += f"; {value}"
+    return rows
 
 
-def _cards(corpus: Corpus, lengths: Lengths, summary: dict[str, Any]) -> Section:
-    manifest, percentiles = corpus.manifest, lengths.percentiles()
-    about = "" if lengths.is_exact else "about "
-    left_out = sum(manifest.records.left_out.values())
+def _cards(report: CorpusReport, tokens: TokenStatistics) -> Section:
+    manifest, percentiles, counts = report.manifest, report.lengths.percentiles(), tokens.counts
+    about = "" if report.lengths.is_exact else "about "
+    sample = "" if counts.is_full else f", in a sample of {counts.num_tokens:,} tokens"
     items = [
-        ("documents", f"{manifest.num_documents:,}", f"{left_out:,} records left out"),
+        ("documents", f"{manifest.num_documents:,}", f"{sum(manifest.records.left_out.values()):,} records left out"),
         ("tokens", f"{manifest.num_tokens:,}", f"{manifest.dtype}, {bytes_text(manifest.num_bytes)} on disk"),
         ("bytes of text per token", f"{manifest.text_bytes / manifest.num_tokens:.2f}", "UTF-8"),
         ("median document", f"{about}{percentiles[50]:,}", f"tokens; 99 % are at most {about}{percentiles[99]:,}"),
         (
             "vocabulary in use",
-            f"{summary['used'] / summary['vocab_size']:.1%}",
-            f"{summary['used']:,} of {summary['vocab_size']:,} ids"
-            + ("" if summary["is_full"] else f", in {summary['counted']:,} tokens"),
+            f"{tokens.used_share:.1%}",
+            f"{counts.num_used:,} of {counts.vocab_size:,} ids{sample}",
         ),
     ]
-    if summary["unknown_share"] is not None:
-        items.append(("unknown tokens", f"{summary['unknown_share']:.3%}", "text outside of the vocabulary"))
-    if summary["byte_share"] is not None:
-        items.append(("byte tokens", f"{summary['byte_share']:.2%}", "parts of characters"))
+    if tokens.unknown_share is not None:
+        items.append(("unknown tokens", f"{tokens.unknown_share:.3%}", "text outside the vocabulary"))
+    if tokens.byte_share is not None:
+        items.append(("byte tokens", f"{tokens.byte_share:.2%}", "parts of characters"))
     return cards(items)
 
 
@@ -156,10 +159,10 @@ def _length_chart(lengths: Lengths) -> Section:
     ]
     return chart(
         "Document lengths",
-        "Tokens of a document, delimiters included. Long documents are few and hold many of the tokens."
-        + ("" if lengths.is_exact else " Taken from powers of two: --full reads every length."),
+        "Tokens per document, delimiters included. A few long documents can hold most of the tokens."
+        + ("" if lengths.is_exact else " Estimated from powers of two; --full reads every length."),
         traces,
-        {"title": "tokens of the document", "type": "category", "nticks": 12},
+        {"title": "tokens per document", "type": "category", "nticks": 12},
         {"tickformat": ".0%"},
         hovermode="x unified",
     )
@@ -179,8 +182,9 @@ def _rank_chart(counts: TokenCounts) -> Section:
     ranks = np.unique(np.geomspace(1, len(ordered), _RANKS).astype(np.int64))
     return chart(
         "Token frequencies by rank",
-        f"From {counts.num_tokens:,} tokens"
-        + (", all of them." if counts.is_full else ", a sample: --full counts all."),
+        "Counted over all tokens."
+        if counts.is_full
+        else f"Counted over a sample of {counts.num_tokens:,} tokens; --full counts all.",
         [
             lines(
                 x=ranks.tolist(),
@@ -193,10 +197,11 @@ def _rank_chart(counts: TokenCounts) -> Section:
     )
 
 
-def _frequent_table(summary: dict[str, Any]) -> Section:
+def _frequent_table(tokens: TokenStatistics) -> Section:
+    frequent = tokens.most_frequent(_FREQUENT)
     return {
         "kind": "table",
-        "title": f"The {len(summary['most_frequent'])} most frequent tokens",
+        "title": f"The {len(frequent)} most frequent tokens",
         "search": "Search tokens",
         "columns": [
             {"name": "id", "number": True},
@@ -204,40 +209,21 @@ def _frequent_table(summary: dict[str, Any]) -> Section:
             {"name": "count", "number": True},
             {"name": "share", "bar": True, "percent": True},
         ],
-        "rows": [[entry["id"], entry["text"], entry["count"], entry["share"]] for entry in summary["most_frequent"]],
+        "rows": [[token.id, token.text, token.count, token.share] for token in frequent],
     }
 
 
-def _samples(corpus: Corpus, vocabulary: Vocabulary, num_samples: int) -> Section:
-    decode, sources = load_decoder(corpus), corpus.sources()
-    items = []
-    for index in spread(num_samples, corpus.num_documents):
-        tokens, origin = corpus.document(index), origin_of(corpus, sources, index)
-        pieces = [[piece.text, *piece.ids] for piece in token_pieces(tokens[:SAMPLE_TOKENS], decode)]
-        shown = f", the first {SAMPLE_TOKENS} shown" if len(tokens) > SAMPLE_TOKENS else ""
-        record = f"record {origin.record_number:,} of {origin.source}"
-        items.append(
-            {
-                "title": f"document {index:,}: {counted(len(tokens), 'token')}{shown}, {record}",
-                "parts": [{"pieces": pieces}],
-            }
-        )
-    return {
-        "kind": "tokens",
-        "title": "Documents with token boundaries",
-        "note": "Hold the pointer over a token for its id.",
-        "specials": sorted(vocabulary.special_ids),
-        "items": items,
-    }
+def _document(view: DocumentView) -> tuple[str, Iterable[Section]]:
+    shown = f", the first {sum(len(piece.ids) for piece in view.pieces):,} shown" if view.is_excerpt else ""
+    title = f"document {view.document:,}: {counted(view.num_tokens, 'token')}{shown}"
+    return f"{title}, record {view.record_number:,} of {view.source}", [token_part("", view.pieces)]
 
 
-def _shard_table(corpus: Corpus) -> Section:
-    count = len(corpus.shards)
-    shards = corpus.shards[: min(count, MAX_SHARDS)]
+def _shard_table(shards: Sequence[ShardInfo]) -> Section:
     return {
         "kind": "table",
-        "title": f"{count:,} {'shard' if count == 1 else 'shards'}",
-        "note": f"The first {MAX_SHARDS:,} of them." if count > MAX_SHARDS else "",
+        "title": counted(len(shards), "shard"),
+        "note": f"Only the first {MAX_SHARDS:,} are listed." if len(shards) > MAX_SHARDS else "",
         "search": "Search shards by name or hash",
         "columns": [
             {"name": "shard", "code": True},
@@ -247,6 +233,7 @@ def _shard_table(corpus: Corpus) -> Section:
             {"name": "SHA-256", "code": True},
         ],
         "rows": [
-            [shard.name, shard.num_documents, shard.num_tokens, shard.num_bytes, shard.sha256] for shard in shards
+            [shard.name, shard.num_documents, shard.num_tokens, shard.num_bytes, shard.sha256]
+            for shard in shards[: min(len(shards), MAX_SHARDS)]
         ],
     }

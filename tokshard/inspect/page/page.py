@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokshard.errors import UsageError
+from tokshard.inspect.corpus.documents import TokenPiece
 
 Section = dict[str, Any]
 """A part of the page, by ``kind``: heading, cards, facts, chart, tokens, table or note; see assets/page.js."""
@@ -39,6 +40,20 @@ def chart(title: str, note: str, traces: Sequence[Mapping[str, Any]], xaxis: Any
         "yaxis": _axis(yaxis),
         **more,
     }
+
+
+def token_section(
+    title: str, note: str, specials: Iterable[int], items: Iterable[tuple[str, Iterable[Section]]]
+) -> Section:
+    """Texts token by token: the ids to mark, and for each item a title and its `token_part`s."""
+    shown = [{"title": heading, "parts": list(parts)} for heading, parts in items]
+    return {"kind": "tokens", "title": title, "note": note, "specials": sorted(specials), "items": shown}
+
+
+def token_part(title: str, pieces: Iterable[TokenPiece]) -> Section:
+    """A part of an item of `token_section`."""
+    part: Section = {"pieces": [[piece.text, *piece.ids] for piece in pieces]}
+    return {"title": title, **part} if title else part
 
 
 def lines(**more: Any) -> dict[str, Any]:

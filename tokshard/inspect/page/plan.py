@@ -1,8 +1,8 @@
-"""The page of a plan: mixture and epochs over time, a picture of the shuffle, the first samples token by token."""
+"""The page of a plan: mixture and epochs over time, charts of the shuffle, the first samples token by token."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import token_pieces
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
-from tokshard.inspect.page.page import Section, cards, chart, lines, render_page
-from tokshard.inspect.plan.preview import PlanReport, report_plan
+from tokshard.inspect.page.page import Section, cards, chart, lines, render_page, token_part, token_section
+from tokshard.inspect.plan.preview import PlanReport
 from tokshard.inspect.plan.run import Run
 from tokshard.runtime.locality import blocks_per_step
 from tokshard.runtime.order.stream import CorpusStream
@@ -27,19 +27,17 @@ _SAMPLE_TOKENS = 400
 _MAX_PICTURES = 8
 
 
-def plan_page(run: Run, *, name: str, num_samples: int, num_tokens: int | None = None) -> str:
-    """The page. The picture of the shuffle needs the tables of `_WINDOWS` windows per corpus, half a second each.
+def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> str:
+    """The page of a run and its preview. The picture of the shuffle costs half a second per window and corpus.
 
     Args:
         num_samples: number of samples to show token by token.
-        num_tokens: as for `report_plan`.
 
     Raises:
-        UsageError: plotly is not installed, or the plan cannot be previewed.
+        UsageError: plotly is not installed.
         CorpusError: a corpus cannot be read.
     """
     plan, cursor = run.plan, run.cursor
-    report = report_plan(run, num_tokens=num_tokens, max_epochs_warn=math.inf)
     stop = max(1, report.num_samples)
     changes = [segment.start for segment in cursor.segments if segment.start <= stop]
     marks = np.array(sorted({*(stop * index // _STEPS for index in range(_STEPS + 1)), *changes}), np.int64)
@@ -49,7 +47,7 @@ def plan_page(run: Run, *, name: str, num_samples: int, num_tokens: int | None =
     sections: list[Section] = [
         {"kind": "heading", "title": "Plan"},
         _cards(run, report),
-        {"kind": "facts", "title": "What it is", "rows": _facts(run, report)},
+        {"kind": "facts", "title": "Order and corpora", "rows": _facts(run, report)},
         _mixture_chart(run, marks, counts),
         _epochs_chart(run, marks, counts),
         {"kind": "heading", "title": "Shuffle"},
@@ -59,7 +57,7 @@ def plan_page(run: Run, *, name: str, num_samples: int, num_tokens: int | None =
             if any(segment.weights[number] for segment in cursor.segments)
         ),
         {"kind": "heading", "title": "Samples"},
-        _samples(plan, decode, sorted(vocabulary.special_ids), num_samples),
+        _samples(plan, decode, vocabulary.special_ids, num_samples),
     ]
     return render_page(title=name, subtitle=f"plan {plan.fingerprint[:16]}", sections=sections)
 
@@ -72,8 +70,8 @@ def _cards(run: Run, report: PlanReport) -> Section:
         ("steps shown", f"{report.num_steps:,}", f"{report.num_tokens:,} tokens; --tokens shows more or fewer"),
         ("sample", f"{plan.seq_len:,}", "tokens"),
         ("step", f"{size:,}", f"samples, {size * plan.seq_len:,} tokens"),
-        ("block", f"{plan.shape.block_tokens:,}", "tokens stay together until they are cut at documents"),
-        ("window", f"{plan.shape.window_blocks:,}", "blocks are shuffled together"),
+        ("block", f"{plan.shape.block_tokens:,}", "consecutive tokens, the unit of the global shuffle"),
+        ("window", f"{plan.shape.window_blocks:,}", "blocks whose documents are shuffled together"),
         ("seed", f"{plan.seed}", ""),
     ]
     return cards(items)
@@ -85,12 +83,12 @@ def _facts(run: Run, report: PlanReport) -> list[list[str]]:
     rows = [["fingerprint", plan.fingerprint]]
     for corpus in report.corpora:
         steps = corpus.steps_per_window
-        mixed = "all of it is shuffled together" if steps is None else f"a window lasts {steps:,.0f} steps"
-        share = f"{corpus.weight_share:.2%} of the samples at first, {corpus.epoch_tokens:,} tokens"
-        rows.append([corpus.name, f"{share}, {mixed}, a step draws from {places[corpus.name]:,.0f} places"])
+        mixed = "one window holds all of it" if steps is None else f"a window lasts {steps:,.0f} steps"
+        share = f"{corpus.weight_share:.2%} of the first samples, {corpus.epoch_tokens:,} tokens"
+        rows.append([corpus.name, f"{share}, {mixed}, a step draws from {places[corpus.name]:,.0f} blocks"])
         rows.append(["", corpus.directory])
     rows += [
-        [f"{name} is used up", f"before sample {sample:,}, which would read more of it than max_epochs"]
+        [f"{name} is used up", f"before sample {sample:,}, which would exceed its max_epochs"]
         for sample, name in used_up(plan, run.cursor)
     ]
     return rows
@@ -102,7 +100,7 @@ def _mixture_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]
     style = {"stackgroup": "shares", "shape": "hv", "hovertemplate": "%{y:.2%}"}
     return chart(
         "Mixture over time",
-        "Share of the samples that come from each corpus, under the weights of the plan and its schedule.",
+        "The share of samples from each corpus, by the weights of the plan and its schedule.",
         _over_steps(run, marks, shares, **style),
         {"title": "step", "rangemode": "tozero"},
         {"tickformat": ".0%", "range": [0, 1]},
@@ -144,15 +142,15 @@ def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
         "color": number,
         "x": (ordinals / per_epoch).tolist(),
         "y": (pieces.starts[firsts] / stream.source.num_tokens).tolist(),
-        "hovertemplate": "read after %{x:.1%} of the epoch<br>lies at %{y:.1%} of the corpus<extra></extra>",
+        "hovertemplate": "%{x:.1%} into the epoch<br>%{y:.1%} into the corpus<extra></extra>",
     }
     return chart(
-        f"{name}: position in the corpus against position in training",
-        f"A dot per sample, for {len(ordinals):,} samples from {windows}: where in the corpus its first token lies. A "
-        "shuffled corpus fills the picture evenly; lines would be order that is left.",
+        f"{name}: position in the corpus against position in the epoch",
+        f"One dot for each of {len(ordinals):,} samples from {windows}, at the position of its first token in the "
+        "corpus. A well shuffled corpus fills the chart evenly; visible lines mean that some of its order is left.",
         [dots],
-        {"title": "part of the epoch read before", "tickformat": ".0%", "range": [0, 1]},
-        {"title": "place in the corpus", "tickformat": ".0%", "range": [0, 1]},
+        {"title": "position in the epoch", "tickformat": ".0%", "range": [0, 1]},
+        {"title": "position in the corpus", "tickformat": ".0%", "range": [0, 1]},
         height=380,
     )
 
@@ -169,30 +167,24 @@ def _ordinals(stream: CorpusStream, seq_len: int, per_epoch: int) -> NDArray[np.
     return np.unique(np.concatenate(parts))
 
 
-def _samples(plan: StreamPlan, decode: Decode, specials: list[int], num_samples: int) -> Section:
-    items: list[dict[str, Any]] = []
-    most = num_samples if plan.num_samples is None else min(num_samples, plan.num_samples)
-    for sample in range(most):
-        tokens = plan.sample(sample)["input_ids"]
-        parts, place = [], 0
-        for piece in plan.trace(sample):
-            if place >= _SAMPLE_TOKENS:
-                break
-            length = piece.stop - piece.start
-            shown = tokens[place : min(place + length, _SAMPLE_TOKENS)]
-            parts.append(
-                {
-                    "title": f"document {piece.document:,} of {piece.corpus}, tokens {piece.start:,} to "
-                    f"{piece.stop - 1:,}" + (f", the first {len(shown)} shown" if len(shown) < length else ""),
-                    "pieces": [[text, *ids] for ids, text in token_pieces(shown, decode)],
-                }
-            )
-            place += length
-        items.append({"title": f"sample {sample:,}", "parts": parts})
-    return {
-        "kind": "tokens",
-        "title": "The first samples",
-        "note": f"The first {_SAMPLE_TOKENS} tokens of each, document by document.",
-        "specials": specials,
-        "items": items,
-    }
+def _samples(plan: StreamPlan, decode: Decode, specials: Iterable[int], num_samples: int) -> Section:
+    stop = num_samples if plan.num_samples is None else min(num_samples, plan.num_samples)
+    return token_section(
+        "The first samples",
+        f"The first {_SAMPLE_TOKENS} tokens of each, document by document.",
+        specials,
+        ((f"sample {sample:,}", _parts(plan, decode, sample)) for sample in range(stop)),
+    )
+
+
+def _parts(plan: StreamPlan, decode: Decode, sample: int) -> Iterator[Section]:
+    tokens, place = plan.sample(sample)["input_ids"], 0
+    for piece in plan.trace(sample):
+        length = piece.stop - piece.start
+        shown = tokens[place : min(place + length, _SAMPLE_TOKENS)]
+        if not len(shown):
+            return
+        title = f"document {piece.document:,} of {piece.corpus}, tokens {piece.start:,} to {piece.stop - 1:,}"
+        more = f", the first {len(shown):,} shown" if len(shown) < length else ""
+        yield token_part(title + more, token_pieces(shown, decode))
+        place += length

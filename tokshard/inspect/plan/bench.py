@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.opening import open_corpus
 from tokshard.jobs.plan_file import Mix
-from tokshard.wording import counted
 
 DOCUMENT_TOKENS = 1_000
 """Length of the documents that the gather speed is measured with."""
@@ -26,7 +25,6 @@ DOCUMENT_TOKENS = 1_000
 CACHED_TOKENS = 16 << 20
 """Fewer tokens than this may fit into the processor's caches."""
 
-_BUSY = 0.5
 _BATCH_TOKENS = 8 * 4_096
 _ENOUGH_TOKENS = 64 << 20
 _MEMORY_SECONDS = 0.25
@@ -84,13 +82,6 @@ class ModeSpeed:
     steps: Steps
     cpu_seconds: float
 
-    @property
-    def name(self) -> str:
-        """Name of the mode in tables."""
-        if self.num_workers is None:
-            return "in process"
-        return "thread" if self.num_workers == 0 else counted(self.num_workers, "worker")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedReport:
@@ -118,12 +109,6 @@ class SpeedReport:
     rank_cpu_seconds: float
     load: float
 
-    @property
-    def default_mode(self) -> ModeSpeed:
-        """The prefetch thread, which is the loader's default; if it was not measured, the fastest mode."""
-        threads = [mode for mode in self.modes if mode.num_workers == 0]
-        return threads[0] if threads else max(self.modes, key=lambda mode: mode.steps.tokens_per_second)
-
 
 def measure_speed(
     mix: Mix, *, seconds: float, workers: Sequence[int], on_mode: Callable[[str], None] = lambda _: None
@@ -142,7 +127,7 @@ def measure_speed(
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     _require_torch()
     plan = mix.plan()  # refuses a wrong mix before anything is measured
-    corpora = [open_corpus(location) for location in mix.corpora.values()]
+    corpora = [open_corpus(location, generation=mix.generations.get(name)) for name, location in mix.corpora.items()]
     reader = MemoryReader(mapped_tokens(corpora))
     memory, modes = [], []
     for num_workers in (None, *workers):
@@ -184,25 +169,24 @@ def measure_mode(mix: Mix, num_workers: int | None, *, seconds: float, world_siz
 
     started = time.perf_counter()
     plan, size = mix.plan(), mix.global_batch_size
-    if num_workers is None:
-        dataset = StreamDataset(plan, global_batch_size=size, dp_rank=0, dp_world_size=world_size)
-        return _measure(endless(dataset), None, seconds, started)
-    loader = StreamingLoader(plan, global_batch_size=size, dp_rank=0, dp_world_size=world_size, num_workers=num_workers)
-    with closing(loader):
-        return _measure(endless(loader), num_workers, seconds, started)
-
-
-def _measure(batches: Iterator[Any], num_workers: int | None, seconds: float, started: float) -> ModeSpeed:
-    next(batches)
-    first_batch_seconds = time.perf_counter() - started
-    cpu = time.process_time()
-    steps = take_steps(batches, seconds=seconds)
-    return ModeSpeed(
-        num_workers=num_workers,
-        first_batch_seconds=first_batch_seconds,
-        steps=steps,
-        cpu_seconds=time.process_time() - cpu,
-    )
+    with ExitStack() as stack:
+        source: Iterable[Any] = StreamDataset(plan, global_batch_size=size, dp_rank=0, dp_world_size=world_size)
+        if num_workers is not None:
+            loader = StreamingLoader(
+                plan, global_batch_size=size, dp_rank=0, dp_world_size=world_size, num_workers=num_workers
+            )
+            source = stack.enter_context(closing(loader))
+        batches = endless(source)
+        next(batches)
+        first_batch_seconds = time.perf_counter() - started
+        cpu = time.process_time()
+        steps = take_steps(batches, seconds=seconds)
+        return ModeSpeed(
+            num_workers=num_workers,
+            first_batch_seconds=first_batch_seconds,
+            steps=steps,
+            cpu_seconds=time.process_time() - cpu,
+        )
 
 
 def endless(batches: Iterable[Any]) -> Iterator[Any]:
@@ -299,65 +283,6 @@ def _throughput(seconds: float, read: Callable[[], NDArray[Any]]) -> float:
     while (passed := time.perf_counter() - started) < seconds or not num_tokens:
         num_tokens += len(read().astype(np.int64))
     return num_tokens / passed
-
-
-def speed_json(report: SpeedReport, *, gpu_tokens: int) -> dict[str, Any]:
-    """A report as plain values."""
-    mix, memory = report.mix, report.memory
-    return {
-        "corpora": mix.corpora,
-        "shares": report.shares,
-        "seq_len": mix.seq_len,
-        "global_batch_size": mix.global_batch_size,
-        "seed": mix.seed,
-        "plan": report.fingerprint,
-        "tokens": report.num_tokens,
-        "mean_document_tokens": report.mean_document_tokens,
-        "limits": {
-            "contiguous_tokens_per_second": memory.contiguous,
-            "gather_tokens_per_second": memory.gather,
-            "gather_document_tokens": memory.document_tokens,
-        },
-        "modes": [
-            {
-                "mode": mode.name,
-                "num_workers": mode.num_workers,
-                "tokens_per_second": (speed := mode.steps.tokens_per_second),
-                "of_gather_limit": speed / memory.gather,
-                "of_contiguous_limit": speed / memory.contiguous,
-                "first_batch_seconds": mode.first_batch_seconds,
-                "median_step_seconds": mode.steps.median_seconds,
-                "longest_step_seconds": mode.steps.longest_seconds,
-                "gpus_fed": int(speed // gpu_tokens),
-            }
-            for mode in report.modes
-        ],
-        "gpu_tokens_per_second": gpu_tokens,
-        "cores_per_gpu": report.rank_cpu_seconds * gpu_tokens,
-        "load": report.load,
-        "notes": notes_of(report),
-    }
-
-
-def notes_of(report: SpeedReport) -> list[str]:
-    """Reasons to distrust the figures, one sentence each."""
-    notes = []
-    if report.load >= _BUSY:
-        notes.append(
-            f"this machine was busy: {report.load:.0%} of its CPUs were in use before the measurement, so the speeds "
-            "may be too low"
-        )
-    if report.memory.document_tokens < DOCUMENT_TOKENS:
-        notes.append(
-            f"no shard has {DOCUMENT_TOKENS:,} tokens in a row: the gather limit is that of documents of "
-            f"{report.memory.document_tokens:,}"
-        )
-    if report.memory_tokens < CACHED_TOKENS:
-        notes.append(
-            f"{report.memory_tokens:,} tokens are few: they may fit into the processor's caches, which raises the "
-            "limits, and windows end with their epoch and are made more often, which lowers the speeds"
-        )
-    return notes
 
 
 def _require_torch() -> None:

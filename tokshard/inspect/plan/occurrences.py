@@ -1,10 +1,10 @@
-"""Where a document occurs in a run, past and future: the inverse of a trace."""
+"""The samples of a run, past and future, that contain a document: the inverse of a trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow.compute as pc
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.inspect.plan.run import Run
-from tokshard.inspect.plan.trace import ID, DocumentFacts, DocumentReader, RankView, facts_json
+from tokshard.inspect.plan.trace import ID, DocumentFacts, DocumentReader, RankView
 from tokshard.runtime import tracing
 from tokshard.runtime.shards import CorpusSource
 
@@ -63,7 +63,7 @@ def find_documents(run: Run, wanted: str, *, epochs: range | None, ranks: RankVi
         epochs: passes over the corpus, from 0; None: up to the one after the current one.
 
     Raises:
-        UsageError: there is no such corpus or document.
+        UsageError: the corpus or the document does not exist.
         CorpusError: a corpus cannot be read.
     """
     name, source, key = _corpus_of(run, wanted)
@@ -78,15 +78,6 @@ def find_documents(run: Run, wanted: str, *, epochs: range | None, ranks: RankVi
             epochs=epochs,
             occurrences=[place for place in places if ranks.shows(place.rank)],
         )
-
-
-def occurrences_json(found: DocumentOccurrences) -> dict[str, Any]:
-    """A document and its occurrences as plain values."""
-    return {
-        **facts_json(found.document),
-        "epochs": [found.epochs.start, found.epochs.stop],
-        "readings": [asdict(place) for place in found.occurrences],
-    }
 
 
 def _default_epochs(run: Run, name: str) -> range:
@@ -105,17 +96,16 @@ def current_epoch(run: Run, name: str) -> int:
 
 def _place(run: Run, reading: tracing.Occurrence, ranks: RankView) -> Occurrence:
     sample = reading.sample
-    place = None if sample is None else run.place_of(sample)
-    rank, row = (None, None) if place is None else ranks.place_of(place.row, run.global_batch_size)
+    step, rank, row = (None, None, None) if sample is None else ranks.place_of(run, sample)
     return Occurrence(
         epoch=reading.epoch,
         sample=sample,
-        step=None if place is None else place.step,
+        step=step,
         rank=rank,
         row=row,
         start=reading.start,
         stop=reading.stop,
-        when=_when(run, sample, is_placed=place is not None),
+        when=_when(run, sample, is_placed=step is not None),
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, check_sample
@@ -89,7 +88,7 @@ class PlanReport:
 
 
 def report_plan(
-    run: Run, *, num_tokens: int | None, max_epochs_warn: float, simulation: Simulation | None = None
+    run: Run, *, num_tokens: int | None, max_epochs_warn: float = math.inf, simulation: Simulation | None = None
 ) -> PlanReport:
     """Compute what a run reads. Only arithmetic, so the cost does not depend on its size.
 
@@ -153,11 +152,6 @@ def _changes(run: Run) -> list[WeightChange]:
     return changes
 
 
-def plan_json(report: PlanReport) -> dict[str, Any]:
-    """A preview as plain values."""
-    return asdict(report)
-
-
 def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
     plan, found = run.plan, []
     windows = steps_per_window(plan, run.global_batch_size, run.cursor)
@@ -171,7 +165,7 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
         found.append(
             CorpusPlan(
                 name=name,
-                directory=str(corpus.directory),
+                directory=corpus.location,
                 fingerprint=source.fingerprint,
                 weight_share=shares[name],
                 take=stream.take,

@@ -1,4 +1,4 @@
-"""A run of a plan: which step reads which samples, before and after the checkpoint at hand."""
+"""A run of a plan: which step reads which samples, before and after a checkpoint."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Run:
     @property
     def directories(self) -> list[str]:
         """Directories of the corpora."""
-        return [str(source.corpus.directory) for source in self.plan.sources if isinstance(source, CorpusSource)]
+        return [source.corpus.location for source in self.plan.sources if isinstance(source, CorpusSource)]
 
     @property
     def num_received(self) -> int:
@@ -79,7 +79,7 @@ class Run:
         """The first sample of a step.
 
         Raises:
-            UsageError: there is no such step, or its samples are unknown.
+            UsageError: the step does not exist, or its samples are unknown.
         """
         if step < 1:
             raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,10 @@ from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.tables import SourceInfo
-from tokshard.inspect.corpus.documents import origin_of, plain_value
+from tokshard.inspect.corpus.documents import origin_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.tracing import Piece
-from tokshard.wording import counted
 
 ID = "id"
 """The column that ``--id-field`` creates."""
@@ -83,9 +82,14 @@ class RankView:
     world_size: int = 1
     rank: int | None = None
 
-    def place_of(self, row: int, global_batch_size: int) -> tuple[int, int]:
+    def rank_of(self, row: int, global_batch_size: int) -> tuple[int, int]:
         """The rank that gets a row of the global batch, and the row in its own batch; slices are contiguous."""
         return divmod(row, -(-global_batch_size // self.world_size))
+
+    def place_of(self, run: Run, sample: int) -> tuple[int, int, int] | tuple[None, None, None]:
+        """Step, rank and row of a sample; None for a sample that belongs to no step or whose step is unknown."""
+        place = run.place_of(sample)
+        return (None, None, None) if place is None else (place.step, *self.rank_of(place.row, run.global_batch_size))
 
     def shows(self, rank: int | None) -> bool:
         """Whether rows of this rank are shown."""
@@ -146,15 +150,6 @@ class DocumentReader:
         self._facts.clear()
 
 
-def notes_of(run: Run, steps: range | None) -> list[str]:
-    """Reasons to distrust the numbers of steps, one sentence each."""
-    if not (steps and run.step and steps[0] <= run.step and run.had_other_batch_size):
-        return []
-    size = f"{run.global_batch_size:,} a step"
-    read = f"{run.checkpoint} has read {counted(run.num_received, 'sample')} in {counted(run.step, 'step')}, not {size}"
-    return [f"{read}; earlier steps are counted back from it, and right as far as they had {size}"]
-
-
 def trace_steps(
     run: Run, steps: range, *, ranks: RankView, num_characters: int | None = None
 ) -> Iterator[list[TraceRow]]:
@@ -165,7 +160,7 @@ def trace_steps(
         num_characters: length of the text in each row; None: no text.
 
     Raises:
-        UsageError: there is no such step, or its samples are unknown.
+        UsageError: the step does not exist, or its samples are unknown.
         CorpusError: a corpus cannot be read.
     """
     reader = DocumentReader.of(run)
@@ -175,7 +170,7 @@ def trace_steps(
     run.start_of(steps[-1])  # refuses a range that is too long before anything is shown
     for step in steps:
         start = run.start_of(step)
-        rows = np.array([row for row in range(size) if ranks.shows(ranks.place_of(row, size)[0])], np.int64)
+        rows = np.array([row for row in range(size) if ranks.shows(ranks.rank_of(row, size)[0])], np.int64)
         samples = rows + start
         if stop is not None:
             samples = samples[samples < stop]
@@ -218,12 +213,11 @@ def _rows(
 
     found = []
     for sample, pieces in zip(samples.tolist(), run.plan.traces(samples, run.cursor), strict=True):
-        place = run.place_of(sample)
-        rank, row = (None, None) if place is None else ranks.place_of(place.row, run.global_batch_size)
+        step, rank, row = ranks.place_of(run, sample)
         if ranks.shows(rank):
             found += [
                 TraceRow(
-                    step=None if place is None else place.step,
+                    step=step,
                     rank=rank,
                     row=row,
                     sample=sample,
@@ -235,23 +229,3 @@ def _rows(
                 for piece in pieces
             ]
     return found
-
-
-def trace_json(row: TraceRow) -> dict[str, Any]:
-    """A row as plain values."""
-    return {
-        "step": row.step,
-        "rank": row.rank,
-        "row": row.row,
-        "sample": row.sample,
-        **facts_json(row.document),
-        "start": row.start,
-        "stop": row.stop,
-        "text": row.text,
-    }
-
-
-def facts_json(facts: DocumentFacts) -> dict[str, Any]:
-    """A document as plain values."""
-    plain = asdict(facts)
-    return {**plain, "metadata": {name: plain_value(value) for name, value in facts.metadata.items()}}

@@ -1,4 +1,4 @@
-"""What a manifest and its tables say of each other: every number that is stored or implied twice has to agree."""
+"""Checks of a manifest against its tables: every number that is stored or implied twice has to agree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,10 +29,10 @@ from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.documents import source_label
 from tokshard.inspect.corpus.vocabulary import token_ids
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings, SourceRuns
-from tokshard.store import open_store
+from tokshard.store import Store, locate
 
 
-def check_tokenizer(directory: Path, manifest: Manifest) -> Iterator[Problem]:
+def check_tokenizer(store: Store, manifest: Manifest) -> Iterator[Problem]:
     """The copy of the tokenizer against the manifest."""
     tokenizer, file = manifest.tokenizer, manifest.files[names.TOKENIZER]
     if tokenizer.sha256 != file.sha256:
@@ -42,7 +41,7 @@ def check_tokenizer(directory: Path, manifest: Manifest) -> Iterator[Problem]:
             message=f"gives the tokenizer SHA-256 {tokenizer.sha256}, and {names.TOKENIZER} {file.sha256}",
         )
     try:
-        parsed = json.loads((directory / names.TOKENIZER).read_bytes())
+        parsed = json.loads(store.get(names.TOKENIZER))
         canonical = canonical_json(parsed)
     except (OSError, ValueError, RecursionError) as error:
         yield Problem(file=names.TOKENIZER, message=f"is not JSON: {error}")
@@ -209,14 +208,17 @@ def _check_sums(manifest: Manifest, sources: Sequence[SourceInfo]) -> Iterator[P
             yield Problem(file=names.MANIFEST, message=f"says {stored} {what}, its sources add up to {found}")
 
 
-def check_split(directory: Path, manifest: Manifest) -> Iterator[Problem]:
-    """The two corpora of a validation split against each other, if both are in one directory."""
+def check_split(store: Store, manifest: Manifest) -> Iterator[Problem]:
+    """The two corpora of a validation split against each other, if both are in one folder."""
     split = manifest.build.split
     if split not in IN_OTHER_SPLIT:
         return
     other_name = names.VALIDATION if split == names.TRAIN else names.TRAIN
+    above, folder = locate(store.location)[0], ""
+    if manifest.generation is not None:
+        above, folder = locate(above.location)[0], names.generation_folder(manifest.generation.number)
     try:
-        other = read_manifest(open_store(directory.parent / other_name))
+        other = read_manifest(above.below(names.in_folder(other_name, folder)))
     except CorpusError:
         return  # it is elsewhere, or damaged, which its own verification reports
     if msgspec.structs.replace(other.build, split=split) != manifest.build or other.arguments != manifest.arguments:

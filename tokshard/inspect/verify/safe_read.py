@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from tokshard.errors import TokshardError
 from tokshard.inspect.progress import OnProgress
+from tokshard.store import NotRegularFileError, Store
 
 CHUNK_BYTES = 1 << 20
 """Bytes that are read, hashed and checked at once, while they are in the processor's cache. A multiple of 8."""
@@ -71,34 +70,56 @@ class ByteCounter:
         self._is_stopped = True
 
 
+class SafeFile:
+    """A file of a store, read without maps. For one thread.
+
+    Args:
+        file: unbuffered: a buffer would hide what was changed or cut meanwhile.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def num_bytes(self) -> int:
+        """Its size now."""
+        with _errors_of_file():
+            size: int = self._file.seek(0, 2)
+        return size
+
+    def fill(self, view: memoryview, position: int) -> int:
+        """Read until a view is full or the file ends; returns the number of bytes."""
+        filled = 0
+        with _errors_of_file():
+            self._file.seek(position)
+            while filled < len(view) and (count := self._file.readinto(view[filled:])):
+                filled += count
+        return filled
+
+
 @contextmanager
-def opened(path: Path, num_bytes: int) -> Iterator[int]:
-    """A descriptor of a regular file of this size.
+def opened(store: Store, name: str, num_bytes: int) -> Iterator[SafeFile]:
+    """A regular file of this size.
 
     Raises:
-        UnreadableError: there is no such file, or its size has changed when the context ends.
+        UnreadableError: the file is missing, of another kind or size, or its size has changed when the context ends.
+        StoreError: the store does not answer.
     """
     try:
-        # without O_NONBLOCK, opening a pipe would block
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        store.stat(name)  # opening a pipe would block
+        file = store.open(name)
     except FileNotFoundError:
         raise UnreadableError("is missing") from None
+    except (NotRegularFileError, IsADirectoryError):
+        raise UnreadableError("is not a regular file") from None
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
-    try:
-        with _errors_of_file():
-            found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UnreadableError("is not a regular file")
-        if found.st_size != num_bytes:
-            raise UnreadableError(f"has {found.st_size} bytes, expected {num_bytes}")
-        yield descriptor
-        with _errors_of_file():
-            size = os.fstat(descriptor).st_size
-        if size != num_bytes:
-            raise UnreadableError(f"changed while it was read: it had {num_bytes} bytes and has {size}")
-    finally:
-        os.close(descriptor)
+    with file:
+        safe = SafeFile(getattr(file, "raw", file))
+        if (found := safe.num_bytes()) != num_bytes:
+            raise UnreadableError(f"has {found} bytes, expected {num_bytes}")
+        yield safe
+        if (found := safe.num_bytes()) != num_bytes:
+            raise UnreadableError(f"changed while it was read: it had {num_bytes} bytes and has {found}")
 
 
 @contextmanager
@@ -110,7 +131,7 @@ def _errors_of_file() -> Iterator[None]:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
 
 
-def hash_chunks(descriptor: int, num_bytes: int, counter: ByteCounter, on_chunk: OnChunk | None = None) -> str:
+def hash_chunks(file: SafeFile, num_bytes: int, counter: ByteCounter, on_chunk: OnChunk | None = None) -> str:
     """SHA-256 of a whole file in hexadecimal; reads the file once.
 
     Raises:
@@ -120,7 +141,7 @@ def hash_chunks(descriptor: int, num_bytes: int, counter: ByteCounter, on_chunk:
     chunk = memoryview(bytearray(min(CHUNK_BYTES, num_bytes + 1)))
     position = 0
     while True:
-        filled = _fill(descriptor, chunk, position)
+        filled = file.fill(chunk, position)
         if not filled:
             break
         digest.update(chunk[:filled])
@@ -148,8 +169,8 @@ class SparseImage:
         TokshardError: the process may not reserve that much address space.
     """
 
-    def __init__(self, descriptor: int, num_bytes: int, on_read: Callable[[int], None]) -> None:
-        self._descriptor = descriptor
+    def __init__(self, file: SafeFile, num_bytes: int, on_read: Callable[[int], None]) -> None:
+        self._file = file
         self._num_bytes = num_bytes
         self._on_read = on_read
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -172,7 +193,7 @@ class SparseImage:
         view = memoryview(self._memory)
         while start < stop:
             wanted = min(CHUNK_BYTES, stop - start)
-            if _fill(self._descriptor, view[start : start + wanted], start) != wanted:
+            if self._file.fill(view[start : start + wanted], start) != wanted:
                 raise UnreadableError(f"changed while it was read: it had {self._num_bytes} bytes")
             start += wanted
             self._on_read(wanted)
@@ -189,12 +210,3 @@ class SparseImage:
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
             self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
-def _fill(descriptor: int, view: memoryview, position: int) -> int:
-    """Read until a view is full or the file ends; returns the number of bytes."""
-    filled = 0
-    with _errors_of_file():
-        while filled < len(view) and (count := os.preadv(descriptor, [view[filled:]], position + filled)):
-            filled += count
-    return filled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from tokshard.format.shard import Shard
 from tokshard.format.shard_table import Runs
 from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.inspect.verify.safe_read import ByteCounter, SparseImage, UnreadableError, hash_chunks, opened
+from tokshard.store import Store
 
 _MESSAGE_BYTES = 65_536
 _COLUMN_BYTES = 128
@@ -83,15 +83,15 @@ def check_shard(corpus: Corpus, index: int, counter: ByteCounter, *, is_quick: b
     found = ShardFindings()
     structure = _Structure(corpus, index, found)
     try:
-        with opened(corpus.directory / info.name, info.num_bytes) as descriptor:
+        with opened(corpus.store, info.name, info.num_bytes) as file:
             # a full check reads these bytes again and counts them then
-            image = SparseImage(descriptor, info.num_bytes, counter.read if is_quick else lambda _: None)
+            image = SparseImage(file, info.num_bytes, counter.read if is_quick else lambda _: None)
             structure.read(image, with_columns=not is_quick)
             if is_quick:
                 counter.settle(info.num_bytes)
             else:
                 tokens = _TokenCheck(corpus, structure, first_document=corpus.shards.first_document(index))
-                digest = hash_chunks(descriptor, info.num_bytes, counter, tokens.look)
+                digest = hash_chunks(file, info.num_bytes, counter, tokens.look)
                 if digest != info.sha256:
                     found.problems.insert(0, hash_problem(info.name, digest, info.sha256))
                 elif found.lengths is not None and tokens.content != info.tokens_hash:
@@ -127,15 +127,15 @@ class _Structure:
             places = corpus.shards.batch_places(self._index)
             self._strides, self._runs = corpus.shards.stride_documents(self._index), corpus.shards.runs(self._index)
         except CorpusError as error:
-            self._found.problems.append(problem_of(corpus.directory, names.SHARD_TABLE, error))
+            self._found.problems.append(problem_of(corpus.store, names.SHARD_TABLE, error))
             return
         try:
             self._read_batches(image, places, with_columns=with_columns and bool(corpus.manifest.columns))
         except CorpusError as error:
-            self._found.problems.append(problem_of(corpus.directory, self._info.name, error))
+            self._found.problems.append(problem_of(corpus.store, self._info.name, error))
 
     def _read_batches(self, image: SparseImage, places: list[BatchPlace], *, with_columns: bool) -> None:
-        path = self._corpus.directory / self._info.name
+        path = self._corpus.store.where(self._info.name)
         message_bytes = _MESSAGE_BYTES + _COLUMN_BYTES * len(self._corpus.manifest.columns)
         image.load_footer()
         image.load(0, message_bytes)
@@ -263,9 +263,9 @@ class _TokenCheck:
             yield f"batch {batch}, document {document} of the corpus{fault}{more}"
 
 
-def problem_of(directory: Path, file: str, error: CorpusError) -> Problem:
+def problem_of(store: Store, file: str, error: CorpusError) -> Problem:
     """An error as the problem of a file; removes the path from the message, because a problem has the file's name."""
-    message = error.problem.removeprefix(str(directory / file)).lstrip(" ,:")
+    message = error.problem.removeprefix(store.where(file)).lstrip(" ,:")
     return Problem(file=file, message=message)
 
 

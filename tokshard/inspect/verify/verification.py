@@ -6,18 +6,18 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, UnfinishedCorpusError
+from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import read_file
+from tokshard.format.generations import generation_numbers
 from tokshard.format.manifest import Manifest
 from tokshard.format.opening import is_unfinished, list_names, read_manifest
 from tokshard.inspect.progress import OnProgress, no_progress
+from tokshard.inspect.verify.generation_check import check_contents, find_generations
 from tokshard.inspect.verify.manifest_check import (
     Tally,
     check_lengths,
@@ -28,7 +28,7 @@ from tokshard.inspect.verify.manifest_check import (
 )
 from tokshard.inspect.verify.safe_read import ByteCounter, UnreadableError, hash_chunks, opened
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings, check_shard, hash_problem, problem_of
-from tokshard.store import open_store
+from tokshard.store import NotRegularFileError, Store, open_store, present
 
 MAX_WORKERS = 8
 """Default limit for threads: this many cores hash as fast as most disks read."""
@@ -36,9 +36,10 @@ MAX_WORKERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """The result of a verification. Counts come from the manifest; they are 0 if it cannot be read.
+    """The result of a verification. Counts come from the manifests; they are 0 if that of the corpus cannot be read.
 
     Args:
+        num_generations: 1, and 1 more for each append.
         checked_bytes: bytes that were hashed or, in a quick check, read.
     """
 
@@ -46,12 +47,13 @@ class VerifyReport:
     num_documents: int
     num_tokens: int
     num_shards: int
+    num_generations: int
     checked_bytes: int
     problems: tuple[Problem, ...]
 
     @property
     def is_ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no problem was found."""
         return not self.problems
 
 
@@ -63,6 +65,9 @@ def verify_corpus(
     workers: int | None = None,
 ) -> VerifyReport:
     """Check every file of a corpus: hashes, structure, the rules of the format, and all numbers that are stored twice.
+
+    A corpus in an object store is streamed: no copy is made on this machine. On a web server, which does not list its
+    files, foreign ones stay unnoticed.
 
     All damage is reported, and whatever can still be checked is checked. If the shard table is damaged, shards are not
     checked, because only that table describes them. No file is mapped into memory, so a file that is truncated during
@@ -77,36 +82,55 @@ def verify_corpus(
         workers: threads; default: the CPUs that this process may use, at most `MAX_WORKERS`.
 
     Raises:
-        CorpusError: the directory does not exist, or does not contain a finished corpus, which is not damage.
-        UsageError: the location is a URI.
+        CorpusError: the location does not exist, or does not hold a finished corpus, which is not damage.
+        StoreError: the store does not answer.
     """
-    directory = Path(open_store(location).location)
+    store = open_store(location)
     try:
-        _require_file(directory / names.MANIFEST)
-        manifest = read_manifest(open_store(directory))
+        _require_file(store, names.MANIFEST)
+        manifest = read_manifest(store)
+    except MissingCorpusError:
+        raise
     except CorpusError as error:
-        if not directory.is_dir() or (isinstance(error, UnfinishedCorpusError) and not _has_lost_manifest(directory)):
+        if isinstance(error, UnfinishedCorpusError) and not _has_lost_manifest(store):
             raise
-        problem = problem_of(directory, names.MANIFEST, error)
+        problem = problem_of(store, names.MANIFEST, error)
         return VerifyReport(
-            directory=str(directory), num_documents=0, num_tokens=0, num_shards=0, checked_bytes=0, problems=(problem,)
+            directory=store.location,
+            num_documents=0,
+            num_tokens=0,
+            num_shards=0,
+            num_generations=0,
+            checked_bytes=0,
+            problems=(problem,),
         )
-    to_check = manifest.num_bytes + sum(facts.num_bytes for facts in manifest.files.values())
+    found = find_generations(store, manifest)
+    manifests = list(found.manifests.values())
+    to_check = sum(each.num_bytes + sum(facts.num_bytes for facts in each.files.values()) for each in manifests)
     settings = _Settings(
         counter=ByteCounter(to_check, on_progress), is_quick=is_quick, num_threads=workers or _default_workers()
     )
+    problems = list(found.problems)
+    for folder, each in found.manifests.items():
+        problems += (
+            Problem(file=names.in_folder(folder, problem.file), message=problem.message)
+            for problem in _problems(store.below(folder) if folder else store, each, settings)
+        )
+    if not problems:
+        problems += check_contents(store, manifests)
     return VerifyReport(
-        directory=str(directory),
-        num_documents=manifest.num_documents,
-        num_tokens=manifest.num_tokens,
-        num_shards=manifest.num_shards,
-        problems=tuple(_problems(directory, manifest, settings)),
+        directory=store.location,
+        num_documents=sum(each.num_documents for each in manifests),
+        num_tokens=sum(each.num_tokens for each in manifests),
+        num_shards=sum(each.num_shards for each in manifests),
+        num_generations=len(manifests),
+        problems=tuple(problems),
         checked_bytes=settings.counter.checked_bytes,
     )
 
 
 def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progress) -> None:
-    """Hash every shard of some corpora and nothing else; 1 to 2 GB per second.
+    """Hash every shard of some corpora, without other checks; 1 to 2 GB per second.
 
     Args:
         on_progress: receives bytes.
@@ -117,17 +141,12 @@ def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progres
     counter = ByteCounter(sum(corpus.manifest.num_bytes for corpus in corpora), on_progress)
     for corpus in corpora:
         for shard in corpus.shards:
-            problem = _check_file(corpus.directory / shard.name, shard.num_bytes, shard.sha256, counter)
+            problem = _check_file(corpus.store, shard.name, shard.num_bytes, shard.sha256, counter)
             if problem is not None:
                 raise DamagedCorpusError(
-                    f"{corpus.directory / problem.file} {problem.message}",
-                    hint=f"'tokshard verify {corpus.directory}' lists everything that is damaged",
+                    f"{corpus.store.where(problem.file)} {problem.message}",
+                    hint=f"'tokshard verify {corpus.location}' lists everything that is damaged",
                 )
-
-
-def report_json(report: VerifyReport) -> dict[str, Any]:
-    """A report as plain values."""
-    return {"ok": report.is_ok, **asdict(report)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,19 +161,23 @@ def _default_workers() -> int:
     return min(MAX_WORKERS, usable)
 
 
-def _has_lost_manifest(directory: Path) -> bool:
-    """Whether a directory without a manifest was a corpus: builds write the shard table just before the manifest."""
-    return not is_unfinished(open_store(directory)) and (directory / names.SHARD_TABLE).exists()
+def _has_lost_manifest(store: Store) -> bool:
+    """Whether a folder without a manifest was a corpus: builds write the shard table just before the manifest."""
+    return not is_unfinished(store) and names.SHARD_TABLE in present(store)
 
 
-def _require_file(path: Path) -> None:
+def _require_file(store: Store, name: str) -> None:
     """Refuse a pipe or a device, which could be read forever. A missing file is reported elsewhere."""
-    if path.exists() and not path.is_file():
-        raise DamagedCorpusError(f"{path} is not a regular file", hint=RESTORE)
+    try:
+        store.stat(name)
+    except (NotRegularFileError, IsADirectoryError):
+        raise DamagedCorpusError(f"{store.where(name)} is not a regular file", hint=RESTORE) from None
+    except OSError:
+        return
 
 
-def _problems(directory: Path, manifest: Manifest, settings: _Settings) -> Iterator[Problem]:
-    problems = list(_check_other_files(directory, manifest, settings.counter))
+def _problems(store: Store, manifest: Manifest, settings: _Settings) -> Iterator[Problem]:
+    problems = list(_check_other_files(store, manifest, settings.counter))
     yield from problems
     damaged = {problem.file for problem in problems}
     corpus = None
@@ -163,29 +186,29 @@ def _problems(directory: Path, manifest: Manifest, settings: _Settings) -> Itera
         yield Problem(file=names.SHARD_TABLE, message=message)
     else:
         try:
-            corpus = Corpus(open_store(directory), manifest, load_table=read_file)
+            corpus = Corpus(store, [manifest], load_table=read_file)
         except CorpusError as error:
-            yield problem_of(directory, names.SHARD_TABLE, error)
+            yield problem_of(store, names.SHARD_TABLE, error)
     if corpus is not None:
         yield from _check_content(corpus, names.SOURCE_TABLE not in damaged, settings)
     records = manifest.records
     if records.with_special_text > records.written:
         message = f"says that {records.with_special_text} documents spell a special token, of {records.written}"
         yield Problem(file=names.MANIFEST, message=message)
-    yield from check_split(directory, manifest)
-    yield from _check_directory(directory, manifest, corpus)
+    yield from check_split(store, manifest)
+    yield from _check_folder(store, manifest, corpus)
 
 
-def _check_other_files(directory: Path, manifest: Manifest, counter: ByteCounter) -> Iterator[Problem]:
+def _check_other_files(store: Store, manifest: Manifest, counter: ByteCounter) -> Iterator[Problem]:
     """Hashes of all files except the shards, and the tokenizer."""
     is_tokenizer_whole = True
     for name, facts in sorted(manifest.files.items()):
-        problem = _check_file(directory / name, facts.num_bytes, facts.sha256, counter)
+        problem = _check_file(store, name, facts.num_bytes, facts.sha256, counter)
         if problem is not None:
             is_tokenizer_whole = is_tokenizer_whole and name != names.TOKENIZER
             yield problem
     if is_tokenizer_whole:
-        yield from check_tokenizer(directory, manifest)
+        yield from check_tokenizer(store, manifest)
 
 
 def _check_content(corpus: Corpus, has_sources: bool, settings: _Settings) -> Iterator[Problem]:
@@ -201,7 +224,7 @@ def _check_content(corpus: Corpus, has_sources: bool, settings: _Settings) -> It
         try:
             sources = corpus.sources()
         except CorpusError as error:
-            yield problem_of(corpus.directory, names.SOURCE_TABLE, error)
+            yield problem_of(corpus.store, names.SOURCE_TABLE, error)
         else:
             yield from check_sources(corpus.manifest, sources, tally)
 
@@ -218,29 +241,33 @@ def _in_order(corpus: Corpus, settings: _Settings) -> Iterator[ShardFindings]:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        finally:
+        except BaseException:
             settings.counter.stop()
+            raise
+        finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _check_file(path: Path, num_bytes: int, sha256: str, counter: ByteCounter) -> Problem | None:
+def _check_file(store: Store, name: str, num_bytes: int, sha256: str, counter: ByteCounter) -> Problem | None:
     try:
-        with opened(path, num_bytes) as descriptor:
-            found = hash_chunks(descriptor, num_bytes, counter)
+        with opened(store, name, num_bytes) as file:
+            found = hash_chunks(file, num_bytes, counter)
     except UnreadableError as error:
-        return Problem(file=path.name, message=str(error))
-    return None if found == sha256 else hash_problem(path.name, found, sha256)
+        return Problem(file=name, message=str(error))
+    return None if found == sha256 else hash_problem(name, found, sha256)
 
 
-def _check_directory(directory: Path, manifest: Manifest, corpus: Corpus | None) -> Iterator[Problem]:
+def _check_folder(store: Store, manifest: Manifest, corpus: Corpus | None) -> Iterator[Problem]:
     known = {names.MANIFEST, names.REPORT, names.WORK, *manifest.files}
     shards = None if corpus is None else set(corpus.shards.names())
     try:
-        present = [name.rstrip("/") for name in list_names(open_store(directory))]
+        listed = {name.rstrip("/") for name in list_names(store) or ()}
     except CorpusError as error:
-        yield problem_of(directory, ".", error)
+        yield problem_of(store, ".", error)
         return
-    for name in sorted(set(present) - known):
+    if manifest.generation is None:  # what is in the folders of generations is checked with them
+        known |= set(map(names.generation_folder, generation_numbers(listed)))
+    for name in sorted(listed - known):
         if names.is_shard_name(name):
             if shards is not None and name not in shards:
                 yield Problem(file=name, message="is a shard that the manifest does not name")

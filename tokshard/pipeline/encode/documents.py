@@ -1,4 +1,4 @@
-"""Which encoded texts become documents, and of which corpus: token limits and the validation split. Pure."""
+"""Which encoded texts become documents, and in which corpus: token limits and the validation split. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ TOO_FEW_TOKENS = "under min-tokens"
 TOO_MANY_TOKENS = "over max-tokens"
 
 _SPLIT_PERSON = b"tokshard split 1"
-"""Part of every hash that splits; another one puts documents elsewhere, and breaks promises about saved corpora."""
+"""Part of every hash that splits. A change moves documents to the other corpus, and builds would no longer repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentRules:
-    """What decides about a document once it is encoded.
+    """The options that decide what becomes of a document once it is encoded.
 
     Args:
-        min_tokens, max_tokens: bounds of its length, delimiters included; None: none.
-        validation_fraction: share of the documents for the validation corpus; None: there is one corpus.
+        min_tokens, max_tokens: bounds of its length, delimiters included; None for no bound.
+        validation_fraction: share of the documents for the validation corpus; None for a build of one corpus.
     """
 
     min_tokens: int | None = None
@@ -38,10 +38,10 @@ class Documents:
 
     Args:
         texts: of the documents.
-        positions: int64 [documents], ascending: index in the chunk of the record of each.
-        columns: kept column to one value per document.
-        tokens: one document after another, delimiters included.
-        ends: int64 [documents], where each ends in `tokens`.
+        positions: int64 [documents], ascending: the index of each document's record in the chunk.
+        columns: name of a kept column to its values, one per document.
+        tokens: unsigned integers [tokens]: one document after another, delimiters included.
+        ends: int64 [documents]: where each document ends in `tokens`.
     """
 
     texts: Sequence[str]
@@ -55,11 +55,11 @@ class Documents:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each document."""
+        """Tokens in each document: int64 [documents]."""
         return np.diff(self.ends, prepend=0)
 
     def select(self, is_wanted: NDArray[np.bool_]) -> Documents:
-        """Some of the documents; costs a copy of the tokens unless it is all."""
+        """The documents that a mask bool [documents] marks. Copies the tokens, unless all are wanted."""
         if is_wanted.all():
             return self
         lengths = self.lengths
@@ -73,7 +73,7 @@ class Documents:
         )
 
     def head(self, count: int) -> Documents:
-        """The first documents."""
+        """The first `count` documents."""
         ends = self.ends[:count]
         return Documents(
             self.texts[:count],
@@ -85,7 +85,7 @@ class Documents:
 
 
 def within_limits(documents: Documents, rules: DocumentRules) -> tuple[Documents, dict[str, NDArray[np.int64]]]:
-    """The documents whose length is allowed, and by reason the positions of the records of the others."""
+    """The documents of an allowed length; and for each reason to leave out others, the positions of their records."""
     if rules.min_tokens is None and rules.max_tokens is None:
         return documents, {}
     lengths = documents.lengths
@@ -100,7 +100,7 @@ def within_limits(documents: Documents, rules: DocumentRules) -> tuple[Documents
 
 
 def split_documents(documents: Documents, rules: DocumentRules) -> list[Documents]:
-    """The documents of each corpus of the build: all, or those for training and those for validation."""
+    """The documents for each corpus of the build: one list of all, or those for training and those for validation."""
     if rules.validation_fraction is None:
         return [documents]
     is_validation = in_validation(documents.texts, rules.validation_fraction)
@@ -110,8 +110,8 @@ def split_documents(documents: Documents, rules: DocumentRules) -> list[Document
 def in_validation(texts: Sequence[str], fraction: float) -> NDArray[np.bool_]:
     """Which texts belong to the validation corpus: bool [texts].
 
-    Nothing but the text decides, so equal texts lie together, other inputs move nothing, and a larger fraction only
-    moves texts from training to validation. Costs 1 CPU-second per GB.
+    Only the text decides. So equal texts are in the same corpus, other inputs change nothing, and a larger fraction
+    only moves texts from training to validation. Costs 1 CPU-second per GB.
     """
     threshold = int(Fraction(fraction) * (1 << 64))
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8, person=_SPLIT_PERSON).digest() for text in texts)

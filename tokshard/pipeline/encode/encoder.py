@@ -1,4 +1,4 @@
-"""Texts become one flat array of tokens, delimiters in place, with proof that no special id came out of text."""
+"""From texts to one flat array of tokens with delimiters, and the check that no text became a special id."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tokshard.format.manifest import TokenizerInfo
 
 _MAX_COMPARED_RANGES = 4
 _ID_DTYPE = np.dtype(np.uint32)
-"""What tokenizers give."""
+"""The dtype of the ids that the library returns."""
 
 
 class EncodingError(Exception):
-    """The tokenizer library fails on a text; the message is its own."""
+    """The tokenizer library fails on a text. The message is the library's."""
 
 
 class EncodeTexts(Protocol):
-    """What turns texts into ids: `tokshard.pipeline.encode.tokenizer.Encoder`."""
+    """A function from texts to ids, such as `tokshard.pipeline.encode.tokenizer.Encoder`."""
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Token ids of each text, without delimiters: contiguous uint32 [tokens].
@@ -37,10 +37,10 @@ class EncodedTexts:
     """Documents one after another.
 
     Args:
-        tokens: uint32, delimiters included. The writer narrows them, on its way of copying them.
-        ends: int64 [documents], where each ends in `tokens`.
-        with_special: indices of the texts that encoded to a special id; they are not among the documents.
-        failed: index to message of the texts on which the tokenizer library failed; they are not among them either.
+        tokens: uint32 [tokens], delimiters included. The writer narrows them when it copies them.
+        ends: int64 [documents]: where each document ends in `tokens`.
+        with_special: indices of the texts that were encoded to a special id. They are not among the documents.
+        failed: for each text on which the library failed, its index and the message. They are not among them either.
     """
 
     tokens: NDArray[Any]
@@ -50,7 +50,7 @@ class EncodedTexts:
 
 
 class DocumentEncoder:
-    """Encodes texts and ends each with EOS, as `info` says; starts each with BOS if `info` names one."""
+    """Encodes texts, ends each with the EOS of `info`, and starts each with its BOS if it has one."""
 
     def __init__(self, encode: EncodeTexts, info: TokenizerInfo) -> None:
         self._encode = encode
@@ -63,17 +63,17 @@ class DocumentEncoder:
         self._is_special[list(info.special_ids.values())] = True
 
     def __call__(self, texts: Sequence[str]) -> EncodedTexts:
-        """Encode texts; costs 1 ns per token and 0.1 us per document beside the tokenizer.
+        """Encode texts. Costs 1 ns per token and 0.1 us per document in addition to the tokenizer.
 
         Raises:
-            TokenizerError: the library gives ids that are not uint32, or not in the vocabulary.
+            TokenizerError: the library returns ids that are not uint32, or are outside of the vocabulary.
         """
         try:
             ids = self._encode(texts)
         except EncodingError:
             return self._one_by_one(texts)
         encoded = self._join(ids)
-        # each document brings exactly its delimiters: any other count means that text became control
+        # each document has exactly its delimiters: any other count means that text became control
         if self._count_special(encoded.tokens) == len(ids) * self._num_delimiters:
             return encoded
         bad = tuple(index for index, document in enumerate(ids) if self._is_special[document].any())
@@ -82,7 +82,7 @@ class DocumentEncoder:
         return EncodedTexts(kept.tokens, kept.ends, bad)
 
     def _one_by_one(self, texts: Sequence[str]) -> EncodedTexts:
-        """Encode texts of which the library fails on some."""
+        """Encode texts one at a time, because the library fails on some of them."""
         ids: list[NDArray[Any]] = []
         with_special: list[int] = []
         failed: dict[int, str] = {}
@@ -92,7 +92,7 @@ class DocumentEncoder:
             except EncodingError as error:
                 failed[index] = str(error)
                 continue
-            self._join([found])  # which checks the ids
+            self._join([found])  # to check the ids
             if self._is_special[found].any():
                 with_special.append(index)
             else:
@@ -103,7 +103,7 @@ class DocumentEncoder:
     def _count_special(self, tokens: NDArray[Any]) -> int:
         if len(self._special_ranges) > _MAX_COMPARED_RANGES:
             return int(np.count_nonzero(self._is_special[tokens]))
-        # special ids mostly lie together, and a comparison is ten times as fast as a look-up
+        # special ids are mostly consecutive, and a comparison is ten times as fast as a look-up
         return sum(
             int(np.count_nonzero(tokens == start if stop == start + 1 else (tokens >= start) & (tokens < stop)))
             for start, stop in self._special_ranges
@@ -114,8 +114,8 @@ class DocumentEncoder:
             return EncodedTexts(np.empty(0, _ID_DTYPE), np.empty(0, np.int64), ())
         lengths = np.fromiter(map(len, ids), np.int64, len(ids)) + self._num_delimiters
         ends = np.cumsum(lengths)
-        # joining bytes takes a fifth of the time of `np.concatenate` on short documents; the delimiters are what joins,
-        # so the EOS before the first document and the BOS behind the last are none
+        # joining bytes takes a fifth of the time of `np.concatenate` on short documents; the delimiters are the
+        # separator, so there is no EOS before the first document and no BOS after the last
         parts: list[Any] = [b"", *ids, b""]
         joined = self._between.join(parts)
         num_tokens = int(ends[-1]) + self._num_delimiters
@@ -124,13 +124,13 @@ class DocumentEncoder:
             raise _wrong_ids(f"arrays of {', '.join(sorted({str(found.dtype) for found in ids}))}")
         tokens = np.frombuffer(joined, _ID_DTYPE)
         if (largest := int(tokens.max())) >= self._vocab_size:
-            raise _wrong_ids(f"the id {largest}, and the vocabulary ends before {self._vocab_size}")
+            raise _wrong_ids(f"the id {largest}, and the vocabulary has {self._vocab_size} ids")
         return EncodedTexts(tokens[1 : 1 + int(ends[-1])], ends, ())
 
 
 def _wrong_ids(found: str) -> TokenizerError:
     return TokenizerError(
-        f"the tokenizer library gives {found}; expected ids of the vocabulary as {_ID_DTYPE}",
+        f"the tokenizer library returned {found}; expected ids of the vocabulary as {_ID_DTYPE}",
         hint="install another version of tokenizers, and report this with its version",
     )
 

@@ -1,4 +1,4 @@
-"""Texts that spell a special token. They become ordinary documents, and are counted."""
+"""Texts that contain the spelling of a special token. They become ordinary documents, and are counted."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 
 _MAX_HOPS = 16
 _FEW_TOKENS = 4
-"""Up to which it is cheaper to look at each place of their first character than to search for all of them at once."""
+"""Up to this many tokens, looking at each place of their first character is cheaper than one search for all."""
 
 
 class SpecialText:
     """Says which texts contain the spelling of a special token.
 
-    Costs 0.14 CPU-seconds per GB of source code and one token, 0.4 for the 250 of Llama 3: looking for one character
-    runs at 20 GB/s, and `re` at 3.
+    Costs 0.14 CPU-seconds per GB of source code for one token, and 0.4 for the 250 tokens of Llama 3: a search for one
+    character runs at 20 GB/s, one with `re` at 3 GB/s.
 
     Args:
-        tokens: as they are spelled.
+        tokens: their spellings.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
@@ -29,7 +29,7 @@ class SpecialText:
         ]
 
     def count(self, texts: Sequence[str]) -> int:
-        """How many of the texts contain one."""
+        """How many of the texts contain such a spelling."""
         if len(self._groups) == 1:
             first, tokens, pattern = self._groups[0]
             return sum(_contains(text, first, tokens, pattern) for text in texts if first in text)

@@ -23,21 +23,23 @@ from tokshard.errors import SourceError, TokenizerError, UsageError
 from tokshard.format.manifest import TokenizerInfo, canonical_json
 from tokshard.pipeline.encode.encoder import EncodingError
 from tokshard.pipeline.sources.hub import SCHEME, fetch_tokenizer, is_model_id
+from tokshard.store import locate, look_at, open_store, present, real_location
 
 _FILES = ("tokenizer.json", "tokenizer.model")
-"""What a directory is searched for."""
+"""The files that are looked for in a directory, in this order."""
+_CONFIG = "tokenizer_config.json"
 _FOREIGN_SUFFIXES = (".model", ".tiktoken", ".bpe")
-"""Of SentencePiece models and tiktoken ranks."""
+"""File names of SentencePiece models and tiktoken ranks."""
 _LOCAL_SUFFIXES = (".json", *_FOREIGN_SUFFIXES)
-"""A location that ends so is a file, never a model of the hub."""
+"""A location with one of these endings is a file, never a model of the hub."""
 BOS_FROM_TOKENIZER = "auto"
-"""Value of ``--bos`` that takes the token which the tokenizer's own configuration names."""
+"""Value of ``--bos`` that stands for the token in the tokenizer's own configuration."""
 MAX_VOCABULARY = 1 << 24
-"""Ids that a tokenizer may have: tens of times the largest vocabulary. Readers of a corpus allocate by its size."""
+"""The limit on ids: tens of times the largest vocabulary in use. Readers of a corpus allocate memory by this size."""
 _SPACE = "\u2581"
 """How a vocabulary of SentencePiece spells a space."""
 _INLINE_BYTES = 8_192
-"""Measured with tokenizers 1.0.0rc3; a wrong value costs speed, nothing else."""
+"""Measured with tokenizers 1.0.0rc3. A wrong value costs nothing but speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +48,10 @@ class TokenizerFile:
 
     Args:
         content: the bytes of ``tokenizer.json``.
-        clean: the same JSON without its truncation and padding blocks, which silently cut and pad documents.
+        clean: the same JSON without its truncation and padding blocks, which would silently truncate and pad documents.
         info: what the manifest says of it.
         notes: what the user should know, a line each.
-        normalizer: names what changes text before it is encoded, such as ``NFKC, Lowercase``; None: nothing does.
+        normalizer: what changes text before it is encoded, such as ``NFKC, Lowercase``; None if nothing does.
     """
 
     content: bytes
@@ -60,51 +62,40 @@ class TokenizerFile:
 
 
 def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> TokenizerFile:
-    """Read a tokenizer and settle its delimiters.
+    """Read a tokenizer, and determine its delimiters.
 
     EOS and BOS come from `eos` and `bos`, else from ``tokenizer_config.json`` in the same directory.
 
     Args:
-        location: a ``tokenizer.json``, a directory that holds one, or a model of the hub. A local path goes before a
-            model of the hub.
+        location: a ``tokenizer.json``, a directory that holds one, or a model of the hub. If a local path has the name
+            of a model, the path is meant.
         bos: None for no BOS, a token, or `BOS_FROM_TOKENIZER`.
 
     Raises:
-        TokenizerError: the file cannot be read, names no EOS, lacks a token, or has ids from `MAX_VOCABULARY` on.
+        TokenizerError: the file cannot be read, has no EOS, lacks a token, or has an id of `MAX_VOCABULARY` or more.
     """
     path, name = _find(location)
-    if path.suffix in _FOREIGN_SUFFIXES and path.exists():
+    if path.endswith(_FOREIGN_SUFFIXES) and look_at(path) is not None:
         raise TokenizerError(
             f"{path} is not a tokenizer.json, which is all that a build reads",
-            hint=f"make one of it: tokshard convert-tokenizer {shlex.quote(str(path))} --out DIR",
+            hint=f"make one of it: tokshard convert-tokenizer {shlex.quote(path)} --out DIR",
         )
     content, parsed = _read_json(path)
     vocabulary, added = _vocabulary(parsed, path)
-    config_path = path.parent / "tokenizer_config.json"
-    config = _read_json(config_path)[1] if config_path.exists() else {}
+    config_path, config = _read_config(path)
     notes = _notes(parsed, config, bos)
-    eos = eos or _token_of(config, "eos_token")
-    unknown = _unknown(parsed)  # stands for pieces of text, so it is no control, whatever it is flagged as
+    ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
+    unknown = _unknown(parsed)  # it stands for pieces of text, so it does not control anything, however it is flagged
     flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special") and token != unknown}
+    eos = eos or _token_of(config, "eos_token")
     if eos is None:
         raise TokenizerError(
             f"{location} names no EOS token, and every document has to end in one",
             hint="give it with --eos TOKEN" + (f"; its special tokens are {_listed(flagged)}" if flagged else ""),
         )
     if bos == BOS_FROM_TOKENIZER:
-        bos = _token_of(config, "bos_token")
-        if bos is None:
-            raise TokenizerError(
-                f"{config_path} names no bos_token, which --bos {BOS_FROM_TOKENIZER} asks for",
-                hint="give the token with --bos TOKEN, or leave --bos out",
-            )
-    ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
-    for option, token in (("--eos", eos), ("--bos", bos)):
-        if token is not None and token not in ids:
-            raise TokenizerError(
-                f"token {token!r} ({option}) is not in the vocabulary of {path}",
-                hint="give one of its tokens" + (f", such as {_listed(flagged)}" if flagged else ""),
-            )
+        bos = _configured_bos(config, config_path)
+    _check_known({"--eos": eos, "--bos": bos}, ids, path, flagged)
     last = max(ids, key=ids.__getitem__)
     if ids[last] >= MAX_VOCABULARY:
         raise TokenizerError(
@@ -127,37 +118,69 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     )
     return TokenizerFile(
         content=content,
-        clean=_without_cutting(parsed, content),
+        clean=_without_truncation(parsed, content),
         info=info,
         notes=notes,
         normalizer=normalizer_name(parsed.get("normalizer")),
     )
 
 
-def _find(location: str) -> tuple[Path, str]:
-    """The file of a tokenizer, fetched if it is on the hub, and what the tokenizer is called."""
-    path = Path(location)
-    is_hub_id = not path.exists() and is_model_id(location) and path.suffix not in _LOCAL_SUFFIXES
+def _read_config(path: str) -> tuple[str, dict[str, Any]]:
+    """The ``tokenizer_config.json`` next to a tokenizer: its place and its content, empty if there is no such file."""
+    folder, _ = locate(path)
+    config_path = folder.where(_CONFIG)
+    return config_path, _read_json(config_path)[1] if _CONFIG in present(folder) else {}
+
+
+def _configured_bos(config: Mapping[str, Any], config_path: str) -> str:
+    bos = _token_of(config, "bos_token")
+    if bos is None:
+        raise TokenizerError(
+            f"{config_path} names no bos_token, which --bos {BOS_FROM_TOKENIZER} asks for",
+            hint="give the token with --bos TOKEN, or leave --bos out",
+        )
+    return bos
+
+
+def _check_known(
+    delimiters: Mapping[str, str | None], ids: Mapping[str, int], path: str, flagged: Mapping[str, int]
+) -> None:
+    """Refuse delimiters, given by their option, that are not in the vocabulary. The hint lists `flagged` tokens."""
+    for option, token in delimiters.items():
+        if token is not None and token not in ids:
+            raise TokenizerError(
+                f"token {token!r} ({option}) is not in the vocabulary of {path}",
+                hint="give one of its tokens" + (f", such as {_listed(flagged)}" if flagged else ""),
+            )
+
+
+def _find(location: str) -> tuple[str, str]:
+    """The file of a tokenizer, fetched first if it is on the hub, and the name of the tokenizer."""
+    found = None if location.startswith(SCHEME) else look_at(location)
+    is_hub_id = found is None and is_model_id(location) and not location.endswith(_LOCAL_SUFFIXES)
     if location.startswith(SCHEME) or is_hub_id:
         try:
             files = fetch_tokenizer(location)
         except (SourceError, UsageError) as error:
-            if location.startswith(SCHEME) or not path.parent.is_dir():
+            if location.startswith(SCHEME) or look_at(os.path.dirname(location) or ".") is None:
                 raise
             raise type(error)(
                 f"{location} does not exist here, and on the hub: {error.problem}", hint=error.hint
             ) from error
-        return Path(files.root) / "tokenizer.json", files.label
-    if path.is_dir():
-        path = next((path / name for name in _FILES if (path / name).exists()), path / _FILES[0])
-    return path, (path.parent if path.name in _FILES else path).resolve().name
+        return open_store(files.root).where(_FILES[0]), files.label
+    path = location
+    if found is not None and found.name.endswith("/"):
+        folder = open_store(location)
+        path = folder.where(next((name for name in _FILES if name in present(folder)), _FILES[0]))
+    folder, name = locate(path)
+    return path, os.path.basename(real_location(folder.location if name in _FILES else path))
 
 
 class Encoder:
     """Encodes texts in this process, on one thread.
 
-    ids equal those of ``tokenizers.Tokenizer.encode(text, add_special_tokens=False)`` of the installed version, with
-    special tokens in the text encoded as the ordinary text they are.
+    The ids equal those of ``tokenizers.Tokenizer.encode(text, add_special_tokens=False)`` of the installed version.
+    Special tokens in the text are encoded as ordinary text.
 
     Raises:
         TokenizerError: the library cannot load the file.
@@ -172,7 +195,7 @@ class Encoder:
         """Token ids of each text, without delimiters: contiguous uint32 [tokens].
 
         Raises:
-            EncodingError: the library fails on one of the texts; which one, it does not say.
+            EncodingError: the library fails on one of the texts, and does not say on which.
         """
         try:
             return self._encode(texts)
@@ -182,14 +205,14 @@ class Encoder:
             if not isinstance(error, Exception):
                 if not _is_panic(error):
                     raise
-                self._encode = self._load()  # a lock that the panic left closed would fail on sound texts
+                self._encode = self._load()  # a lock that the panic left closed would fail on other texts
             raise EncodingError(f"tokenizers {_version()} fails on the text: {_first_line(error)}") from error
 
     def _load(self) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
         try:
             tokenizer: Any = Tokenizer.from_file(self._path)
             encode = (_encoder_02x if hasattr(tokenizer, "encode_batch_fast") else _encoder_1x)(tokenizer)
-            (found,) = encode(["a b"])  # some parts are only missed when they are used
+            (found,) = encode(["a b"])  # some parts are only found to be missing when they are used
         except MemoryError:
             raise
         except BaseException as error:  # the library raises bare Exception
@@ -208,7 +231,7 @@ class Encoder:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether Rust code of the library panicked, which is no `Exception`."""
+    """Whether Rust code of the library panicked, which raises a `BaseException` that is not an `Exception`."""
     return type(error).__name__ == "PanicException"
 
 
@@ -237,12 +260,12 @@ def _encoder_1x(tokenizer: Any) -> Callable[[Sequence[str]], list[NDArray[Any]]]
 
 
 def inline_groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Texts in order as half-open ranges that `encode_batch` of 1.x encodes without threads, or of one text each.
+    """Half-open ranges of texts, in order: one text each, or a batch that `encode_batch` of 1.x runs without threads.
 
-    A call costs as much as 20 tokens, so one each costs short texts half of their speed; but above `_INLINE_BYTES` of
-    text a batch goes to threads, which costs up to half of the throughput per core.
+    A call costs as much as 20 tokens, so a call for each short text would halve the speed. Above `_INLINE_BYTES` of
+    text, a batch goes to threads, which costs up to half of the throughput per core.
     """
-    # four bytes are the most that a character takes
+    # a character takes four bytes at most
     ends = list(accumulate(len(text) if text.isascii() else 4 * len(text) for text in texts))
     start, before = 0, 0
     while start < len(ends):
@@ -263,9 +286,10 @@ def _encoder_02x(tokenizer: Any) -> Callable[[Sequence[str]], list[NDArray[Any]]
     return encode_all
 
 
-def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
+def _read_json(path: str) -> tuple[bytes, dict[str, Any]]:
     try:
-        content = path.read_bytes()
+        store, name = locate(path)
+        content = store.get(name)
     except OSError as error:
         raise TokenizerError(
             f"{path} cannot be read: {error.strerror}",
@@ -275,7 +299,7 @@ def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
         try:
             parsed = msgspec.json.decode(content)
         except (msgspec.MsgspecError, UnicodeError):
-            parsed = json.loads(content)  # takes lone surrogates and NaN, and says where the JSON is wrong
+            parsed = json.loads(content)  # accepts lone surrogates and NaN, and says where the JSON is wrong
         if not isinstance(parsed, dict):
             raise TypeError(f"it holds a {type(parsed).__name__}, expected an object")
     except (ValueError, TypeError, RecursionError) as error:
@@ -285,7 +309,7 @@ def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
     return content, parsed
 
 
-def _vocabulary(parsed: Mapping[str, Any], path: Path) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+def _vocabulary(parsed: Mapping[str, Any], path: str) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
     """Token to id of the model, and token to entry of the added tokens."""
     try:
         vocab = parsed["model"]["vocab"]
@@ -307,7 +331,7 @@ def _vocabulary(parsed: Mapping[str, Any], path: Path) -> tuple[dict[str, int], 
 
 
 def _unknown(parsed: Mapping[str, Any]) -> str | None:
-    """The token that a model gives for text which it has no token for."""
+    """The token that a model gives for text outside of its vocabulary."""
     model = parsed["model"]
     unknown = model.get("unk_token")
     if unknown is None and isinstance(model.get("unk_id"), int) and isinstance(model["vocab"], list):
@@ -316,7 +340,7 @@ def _unknown(parsed: Mapping[str, Any]) -> str | None:
 
 
 def normalizer_name(normalizer: Any) -> str | None:
-    """The steps of a normalizer, in order, that decoding does not undo; None if there are none.
+    """The steps of a normalizer that decoding does not undo, in order; None if it undoes all of them.
 
     Args:
         normalizer: the ``normalizer`` of a ``tokenizer.json``.
@@ -342,8 +366,8 @@ def _is_undone(step: Mapping[str, Any]) -> bool:
     return step.get("type") == "ByteLevel" or (step.get("type") == "Prepend" and step.get("prepend") == _SPACE)
 
 
-def _without_cutting(parsed: dict[str, Any], content: bytes) -> bytes:
-    """The tokenizer without the blocks that cut and pad documents."""
+def _without_truncation(parsed: dict[str, Any], content: bytes) -> bytes:
+    """The tokenizer without the blocks that truncate and pad documents."""
     if not parsed.get("truncation") and not parsed.get("padding"):
         return content
     return json.dumps({**parsed, "truncation": None, "padding": None}).encode()
@@ -358,13 +382,13 @@ def _token_of(config: Mapping[str, Any], key: str) -> str | None:
 
 def _notes(parsed: Mapping[str, Any], config: Mapping[str, Any], bos: str | None) -> tuple[str, ...]:
     notes = [
-        f"the tokenizer asks for {block}; documents are never cut or padded, so that is ignored"
+        f"the tokenizer asks for {block}; documents are never truncated or padded, so this is ignored"
         for block in ("truncation", "padding")
         if parsed.get(block)
     ]
     if config.get("add_bos_token") is True and bos is None and _token_of(config, "bos_token"):
         notes.append(
-            f"the tokenizer's configuration asks for BOS; documents get none (--bos {BOS_FROM_TOKENIZER} adds it)"
+            f"the tokenizer's configuration asks for BOS; documents get it with --bos {BOS_FROM_TOKENIZER} only"
         )
     return tuple(notes)
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Self
 
-from tokshard.pipeline.executors.base import Event, Failed, Finished, OnProgress, Released, Usage, peak_bytes
+from tokshard.pipeline.executors.base import OnProgress, Usage, peak_bytes
 from tokshard.pipeline.failures import SegmentError
 from tokshard.pipeline.tasks.context import WorkerContext
+from tokshard.pipeline.tasks.decisions import Run
+from tokshard.pipeline.tasks.events import Event, Failed, Finished, Released
 from tokshard.pipeline.tasks.planning import Task
 from tokshard.pipeline.tasks.runner import TaskRunner
-from tokshard.pipeline.tasks.schedule import Run
 
 
 class InlineExecutor:
     """An `Executor` without workers: a task runs while its events are asked for."""
+
+    num_workers = 1
 
     def __init__(self, context: WorkerContext, on_progress: OnProgress) -> None:
         self._context, self._on_progress = context, on_progress
@@ -23,7 +26,7 @@ class InlineExecutor:
 
     @property
     def usage(self) -> Usage:
-        """Only the memory: the CPU time is that of the caller."""
+        """The peak of memory only: CPU time is counted as the caller's."""
         return Usage(peak_worker_bytes=peak_bytes())
 
     def __enter__(self) -> Self:
@@ -32,7 +35,7 @@ class InlineExecutor:
     def __exit__(self, *_: object) -> None:
         self._runner = None
 
-    def can_take(self, run: Run) -> bool:  # noqa: ARG002 - any one is as good
+    def can_take(self, run: Run) -> bool:  # noqa: ARG002 - all tasks are alike here
         """Whether no task waits to run."""
         return self._run is None
 
@@ -41,7 +44,7 @@ class InlineExecutor:
         self._run = run
 
     def abandon(self) -> None:
-        """Nothing runs between events."""
+        """Forget the task that was submitted; between events nothing runs."""
         self._run = None
 
     def events(self) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""What a coordinator, the threads that read streams for it, and worker processes send each other."""
+"""The messages between the coordinator, the threads that read streams for it, and worker processes."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """From a worker: what it was given has ended."""
+    """From a worker: it has ended the task or segment that it was given."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentReady:
-    """From a feeder: it has come to a segment and waits for a worker to send it to."""
+    """From a feeder: it has reached a segment and waits for a worker."""
 
     feeder: int
     segment: int
@@ -67,7 +67,7 @@ class FeederFailed:
 
 @dataclass(frozen=True, slots=True)
 class FeederEnded:
-    """From a feeder: it came to the end of its input, or cannot read on."""
+    """From a feeder: nothing more comes, because its input ended or cannot be read further."""
 
     feeder: int
 

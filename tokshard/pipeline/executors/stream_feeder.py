@@ -19,21 +19,21 @@ from tokshard.pipeline.executors.messages import (
 )
 from tokshard.pipeline.failures import SegmentError
 from tokshard.pipeline.tasks.context import WorkerContext
+from tokshard.pipeline.tasks.decisions import Run
 from tokshard.pipeline.tasks.planning import StreamTask
 from tokshard.pipeline.tasks.runner import Segment, open_segments
-from tokshard.pipeline.tasks.schedule import Run
 
 
 class StreamFeeder:
-    """Reads one stream in a thread. It announces each segment, then waits to be given a worker for it.
+    """Reads one stream in a thread. It offers each segment, then waits until it is given a worker for it.
 
     Args:
-        number: names it in its messages.
-        events: its messages go here. Several feeders share it, and `lock`.
+        number: its name in its messages.
+        events: where its messages go; shared by several feeders, like `lock`.
 
     Attributes:
-        offered: the segment that waits for a worker, if one does.
-        is_ended: it sends nothing more: the stream ended, a segment failed, or a worker died.
+        offered: the segment that waits for a worker, if there is one.
+        is_ended: nothing more comes: the stream ended, a segment failed, or a worker died.
         loss: the error to show if the stream is not tried again; None while no worker died.
     """
 
@@ -55,12 +55,12 @@ class StreamFeeder:
         self._thread.start()
 
     def give(self, worker: Connection) -> None:
-        """Send the segment that is offered to a worker."""
+        """Have the offered segment sent to a worker."""
         self.offered = None
         self._workers.put(worker)
 
     def stop(self) -> None:
-        """Offer no more; a segment that a worker is being sent is sent to its end."""
+        """Offer no more segments. One that is being sent is sent to its end."""
         self.offered, self.is_ended = None, True
         self._workers.put(None)
 

@@ -9,22 +9,24 @@ import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 
-from tokshard.pipeline.executors.base import Failed, Usage, cpu_seconds, peak_bytes
+from tokshard.pipeline.executors.base import Usage, cpu_seconds, peak_bytes
 from tokshard.pipeline.executors.messages import BrokenSegment, EndOfSegment, Idle, RunSegment, TaskDone, portable
 from tokshard.pipeline.failures import SegmentError
 from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.context import WorkerContext
+from tokshard.pipeline.tasks.decisions import Run
+from tokshard.pipeline.tasks.events import Failed
 from tokshard.pipeline.tasks.planning import Key, Task
 from tokshard.pipeline.tasks.runner import TaskRunner
-from tokshard.pipeline.tasks.schedule import Run
 from tokshard.pipeline.workspace.receipts import Receipt
 
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
+    # without it, modules in the current directory, which may be someone else's data, come before those of Python
+    "PYTHONSAFEPATH": "1",
     # encodings come and go in megabytes: giving them back to the kernel each time costs a fifth of the throughput
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
@@ -36,22 +38,22 @@ START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_met
 
 
 def worker_main(connection: Connection, context: WorkerContext) -> None:
-    """Run what the coordinator sends, until it closes the pipe or dies."""
-    os.environ.update(ENVIRONMENT)  # a server that the caller's program started does not have it
+    """Run the tasks that the coordinator sends, until it closes the pipe or dies."""
+    os.environ.update(ENVIRONMENT)  # a fork server of the caller's program was started without it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    runner: TaskRunner | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        message = connection.recv()
-        try:
-            runner = TaskRunner(context, connection.send)
-        except Exception as error:  # noqa: BLE001 - a process edge
-            connection.send(Failed(_key(message), portable(error)))
-            return
         while True:
+            message = connection.recv()
+            # received whole, so that the thread that decompresses can continue with the next segment and worker
+            segment = _SentSegment.receive(connection) if isinstance(message, RunSegment) else None
             try:
-                for receipt in _receipts(connection, runner, message):
-                    connection.send(TaskDone(receipt, Usage(cpu_seconds(), _server_cpu_seconds(), peak_bytes())))
+                if runner is None:  # here, because it may fail like the task itself
+                    runner = TaskRunner(context, connection.send)
+                for receipt in _receipts(runner, message, segment):
+                    connection.send(TaskDone(receipt, Usage(cpu_seconds(), peak_bytes())))
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 raise
             except SegmentError as failure:
@@ -59,48 +61,57 @@ def worker_main(connection: Connection, context: WorkerContext) -> None:
             except Exception as error:  # noqa: BLE001 - a process edge
                 connection.send(Failed(_key(message), portable(error)))
             connection.send(Idle())
-            message = connection.recv()
 
 
 def _key(message: Run | RunSegment) -> Key:
     return message.task.key if isinstance(message, Run) else (message.task.key[0], message.number)
 
 
-def _receipts(connection: Connection, runner: TaskRunner, message: Run | RunSegment) -> Iterator[Receipt]:
+def _receipts(runner: TaskRunner, message: Run | RunSegment, segment: _SentSegment | None) -> Iterator[Receipt]:
     if isinstance(message, RunSegment):
-        yield _run_segment(connection, runner, message)
+        assert segment is not None
+        yield runner.run_segment(
+            message.task,
+            message.number,
+            message.previous,
+            segment.chunks(),
+            max_documents=message.max_documents,
+            is_last=segment.is_last,
+        )
     elif isinstance(message.task, Task):
         yield runner.run_task(message.task, message.max_documents)
     else:
         yield from runner.run_stream(message.task, message.max_documents, message.done_segments)
 
 
-def _run_segment(connection: Connection, runner: TaskRunner, message: RunSegment) -> Receipt:
-    # received whole, so that the thread that decompresses can continue with the next segment and the next worker
-    chunks: list[Chunk] = []
-    while not isinstance(part := connection.recv(), EndOfSegment | BrokenSegment):
-        chunks.append(part)
-    end = part
-    return runner.run_segment(
-        message.task,
-        message.number,
-        message.previous,
-        _consumed(chunks, end),
-        max_documents=message.max_documents,
-        is_last=lambda: isinstance(end, EndOfSegment) and end.is_last,
-    )
+class _SentSegment:
+    """A segment of a stream that another process reads."""
 
+    def __init__(self, chunks: list[Chunk], end: EndOfSegment | BrokenSegment) -> None:
+        self._chunks, self._end = chunks, end
 
-def _consumed(chunks: list[Chunk], end: EndOfSegment | BrokenSegment) -> Iterator[Chunk]:
-    """The chunks in order, each forgotten when the next is asked for.
+    @classmethod
+    def receive(cls, connection: Connection) -> _SentSegment:
+        """Receive all that follows a `RunSegment`."""
+        chunks: list[Chunk] = []
+        while not isinstance(part := connection.recv(), EndOfSegment | BrokenSegment):
+            chunks.append(part)
+        return cls(chunks, part)
 
-    Damage comes after them, as where the worker reads for itself: a bad record before it is the error that counts.
-    """
-    chunks.reverse()
-    while chunks:
-        yield chunks.pop()
-    if isinstance(end, BrokenSegment):
-        raise end.error
+    def chunks(self) -> Iterator[Chunk]:
+        """The chunks in order, each forgotten when the next is asked for.
+
+        Damage comes after them, as where the worker reads for itself: a bad record before it is the error that counts.
+        """
+        self._chunks.reverse()
+        while self._chunks:
+            yield self._chunks.pop()
+        if isinstance(self._end, BrokenSegment):
+            raise self._end.error
+
+    def is_last(self) -> bool:
+        """Whether the stream ends with this segment."""
+        return isinstance(self._end, EndOfSegment) and self._end.is_last
 
 
 def _die_with_parent() -> None:
@@ -108,15 +119,3 @@ def _die_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)  # a worker that outlives its build would write next to the workers of the next one
-
-
-def _server_cpu_seconds() -> float:
-    """CPU time of the parent, if that is a fork server and the system has /proc."""
-    if START_METHOD != "forkserver":
-        return 0.0
-    try:
-        fields = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    user, system = int(fields[11]), int(fields[12])  # after the name: state is field 0, utime field 11
-    return (user + system) / os.sysconf("SC_CLK_TCK")

@@ -1,19 +1,19 @@
-"""The bytes of an input: opening the file, and decompressing it."""
+"""The bytes of an input, decompressed."""
 
 from __future__ import annotations
 
 import bz2
 import contextlib
-import io
 import lzma
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import pyarrow as pa
 import zstandard
 
 from tokshard.pipeline.sources.division import CHUNK_BYTES
-from tokshard.pipeline.sources.inputs import STDIN, Input, damaged, vanished
+from tokshard.pipeline.sources.inputs import Input
+from tokshard.pipeline.sources.opening import damaged, open_file, open_for_arrow, vanished
 
 _MAX_WINDOW_BYTES = 1 << 31
 
@@ -22,21 +22,24 @@ _XZ_MEMORY_BYTES = 1 << 30
 
 _COMPRESSED_BYTES = 1 << 16
 
+_MORE_BYTES = 1 << 16
+"""Read at once after a read that gave less than was asked for: as much as a pipe holds."""
+
 _WIDE_BYTES = 1 << 8
-"""Taken at once of a wide zstd frame: what comes out is held, up to 128 KiB for each 4 bytes of a hostile frame."""
+"""Compressed bytes of a wide zstd frame that are taken at once: each 4 of a hostile frame become up to 128 KiB."""
 
 _WINDOW_TOO_LARGE = "requires too much memory"
-"""libzstd's words for a frame whose window is over 128 MiB, the most that Arrow lets it take."""
+"""Part of libzstd's message about a frame whose window exceeds 128 MiB, the limit that Arrow sets."""
 
 
 class ByteSource(Protocol):
-    """Decompressed bytes, and how far into the file they came from."""
+    """Decompressed bytes, and the position in the file that they came from."""
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes, fewer only at the end."""
+        """Read `size` bytes; fewer only at the end."""
 
     def file_position(self) -> int:
-        """Bytes of the file read so far, for the progress bar."""
+        """Bytes of the file that were read so far, for progress."""
 
 
 @contextlib.contextmanager
@@ -50,39 +53,27 @@ def open_bytes(input_: Input) -> Iterator[ByteSource]:
         if input_.compression is None:
             yield PlainBytes(input_, file)
         elif input_.num_bytes == 0:
-            raise damaged(input_, f"the file is empty, which {input_.compression} never is")
+            raise damaged(input_, f"the file is empty, and {input_.compression} data never is")
         elif input_.compression in _STREAM_DECOMPRESSORS:
             yield _Streams(input_, file)
         else:
             yield _Compressed(input_, file)
 
 
-def open_file(input_: Input) -> io.FileIO:
-    """The raw bytes of an input, not buffered.
-
-    Raises:
-        BadSourceError: the file is gone.
-    """
-    try:
-        if input_.location == STDIN:
-            return open(0, "rb", buffering=0, closefd=False)
-        return open(input_.location, "rb", buffering=0)
-    except OSError as error:
-        raise vanished(input_, error) from error
-
-
 class PlainBytes:
-    """The bytes of a file as they are, from where it stands."""
+    """The bytes of an uncompressed file, from its current position."""
 
-    def __init__(self, input_: Input, file: io.FileIO) -> None:
+    def __init__(self, input_: Input, file: IO[bytes]) -> None:
         self._input, self._file = input_, file
         self._position = file.tell() if file.seekable() else 0
 
     def read(self, size: int) -> bytes:
         try:
-            data = self._file.read(size)
+            # a read takes the memory that it asks for, so of a small file it asks for little
+            left = self._input.num_bytes - self._position
+            data = self._file.read(min(size, left + 1) if left > 0 else size)
             while 0 < len(data) < size:
-                more = self._file.read(size - len(data))
+                more = self._file.read(min(size - len(data), _MORE_BYTES))
                 if not more:
                     break
                 data += more
@@ -96,14 +87,14 @@ class PlainBytes:
 
 
 class _Compressed:
-    """gzip and zstd through Arrow: concatenated members and frames, truncation and checksums are its business.
+    """gzip and zstd through Arrow, which handles concatenated members and frames, truncation and checksums.
 
-    At a zstd frame whose window Arrow does not take, `_WideZstd` goes on, once it has read again what came before.
+    From a zstd frame on whose window Arrow refuses, `_WideZstd` reads, after it has read all that came before again.
     """
 
-    def __init__(self, input_: Input, file: io.FileIO) -> None:
+    def __init__(self, input_: Input, file: IO[bytes]) -> None:
         self._input, self._file = input_, file
-        self._compressed = pa.OSFile(input_.location)
+        self._compressed = open_for_arrow(input_)
         self._stream = pa.CompressedInputStream(self._compressed, input_.compression)
         self._num_read = 0
         self._wide: _WideZstd | None = None
@@ -155,12 +146,12 @@ _STREAM_DECOMPRESSORS: dict[str, Callable[[], _StreamDecompressor]] = {
 
 
 class _Streams:
-    """bz2 and xz through the standard library: streams one after another, never more output than is asked for.
+    """bz2 and xz through the standard library: one stream after another, never more output than is asked for.
 
-    Between and after xz streams there may be zeros, in fours; after bz2 streams nothing.
+    Between and after xz streams there may be multiples of 4 zeros; after bz2 streams nothing may follow.
     """
 
-    def __init__(self, input_: Input, file: io.FileIO) -> None:
+    def __init__(self, input_: Input, file: IO[bytes]) -> None:
         assert input_.compression is not None
         self._input, self._file = input_, file
         self._make = _STREAM_DECOMPRESSORS[input_.compression]
@@ -196,7 +187,7 @@ class _Streams:
         return data
 
     def _next_stream(self) -> bool:
-        """Begin the stream that follows; False at the end of the file."""
+        """Begin the next stream; False at the end of the file."""
         padding = 0
         while True:
             self._compressed = self._compressed or self._file.read(_COMPRESSED_BYTES)
@@ -206,7 +197,7 @@ class _Streams:
                 break
             self._compressed = b""
         if padding % 4:
-            raise damaged(self._input, f"{padding} zeros behind an xz stream, expected a multiple of 4")
+            raise damaged(self._input, f"{padding} zeros after an xz stream, expected a multiple of 4")
         if rest:
             self._compressed, self._stream = rest, self._make()
         return bool(rest)
@@ -215,11 +206,11 @@ class _Streams:
 class _WideZstd:
     """zstd frames with windows over 128 MiB (``zstd --long=28`` and more).
 
-    Memory is the window that the frame asks for, up to 2 GiB, as far as it is filled.
+    Memory grows up to the window that the frame asks for, at most 2 GiB.
     """
 
-    def __init__(self, input_: Input, file: io.FileIO) -> None:
-        self._input, self._file = input_, io.BufferedReader(file, _COMPRESSED_BYTES)
+    def __init__(self, input_: Input, file: IO[bytes]) -> None:
+        self._input, self._file = input_, file
         self._context = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
         self._frame: Any = None
         self._pending = bytearray()

@@ -1,4 +1,4 @@
-"""csv and tsv, one row a record."""
+"""csv and tsv: each row is a record."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from typing import Any, Self
 from tokshard.errors import UsageError
 from tokshard.pipeline.sources.decompress import ByteSource, open_bytes
 from tokshard.pipeline.sources.division import CHUNK_BYTES
-from tokshard.pipeline.sources.inputs import TSV, Input, damaged
+from tokshard.pipeline.sources.inputs import TSV, Input
+from tokshard.pipeline.sources.opening import damaged
 from tokshard.pipeline.sources.records import (
     MALFORMED,
-    ROWS_PER_CHUNK,
     TOO_LONG,
     Records,
     RecordSpec,
-    admit_rows,
+    RowBuffer,
     field_hint,
-    value_bytes,
 )
 
 
 def delimited_chunks(input_: Input, spec: RecordSpec) -> Iterator[Records]:
-    # a field longer than this raises; the largest the type allows is far above what memory should hold
+    # a longer field raises an error; the default limit would refuse long documents
     csv.field_size_limit(spec.max_line_bytes)
     with open_bytes(input_) as stream:
         text = io.TextIOWrapper(
@@ -47,19 +46,19 @@ def delimited_chunks(input_: Input, spec: RecordSpec) -> Iterator[Records]:
 
 
 class _CsvLines:
-    """The lines of a csv file; of one that is too long to be held comes a `csv.Error`.
+    """The lines of a csv file.
 
     Args:
-        max_chars: of a line.
+        max_chars: of a line; a longer one is never held, and raises a `csv.Error`.
     """
 
     def __init__(self, text: io.TextIOWrapper, max_chars: int) -> None:
         self._text, self._max_chars = text, max_chars
         self.count = 0
         self.num_quotes = 0
-        """Since it was last set to 0."""
+        """Quotes read since this was last set to 0."""
         self.num_marks = 0
-        """Byte order marks that were dropped: 1 at most."""
+        """Byte order marks that were dropped: at most 1."""
 
     def __iter__(self) -> Self:
         return self
@@ -80,7 +79,7 @@ class _CsvLines:
         return line
 
     def skip_record(self) -> None:
-        """Pass over the lines of a record whose first ones were read: its quotes are even at its end."""
+        """Skip the remaining lines of a record: at its end the number of its quotes is even."""
         while self.num_quotes % 2:
             with contextlib.suppress(csv.Error):
                 if next(self, None) is None:
@@ -88,7 +87,7 @@ class _CsvLines:
 
 
 _FIELD_TOO_LARGE = "field larger than field limit"
-"""What the csv module says too."""
+"""The start of the csv module's own message."""
 
 
 def _csv_places(input_: Input, header: Sequence[str], spec: RecordSpec) -> Mapping[str, int]:
@@ -99,8 +98,8 @@ def _csv_places(input_: Input, header: Sequence[str], spec: RecordSpec) -> Mappi
             if len(header) == 1 and (found := [mark for mark in ";\t|," if mark in header[0]]):
                 known = "tabs" if input_.format == TSV else "commas"
                 raise UsageError(
-                    f"{problem}: its fields seem to be divided by {found[0]!r}, not by {known}",
-                    hint="write it again with commas as .csv, or with tabs as .tsv",
+                    f"{problem}: its fields seem to be separated by {found[0]!r}, not by {known}",
+                    hint="convert it to commas as .csv, or to tabs as .tsv",
                 )
             raise UsageError(problem, hint=field_hint(path, spec, "column"))
     return {path: header.index(path) for path in wanted}
@@ -109,7 +108,7 @@ def _csv_places(input_: Input, header: Sequence[str], spec: RecordSpec) -> Mappi
 def _csv_rows(
     rows: Iterator[list[str]], lines: _CsvLines, num_fields: int, max_chars: int
 ) -> Iterator[tuple[list[str], tuple[str, str] | None]]:
-    """The fields of each row, and reason and detail of what is wrong with it."""
+    """The fields of each row, and the reason and detail if it is bad."""
     while True:
         lines.num_quotes = 0
         row: list[str] = []
@@ -126,7 +125,7 @@ def _csv_rows(
         line = lines.count
         if problem.startswith(_FIELD_TOO_LARGE):
             reason, problem = TOO_LONG, f"a field has more than {max_chars:,} characters"
-            lines.skip_record()  # what is left of the field would be taken for rows
+            lines.skip_record()  # the rest of the field would be taken for rows
         yield row, (reason, f"line {line}: {problem}") if problem else None
 
 
@@ -136,36 +135,24 @@ def _csv_records(
     spec: RecordSpec,
     stream: ByteSource,
 ) -> Iterator[Records]:
-    texts: list[Any] = []
-    columns: dict[str, list[Any]] = {name: [] for name in spec.columns}
-    broken: dict[int, tuple[str, str]] = {}
-    size, reported = 0, 0
-
-    def flush() -> Records:
-        nonlocal texts, columns, broken, size, reported
-        here = stream.file_position()
-        records = admit_rows(spec, texts, columns, input_bytes=here - reported, broken=broken)
-        reported = here
-        texts, columns, broken, size = [], {name: [] for name in spec.columns}, {}, 0
-        return records
-
+    buffer = RowBuffer(spec)
+    text_place = places[spec.text_field]
+    # an empty field is an empty string, or a missing value of any other type
+    columns = [(places[path], "" if kind == "string" else None) for path, kind in spec.columns.values()]
+    nothing = [None] * len(columns)
+    reported = 0
     for row, problem in rows:
-        if problem:
-            broken[len(texts)] = problem
-        texts.append(None if problem else _escaped(row[places[spec.text_field]]))
-        size += value_bytes(texts[-1])
-        for name, (path, kind) in spec.columns.items():
-            value = None if problem else row[places[path]]
-            columns[name].append(None if kind != "string" and not value else value)
-            size += value_bytes(value)
-        if size >= CHUNK_BYTES or len(texts) >= ROWS_PER_CHUNK:
-            yield flush()
-    if texts:
-        yield flush()
+        text = None if problem else _escaped(row[text_place])
+        if buffer.add(text, nothing if problem else [row[place] or empty for place, empty in columns], problem):
+            here = stream.file_position()
+            yield buffer.flush(here - reported)
+            reported = here
+    if buffer:
+        yield buffer.flush(stream.file_position() - reported)
 
 
 def _escaped(text: str) -> str | bytes:
-    """Bytes where the text holds what was not UTF-8, so that it is reported as that."""
+    """The text; as bytes unless it is ASCII, so that invalid UTF-8 in it is found and reported."""
     return text if text.isascii() else text.encode("utf-8", "surrogateescape")
 
 

@@ -1,4 +1,4 @@
-"""How an input can be divided among tasks, and the parts that come of it. Reads nothing."""
+"""How an input can be divided among tasks, and the resulting parts. Reads nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """The lines of an input whose first byte is in ``[start, stop)``; `stop` None: to the end."""
+    """The lines of an input whose first byte is in ``[start, stop)``; with `stop` None, to the end."""
 
     start: int
     stop: int | None
@@ -34,7 +34,7 @@ Span = Whole | ByteRange | Groups
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """An input that can be cut at any byte, because a line says where it starts."""
+    """An input of lines, which can be divided at any byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An input that can only be read from its start; cut into segments while it is read.
+    """An input that can only be read from its start, and is divided into segments while it is read.
 
     Args:
-        is_here: only this very process can read it, and nobody knows its size: standard input.
+        is_here: only this process can read it, and its size is unknown, as with standard input.
     """
 
     is_here: bool = False
@@ -61,7 +61,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Indivisible:
-    """An input that is one record, or too small for the question."""
+    """An input that is one record, or too small to divide."""
 
 
 Divisibility = Lines | Grouped | Stream | Indivisible

@@ -1,4 +1,4 @@
-"""How the inputs of each format can be divided, and the reader of each."""
+"""How inputs of each format can be divided, and which reader reads them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tokshard.pipeline.sources.tables import arrow_file_chunks, arrow_stream_chu
 from tokshard.pipeline.sources.tar import tar_chunks
 
 _BYTES_PER_RECORD = 128
-"""What a record counts for at least, be it empty or bad: a worker may hold a whole segment. Decides shards."""
+"""The least that a record counts for, even if it is empty or bad: a worker may hold a whole segment. Decides shards."""
 
 
 def divisibility_of(input_: Input, text_mode: str = FILE) -> Divisibility:
-    """How an input can be cut. Reads the footer of parquet and Arrow files; a damaged one is left to its reader."""
+    """How an input can be divided. Reads the footer of parquet and Arrow files, and leaves damage to the readers."""
     if input_.is_read_once:
         return Stream(is_here=True)
     if input_.format == TXT and text_mode == FILE:
@@ -56,10 +56,10 @@ def read_span(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
 
 
 def read_stream(input_: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator[tuple[int, Chunk]]:
-    """All chunks of an input that is read from its start, each with its segment.
+    """All chunks of an input that is read from its start, each with the index of its segment.
 
-    A segment is `task_bytes` of decompressed lines, or of what is held for csv and Arrow streams. Segments ascend; one
-    in which no record starts is left out.
+    A segment is `task_bytes` of decompressed lines, or for csv and Arrow streams of the values that are held. Indices
+    ascend; a segment in which no record starts is left out.
 
     Raises:
         SourceError, UsageError: as `read_span`.
@@ -91,7 +91,7 @@ def _text_chunks(input_: Input, spec: RecordSpec, task_bytes: int) -> Iterator[t
 
 
 def _by_held_bytes(chunks: Iterator[Records], task_bytes: int) -> Iterator[tuple[int, Chunk]]:
-    """Number the segments of an input without lines: a chunk belongs to the one in which what it holds starts."""
+    """Number the segments of an input without lines. A chunk belongs to the segment in which its first byte lies."""
     seen = 0
     for chunk in chunks:
         yield seen // task_bytes, chunk
@@ -99,7 +99,7 @@ def _by_held_bytes(chunks: Iterator[Records], task_bytes: int) -> Iterator[tuple
 
 
 def _held_bytes(chunk: Records) -> int:
-    """About what a chunk holds in memory: texts, kept values, and what is wrong with its bad records."""
+    """About how many bytes a chunk holds in memory: texts, kept values, and details of its bad records."""
     kept = sum(value_bytes(value) for values in chunk.columns.values() for value in values)
     problems = sum(len(bad.detail) for bad in chunk.bad)
     return sum(map(len, chunk.texts)) + kept + problems + _BYTES_PER_RECORD * chunk.count

@@ -32,8 +32,8 @@ class HubFiles:
     """Files of one revision of a repository, on this disk.
 
     Args:
-        root: what `paths` are relative to.
-        label: the id with the commit that it stood for.
+        root: the directory that `paths` are relative to.
+        label: the id with its commit.
     """
 
     root: str
@@ -45,7 +45,7 @@ def fetch_dataset(argument: str) -> HubFiles:
     """Download the files of ``hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]`` that are not in the cache yet.
 
     Raises:
-        UsageError: there is no such data set, or it has several configurations or splits and none was chosen.
+        UsageError: the data set does not exist, or has several configurations or splits and none was chosen.
         SourceError: the hub does not answer.
     """
     match = _DATASET.fullmatch(argument)
@@ -81,7 +81,7 @@ def fetch_dataset(argument: str) -> HubFiles:
     paths = sorted({str(file).partition(marker)[2] for file in data_files[chosen]}, key=str.encode)
     if not all(paths):
         raise UsageError(
-            f"{argument} names files outside of its repository", hint="download them, and give their directory"
+            f"{argument} names files outside its repository", hint="download them, and give their directory"
         )
     try:
         root = huggingface_hub.snapshot_download(
@@ -94,7 +94,7 @@ def fetch_dataset(argument: str) -> HubFiles:
 
 
 def is_model_id(location: str) -> bool:
-    """Whether a location that is no local path has the form of a repository of the hub."""
+    """Whether a location, which is not a local path, has the form of a repository of the hub."""
     return _MODEL.fullmatch(location) is not None
 
 
@@ -102,7 +102,7 @@ def fetch_tokenizer(location: str) -> HubFiles:
     """Download the tokenizer files of ``[hf://]OWNER/NAME[@REVISION]`` that are not in the cache yet, and nothing else.
 
     Raises:
-        UsageError: there is no such repository, or it has no ``tokenizer.json``.
+        UsageError: the repository does not exist, or lacks a ``tokenizer.json``.
         SourceError: the hub does not answer.
     """
     match = _MODEL.fullmatch(location)
@@ -136,7 +136,7 @@ def fetch_tokenizer(location: str) -> HubFiles:
 
 
 def _commit(argument: str, info: Callable[[Any], Any]) -> str:
-    """The commit that a revision stands for now."""
+    """The commit for which a revision stands now."""
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -163,7 +163,7 @@ def _choose_split(argument: str, split: str | None, known: Sequence[str]) -> str
 def _refuse(argument: str, error: Exception) -> NoReturn:
     raise UsageError(
         f"{argument} cannot be used: {_first_line(error)}",
-        hint="check the id; a private one needs the token of 'hf auth login', and code of a repository is never run",
+        hint="check the id; a private one needs the token of 'hf auth login', and a repository's code is never run",
     ) from error
 
 

@@ -1,4 +1,4 @@
-"""Records that a Python program gives to a build: any iterable of mappings or of texts, read once and in order."""
+"""Records that a Python program gives to a build: any iterable of mappings or texts, read once and in order."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from typing import Any
 import numpy as np
 
 from tokshard.errors import SourceError, TokshardError, UsageError
-from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input, RecordSource
-from tokshard.pipeline.sources.records import MALFORMED, MISSING_TEXT, NOT_A_STRING, Records, RecordSpec, admit_rows
+from tokshard.pipeline.sources.records import MALFORMED, MISSING_TEXT, NOT_A_STRING, Records, RecordSpec, RowBuffer
 from tokshard.wording import counted
 
-_RECORDS_PER_CHUNK = 1_024
 _SHOWN_FIELDS = 8
 
 
 def as_sources(sources: Any) -> list[str | RecordSource]:
-    """The sources of a build from what a Python program gives: a path, an iterable of records, or a list of such.
+    """The sources of a build, from a path, an iterable of records, or a list of those.
 
-    A list or tuple holds sources, so its strings are paths; what else can be iterated gives records, so its strings
-    are texts. A list of mappings is records, too.
+    A list or tuple holds sources, so strings in it are paths. Any other iterable gives records, so strings from it are
+    texts. A list of mappings is an iterable of records as well.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is of another type.
     """
     if isinstance(sources, list | tuple) and not _holds_records(sources):
         return [_as_source(source, f"sources[{number}]") for number, source in enumerate(sources)]
@@ -34,31 +32,23 @@ def as_sources(sources: Any) -> list[str | RecordSource]:
 
 
 def record_chunks(input_: Input, spec: RecordSpec) -> Iterator[Records]:
-    """The records of an iterable, in chunks of at most 1,024 records or about `CHUNK_BYTES` of text.
+    """The records of an iterable, in chunks of at most 1,024 records or about `CHUNK_BYTES` of values.
 
     Raises:
         SourceError: the iterable raised an exception.
-        UsageError: it gives paths.
+        UsageError: the iterable gives paths.
     """
     given = input_.records
     assert given is not None
-    texts: list[Any] = []
-    columns: dict[str, list[Any]] = {name: [] for name in spec.columns}
-    broken: dict[int, tuple[str, str]] = {}
-    num_bytes = 0
+    rows = RowBuffer(spec)
     for record in _records(given):
         text, problem = _text(record, spec.text_field)
-        if problem is not None:
-            broken[len(texts)] = problem
-        for name, (path, _) in spec.columns.items():
-            columns[name].append(_plain(_lookup(record, path)) if isinstance(record, Mapping) else None)
-        texts.append(text)
-        num_bytes += len(text or "")
-        if num_bytes >= CHUNK_BYTES or len(texts) >= _RECORDS_PER_CHUNK:
-            yield admit_rows(spec, texts, columns, input_bytes=num_bytes, broken=broken)
-            texts, columns, broken, num_bytes = [], {name: [] for name in spec.columns}, {}, 0
-    if texts:
-        yield admit_rows(spec, texts, columns, input_bytes=num_bytes, broken=broken)
+        is_mapping = isinstance(record, Mapping)
+        values = [_plain(_lookup(record, path)) if is_mapping else None for path, _ in spec.columns.values()]
+        if rows.add(text, values, problem):
+            yield rows.flush(rows.num_bytes)
+    if rows:
+        yield rows.flush(rows.num_bytes)
 
 
 def _holds_records(sources: list[Any] | tuple[Any, ...]) -> bool:
@@ -73,10 +63,10 @@ def _as_source(source: Any, place: str) -> str | RecordSource:
     if isinstance(source, Mapping):
         hint = f"give one of its values, such as {place}[{next(iter(source), '')!r}], or a list of mappings"
     elif isinstance(source, set | frozenset):
-        hint = "give a list: its order is that of the documents"
+        hint = "give a list: the documents follow its order"
     elif isinstance(source, io.IOBase):
         hint = "give the path of the file"
-    elif hasattr(source, "iterrows"):  # a data frame of pandas, which iterates over the names of its columns
+    elif hasattr(source, "iterrows"):  # a pandas data frame, which iterates over its column names
         hint = f'give {place}.to_dict("records")'
     elif isinstance(source, list | tuple) and not _holds_records(source):
         hint = "give paths in one list, and texts as an iterator: iter(texts)"
@@ -100,17 +90,17 @@ def _records(given: RecordSource) -> Iterator[Any]:
     except Exception as error:
         given.failure = SourceError(
             f"{given.name} failed after {counted(number, 'record')}: {type(error).__name__}: {error}",
-            hint="mend what gives the records, and start over with force=True",
+            hint="fix the iterable, and start over with force=True",
         )
         raise given.failure from error
 
 
 def _text(record: Any, path: str) -> tuple[Any, tuple[str, str] | None]:
-    """The text of a record, or reason and detail of why it has none."""
+    """The text of a record, and the reason and detail if the record is bad."""
     if isinstance(record, str):
         return record, None
     if not isinstance(record, Mapping):
-        return None, (MALFORMED, f"it has type {type(record).__name__}, expected a mapping or a string")
+        return None, (MALFORMED, f"the record has type {type(record).__name__}, expected a mapping or a string")
     text = _plain(_lookup(record, path))
     if text is None:
         names = list(map(str, record))
@@ -122,7 +112,7 @@ def _text(record: Any, path: str) -> tuple[Any, tuple[str, str] | None]:
 
 
 def _lookup(record: Mapping[Any, Any], path: str) -> Any:
-    """The value at a dotted path; a field whose name has the dots comes first, as in a table."""
+    """The value at a dotted path, or None. As in a table, a field with that very name comes first."""
     if path in record:
         return record[path]
     found: Any = record
@@ -134,5 +124,5 @@ def _lookup(record: Mapping[Any, Any], path: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of numpy as Python has it."""
+    """A numpy scalar as a Python object; other values unchanged."""
     return value.item() if isinstance(value, np.generic) else value

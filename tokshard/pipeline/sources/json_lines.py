@@ -1,4 +1,4 @@
-"""JSON lines: records of raw lines, and what is wrong with a line that holds none."""
+"""JSON lines: records from raw lines, and what is wrong with a line that does not hold one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tokshard.pipeline.sources.kept_values import WrongTypeError, json_value
 from tokshard.pipeline.sources.records import (
-    _COLUMN_TYPES,
-    _INT64,
     INVALID_UTF8,
     MALFORMED,
     MISSING_TEXT,
@@ -24,13 +23,12 @@ from tokshard.pipeline.sources.records import (
     LineChunk,
     Records,
     RecordSpec,
-    WrongTypeError,
     content_of,
 )
 
 
 class JsonLinesParser:
-    """Parses lines of JSON, about 1 GB per second on long texts. Fields that are not asked for are only scanned."""
+    """Parses lines of JSON, about 1 GB per second on long texts. Fields that are not needed are only scanned."""
 
     def __init__(self, spec: RecordSpec) -> None:
         self._spec = spec
@@ -42,7 +40,7 @@ class JsonLinesParser:
         self._text = attrgetter("f0")
 
     def __call__(self, chunk: LineChunk) -> Records:
-        """Every line is a record; a line of white space is an empty one."""
+        """Parse a chunk. Every line is a record; a line of white space is an empty record."""
         spec = self._spec
         records = self._take_all(chunk.data)
         if records is None:
@@ -55,9 +53,12 @@ class JsonLinesParser:
         return records
 
     def _take_all(self, data: bytes) -> Records | None:
-        """All lines in one call, which takes half the time of a call each; None: they have to be looked at one by one.
+        """Parse all lines in one call, which takes half the time of one call per line.
 
-        `decode_lines` takes any white space between objects for the end of a record, and none too.
+        `decode_lines` accepts any white space between objects as the end of a record, or nothing at all.
+
+        Returns:
+            None if the lines have to be parsed one by one.
         """
         num_lines = _count_object_lines(data)
         if num_lines is None:
@@ -75,14 +76,14 @@ class JsonLinesParser:
                     self._admit_slowly(records, position, fields)
         except _JSON_ERRORS:
             return None
-        return None if records.bad else records  # the lines themselves say more of what is wrong
+        return None if records.bad else records  # line by line, more can be said about what is wrong
 
     def _take_each(self, data: bytes) -> Records:
-        """Line by line: bad ones say what is wrong with them."""
+        """Parse line by line, and say of each bad line what is wrong with it."""
         records = self._no_records()
         lines = data.split(b"\n")
         if not lines[-1]:
-            lines.pop()  # the newline ends the last line and starts no other
+            lines.pop()  # a newline ends the last line and does not start another
         records.count = len(lines)
         spec, decode, text, fast, admit = self._spec, self._decoder.decode, self._text, self._fast, records.admit
         for position, line in enumerate(lines):
@@ -122,7 +123,7 @@ class JsonLinesParser:
             if kept is not None:
                 records.fields.add(name)
             try:
-                values[name] = _json_value(kept, kind)
+                values[name] = json_value(kept, kind)
             except WrongTypeError:
                 detail = f"field {path!r} is {_shown(kept or b'')}, not {kind}"
                 records.bad.append(BadRecord(position, WRONG_TYPE, detail))
@@ -130,7 +131,7 @@ class JsonLinesParser:
         records.admit(spec, position, text, values)
 
     def _lookup(self, found: Any, path: str) -> bytes | None:
-        """The raw JSON of the field of that name, else at the dotted path, or None."""
+        """The raw JSON of the field with this name, else of the field at this dotted path, else None."""
         raw = getattr(found, self._attributes[path])
         if raw is None and "." in path:
             root, *rest = path.split(".")
@@ -142,14 +143,14 @@ class JsonLinesParser:
         return None if raw is None else bytes(raw).strip()
 
     def _admit_or_explain(self, records: Records, position: int, line: bytes, following: Sequence[bytes]) -> None:
-        if line.startswith(codecs.BOM_UTF8):  # of the file, or of one of those that it was joined from
+        if line.startswith(codecs.BOM_UTF8):  # of the file, or of a file that was joined into it
             records.num_marks += 1
             line = line.removeprefix(codecs.BOM_UTF8)
             if not line.strip():
                 records.num_empty += 1
                 return
         try:
-            # a field that comes twice counts as its last, which may be a string where the first is none
+            # of a field that comes twice the last counts, which may be a string where the first is not
             self._admit_slowly(records, position, self._diagnose.decode(line), line)
         except _JSON_ERRORS as error:
             records.bad.append(BadRecord(position, *_explain(line, following, error)))
@@ -159,10 +160,10 @@ _JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def _count_object_lines(data: bytes) -> int | None:
-    """The number of lines, if each starts with ``{`` and ends with ``}``; else None.
+    """The number of lines if each starts with ``{`` and ends with ``}``, else None.
 
-    Then no JSON object spans two lines: inside of one, a brace that closes is never followed by one that opens. So if
-    there are as many objects as lines, each line holds exactly one.
+    In such lines no JSON object spans two of them, because inside an object an opening brace never follows a closing
+    one. If there are as many objects as lines, each line therefore holds exactly one.
     """
     if not data.startswith(b"{") or len(data) > _MOST_AT_ONCE:
         return None
@@ -177,11 +178,11 @@ def _count_object_lines(data: bytes) -> int | None:
 _OPENING, _CLOSING, _NEWLINE = b"{}\n"
 
 _MOST_AT_ONCE = 4 << 20
-"""Bytes of lines: a chunk has 1 MiB and its longest line, and looking at one of 128 MiB would take as much again."""
+"""Bytes of lines that are checked at once. A chunk can hold a line of 128 MiB, and the check would copy it."""
 
 
 def _explain(line: bytes, following: Sequence[bytes], error: Exception) -> tuple[str, str]:
-    """Reason and detail for a line that is not a JSON object."""
+    """Reason and detail of a line that is not a JSON object."""
     if isinstance(error, UnicodeDecodeError):
         return INVALID_UTF8, str(error)
     if isinstance(error, RecursionError):
@@ -193,19 +194,19 @@ def _explain(line: bytes, following: Sequence[bytes], error: Exception) -> tuple
 
 
 def _expected(line: bytes, following: Sequence[bytes]) -> str:
-    """What to do about JSON that is not one object in each line."""
+    """What to do about JSON that is not one object per line."""
     if line.lstrip().startswith(b"["):
-        return "; JSON lines are expected, an object in each line: jq -c '.[]' makes them of an array"
+        return "; expected JSON lines, one object per line: jq -c '.[]' converts an array"
     if line.strip() == b"{" and any(other.startswith((b" ", b"\t", b'"')) for other in following):
-        return "; JSON lines are expected, an object in each line: jq -c . makes them of other JSON"
+        return "; expected JSON lines, one object per line: jq -c . converts other JSON"
     return ""
 
 
 def _what_there_is(line: bytes) -> str:
-    """The fields of a line, to stand after what it lacks."""
+    """The fields of a line, to be said after the field that it lacks."""
     names = list(_RAW_FIELDS.decode(line)) if line else []
     if "messages" in names or "conversations" in names:
-        return "; it has messages, and chat data is not supported: make a text of each conversation first"
+        return "; it has messages, and chat data is not supported: turn each conversation into a text first"
     shown = ", ".join(name if name.isprintable() else repr(name) for name in names[:_FIELDS_SHOWN])
     more = ", ..." if len(names) > _FIELDS_SHOWN else ""
     return f"; it has: {shown[:160]}{more}" if names else ""
@@ -217,13 +218,13 @@ _STRING = msgspec.json.Decoder(str)
 
 
 def _text_decoder(name: str) -> msgspec.json.Decoder[Any]:
-    """A decoder of objects that has no eyes but for the text, which becomes attribute f0."""
-    # gc=False: the objects hold strings only, and die with their line
+    """A decoder that reads only the text of an object, as attribute f0."""
+    # gc=False is safe: the objects hold nothing but strings
     return msgspec.json.Decoder(msgspec.defstruct("Record", [("f0", str)], rename={"f0": name}, gc=False))
 
 
 def _roots_decoder(spec: RecordSpec) -> msgspec.json.Decoder[Any]:
-    """A decoder of objects that keeps the raw JSON of every field that some dotted path starts with."""
+    """A decoder that keeps the raw JSON of every field with which a dotted path starts."""
     paths = [spec.text_field, *(path for path, _ in spec.columns.values())]
     roots = dict.fromkeys(name for path in paths for name in (path, path.split(".")[0]))
     rename = {f"f{index}": root for index, root in enumerate(roots)}
@@ -234,27 +235,8 @@ def _roots_decoder(spec: RecordSpec) -> msgspec.json.Decoder[Any]:
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def _json_value(raw: bytes | None, kind: str) -> Any:
-    """The value of a kept field.
-
-    Raises:
-        WrongTypeError: it is not of the type that was asked for.
-    """
-    if raw is None or raw == b"null":
-        return None
-    if kind == "string":  # never inferred: numbers and objects are kept as their JSON text
-        return _STRING.decode(raw) if raw[:1] == b'"' else raw.decode()
-    try:
-        value: Any = msgspec.json.decode(raw, type=_COLUMN_TYPES[kind])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WrongTypeError from error
-    if kind == "int64" and value not in _INT64:
-        raise WrongTypeError
-    return value
-
-
 def _allowed_by_python(line: bytes) -> tuple[str, str] | None:
-    """Reason and detail for a line with which nothing is wrong but what the json module of Python writes and reads."""
+    """Reason and detail of a line that only Python's json module accepts, else None."""
     constants: list[str] = []
     if b"\\ud" not in line.lower() and b"NaN" not in line and b"Infinity" not in line:
         return None
@@ -263,12 +245,12 @@ def _allowed_by_python(line: bytes) -> tuple[str, str] | None:
     except (ValueError, RecursionError):
         return None
     if constants:
-        return MALFORMED, f"JSON does not allow {constants[0]}, which Python's json module writes: replace it by null"
-    return INVALID_UTF8, "the JSON escapes a lone surrogate, which no UTF-8 text can hold"
+        return MALFORMED, f"JSON does not allow {constants[0]}, which Python's json module writes: replace it with null"
+    return INVALID_UTF8, "the JSON escapes a lone surrogate, which UTF-8 text cannot hold"
 
 
 def _shown(raw: bytes) -> str:
-    """The start of a JSON value, as it stands in the line."""
+    """The start of a JSON value, as the line has it."""
     return raw[:80].decode("utf-8", "replace") + ("..." if len(raw) > 80 else "")
 
 

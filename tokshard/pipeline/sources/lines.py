@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tokshard.pipeline.sources.decompress import PlainBytes, open_bytes, open_file
+from tokshard.pipeline.sources.decompress import PlainBytes, open_bytes
 from tokshard.pipeline.sources.division import CHUNK_BYTES, ByteRange, Span
 from tokshard.pipeline.sources.inputs import Input
+from tokshard.pipeline.sources.opening import open_file
 from tokshard.pipeline.sources.records import LineChunk
 
 
@@ -18,20 +19,20 @@ def line_chunks(
     max_line_bytes: int,
     position: Callable[[], int] = lambda: 0,
 ) -> Iterator[tuple[int, LineChunk]]:
-    """Cut a stream into chunks of whole lines. A line belongs to the chunk and range that hold its first byte.
+    """Cut a stream into chunks of whole lines. A line belongs to the chunk and the range that hold its first byte.
 
-    Memory is two chunks and the longest line, at most `max_line_bytes`.
+    Memory is two chunks and the longest line, of which at most `max_line_bytes` are held.
 
     Args:
-        read: gives the next bytes; its first byte is the one at ``start - 1`` if `start` is not 0, else at 0.
-        start, stop: the range of the stream, in bytes, multiples of `CHUNK_BYTES`; None: to its end.
-        position: bytes of the file read so far.
+        read: returns the next bytes. They begin at ``start - 1``, or at 0 if `start` is 0.
+        start, stop: range of the stream in bytes, multiples of `CHUNK_BYTES`; with `stop` None, to its end.
+        position: returns the bytes of the file that were read so far.
 
     Yields:
         Index of the chunk in the stream, and the chunk; chunks in which no line starts are left out.
     """
     tail = _Tail(max_line_bytes)
-    skipping = bool(start) and read(1) != b"\n"  # the line under way at `start` belongs to the range before
+    skipping = bool(start) and read(1) != b"\n"  # a line that began before `start` belongs to the range before
     index, reported = start // CHUNK_BYTES, position()
     while True:
         past_stop = stop is not None and index * CHUNK_BYTES >= stop
@@ -64,7 +65,7 @@ def line_chunks(
 
 
 class _Tail:
-    """A chunk that waits for the end of its last line; its bytes are copied once, when it is closed."""
+    """A chunk whose last line has not ended yet. Its bytes are copied once, when it is closed."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
@@ -85,7 +86,7 @@ class _Tail:
         self.is_open = True
 
     def add(self, data: bytes, stop: int) -> None:
-        """Go on with ``data[:stop]``, which belongs to the last line."""
+        """Append ``data[:stop]``, which belongs to the last line."""
         if self._line_bytes <= self._max_line_bytes:
             self._parts.append(memoryview(data)[:stop])
         self._line_bytes += stop
@@ -106,7 +107,7 @@ def line_range_chunks(input_: Input, span: Span, max_line_bytes: int) -> Iterato
         stream = PlainBytes(input_, file)
 
         def position() -> int:
-            # the end of the last line lies in the next range, which counts it
+            # the last line may end in the next range, which counts those bytes
             here = stream.file_position()
             return here if stop is None else min(here, stop)
 

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.lines import line_chunks
-from tokshard.pipeline.sources.records import TOO_LONG, LineChunk, Records, RecordSpec, admit_rows
+from tokshard.pipeline.sources.records import ROWS_PER_CHUNK, TOO_LONG, LineChunk, Records, RecordSpec, admit_rows
 
 _BLANK_LINES = re.compile(rb"(?m)(?:^[ \t\r\f\v]*\n)+")
-_ROWS_PER_BATCH = 1_024
 
 
 def whole_text(read: Callable[[int], bytes], spec: RecordSpec, *, input_bytes: int) -> Records:
-    """All that `read` gives as one document, which is never held if it is too long."""
+    """All bytes of `read` as one document; of a document that is too long, no more than the limit is held."""
     data, num_marks = without_mark(read(len(codecs.BOM_UTF8) + spec.max_document_bytes + 1))
     if len(data) > spec.max_document_bytes:
         detail = f"the file holds more than {spec.max_document_bytes:,} bytes of text"
@@ -24,17 +23,17 @@ def whole_text(read: Callable[[int], bytes], spec: RecordSpec, *, input_bytes: i
 
 
 def without_mark(data: bytes) -> tuple[bytes, int]:
-    """The start of a text without its byte order mark, and how many marks that are: 0 or 1."""
+    """The start of a text without its byte order mark, and the number of marks dropped: 0 or 1."""
     text = data.removeprefix(codecs.BOM_UTF8)
     return text, int(len(text) < len(data))
 
 
 def line_documents(index: int, chunk: LineChunk, spec: RecordSpec) -> Records:
-    r"""Every line is a document, without its end, which is ``\n`` or ``\r\n``; chunk 0 may have a byte order mark."""
+    r"""Each line as a document, without its ``\n`` or ``\r\n``. Chunk 0 may start with a byte order mark."""
     data, num_marks = without_mark(chunk.data) if index == 0 else (chunk.data, 0)
     lines: list[bytes | None] = list(data.split(b"\n"))
     if not lines[-1]:
-        lines.pop()  # the newline ends the last line and starts no other
+        lines.pop()  # a newline ends the last line and does not start another
     if b"\r" in chunk.data:
         lines = [line and line.removesuffix(b"\r") for line in lines]
     broken = {}
@@ -45,14 +44,14 @@ def line_documents(index: int, chunk: LineChunk, spec: RecordSpec) -> Records:
 
 
 def max_text_line_bytes(spec: RecordSpec) -> int:
-    """A longer line is no document that is allowed, whatever ends it."""
+    """A longer line is too long for a document, whatever ends it."""
     return spec.max_document_bytes + len(b"\r\n")
 
 
 def paragraphs(
     read: Callable[[int], bytes], spec: RecordSpec, *, position: Callable[[], int]
 ) -> Iterator[tuple[int, Records]]:
-    """The documents between blank lines, which hold nothing but white space and belong to none of them.
+    """The documents between blank lines. A blank line holds nothing but white space, and is not part of a document.
 
     Yields:
         Index of the chunk of `CHUNK_BYTES` in which the documents start, ascending, and the documents.
@@ -65,7 +64,7 @@ def paragraphs(
         batch.num_marks += num_marks
         done = 0
         if data and not data.endswith(b"\n"):
-            data += b"\n"  # of the last line, so that it can be seen to be blank
+            data += b"\n"  # ends the last line, so that the pattern finds it if it is blank
         for blank in _BLANK_LINES.finditer(data):
             if batch.add(index, data[done : blank.start()]):
                 yield batch.flush()
@@ -81,7 +80,7 @@ def paragraphs(
 
 
 class _Paragraphs:
-    """Paragraphs that are complete, and the one under way. One that is too long is counted, not held."""
+    """Complete paragraphs, and the current one. A paragraph that is too long is counted, not held."""
 
     def __init__(self, spec: RecordSpec) -> None:
         self._spec = spec
@@ -100,7 +99,7 @@ class _Paragraphs:
         return bool(self._texts)
 
     def add(self, index: int, lines: bytes, *, oversized_bytes: int = 0) -> bool:
-        """Go on with the paragraph under way; True if those before it have to be flushed first or are enough."""
+        """Append lines to the current paragraph; True if the complete ones should be flushed now."""
         num_bytes = len(lines) + oversized_bytes
         if not num_bytes:
             return False
@@ -112,11 +111,11 @@ class _Paragraphs:
         else:
             self._lines.clear()
         return self.is_filled and (
-            self._start != self._index or self._size >= CHUNK_BYTES or len(self._texts) >= _ROWS_PER_BATCH
+            self._start != self._index or self._size >= CHUNK_BYTES or len(self._texts) >= ROWS_PER_CHUNK
         )
 
     def close(self) -> None:
-        """End the paragraph under way, if there is one."""
+        """End the current paragraph, if there is one."""
         if not self._num_bytes:
             return
         text = None
@@ -131,7 +130,7 @@ class _Paragraphs:
         self._num_bytes = 0
 
     def flush(self) -> tuple[int, Records]:
-        """Hand out the paragraphs that are complete."""
+        """Return the complete paragraphs, and the index of the chunk in which they start."""
         records = _records(self._spec, self._texts, self._broken, self.input_bytes, self.num_marks)
         self._texts, self._broken, self._size, self.input_bytes, self.num_marks = [], {}, 0, 0, 0
         return self._index, records

@@ -1,10 +1,8 @@
-"""Records: what an input yields before encoding, and the reasons why a record does not become a document."""
+"""Records, which an input yields before encoding, and the reasons for which a record does not become a document."""
 
 from __future__ import annotations
 
 import codecs
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -15,6 +13,8 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES, TOKENS
+from tokshard.pipeline.sources.division import CHUNK_BYTES
+from tokshard.pipeline.sources.kept_values import WrongTypeError, typed_value
 
 MALFORMED = "malformed"
 
@@ -35,14 +35,10 @@ NOT_ENCODED = "tokenizer fails on the text"
 EMPTY = "empty"
 
 ROWS_PER_CHUNK = 1_024
-"""Records that are handled at once, at most."""
+"""The most records that are handled at once."""
 
 FILE, LINE, PARAGRAPH = TEXT_MODES = ("file", "line", "paragraph")
 """Values of ``--text-mode``."""
-
-_COLUMN_TYPES: Mapping[str, type] = {"string": str, "int64": int, "float64": float, "bool": bool}
-
-_INT64 = range(-(1 << 63), 1 << 63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +46,10 @@ class RecordSpec:
     """Which parts of a record matter.
 
     Args:
-        text_field: dotted path of the text. A field of that very name goes before a nested one, as for all paths.
-        columns: column name to (dotted path, type name), for the kept metadata.
+        text_field: dotted path of the text. As with every path, a field of that very name is preferred to a nested one.
+        columns: kept column to (dotted path, type name).
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
-        text_mode: what a document is in plain text: one of `TEXT_MODES`.
+        text_mode: what counts as a document in plain text: one of `TEXT_MODES`.
     """
 
     text_field: str
@@ -63,7 +59,7 @@ class RecordSpec:
 
     @property
     def max_line_bytes(self) -> int:
-        """A longer line is a bad record that is never held in memory: JSON escapes can make six bytes of one."""
+        """A longer line is a bad record and never held in memory. JSON escapes can turn one byte into six."""
         return 8 * self.max_document_bytes + (1 << 20)
 
 
@@ -84,18 +80,18 @@ class BadRecord:
 
 @dataclass(slots=True)
 class Records:
-    """The parsed records of one chunk of one input.
+    """The parsed records of one chunk of an input.
 
     Args:
-        count: records in the chunk, all of them.
-        texts: the texts that can become documents.
+        count: all records in the chunk.
+        texts: texts that can become documents.
         positions: index in the chunk of each text; ascending.
         columns: kept column to one value per text.
-        bad: the records that cannot, by ascending position.
+        bad: records that cannot become documents, by ascending position.
         num_empty: records whose text is empty.
         passed_over: (index in the chunk, reason) of records that are not meant to be read, by ascending index.
         input_bytes: bytes of the input that the chunk stands for.
-        fields: the kept columns that some record has a field for.
+        fields: kept columns for which at least one record has a field.
         num_marks: byte order marks that were dropped.
     """
 
@@ -111,7 +107,7 @@ class Records:
     num_marks: int = 0
 
     def admit_all(self, spec: RecordSpec, texts: list[str]) -> None:
-        """Take the texts of all records of the chunk, in order; none has values to keep."""
+        """Take the texts of all records of the chunk, in order. Only for a spec without kept columns."""
         self.count = len(texts)
         if texts and all(texts) and max(map(len, texts)) * 4 <= spec.max_document_bytes:
             self.texts, self.positions = texts, list(range(len(texts)))
@@ -124,7 +120,7 @@ class Records:
         if not text:
             self.num_empty += 1
             return
-        # len is a lower bound of the UTF-8 size, and exact for ASCII
+        # a character has 1 to 4 bytes in UTF-8, so most texts need not be encoded to know that they fit
         if len(text) * 4 > spec.max_document_bytes:
             num_bytes = utf8_size(text)
             if num_bytes > spec.max_document_bytes:
@@ -143,18 +139,18 @@ def utf8_size(text: str) -> int:
 
 
 def utf8_sizes(texts: Sequence[str]) -> int:
-    """Bytes of all texts in UTF-8: `utf8_size` of each, at a quarter of the cost for short ones."""
+    """Bytes of all texts in UTF-8: the sum of `utf8_size`, at a quarter of its cost for short texts."""
     others = [text for text in texts if not text.isascii()]
     return sum(map(len, texts)) + sum(len(text.encode()) - len(text) for text in others)
 
 
 @dataclass(frozen=True, slots=True)
 class LineChunk:
-    """Whole lines of one input, not parsed yet.
+    """Whole lines of one input, before they are parsed.
 
     Args:
-        data: the lines, each with its newline but perhaps the last.
-        oversized_bytes: if not 0, one more line of so many bytes follows, too long to be kept.
+        data: the lines, each with its newline; the last line may lack it.
+        oversized_bytes: if not 0, the bytes of one more line, which follows `data` and is too long to be held.
         input_bytes: bytes of the input that the chunk stands for.
     """
 
@@ -179,73 +175,13 @@ _CONTENTS: Sequence[tuple[bytes, str]] = (
 
 
 def content_of(data: bytes) -> str | None:
-    """What bytes that are not UTF-8 text or not JSON seem to be, and what to do; None: nothing that is known."""
+    """What bytes that are not UTF-8 or not JSON seem to be, and what to do about it; None if nothing is recognized."""
     for magic, what in _CONTENTS:
         if data.startswith(magic):
             return f"this looks like {what}"
     if data[:1] in (b"{", b"\0") and data[:8].count(0) >= min(len(data), 8) // 2 > 0:
         return "this looks like UTF-16; save the file as UTF-8"
     return None
-
-
-class WrongTypeError(Exception):
-    """A kept field is not of the type that was asked for."""
-
-
-def typed_value(value: Any, kind: str) -> Any:
-    """The value of a kept field of a source that has types of its own (parquet, Arrow, csv).
-
-    Raises:
-        WrongTypeError: it is not of the type that was asked for.
-        UnicodeError: it is not UTF-8.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bytes):
-        value = value.decode()
-    if kind == "string":
-        return _as_string(value)
-    if isinstance(value, str):
-        return _parsed_value(value.strip(), kind)
-    wanted = _COLUMN_TYPES[kind]
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not wanted or (wanted is int and value not in _INT64):
-        raise WrongTypeError
-    return value
-
-
-def _parsed_value(text: str, kind: str) -> Any:
-    """A value of csv, as other programs write it there: ``True``, ``007``, ``nan``.
-
-    Raises:
-        WrongTypeError: it is not of that type.
-    """
-    if kind == "bool":
-        if text.lower() not in ("true", "false"):
-            raise WrongTypeError
-        return text.lower() == "true"
-    try:
-        if "_" in text:  # which only Python takes
-            raise ValueError
-        value: Any = _COLUMN_TYPES[kind](text)
-        if value in (math.inf, -math.inf) and "inf" not in text.lower():
-            raise ValueError  # too large for a float
-    except ValueError as error:
-        raise WrongTypeError from error
-    if kind == "int64" and value not in _INT64:
-        raise WrongTypeError
-    return value
-
-
-def _as_string(value: Any) -> str:
-    """What JSON lines with the same value would give, where JSON has such a value."""
-    if isinstance(value, str):
-        value.encode()  # raises for lone surrogates
-        return value
-    if isinstance(value, bool | list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return str(value)
 
 
 def admit_rows(
@@ -256,12 +192,12 @@ def admit_rows(
     input_bytes: int,
     broken: Mapping[int, tuple[str, str]] = MappingProxyType({}),
 ) -> Records:
-    """Records from values that are parsed already.
+    """Make records from values that are already parsed.
 
     Args:
-        texts: str, bytes (checked for UTF-8), or None where there is none.
+        texts: str, bytes (checked for UTF-8), or None where the text is missing.
         columns: kept column to one value per text.
-        broken: index to (reason, detail) of records that are known to be bad; what stands for them is not looked at.
+        broken: index to (reason, detail) of records that are known to be bad; their texts and values are ignored.
     """
     records = Records(
         count=len(texts),
@@ -300,8 +236,55 @@ def admit_rows(
     return records
 
 
+class RowBuffer:
+    """Collects rows for a chunk of at most `ROWS_PER_CHUNK` records and about `CHUNK_BYTES` of values.
+
+    Args:
+        spec: names the kept columns.
+    """
+
+    def __init__(self, spec: RecordSpec) -> None:
+        self._spec = spec
+        self._clear()
+
+    def _clear(self) -> None:
+        self._texts: list[Any] = []
+        self._columns: dict[str, list[Any]] = {name: [] for name in self._spec.columns}
+        self._broken: dict[int, tuple[str, str]] = {}
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def add(self, text: Any, values: Sequence[Any], problem: tuple[str, str] | None) -> bool:
+        """Append a row: its text and a value for each kept column, or what is wrong with it.
+
+        Args:
+            text: str, bytes, or None where it is missing.
+            problem: reason and detail.
+
+        Returns:
+            Whether the chunk is full.
+        """
+        if problem is not None:
+            self._broken[len(self._texts)] = problem
+        self._texts.append(text)
+        num_bytes = len(text) if text else 0
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column.append(value)
+            num_bytes += value_bytes(value)
+        self.num_bytes += num_bytes
+        return self.num_bytes >= CHUNK_BYTES or len(self._texts) >= ROWS_PER_CHUNK
+
+    def flush(self, input_bytes: int) -> Records:
+        """Return the collected rows as records, and begin the next chunk."""
+        records = admit_rows(self._spec, self._texts, self._columns, input_bytes=input_bytes, broken=self._broken)
+        self._clear()
+        return records
+
+
 def join_records(spec: RecordSpec, parts: Sequence[Records]) -> Records:
-    """Records of one chunk from those of parts of it, in order."""
+    """Join the records of consecutive parts into one chunk."""
     joined = Records(columns={name: [] for name in spec.columns})
     for part in parts:
         base = joined.count
@@ -320,11 +303,11 @@ def join_records(spec: RecordSpec, parts: Sequence[Records]) -> Records:
 
 
 def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """``--id-field`` and ``--keep FIELD[:TYPE]`` as column name to (dotted path, type).
+    """Parse ``--id-field`` and ``--keep FIELD[:TYPE]`` into column name to (dotted path, type).
 
     Raises:
-        ValueError: an unknown type, or two columns of one name.
-        UsageError: a name that no reader takes.
+        ValueError: a type is unknown, a name is empty or reserved, or two columns have one name.
+        UsageError: no reader accepts a name.
     """
     columns: dict[str, tuple[str, str]] = {}
     wanted = [("id", id_field, "string")] if id_field else []
@@ -333,9 +316,9 @@ def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[
         wanted.append((path, path, kind or "string"))
     for name, path, kind in wanted:
         if name in columns:
-            raise ValueError(f"column {name!r} is asked for twice")
+            raise ValueError(f"column {name!r} is kept twice")
         if not path:
-            raise ValueError("a kept field has no name")
+            raise ValueError("the name of a kept field is empty")
         check_field_name(path)
         if name == TOKENS:
             raise ValueError(f"a kept column cannot be called {TOKENS!r}: that is the column of token ids")
@@ -346,10 +329,10 @@ def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[
 
 
 def check_field_name(name: str) -> None:
-    """Refuse a name that JSON would have to escape.
+    """Refuse a field name that JSON would have to escape.
 
     Raises:
-        UsageError: with the name.
+        UsageError: it has a quote, backslash or control character, or is not UTF-8.
     """
     is_utf8 = not any("\ud800" <= character <= "\udfff" for character in name)
     if not is_utf8 or any(character in '"\\' or character < " " for character in name):
@@ -363,19 +346,17 @@ def check_field_name(name: str) -> None:
 def positions_array(records: Records) -> NDArray[np.int64]:
     """Positions of the texts as int64 [texts]."""
     positions = records.positions
-    if positions and positions[-1] == len(positions) - 1:  # they ascend, so they are all that there are
+    if positions and positions[-1] == len(positions) - 1:  # they ascend, so none is left out
         return np.arange(len(positions))
     return np.array(positions, np.int64)
 
 
 def field_hint(path: str, spec: RecordSpec, what: str = "field") -> str:
-    """Which option asks for a field that is not there."""
+    """Hint that names the option with which a missing field was asked for."""
     if path == spec.text_field:
         return f"give the {what} that holds the text with --text-field"
     is_id = path == spec.columns.get("id", ("",))[0]
-    return (
-        f"give the name of a {what} that is there with {'--id-field' if is_id else '--keep'}, or leave the option out"
-    )
+    return f"name an existing {what} with {'--id-field' if is_id else '--keep'}, or leave the option out"
 
 
 def value_bytes(value: Any) -> int:

@@ -6,16 +6,16 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.errors import SourceError, UsageError
 from tokshard.pipeline.sources.division import CHUNK_BYTES, Groups, Span
-from tokshard.pipeline.sources.inputs import PARQUET, Input, damaged, vanished
+from tokshard.pipeline.sources.inputs import PARQUET, Input
+from tokshard.pipeline.sources.opening import damaged, open_for_arrow, vanished
 from tokshard.pipeline.sources.records import (
     ROWS_PER_CHUNK,
+    TOO_LONG,
     Chunk,
     Records,
     RecordSpec,
@@ -23,11 +23,12 @@ from tokshard.pipeline.sources.records import (
     field_hint,
     value_bytes,
 )
+from tokshard.pipeline.sources.shared_values import can_be_read, is_view, row_ranges
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-# `pyarrow.parquet` and `pyarrow.compute` take a process 60 ms to import, so they are where they are needed
+# importing `pyarrow.parquet` and `pyarrow.compute` takes 60 ms, so only the functions that need them do
 
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -46,11 +47,14 @@ def group_sizes(input_: Input) -> Iterator[int]:
         yield from [input_.num_bytes // max(1, count)] * count
 
 
-def _open_parquet(input_: Input) -> pq.ParquetFile:
+@contextlib.contextmanager
+def _open_parquet(input_: Input) -> Iterator[pq.ParquetFile]:
     import pyarrow.parquet as pq
 
-    with _naming(input_):
-        return pq.ParquetFile(input_.location)
+    with _open_arrow(input_) as file:
+        with _naming(input_):
+            parquet = pq.ParquetFile(file)
+        yield parquet
 
 
 def parquet_chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
@@ -72,7 +76,7 @@ def parquet_chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chun
 
 @contextlib.contextmanager
 def _naming(input_: Input, place: str = "") -> Iterator[None]:
-    """Errors of Arrow, said of the input.
+    """Turn errors of Arrow into errors about the input.
 
     Raises:
         BadSourceError: the file is gone or damaged.
@@ -86,9 +90,8 @@ def _naming(input_: Input, place: str = "") -> Iterator[None]:
 
 
 def _open_arrow(input_: Input) -> pa.NativeFile:
-    """An Arrow input. It is never mapped: a mapped file that is cut ends the process with SIGBUS."""
     with _naming(input_):
-        return pa.OSFile(input_.location)
+        return open_for_arrow(input_)
 
 
 def arrow_file_chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
@@ -124,19 +127,19 @@ def arrow_stream_chunks(input_: Input, spec: RecordSpec) -> Iterator[Records]:
                 here = file.tell()
             yield from fields.chunks(batch, here - reported)
             reported = here
-        # Arrow takes a missing end for the end, so a stream cut between two batches has to be noticed here
+        # Arrow accepts a missing end marker, so a stream that was cut off between two batches is only noticed here
         with _naming(input_):
             file.seek(max(0, file.size() - len(_END_OF_STREAM)))
             end = file.read()
         if end != _END_OF_STREAM:
-            raise damaged(input_, "the stream has no end-of-stream marker: it was cut off between two batches")
+            raise damaged(input_, "the stream lacks its end-of-stream marker: it was cut off between two batches")
 
 
 class _Fields:
     """The columns of a table that a `RecordSpec` asks for.
 
     Raises:
-        UsageError: a field is missing, or the text is not a string column.
+        UsageError: a field is missing, the text is not a string column, or a kept column cannot be counted.
     """
 
     def __init__(self, input_: Input, schema: pa.Schema, spec: RecordSpec) -> None:
@@ -149,7 +152,7 @@ class _Fields:
         wanted = {name: path for name, (path, _) in spec.columns.items()}
         self.paths = list(dict.fromkeys([spec.text_field, *wanted.values()]))
         self._parts: dict[str, tuple[str, list[str]]] = {}
-        """Of each path the column, and the fields of structs below it."""
+        """For each path: its column, and the struct fields below that column."""
         for path in self.paths:
             kind, self._parts[path] = _resolve(input_, schema, path, spec)
             if path == spec.text_field and not _is_text(kind):
@@ -157,44 +160,64 @@ class _Fields:
                     f"{input_.location}: field {path!r} has type {kind}, expected a string",
                     hint=f"give the field that holds the text with --text-field; fields: {', '.join(names)}",
                 )
+            if not can_be_read(kind):
+                raise UsageError(
+                    f"{input_.location}: field {path!r} has type {kind}, which a build cannot keep",
+                    hint="cast it to strings, numbers, lists or structs in the source, or leave it out of --keep",
+                )
 
     @property
     def read_options(self) -> ipc.IpcReadOptions:
-        """For Arrow: the other columns of a batch are neither read nor held."""
+        """With these options Arrow neither reads nor holds the other columns of a batch."""
         return ipc.IpcReadOptions(included_fields=sorted({self._indices[root] for root, _ in self._parts.values()}))
 
     def chunks(self, batch: pa.RecordBatch, input_bytes: int) -> Iterator[Records]:
         """The batch in chunks of at most `ROWS_PER_CHUNK` records and about `CHUNK_BYTES` of values.
 
         Raises:
-            SourceError: the batch points outside of itself.
+            SourceError: the batch is damaged.
         """
         try:
             arrays = {path: _sound(self._array(batch, path)) for path in self.paths}
         except pa.ArrowException as error:
             raise damaged(self._input, str(error)) from error
-        for start, end in _row_ranges(list(arrays.values()), batch.num_rows):
-            rows = end - start
-            slices = {path: array.slice(start, rows) for path, array in arrays.items()}
+        num_rows: int = batch.num_rows
+
+        def share(start: int, stop: int) -> int:
+            return input_bytes * stop // num_rows - input_bytes * start // num_rows
+
+        for start, end, shared_bytes in row_ranges(list(arrays.values()), num_rows):
+            if shared_bytes > self._spec.max_line_bytes:
+                yield self._too_long_row(shared_bytes, share(start, end))
+                continue
+            slices = {path: array.slice(start, end - start) for path, array in arrays.items()}
             values = {path: self._values(path, part) for path, part in slices.items()}
             is_small = all(map(_holds_little, slices.values()))
-            for first, stop in [(0, rows)] if is_small else _runs(list(values.values()), rows):
+            for first, stop in [(0, end - start)] if is_small else _runs(list(values.values()), end - start):
                 texts = values[self._spec.text_field][first:stop]
                 columns = {name: values[path][first:stop] for name, (path, _) in self._spec.columns.items()}
-                share = input_bytes * (start + stop) // batch.num_rows - input_bytes * (start + first) // batch.num_rows
-                yield admit_rows(self._spec, texts, columns, input_bytes=share)
+                yield admit_rows(self._spec, texts, columns, input_bytes=share(start + first, start + stop))
+
+    def _too_long_row(self, num_bytes: float, input_bytes: int) -> Records:
+        detail = f"values take {num_bytes:,.0f} bytes, at most {self._spec.max_line_bytes:,} are allowed"
+        columns = {name: [None] for name in self._spec.columns}
+        return admit_rows(self._spec, [None], columns, input_bytes=input_bytes, broken={0: (TOO_LONG, detail)})
 
     def _values(self, path: str, array: pa.Array) -> Sequence[Any]:
         if pa.types.is_dictionary(array.type):
-            # one object for each value, however many rows have it: decoded, 4 KB of rows could fill any memory
+            # one Python object per value, however many rows share it: decoded row by row, 4 KB could fill any memory
             indices = array.indices
             used = indices.unique().drop_null()
-            known = dict(zip(used.to_pylist(), self._values(path, array.dictionary.take(used)), strict=True))
+            if is_view(array.type.value_type):  # which `take` does not support
+                found: Sequence[Any] = [array.dictionary[index].as_py() for index in used.to_pylist()]
+            else:
+                found = self._values(path, array.dictionary.take(used))
+            known = dict(zip(used.to_pylist(), found, strict=True))
             return [known.get(index) for index in indices.to_pylist()]
         if pa.types.is_temporal(array.type):
-            array = array.cast(pa.string())  # Python has no nanoseconds, and no years above 9999
+            array = array.cast(pa.string())  # Python lacks nanoseconds and years above 9999
         try:
-            # with pandas installed, nested nanoseconds would come as its own types, and be kept as other text
+            # with pandas installed, nested nanoseconds become types of pandas, which would be kept as other text
             if (kind := _in_microseconds(array.type)) != array.type:
                 array = array.cast(kind)
             values: Sequence[Any] = array.to_pylist()
@@ -218,7 +241,7 @@ class _Fields:
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """A nested type with its times in microseconds, which are all that Python's own types hold."""
+    """The nested type with its times in microseconds, the finest unit of Python's own types."""
 
     def inner() -> pa.Field:
         return kind.value_field.with_type(_in_microseconds(kind.value_type))
@@ -242,9 +265,9 @@ _MICROSECONDS = {pa.duration("ns"): pa.duration("us"), pa.time64("ns"): pa.time6
 
 
 def _holds_little(array: pa.Array) -> bool:
-    """Whether the values of a column are surely no more than a chunk should hold.
+    """Whether the values of a column certainly fit into a chunk.
 
-    Only of these types: rows of dictionaries and views may share one value, and old versions have no size of a view.
+    Dictionaries and views never count as small: their rows may share one value.
     """
     return any(is_type(array.type) for is_type in _WITH_OWN_VALUES) and array.nbytes < CHUNK_BYTES
 
@@ -259,35 +282,8 @@ _WITH_OWN_VALUES = (
 )
 
 
-def _row_ranges(columns: Sequence[pa.Array], num_rows: int) -> Iterator[tuple[int, int]]:
-    """Rows as half-open ranges that may be made Python objects at once.
-
-    Views may all share one value, which decoding would copy for each: rows are cut at `CHUNK_BYTES` of them, too.
-    """
-    lengths = [_lengths_of_views(array) for array in columns if _is_view(array.type)]
-    ends = np.cumsum(np.sum(lengths, axis=0)) if lengths and num_rows else np.zeros(num_rows, np.int64)
-    start = 0
-    while start < num_rows:
-        before = int(ends[start - 1]) if start else 0
-        fitting = int(np.searchsorted(ends, before + CHUNK_BYTES, "right"))
-        stop = min(max(start + 1, fitting), start + ROWS_PER_CHUNK, num_rows)
-        yield start, stop
-        start = stop
-
-
-def _is_view(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
-
-
-def _lengths_of_views(array: pa.Array) -> NDArray[np.int64]:
-    """Bytes of each value, int64 [rows]: a view is 16 bytes, whose first four are its length. Null rows have any."""
-    views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)
-    lengths: NDArray[np.int64] = np.maximum(views[array.offset : array.offset + len(array), 0], 0).astype(np.int64)
-    return lengths
-
-
 def _runs(columns: Sequence[Sequence[Any]], num_rows: int) -> Iterator[tuple[int, int]]:
-    """Rows as half-open ranges of `CHUNK_BYTES` of values, or of one row: encoding costs a multiple of its texts."""
+    """Half-open ranges of rows with about `CHUNK_BYTES` of values: encoding takes several times as much memory."""
     start = size = 0
     for row in range(num_rows):
         size += sum(value_bytes(values[row]) for values in columns)
@@ -340,12 +336,13 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _sound(array: pa.Array) -> pa.Array:
-    """The array, safe to read: no offset, view or index leaves it. Costs little beside reading the values.
+    """Check that no offset, view or index of the array points outside it; costs little next to reading its values.
 
-    Strings that hold invalid UTF-8 come back as binary, so that each value can be looked at.
+    Returns:
+        The array. Strings with invalid UTF-8 become binary, so that each value can be checked by itself.
 
     Raises:
-        pa.ArrowException: it is not what it says.
+        pa.ArrowException: the array is damaged.
     """
     if pa.types.is_dictionary(array.type):
         array = pa.DictionaryArray.from_arrays(array.indices, _sound(array.dictionary))

@@ -1,7 +1,7 @@
-"""Tar archives, read from start to end and never unpacked: members become records, nothing touches the disk.
+"""Tar archives, read from start to end and never unpacked: members become records, and nothing is written to disk.
 
-The standard library's `tarfile` takes a damaged header for the end of the archive and keeps every member in memory, so
-only its header parser is used.
+The standard library's `tarfile` takes a damaged header for the end of the archive, and keeps all members and all of
+their pax headers in memory. So only its header parser is used.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import msgspec
 
 from tokshard.pipeline.sources.decompress import ByteSource, open_bytes
 from tokshard.pipeline.sources.division import CHUNK_BYTES
-from tokshard.pipeline.sources.inputs import Input, damaged
+from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.lines import line_chunks
+from tokshard.pipeline.sources.opening import damaged
 from tokshard.pipeline.sources.plain_text import (
     line_documents,
     max_text_line_bytes,
@@ -31,6 +32,7 @@ from tokshard.pipeline.sources.records import (
     INVALID_UTF8,
     LINE,
     MALFORMED,
+    ROWS_PER_CHUNK,
     TOO_LONG,
     BadRecord,
     LineChunk,
@@ -43,27 +45,26 @@ OTHER_MEMBER = "archive member of another format"
 HIDDEN_MEMBER = "hidden archive member"
 LINK_MEMBER = "archive member that is a link"
 SPECIAL_MEMBER = "archive member that is no regular file"
-"""Why a member is left out, under every policy. Directories hold no data and count as nothing."""
+"""Why a member is left out, under every policy. Directories are not counted at all."""
 
 KEY = "__key__"
 """Field of a WebDataset sample: the path of its members up to the first dot of their names."""
 
 _BLOCK = 512
 _MAX_EXTRA_BYTES = 1 << 20
-"""Of long names and pax headers: a hostile archive may announce any size."""
-_RECORDS_PER_CHUNK = 1_024
+"""The most bytes of a long name or pax header: a hostile archive may announce any size."""
 _LINES = frozenset({"jsonl", "ndjson"})
 _SAMPLE_FIELDS = frozenset({"txt", "json"})
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member whose content comes next.
+    """A member of an archive, whose content can be read until the next member is asked for.
 
     Args:
-        name: its path in the archive; a label, never a place.
-        reason: why it is left out whatever it holds, or None.
-        content: its bytes, to be used before the next member is asked for.
+        name: its path in the archive. Only a label: nothing is written there.
+        reason: why it is left out regardless of its content, or None.
+        content: its bytes.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Member:
 
 
 def tar_chunks(input_: Input, spec: RecordSpec, task_bytes: int) -> Iterator[tuple[int, Records]]:
-    """The records of an archive in the order of its members, each chunk with the segment in which its first one lies.
+    """The records of an archive in the order of its members, each chunk with the segment in which it starts.
 
     Raises:
         SourceError: the archive is damaged.
@@ -89,8 +90,8 @@ def tar_chunks(input_: Input, spec: RecordSpec, task_bytes: int) -> Iterator[tup
             pending.append(part)
             size += sum(map(len, part.texts))
             count += part.count
-            # archives of pictures have little text: their chunks end by what was passed over, too
-            if max(size, position - start) >= CHUNK_BYTES or count >= _RECORDS_PER_CHUNK:
+            # an archive of pictures has little text, so skipped bytes also end a chunk
+            if max(size, position - start) >= CHUNK_BYTES or count >= ROWS_PER_CHUNK:
                 records = join_records(spec, pending)
                 records.input_bytes = stream.file_position() - reported
                 reported += records.input_bytes
@@ -102,11 +103,11 @@ def tar_chunks(input_: Input, spec: RecordSpec, task_bytes: int) -> Iterator[tup
             yield start // task_bytes, records
 
 
-# each member by itself
+# members as records
 
 
 def _member_parts(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Records]]:
-    """Position in the archive, and records, of each part of a member: one chunk of its lines, or all of it."""
+    """Chunks of the lines of each member, or the whole member: position in the archive, and records."""
     parse = JsonLinesParser(spec)
     for member in archive:
         start = archive.position
@@ -149,7 +150,7 @@ def _json_member(content: _Content, spec: RecordSpec, parse: JsonLinesParser) ->
 
 
 def _one_line(data: bytes) -> bytes:
-    # white space between values of JSON, and inside of a string as wrong as the newline that it replaces
+    # both are white space between JSON values, and both are wrong inside a string
     return data.replace(b"\n", b"\r")
 
 
@@ -165,10 +166,10 @@ def _bad(reason: str, detail: str) -> Records:
 
 
 def _sample_parts(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Records]]:
-    """Position in the archive, and record, of each sample: consecutive members ``KEY.EXTENSION`` of one key.
+    """Each sample, which is a run of members ``KEY.EXTENSION`` with one key: position in the archive, and record.
 
-    The record of a sample has the fields ``txt`` and ``json``, and `KEY`; its other members are fields that nobody
-    asked for. Members that are left out whatever they hold come behind the sample that they stand in.
+    The record of a sample has the fields `KEY`, ``txt`` and ``json``; its other members are ignored. A member that is
+    left out regardless of its content is reported after the sample in which it stands.
     """
     parse = JsonLinesParser(spec)
     paths = [spec.text_field, *(path for path, _ in spec.columns.values())]
@@ -189,7 +190,7 @@ def _sample_parts(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Re
     for member in archive:
         if member.reason:
             left_out.append(_passed_over(member.reason))
-            if len(left_out) >= _RECORDS_PER_CHUNK:  # they are held until the sample ends, so here it ends
+            if len(left_out) >= ROWS_PER_CHUNK:  # they are held until the sample ends, so it ends here
                 yield from finish()
                 key, fields, broken = None, {}, None
             continue
@@ -219,7 +220,9 @@ def _sample(key: str, fields: Mapping[str, bytes], parse: JsonLinesParser) -> Re
         if "json" in fields:
             text, mark = without_mark(fields["json"])
             parts["json"], num_marks = msgspec.Raw(_one_line(text)), num_marks + mark
-            msgspec.json.decode(parts["json"])  # so that it cannot reach out of its place in the line below
+            msgspec.json.decode(
+                parts["json"]
+            )  # checked alone, so that broken JSON cannot change the meaning of the line below
     except UnicodeDecodeError as error:
         return _bad(INVALID_UTF8, str(error))
     except (msgspec.DecodeError, RecursionError) as error:
@@ -249,7 +252,10 @@ class _Content:
 
 
 class _Archive:
-    """ustar, GNU and pax headers. The end-of-archive marker has to be there, and nothing but zeros behind it."""
+    """The members of an archive with ustar, GNU and pax headers.
+
+    The end-of-archive marker has to be there, and nothing but zeros may follow it.
+    """
 
     def __init__(self, input_: Input, stream: ByteSource) -> None:
         self._input, self._stream = input_, stream
@@ -277,7 +283,7 @@ class _Archive:
             if kind == tarfile.GNUTYPE_SPARSE:
                 self._skip_sparse_map(block)
             if kind in (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, *_DEVICES):
-                size = 0  # whatever it says: no content follows
+                size = 0  # no content follows, whatever the header says
             content = _Content(self, size)
             name = fields.get("path", header.name).encode("utf-8", "backslashreplace").decode()
             if kind != tarfile.DIRTYPE and not (kind == tarfile.AREGTYPE and name.endswith("/")):
@@ -286,7 +292,7 @@ class _Archive:
             self._skip_padding(size)
 
     def take(self, size: int) -> bytes:
-        """Exactly so many bytes."""
+        """Read exactly `size` bytes."""
         data = self._stream.read(size)
         self.position += len(data)
         if len(data) < size:
@@ -294,18 +300,18 @@ class _Archive:
         return data
 
     def _header(self) -> tuple[tarfile.TarInfo, bytes] | None:
-        """The next header, parsed and as it is, or None at the end-of-archive marker."""
+        """The next header, parsed and raw, or None at the end-of-archive marker."""
         start = self.position
         block = self._stream.read(_BLOCK)
         self.position += len(block)
         if not block:
-            what = "the archive has no end-of-archive marker: it was cut off between two members"
-            raise damaged(self._input, what if start else "the file is empty, which an archive never is")
+            what = "the archive lacks its end-of-archive marker: it was cut off between two members"
+            raise damaged(self._input, what if start else "the file is empty, and an archive never is")
         if not block.strip(b"\0") and len(block) == _BLOCK:
             self._expect_end()
             return None
         try:
-            # the parser of numbers reports some wrong ones as ValueError
+            # the parser reports some wrong numbers as ValueError
             return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape"), block
         except (tarfile.HeaderError, ValueError) as error:
             raise damaged(self._input, f"the header at byte {start:,} is broken: {error}") from error
@@ -317,7 +323,7 @@ class _Archive:
                 raise damaged(
                     self._input,
                     f"something follows the end-of-archive marker at byte {self.position:,}; "
-                    "archives that were joined have to be given one by one",
+                    "split archives that were joined, and give them one by one",
                 )
 
     def _size(self, header: tarfile.TarInfo, fields: Mapping[str, str]) -> int:
@@ -337,7 +343,7 @@ class _Archive:
         return data
 
     def _pax(self, data: bytes) -> dict[str, str]:
-        r"""``LENGTH KEY=VALUE\n``, again and again; only what `_wanted` names is kept, as headers add up."""
+        r"""Parse records ``LENGTH KEY=VALUE\n``, and keep only the keys that `_wanted` knows."""
         fields = {}
         place, stop = 0, len(data.rstrip(b"\0"))
         while place < stop:
@@ -363,7 +369,7 @@ class _Archive:
 
 
 def _wanted(key: bytes) -> str | None:
-    """What a key of a pax header is kept as."""
+    """The name under which the value of a pax key is kept, or None if it is not."""
     if key.startswith(b"GNU.sparse."):
         return _SPARSE
     return {b"path": "path", b"size": "size"}.get(key)
@@ -371,14 +377,14 @@ def _wanted(key: bytes) -> str | None:
 
 _SPARSE = "sparse"
 _MAX_PAX_DIGITS = 9
-"""Of the length of a record and the space after it: a header has 1 MiB at most."""
+"""The most characters of a record's length and the space after it: a header has at most 1 MiB."""
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTRA = frozenset({tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XGLTYPE, *_PAX})
 _DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
 
 
 def _reason(kind: bytes, name: str, *, is_sparse: bool) -> str | None:
-    """Why a member is left out whatever it holds."""
+    """Why a member is left out regardless of its content, or None."""
     if kind in (tarfile.LNKTYPE, tarfile.SYMTYPE):
         return LINK_MEMBER
     if is_sparse or kind not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):

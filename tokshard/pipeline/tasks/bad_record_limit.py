@@ -1,4 +1,4 @@
-"""How many bad records a build leaves out before it gives up."""
+"""``--max-bad-records``: how many bad records a build leaves out before it fails."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.workspace.receipts import Receipt
 
 MIN_RECORDS = 10_000
-"""Records that must have been read before a share of bad ones stops a build that is under way."""
+"""Records that must have been read before a share of bad ones stops a running build."""
 
 _LOUD_RECORDS = 1_000
-"""Records that must have been read before a build that is under way says that half of them are bad."""
+"""Records that must have been read before a running build warns that half of them are bad."""
 
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)[ ]?%", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRecordLimit:
-    """``--max-bad-records``. Tasks are judged in input order, so workers change nothing.
+    """``--max-bad-records``. Tasks are judged in input order, whichever ends first.
 
     Args:
-        count: bad records allowed; or None, and then
-        share: of the records read so far, after each task once these are `MIN_RECORDS`, and at the end.
+        count: bad records allowed; None if `share` is given.
+        share: of the records read so far. It is judged after each task once `MIN_RECORDS` were read, and at the end.
     """
 
     count: int | None = None
@@ -38,13 +38,13 @@ class BadRecordLimit:
         return f"{self.count:,}" if self.share is None else f"{float(100 * self.share):g}%"
 
     def is_exceeded(self, bad: int, records: int, *, is_end: bool) -> bool:
-        """Whether so many bad records among so many are too many."""
+        """Whether `bad` of `records` records are too many."""
         if self.count is not None and bad > self.count:
             return True
         return self.share is not None and (is_end or records >= MIN_RECORDS) and bad > self.share * records
 
     def check(self, receipts: Iterable[Receipt]) -> tuple[Key, TooManyBadRecordsError] | None:
-        """The first task of a finished build with which there are too many, if there is one.
+        """The first task of a finished build that exceeds the limit, and its error; None if no task does.
 
         Args:
             receipts: all, in order.
@@ -80,11 +80,11 @@ def parse_bad_record_limit(text: str | int | None) -> BadRecordLimit | None:
 
 
 def loss_warning(bad: int, records: int, example: str = "", *, is_end: bool) -> str | None:
-    """What to say when half of the records read, or more, are left out as bad; None where fewer are.
+    """A warning if half of the records read, or more, are left out as bad; else None.
 
     Args:
         example: what is wrong with one of them.
-        is_end: these are all; else `_LOUD_RECORDS` must have been read.
+        is_end: all records were read; else there is no warning before `_LOUD_RECORDS`.
     """
     if 2 * bad < records or records < (1 if is_end else _LOUD_RECORDS):
         return None

@@ -20,13 +20,13 @@ class WorkerContext:
     """What a process needs to run tasks of a build.
 
     Args:
-        tokenizer: of the corpus; the file to load is in the workspace.
+        tokenizer: what the manifest says of it; the file to load is in the workspace.
         inputs: of the build, in order.
         is_skipping: bad records are left out instead of failing the task.
-        is_leaving_out: damaged inputs are left out, wherever they are: no limit may fall before one.
+        is_leaving_out: damaged inputs are left out, and no limit on documents can be reached before one of them.
         outputs: the corpora to write.
         rules: which documents are written, and into which of them.
-        drops: which texts are duplicates; None if all are wanted, or nobody knows yet.
+        drops: which texts are duplicates; None if all are wanted, or before it is known.
     """
 
     workspace: Workspace

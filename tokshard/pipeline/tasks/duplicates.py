@@ -1,37 +1,73 @@
 """The second stage of ``--dedup exact``: which texts repeat an earlier one, over all tasks, in bounded memory.
 
-Hashes are cut by their value into partitions of about `PARTITION_TEXTS` texts. Each partition is sorted alone and
-leaves one file of the places to drop; the encoding tasks look up theirs. A file that is there is not made again.
+Its tasks come in steps, each of which needs the files of the step before:
+
+    join       merge the files of up to `FAN_IN` tasks into one, until no more than `FAN_IN` files are left
+    partition  read a range of hashes from each of these files, and write the places of the texts to drop
+    join       merge these files, until no more than `MAX_DROP_FILES` are left, of which encoding tasks read their part
+
+So every task opens a bounded number of files, and the number of tasks grows with the number of hashes. A step is one
+task or none where little is to be done.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import IO
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import BuildError
-from tokshard.format.files import map_file
-from tokshard.pipeline.tasks.hashing import hashes_bytes, hashes_path, sorted_repeats
-from tokshard.pipeline.tasks.planning import Key
+from tokshard.format.files import HashingFile
+from tokshard.pipeline.tasks.hashing import (
+    ROW_WIDTH,
+    hash_runs,
+    hashes_path,
+    no_shards,
+    read_repeats,
+    sorted_repeats,
+)
+from tokshard.pipeline.tasks.planning import Key, Task
+from tokshard.pipeline.tasks.sorted_rows import (
+    FAN_IN,
+    Join,
+    Merge,
+    Partition,
+    Run,
+    RunWriter,
+    merged,
+    read_fences,
+    read_slice,
+    row_ranges,
+    run_bytes,
+    run_count,
+    slice_lows,
+)
 from tokshard.pipeline.workspace.places import Workspace
-from tokshard.pipeline.workspace.receipts import Receipt
-from tokshard.store import present
+from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, read_receipt, write_receipt
+from tokshard.store import Store, written
 
 DUPLICATE = "duplicate"
 """Reason for a text that is equal to an earlier one."""
 
-PARTITION_TEXTS = 1 << 22
-"""Texts that are sorted at once: at most 350 MB."""
+MAX_DROP_FILES = 8
+"""Files in which an encoding task looks up its duplicates."""
 
 _PLACE_BITS = 32
-_AGAIN = "run the same command again: the task that left it runs again"
+
+_HASH_WIDTH = 2
+"""Of the rows of hashes alone: high and low half."""
+
+_EARLIER = (1 << 64) - 1
+"""The place of every text of an earlier generation."""
+
+RunTasks = Callable[[Sequence[Task]], Sequence[Receipt]]
+"""Runs tasks that may run side by side, those that are done excepted, and returns the receipts of all, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,109 +94,263 @@ class DropLists:
 
     Args:
         workspace: of the hashing stage.
-        tasks: key and runs of every hashing task, in order.
+        tasks: every hashing task, packed by `_packed`: uint64 [tasks], ascending.
+        runs: the places of all duplicates: the index of the task in the high half, the place in the low one.
+        ranges: the rows of each run among which those of each task lie: int64 [runs, tasks, 2].
         digest: names these tasks and their hashes, and so these lists.
+        texts: the hashes of all texts of the build, each with those that repeat it; at most `FAN_IN` files.
     """
 
     workspace: Workspace
-    tasks: tuple[tuple[Key, tuple[tuple[int, int], ...]], ...]
-    num_partitions: int
+    tasks: NDArray[np.uint64]
+    runs: tuple[Run, ...]
+    ranges: NDArray[np.int64]
     digest: str
+    texts: tuple[Run, ...] = ()
 
     def of(self, key: Key) -> TaskDrops:
-        """The drops of one task; costs a look into every partition."""
-        ordinal = bisect_left(self.tasks, (key,))
-        assert self.tasks[ordinal][0] == key, "encoding has a task that hashing has not"
-        parts = [run.repeats for run in _runs(self.workspace, *self.tasks[ordinal])]
-        bounds = np.array([ordinal, ordinal + 1], np.uint64) << np.uint64(_PLACE_BITS)
-        for partition in range(self.num_partitions):
-            found = np.frombuffer(_map(self.workspace, _drops_name(self.digest, partition)), "<u8")
-            low, high = np.searchsorted(found, bounds)
-            parts.append(found[low:high].astype(np.uint32))  # the low half: the place
-        return TaskDrops(np.sort(np.concatenate(parts)) if parts else np.empty(0, np.uint32))
+        """The drops of one task. Opens its receipt, its hashes and each of at most `MAX_DROP_FILES` files.
+
+        Raises:
+            BuildError: a file cannot be read.
+        """
+        index = int(np.searchsorted(self.tasks, _packed(key)))
+        assert self.tasks[index] == _packed(key), "encoding has a task that hashing has not"
+        store = self.workspace.store
+        receipt, _ = read_receipt(self.workspace, key)
+        places = [read_repeats(store, hashes_path(self.workspace, key), receipt.parts)]
+        if self.runs:
+            low, high = (np.uint64(number << _PLACE_BITS) for number in (index, index + 1))
+            found = read_slice(store, self.runs, self.ranges[:, index], low, high)
+            places.append(found[:, 0].astype(np.uint32))  # the low half
+        return TaskDrops(np.sort(np.concatenate(places)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierTexts:
+    """The texts of a generation that came before.
+
+    Args:
+        name: of the file with their hashes, in the store of the build.
+        sha256: of that file.
+    """
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+    @property
+    def count(self) -> int:
+        """Texts, equal ones counted once."""
+        return run_count(self.num_bytes, _HASH_WIDTH)
 
 
 def find_duplicates(
-    workspace: Workspace, receipts: Sequence[Receipt], on_partition: Callable[[int, int], None]
+    workspace: Workspace,
+    receipts: Sequence[Receipt],
+    run_tasks: RunTasks,
+    earlier: Sequence[EarlierTexts] = (),
 ) -> DropLists:
-    """Find the texts that repeat an earlier one; partitions that were done before are not done again.
+    """Find the texts that repeat an earlier one.
+
+    Memory is 16 bytes per 1,024 hashes, 16 bytes per partition and file that it reads, and under 1 KB per task.
 
     Args:
         workspace: of the hashing stage.
         receipts: of all hashing tasks, in order.
-        on_partition: is told how many partitions are done, and of how many.
+        run_tasks: runs the tasks of one step; they belong to `workspace.duplicates`.
+        earlier: texts that come before all of these.
 
     Raises:
-        BuildError: a file of hashes is damaged.
+        BuildError: a file is damaged or gone.
     """
-    tasks = tuple((receipt.key, tuple(receipt.runs)) for receipt in receipts)
-    facts = [[receipt.key, receipt.runs, receipt.hashes] for receipt in receipts]
-    digest = hashlib.blake2b(msgspec.json.encode(facts), digest_size=8).hexdigest()
-    total = sum(distinct for _, runs in tasks for distinct, _ in runs)
-    num_partitions = -(-total // PARTITION_TEXTS)
-    done = present(workspace.store, workspace.hashes)
-    for partition in range(num_partitions):
-        on_partition(partition, num_partitions)
-        name = _drops_name(digest, partition)
-        if name not in done:
-            drops = _partition_drops(workspace, tasks, partition, num_partitions)
-            workspace.store.put(f"{workspace.hashes}/{name}", drops.tobytes())
-    return DropLists(workspace=workspace, tasks=tasks, num_partitions=num_partitions, digest=digest)
+    steps = _Steps(workspace.duplicates, run_tasks)
+    files = [
+        _SortedFile(
+            digest=receipt.hashes,
+            runs=tuple(hash_runs(hashes_path(workspace, receipt.key), receipt.parts, index << _PLACE_BITS)),
+        )
+        for index, receipt in enumerate(receipts)
+        if receipt.parts
+    ]
+    while len(files) > FAN_IN:
+        # the square root, because a join opens each file per slice, and a partition each joined file
+        files = steps.join(files, min(FAN_IN, math.isqrt(len(files) - 1) + 1))
+    drops = steps.partition(workspace, [*map(_earlier_file, earlier), *files])
+    while len(drops) > MAX_DROP_FILES:
+        drops = steps.join(drops, min(FAN_IN, -(-len(drops) // MAX_DROP_FILES)))
+    runs = tuple(run for file in drops for run in file.runs)
+    lows = np.arange(len(receipts), dtype=np.uint64) << np.uint64(_PLACE_BITS)
+    fences = read_fences(workspace.store, runs)
+    ranges = [row_ranges(each, run.count, lows) for each, run in zip(fences, runs, strict=True)]
+    return DropLists(
+        workspace=workspace,
+        tasks=np.array([_packed(receipt.key) for receipt in receipts], np.uint64),
+        runs=runs,
+        ranges=np.array(ranges, np.int64).reshape(len(runs), len(receipts), 2),
+        digest=_digest([*([texts.sha256] for texts in earlier), *([each.key, each.hashes] for each in receipts)]),
+        texts=tuple(run for file in files for run in file.runs),
+    )
 
 
-def _partition_drops(
-    workspace: Workspace,
-    tasks: Sequence[tuple[Key, tuple[tuple[int, int], ...]]],
-    partition: int,
-    num_partitions: int,
-) -> NDArray[np.uint64]:
-    """Task (high half) and place (low half) of every text of a partition that repeats an earlier one; ascending."""
-    first, last = ((number << 64) // num_partitions for number in (partition, partition + 1))
-    highs, lows, places = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
-    for ordinal, (key, runs) in enumerate(tasks):
-        for run in _runs(workspace, key, runs):
-            start = int(np.searchsorted(run.high, np.uint64(first)))
-            is_open = partition == num_partitions - 1  # 2**64 is no uint64
-            stop = len(run.high) if is_open else int(np.searchsorted(run.high, np.uint64(last)))
-            highs.append(run.high[start:stop])
-            lows.append(run.low[start:stop])
-            places.append(run.places[start:stop].astype(np.uint64) | np.uint64(ordinal << _PLACE_BITS))
-    order, is_repeat = sorted_repeats(np.concatenate(highs), np.concatenate(lows))
-    return np.sort(np.concatenate(places)[order[is_repeat]])
+def write_text_hashes(store: Store, texts: Sequence[Run], file: IO[bytes] | HashingFile) -> None:
+    """Write the hashes of all texts of a build, sorted, equal ones once: 16 bytes each, and fences.
+
+    Raises:
+        BuildError: a file cannot be read.
+    """
+    writer = RunWriter(file)
+    for rows in merged(store, texts):
+        order, is_repeat = sorted_repeats(rows[:, 0], rows[:, 1])
+        writer.append(rows[order[~is_repeat], :_HASH_WIDTH])
+    writer.finish()
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Views of one run of a file of hashes."""
-
-    high: NDArray[Any]
-    low: NDArray[Any]
-    places: NDArray[Any]
-    repeats: NDArray[Any]
-
-
-def _runs(workspace: Workspace, key: Key, runs: Sequence[tuple[int, int]]) -> Iterator[_Run]:
-    content = _map(workspace, hashes_path(workspace, key).rpartition("/")[2], hashes_bytes(runs))
-    position = 0
-    for distinct, repeats in runs:
-        parts = []
-        for kind, count in (("<u8", distinct), ("<u8", distinct), ("<u4", distinct), ("<u4", repeats)):
-            parts.append(np.frombuffer(content, kind, count, position) if count else np.empty(0, kind))
-            position += count * np.dtype(kind).itemsize
-        yield _Run(*parts)
+def _earlier_file(texts: EarlierTexts) -> _SortedFile:
+    run = Run(
+        name=texts.name,
+        file_bytes=texts.num_bytes,
+        offset=0,
+        count=texts.count,
+        width=_HASH_WIDTH,
+        base=_EARLIER,
+    )
+    return _SortedFile(digest=texts.sha256, runs=(run,))
 
 
-def _map(workspace: Workspace, file: str, num_bytes: int | None = None) -> Any:
-    name = f"{workspace.hashes}/{file}"
-    path = workspace.store.where(name)
-    try:
-        content = map_file(workspace.store, name)
-    except OSError as error:
-        raise BuildError(f"{path} cannot be read: {error.strerror or error}", hint=_AGAIN) from error
-    if num_bytes not in (None, content.size):
-        raise BuildError(f"{path} is damaged: it has {content.size} bytes, expected {num_bytes}", hint=_AGAIN)
-    return content
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SortedFile:
+    """A file of sorted rows.
+
+    Args:
+        digest: of its bytes, or of what they are a pure function of.
+    """
+
+    digest: str
+    runs: tuple[Run, ...]
 
 
-def _drops_name(digest: str, partition: int) -> str:
-    return f"drops-{digest}-{partition:06d}.bin"
+class _Steps:
+    """Runs one step after another, and numbers them."""
+
+    def __init__(self, workspace: Workspace, run_tasks: RunTasks) -> None:
+        self._workspace, self._run_tasks = workspace, run_tasks
+        self._number = 0
+
+    def join(self, files: Sequence[_SortedFile], most: int) -> list[_SortedFile]:
+        """Merge every `most` consecutive files into one."""
+        merges = []
+        for start in range(0, len(files), most):
+            group = files[start : start + most]
+            runs = tuple(run for file in group for run in file.runs)
+            merges.append(Join(runs=runs, digest=_digest(_identity(file) for file in group)))
+        return self._run(merges, files[0].runs[0].width)
+
+    def partition(self, workspace: Workspace, files: Sequence[_SortedFile]) -> list[_SortedFile]:
+        """Find the duplicates among the hashes of files, partition by partition."""
+        runs = tuple(run for file in files for run in file.runs)
+        if not runs:
+            return []
+        fences = read_fences(workspace.store, runs)
+        lows = slice_lows(fences)
+        ranges = np.stack([row_ranges(each, run.count, lows) for each, run in zip(fences, runs, strict=True)], axis=1)
+        del fences
+        of_files = _digest(_identity(file) for file in files)
+        bounds = [*lows.tolist(), None]
+        merges = [
+            Partition(
+                runs=runs,
+                ranges=ranges[number],
+                low=low,
+                high=high,
+                digest=_digest([of_files, low, high]),
+            )
+            for number, (low, high) in enumerate(pairwise(bounds))
+        ]
+        return self._run(merges, 1)
+
+    def _run(self, merges: Sequence[Merge], width: int) -> list[_SortedFile]:
+        """Run a task for each; returns their files of rows of that width, the empty ones left out."""
+        tasks = [Task(key=(self._number, index), parts=(), merge=merge) for index, merge in enumerate(merges)]
+        self._number += 1
+        files = []
+        for receipt in self._run_tasks(tasks):
+            run = Run(
+                name=hashes_path(self._workspace, receipt.key),
+                file_bytes=run_bytes(receipt.rows, width),
+                offset=0,
+                count=receipt.rows,
+                width=width,
+            )
+            if run.count:
+                files.append(_SortedFile(digest=receipt.merge, runs=(run,)))
+        return files
+
+
+def bytes_per_text(num_tasks: int) -> int:
+    """Bytes of disk that each text takes until the build is done, without the 8 to 16 of a duplicate.
+
+    Args:
+        num_tasks: that hash; segments of streams count one each.
+    """
+    return 8 * ROW_WIDTH * (1 if num_tasks <= FAN_IN else 2)  # the hashes, and joined ones
+
+
+def run_merge(workspace: Workspace, key: Key, merge: Merge) -> Receipt:
+    """Run one task: write its file, and last its receipt.
+
+    Args:
+        workspace: of the stage that finds duplicates.
+
+    Raises:
+        BuildError: a file that it reads is damaged or gone.
+        OSError: nothing can be written.
+    """
+    with written(workspace.store, hashes_path(workspace, key)) as file:
+        writer = RunWriter(file)
+        if isinstance(merge, Join):
+            for rows in merged(workspace.store, merge.runs):
+                writer.append(rows)
+        else:
+            writer.append(_repeated_places(workspace, merge))
+        writer.finish()
+    receipt = Receipt(
+        key=key,
+        previous=None,
+        is_last=True,
+        max_documents=None,
+        input_bytes=0,
+        outputs=[OutputCounts(sources=[])],
+        num_rejects=0,
+        rows=writer.count,
+        merge=merge.digest,
+    )
+    write_receipt(workspace, receipt, [no_shards()])
+    return receipt
+
+
+def merge_bytes(merge: Merge, rows: int) -> int:
+    """Size of the file of a task that wrote so many rows."""
+    return run_bytes(rows, merge.runs[0].width if isinstance(merge, Join) else 1)
+
+
+def _repeated_places(workspace: Workspace, partition: Partition) -> NDArray[np.uint64]:
+    """The places of a partition's texts that repeat an earlier one: uint64 [n, 1], ascending."""
+    high = None if partition.high is None else np.uint64(partition.high)
+    rows = read_slice(workspace.store, partition.runs, partition.ranges, np.uint64(partition.low), high)
+    order, is_repeat = sorted_repeats(rows[:, 0], rows[:, 1])
+    places = rows[order[is_repeat], 2]
+    return np.sort(places[places != np.uint64(_EARLIER)])[:, np.newaxis]
+
+
+def _identity(file: _SortedFile) -> list[object]:
+    return [file.digest, *((run.name, run.base) for run in file.runs)]
+
+
+def _packed(key: Key) -> int:
+    """A key as a number of 64 bits, in the same order."""
+    return key[0] << 32 | key[1]
+
+
+def _digest(facts: Iterable[object]) -> str:
+    return hashlib.blake2b(msgspec.json.encode(list(facts)), digest_size=16).hexdigest()

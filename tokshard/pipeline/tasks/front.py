@@ -1,4 +1,4 @@
-"""How far a build has come in order: what is done from its start on without a gap."""
+"""How far a stage has come in input order: the tasks that are done without a gap from the first one on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tokshard.pipeline.workspace.receipts import Receipt
 
 
 class Front:
-    """Counts over the tasks that are done from the first one on, up to the first that is not.
+    """Counts the tasks that are done, from the first one on, up to the first that is not.
 
-    A limit on documents or on bad records is judged here, so neither depends on who ran what when.
+    Limits on documents and on bad records are judged here, so that neither depends on which task ended first.
 
     Attributes:
         key: the last receipt counted; None before the first.
         written: documents of all receipts counted.
-        written_before: the same without the last receipt.
+        written_before: documents of all receipts counted but the last.
     """
 
     def __init__(self, limit: int | None, max_bad_records: BadRecordLimit | None) -> None:
@@ -31,7 +31,7 @@ class Front:
 
     @property
     def is_limit_reached(self) -> bool:
-        """Whether the tasks counted hold as many documents as are wanted."""
+        """Whether the tasks counted hold all the documents that are wanted."""
         return self._limit is not None and self.written >= self._limit
 
     @property
@@ -65,18 +65,18 @@ class Front:
             self._segment = receipt.key[1]
 
     def was_cut_short(self, receipt: Receipt) -> bool:
-        """Whether the task of the next receipt stopped at fewer documents than it may write by now.
+        """Whether the task of the next receipt stopped at a number of documents that is too low by now.
 
-        That happens when an input before it is left out after it ran.
+        That happens when an input before it is left out after the task ran.
         """
-        if self.room is None or receipt.cap is None:
+        if self.room is None or receipt.max_documents is None:
             return False
-        return receipt.documents >= receipt.cap and receipt.cap < self.room
+        return receipt.documents >= receipt.max_documents and receipt.max_documents < self.room
 
     def excess(self, receipt: Receipt) -> TooManyBadRecordsError | None:
         """The failure of a build that has too many bad records with the next receipt.
 
-        A task in which the limit on documents falls is not judged: with exactly the documents wanted it may pass.
+        The task at which the limit on documents falls is not judged: with exactly the documents wanted, it may pass.
         """
         bad, records = self._bad_records + receipt.num_rejects, self._records + receipt.records_read
         if self._max_bad_records is None or not self._max_bad_records.is_exceeded(bad, records, is_end=False):

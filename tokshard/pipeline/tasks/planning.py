@@ -1,6 +1,6 @@
 """The tasks of a build: a pure function of the inputs and ``task_bytes``, never of workers.
 
-Nothing here does I/O. What had to be read to decide (how an input can be cut) comes in as a `Divisibility`.
+Nothing here does I/O. How an input can be divided, which only its bytes say, comes in as a `Divisibility`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from tokshard.pipeline.sources.division import (
     CHUNK_BYTES,
@@ -23,13 +23,17 @@ from tokshard.pipeline.sources.division import (
     Whole,
 )
 
+if TYPE_CHECKING:
+    from tokshard.pipeline.tasks.sorted_rows import Merge
+
 MIN_TASK_BYTES = 16 << 20
 _MAX_TASK_BYTES = 512 << 20
 _MAX_SEGMENT_BYTES = 256 << 20
 """A worker holds a segment of a stream that was handed to it, but never more than a chunk of any other task."""
 _TASKS_WANTED = 256
 _MAX_GROUP_INPUTS = 16_384
-"""In one task: opening a file costs more than reading a tiny one, and a receipt has a line for each. Decides shards."""
+"""In one task: opening a file costs more than reading a tiny one, and a receipt has a line for each. A change of this
+number changes the shards."""
 
 
 Key = tuple[int, int]
@@ -38,7 +42,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class WholeInputs(Sequence[tuple[int, Span]]):
-    """The parts of a task that reads consecutive inputs ``[start, stop)`` whole, in a few bytes for any number."""
+    """The parts of a task that reads the inputs ``[start, stop)`` whole, in a few bytes for any number of them."""
 
     start: int
     stop: int
@@ -64,15 +68,17 @@ class Task:
     Args:
         key: names the task, its receipt and its shards.
         parts: (index of the input, span), in order.
+        merge: what to merge instead, of a task that reads what earlier tasks left.
     """
 
     key: Key
     parts: Sequence[tuple[int, Span]]
+    merge: Merge | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTask:
-    """An input that is read from its start and cut into segments, each with a receipt of its own.
+    """An input that is read from its start and divided into segments, each with a receipt of its own.
 
     Args:
         key: (index of the input, 0).
@@ -104,22 +110,22 @@ def round_task_bytes(task_bytes: int) -> int:
 
 
 def plan_tasks(
-    num_bytes: Iterable[int], splits: Iterable[Divisibility], task_bytes: int
+    num_bytes: Iterable[int], divisibilities: Iterable[Divisibility], task_bytes: int
 ) -> Iterator[Task | StreamTask]:
-    """Group small inputs until they reach `task_bytes` or are `_MAX_GROUP_INPUTS`; cut big ones.
+    """Group small inputs until they reach `task_bytes` or are `_MAX_GROUP_INPUTS`; divide big ones.
 
     Args:
         num_bytes: size of each input, in order.
-        splits: how each can be cut; only looked at for inputs bigger than `task_bytes`.
+        divisibilities: how each can be divided; only looked at for inputs bigger than `task_bytes`, and streams.
     """
     start = group_bytes = 0  # the group is [start, index)
     index = -1
-    for index, (size, split) in enumerate(zip(num_bytes, splits, strict=True)):
-        is_cut = size > task_bytes or (isinstance(split, Stream) and split.is_here)
-        if is_cut and not isinstance(split, Indivisible):
+    for index, (size, divisibility) in enumerate(zip(num_bytes, divisibilities, strict=True)):
+        is_divided = size > task_bytes or (isinstance(divisibility, Stream) and divisibility.is_here)
+        if is_divided and not isinstance(divisibility, Indivisible):
             if start < index:
                 yield _whole(start, index)
-            yield from _cut(index, size, split, task_bytes)
+            yield from _divide(index, size, divisibility, task_bytes)
             start, group_bytes = index + 1, 0
             continue
         group_bytes += size
@@ -134,18 +140,18 @@ def _whole(start: int, stop: int) -> Task:
     return Task(key=(start, 0), parts=WholeInputs(start, stop))
 
 
-def _cut(index: int, size: int, split: Divisibility, task_bytes: int) -> Iterator[Task | StreamTask]:
-    if isinstance(split, Lines):
+def _divide(index: int, size: int, divisibility: Divisibility, task_bytes: int) -> Iterator[Task | StreamTask]:
+    if isinstance(divisibility, Lines):
         starts = range(0, size, task_bytes)
         for segment, start in enumerate(starts):
             # the last range is open, so that a file never loses its end
             stop = None if segment == len(starts) - 1 else start + task_bytes
             yield Task(key=(index, segment), parts=((index, ByteRange(start, stop)),))
-    elif isinstance(split, Grouped):
-        for segment, (start, stop) in enumerate(pairwise(_group_bounds(split.group_bytes, task_bytes))):
+    elif isinstance(divisibility, Grouped):
+        for segment, (start, stop) in enumerate(pairwise(_group_bounds(divisibility.group_bytes, task_bytes))):
             yield Task(key=(index, segment), parts=((index, Groups(start, stop)),))
-    elif isinstance(split, Stream):
-        yield StreamTask(key=(index, 0), is_here=split.is_here)
+    elif isinstance(divisibility, Stream):
+        yield StreamTask(key=(index, 0), is_here=divisibility.is_here)
 
 
 def _group_bounds(group_bytes: Sequence[int], task_bytes: int) -> list[int]:

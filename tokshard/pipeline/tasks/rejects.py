@@ -1,4 +1,4 @@
-"""The bad records of a task, listed or refused."""
+"""The bad records of a task: listed in a file, or the failure of the task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokshard.store import written
 
 
 class RejectsFile:
-    """The bad records of one task, on disk, as JSON lines; records are counted within the task and its input.
+    """The bad records of one task, as a file of JSON lines. Records are numbered from the task's start in their input.
 
     Leaving the context before `publish` removes what is unfinished.
     """
@@ -41,7 +41,7 @@ class RejectsFile:
         self._stack.__exit__(kind, error, trace)
 
     def add(self, source: int, base: int, bad: list[BadRecord]) -> None:
-        """List bad records, or refuse the first of them if they are not to be skipped."""
+        """List bad records, or raise `RejectedRecordError` for the first if they are not to be skipped."""
         if not self._is_skipping:
             raise RejectedRecordError(source, base + bad[0].position, bad[0].reason, bad[0].detail)
         if self._file is None:
@@ -57,12 +57,12 @@ class RejectsFile:
         self.count += len(bad)
 
     def publish(self) -> None:
-        """Make the list visible under its name, durable; without a bad record there is none, as the receipt says."""
+        """Make the list visible and durable. Without bad records there is no file, as the receipt says."""
         self._stack.close()
 
 
 def rejects_path(workspace: Workspace, key: Key) -> str:
-    """The list of a task."""
+    """File name of the list of a task."""
     return f"{workspace.rejects}/{receipt_name(key)}.jsonl"
 
 

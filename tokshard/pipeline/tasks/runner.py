@@ -9,10 +9,12 @@ from tokshard.errors import BadSourceError, TokshardError
 from tokshard.pipeline.failures import BadInputError, SegmentError
 from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.formats import read_span, read_stream
-from tokshard.pipeline.sources.inputs import Input, check_unchanged, vanished
+from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
+from tokshard.pipeline.sources.opening import check_unchanged, vanished
 from tokshard.pipeline.sources.records import Chunk, LineChunk
 from tokshard.pipeline.tasks.context import WorkerContext
+from tokshard.pipeline.tasks.duplicates import run_merge
 from tokshard.pipeline.tasks.hashing import TextHashers
 from tokshard.pipeline.tasks.planning import Key, StreamTask, Task, segment_bytes
 from tokshard.pipeline.tasks.writing import DocumentWriters
@@ -22,17 +24,17 @@ from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 
 class TaskRunner:
-    """Runs tasks of one stage in this process: hashing, or encoding, which costs the loading of the tokenizer to make.
+    """Runs tasks of one stage in this process. To make one for encoding costs the loading of the tokenizer.
 
     Args:
-        report: is told of progress after every chunk.
+        report: called with the progress after every chunk.
     """
 
     def __init__(self, context: WorkerContext, report: Callable[[Progress], None]) -> None:
         self._context = context
         self._report = report
         self._parse = JsonLinesParser(context.spec)
-        self._maker = TextHashers(context) if context.workspace.stage is Stage.HASHING else DocumentWriters(context)
+        self._maker = DocumentWriters(context) if context.workspace.stage is Stage.ENCODING else TextHashers(context)
 
     def run_task(self, task: Task, max_documents: int | None) -> Receipt:
         """Run a task of known extent.
@@ -43,6 +45,9 @@ class TaskRunner:
         Raises:
             TaskError, SourceError, UsageError, BuildError: the task left no receipt.
         """
+        if task.merge is not None:
+            with self._writing():
+                return run_merge(self._context.workspace, task.key, task.merge)
 
         def chunks() -> Iterator[tuple[int, Chunk]]:
             for number, (index, span) in enumerate(task.parts):
@@ -65,7 +70,7 @@ class TaskRunner:
             check_unchanged(source)
 
     def _damage(self, parts: Sequence[tuple[int, Span]]) -> tuple[BadInputError, ...]:
-        """What else is damaged among the rest of a group: found one per run, each would cost the group once more."""
+        """The other damage in the rest of a group. If each run found one damaged input, each would cost another run."""
         found = []
         for index, span in parts:
             try:
@@ -74,7 +79,7 @@ class TaskRunner:
             except BadInputError as damage:
                 found.append(damage)
             except TokshardError:
-                break  # of another kind: it comes again, in its turn
+                break  # not damage: the task will meet it again when it comes there
         return tuple(found)
 
     def run_stream(self, task: StreamTask, max_documents: int | None, done: frozenset[int]) -> Iterator[Receipt]:
@@ -117,7 +122,7 @@ class TaskRunner:
         """Run one segment of a stream.
 
         Args:
-            is_last: asked when the chunks are used up.
+            is_last: whether the stream ends with this segment; called when the chunks are used up.
         """
         index = task.key[0]
         pairs = ((index, chunk) for chunk in chunks)
@@ -135,21 +140,25 @@ class TaskRunner:
         previous: int | None,
         is_last: Callable[[], bool],
     ) -> Receipt:
+        with self._writing(), self._maker.begin(key, sources, max_documents) as work:
+            for index, chunk in chunks:
+                records = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
+                self._report(work.take(index, records))
+                if work.is_full:
+                    break
+            return work.finish(previous=previous, is_last=is_last())
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            with self._maker.begin(key, sources, max_documents) as work:
-                for index, chunk in chunks:
-                    records = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
-                    self._report(work.take(index, records))
-                    if work.is_full:
-                        break
-                return work.finish(previous=previous, is_last=is_last())
-        except OSError as error:  # what is read names its input, so this is the output
+            yield
+        except OSError as error:  # what is read names its file, so this is the output
             raise cannot_write(self._context.workspace.out, error) from error
 
 
 @contextlib.contextmanager
 def blaming(source: Input) -> Iterator[None]:
-    """Say which input it is that turns out to be damaged, or cannot be read."""
+    """Name the input that turns out to be damaged, or cannot be read."""
     try:
         yield
     except BadSourceError as error:
@@ -159,25 +168,25 @@ def blaming(source: Input) -> Iterator[None]:
 
 
 class Segment:
-    """One segment of a stream being read: its chunks, to be used up before the next segment is asked for."""
+    """One segment of a stream. Its chunks have to be used up before the next segment is asked for."""
 
     def __init__(self, stream: _Lookahead, number: int, previous: int | None) -> None:
         self._stream, self.number, self.previous = stream, number, previous
 
     @property
     def chunks(self) -> Iterator[Chunk]:
-        """The chunks that are left of this segment."""
+        """The chunks of this segment that were not read yet."""
         while (found := self._stream.peek) is not None and found[0] == self.number:
             yield found[1]
             self._stream.advance()
 
     def skip(self) -> None:
-        """Pass over what is left."""
+        """Read to the end of the segment and drop what is read."""
         for _ in self.chunks:
             pass
 
     def is_last(self) -> bool:
-        """Whether nothing follows; asked when the chunks are used up."""
+        """Whether the stream ends with this segment. To be asked when its chunks are used up."""
         return self._stream.peek is None
 
 

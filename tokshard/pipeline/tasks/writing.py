@@ -1,4 +1,4 @@
-"""What one encoding task does with its records: shards, rejects, and a receipt."""
+"""One encoding task: from records to shards, rejects, and a receipt."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LENGTH_BUCKETS = 64
 
 
 class DocumentWriters:
-    """Makes a `WritingTask` for each task. Costs the loading of the tokenizer to make."""
+    """Makes a `WritingTask` for each task. Creating one loads the tokenizer."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
@@ -55,9 +55,9 @@ class DocumentWriters:
             columns=context.columns,
         )
 
-    def begin(self, key: Key, sources: Sequence[int], cap: int | None) -> WritingTask:
+    def begin(self, key: Key, sources: Sequence[int], max_documents: int | None) -> WritingTask:
         """A task to write, as a context."""
-        return WritingTask(self, key, sources, cap)
+        return WritingTask(self, key, sources, max_documents)
 
 
 class WritingTask:
@@ -66,12 +66,12 @@ class WritingTask:
     Leaving the context before `finish` removes what is unfinished.
 
     Args:
-        cap: documents to write at most.
+        max_documents: documents to write at most.
     """
 
-    def __init__(self, writers: DocumentWriters, key: Key, sources: Sequence[int], cap: int | None) -> None:
+    def __init__(self, writers: DocumentWriters, key: Key, sources: Sequence[int], max_documents: int | None) -> None:
         context = writers.context
-        self._writers, self._context, self._key, self._cap = writers, context, key, cap
+        self._writers, self._context, self._key, self._max_documents = writers, context, key, max_documents
         self._rejects = RejectsFile(context, key)
         self._shards = [self._shard_writer(output) for output in context.outputs]
         self._tallies = [_Tally(sources, output) for output in context.outputs]
@@ -97,7 +97,7 @@ class WritingTask:
     @property
     def is_full(self) -> bool:
         """Whether as many documents are written as may be."""
-        return self._cap is not None and self._written >= self._cap
+        return self._max_documents is not None and self._written >= self._max_documents
 
     def take(self, index: int, records: Records) -> Progress:
         """Write the records of a chunk of an input."""
@@ -105,7 +105,7 @@ class WritingTask:
         documents, too_long_or_short = within_limits(documents, self._context.rules)
         left_out.update(too_long_or_short)
         count = records.count
-        if self._cap is not None and len(documents) >= (room := self._cap - self._written):
+        if self._max_documents is not None and len(documents) >= (room := self._max_documents - self._written):
             # cut exactly after the last document that is wanted
             documents = documents.head(room)
             last = int(documents.positions[-1])
@@ -136,7 +136,7 @@ class WritingTask:
             key=self._key,
             previous=previous,
             is_last=is_last,
-            cap=self._cap,
+            max_documents=self._max_documents,
             input_bytes=self._input_bytes,
             outputs=[tally.counted() for tally in self._tallies],
             num_rejects=self._rejects.count,
@@ -188,7 +188,7 @@ class WritingTask:
         key = self._key
         return ShardWriter(
             store=output.store,
-            name=lambda part: shard_name(generation=0, first_input=key[0], segment=key[1], part=part),
+            name=lambda part: shard_name(generation=output.generation, first_input=key[0], segment=key[1], part=part),
             facts=self._writers.facts,
             shard_tokens=self._context.shard_tokens,
         )
@@ -199,7 +199,7 @@ class _Tally:
 
     def __init__(self, sources: Sequence[int], output: Output) -> None:
         self.counts = {index: SourceCounts(index=index) for index in sources}
-        self._elsewhere = IN_OTHER_SPLIT.get(output.name, "")
+        self._elsewhere = IN_OTHER_SPLIT.get(output.split, "")
         self._lengths = np.zeros(_LENGTH_BUCKETS, np.int64)
         self._shortest, self._longest = 0, 0
 

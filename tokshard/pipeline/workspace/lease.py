@@ -5,47 +5,96 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import platform
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from tokshard.errors import BuildError
+from tokshard.pipeline.workspace.job_records import running_jobs, this_process
 from tokshard.pipeline.workspace.places import LOCK, Workspace
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+_PREPARING = "a job that prepares the build, "
+_POLL_SECONDS = 0.2
+
+
+class InUseError(BuildError):
+    """Another process holds the build directory."""
+
+
 @contextlib.contextmanager
-def lock(workspace: Workspace) -> Iterator[bool]:
-    """Hold the build directory alone, until the context or the process ends.
+def lock(workspace: Workspace, *, is_preparing: bool = False) -> Iterator[bool]:
+    """Lock the build directory until the context or the process ends.
+
+    Args:
+        is_preparing: for a job of an array, which holds it for a moment; other jobs may run.
 
     Yields:
-        False where the file system has no locks: two builds at once do work twice then, and the later one wins.
+        False where the file system has no locks. Two builds at once then do the work twice, and the later one wins.
 
     Raises:
-        BuildError: another build holds it, or the directory cannot be written.
+        InUseError: another build holds it, or jobs of one write there.
+        BuildError: the directory cannot be written.
     """
     with contextlib.ExitStack() as stack:
         try:
-            lease = workspace.store.lease(LOCK, f"process {os.getpid()} on {platform.node()}")
+            lease = workspace.store.lease(LOCK).hold(f"{_PREPARING if is_preparing else ''}{this_process()}")
             is_alone = stack.enter_context(lease)
-        except BlockingIOError:
-            raise BuildError(
-                f"another build is writing to {workspace.out}",
-                hint="wait for it, or give another --out",
-            ) from None
+        except BlockingIOError as error:
+            # a lease in a bucket says who holds it, and when it can be taken over
+            has_details = error.strerror and error.strerror != os.strerror(errno.EAGAIN)
+            raise _in_use(workspace, f": {error.strerror}" if has_details else "") from None
         except OSError as error:
             raise cannot_write(workspace.out, error) from error
+        # a job shows itself before it looks at the lock, so one of the two sees the other
+        for job in () if is_preparing else running_jobs(workspace):
+            raise InUseError(f"{job} is writing to {workspace.out}", hint="wait until all jobs have ended, or end them")
         yield is_alone
 
 
+@contextlib.contextmanager
+def lock_to_prepare(workspace: Workspace) -> Iterator[None]:
+    """Hold the build directory for a job of an array that prepares the build, and wait for another one that does.
+
+    Raises:
+        BuildError: as `lock`.
+    """
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock(workspace, is_preparing=True))
+                break
+            except InUseError:
+                check_no_build(workspace)
+                time.sleep(_POLL_SECONDS)
+        yield
+
+
+def check_no_build(workspace: Workspace) -> None:
+    """Refuse to run a job next to a build that has the directory alone.
+
+    Raises:
+        InUseError: there is one.
+    """
+    holder = lock_holder(workspace)
+    if holder is not None and not holder.startswith(_PREPARING):
+        raise _in_use(workspace)
+
+
+def _in_use(workspace: Workspace, details: str = "") -> InUseError:
+    return InUseError(
+        f"another build is writing to {workspace.out}{details}", hint="wait for it, or give another --out"
+    )
+
+
 def lock_holder(workspace: Workspace) -> str | None:
-    """The process that builds into a directory, as it calls itself; None if there is none."""
-    return workspace.store.lease_holder(LOCK)
+    """The process that builds into a directory, as it calls itself; None if no build is running there."""
+    return workspace.store.lease(LOCK).holder()
 
 
-def cannot_write(path: Path, error: OSError) -> BuildError:
-    """The error for a directory or disk that takes no more."""
+def cannot_write(path: str, error: OSError) -> BuildError:
+    """The error for a directory or disk that cannot be written."""
     way_out = "make room" if error.errno in _NO_ROOM else "check the disk and its permissions"
     return BuildError(
         f"cannot write to {path}: {error.strerror or error}",

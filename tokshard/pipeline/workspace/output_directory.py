@@ -1,4 +1,4 @@
-"""What the output directory holds before a build: nothing, a build that was stopped, corpora, or something else."""
+"""What the output directory holds before a build: nothing, an unfinished build, corpora, or something else."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from tokshard.errors import BuildError, ConfigurationChangedError, UsageError
 from tokshard.format import names
+from tokshard.format.generations import generation_numbers
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.opening import open_corpus
-from tokshard.pipeline.commit import in_the_way
+from tokshard.pipeline.assemble import in_the_way
 from tokshard.pipeline.sources.inputs import InputTable, InputTableBuilder
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.places import ASSEMBLED, LOCK, REMOVING, SETTINGS, Output, Workspace
@@ -27,7 +28,7 @@ from tokshard.pipeline.workspace.settings import (
     load_settings,
     save_names,
 )
-from tokshard.store import Store, present
+from tokshard.store import Store, files_below, obstacle, present
 from tokshard.wording import counted, one_line
 
 _UNFINISHED_SETTINGS = re.compile(r"(.*/)?(inputs\.arrow|\.(settings\.json|inputs\.arrow)\.[^/]+\.partial)")
@@ -37,20 +38,20 @@ _UNFINISHED_SETTINGS = re.compile(r"(.*/)?(inputs\.arrow|\.(settings\.json|input
 class BuiltCorpus:
     """A corpus that a build wrote."""
 
-    directory: Path
+    directory: str
     manifest: Manifest
 
     def __str__(self) -> str:
         found = self.manifest
         sizes = f"{counted(found.num_documents, 'document')}, {counted(found.num_tokens, 'token')}"
-        return f"{one_line(str(self.directory))}: {sizes} in {counted(found.num_shards, 'shard')}"
+        return f"{one_line(self.directory)}: {sizes} in {counted(found.num_shards, 'shard')}"
 
     def __repr__(self) -> str:
         return f"<BuiltCorpus {self}>"
 
 
 def check_own(workspace: Workspace) -> None:
-    """Refuse a work folder that no build made. Ours has settings, or nothing yet but its lock and empty folders.
+    """Refuse a work folder that no build made. A build's own has settings, or only a lock and empty folders.
 
     Raises:
         UsageError: it is a link or a file, or has files and no settings.
@@ -59,15 +60,15 @@ def check_own(workspace: Workspace) -> None:
     store = workspace.store
     root = store.where(names.WORK)
     hint = "move it away, or give another --out"
-    obstacle = store.obstacle(names.WORK)
-    if obstacle is not None:
-        raise UsageError(f"{root} is {obstacle}, and a build needs a folder of its own there", hint=hint)
+    in_the_place = obstacle(store, names.WORK)
+    if in_the_place is not None:
+        raise UsageError(f"{root} is {in_the_place}, and a build needs a folder of its own there", hint=hint)
     if load_settings(workspace) is not None:
         return
-    for entry in store.list(f"{names.WORK}/"):
-        if entry.name != LOCK and _UNFINISHED_SETTINGS.fullmatch(entry.name) is None:
+    for name in files_below(store, names.WORK):
+        if name != LOCK and _UNFINISHED_SETTINGS.fullmatch(name) is None:
             raise UsageError(
-                f"{root} was not made by a build: it holds {entry.name.removeprefix(f'{names.WORK}/')} and no "
+                f"{root} was not made by a build: it holds {name.removeprefix(f'{names.WORK}/')} and no "
                 f"{SETTINGS.removeprefix(f'{names.WORK}/')}",
                 hint=hint,
             )
@@ -83,7 +84,7 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
         UsageError: the directory has other files and no build, or one of the build's files is someone else's.
     """
     store = workspace.store
-    if store.obstacle("") is not None:
+    if obstacle(store, "") is not None:
         raise UsageError(f"--out {store.location} is a file", hint="give a directory")
     found = present(store)
     if not found:
@@ -94,15 +95,17 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
     if not known:
         _check_empty(store, "build")
     for output in outputs:
-        obstacle = store.obstacle(output.name) if output.name else None
-        if obstacle is not None:
-            raise UsageError(
-                f"{output.store.location} is {obstacle}, and a build with a validation "
-                "split needs a folder of its own there",
-                hint="move it away, or give another --out",
-            )
-        if output.name in found and output.name not in known:
-            _check_empty(output.store, "corpus of a build with a validation split")
+        for folder in _folders(output):
+            in_the_place = obstacle(store, folder)
+            if in_the_place is not None:
+                raise UsageError(
+                    f"{store.where(folder)} is {in_the_place}, and a build with a validation split or an append needs "
+                    "a folder of its own there",
+                    hint="move it away, or give another --out",
+                )
+        if output.name and output.name not in known:
+            what = "generation of a corpus" if output.generation else "corpus of a build with a validation split"
+            _check_empty(output.store, what)
         for name in sorted(names.SIDE_FILES & present(output.store)):
             if output.name_of(name) not in ours:
                 raise in_the_way(output.store.where(name))
@@ -127,13 +130,16 @@ def has_begun(workspace: Workspace) -> bool:
     )
 
 
-def remove_build(workspace: Workspace) -> None:
+def remove_build(workspace: Workspace, outputs: Sequence[Output]) -> None:
     """Remove the files of corpora and of an unfinished build, the lock and its settings excepted, and nothing else.
+
+    Of outputs of an append, the generations before stay; otherwise all generations go.
 
     Killed at any moment, it leaves no manifest of a corpus and no receipt of a shard that is gone, and a list by which
     the next run removes the rest.
     """
-    found = sorted(_own_files(workspace))
+    folders = {output.name for output in outputs if output.generation}
+    found = sorted(name for name in _own_files(workspace) if not folders or name.rpartition("/")[0] in folders)
     save_names(workspace, REMOVING, found)
     workspace.store.delete(*filter(_is_manifest, found))
     workspace.clear()
@@ -142,7 +148,7 @@ def remove_build(workspace: Workspace) -> None:
 
 def is_removing(workspace: Workspace) -> bool:
     """Whether a run that started over was stopped before all was removed."""
-    return any(workspace.store.list(REMOVING))
+    return REMOVING.removeprefix(f"{names.WORK}/") in present(workspace.store, names.WORK)
 
 
 def _is_manifest(name: str) -> bool:
@@ -155,7 +161,7 @@ def _own_files(workspace: Workspace) -> set[str]:
     A folder ``train`` or ``validation`` counts only if its manifest says that it is this part of a split.
     """
     found = load_names(workspace, REMOVING) | load_names(workspace, ASSEMBLED)
-    for output in (*workspace.outputs(is_split=False), *workspace.outputs(is_split=True)):
+    for output in _all_outputs(workspace):
         manifest = _manifest_of(workspace, output)
         if manifest is not None:
             listed = {names.MANIFEST, names.REPORT, *manifest.files} & names.SIDE_FILES
@@ -163,22 +169,50 @@ def _own_files(workspace: Workspace) -> set[str]:
             found.update(map(output.name_of, _shards(output)))
     for output in _begun_outputs(workspace):
         found.update(map(output.name_of, _shards(output)))
-    linked = {name for name in (names.TRAIN, names.VALIDATION) if workspace.store.obstacle(name) is not None}
-    return {name for name in found if name.partition("/")[0] not in linked}
+    folders = {name.rpartition("/")[0] for name in found}
+    linked = {folder for folder in folders if _is_linked(workspace, folder)}
+    return {name for name in found if name.rpartition("/")[0] not in linked}
+
+
+def _all_outputs(workspace: Workspace) -> Iterator[Output]:
+    """Every place in the directory where a generation of a corpus can lie."""
+    for is_split in (False, True):
+        for output in workspace.outputs(is_split=is_split):
+            yield output
+            if _is_linked(workspace, output.name):
+                continue
+            for generation in generation_numbers(present(output.corpus)):
+                yield from (
+                    later
+                    for later in workspace.outputs(is_split=is_split, generation=generation)
+                    if later.split == output.split
+                )
+
+
+def _folders(output: Output) -> list[str]:
+    """The folder of an output, and those above it, from the top."""
+    return list(accumulate(filter(None, output.name.split("/")), names.in_folder))
+
+
+def _is_linked(workspace: Workspace, folder: str) -> bool:
+    """Whether something else is in the place of a folder, or of one above it."""
+    parts = filter(None, folder.split("/"))
+    return any(obstacle(workspace.store, part) is not None for part in accumulate(parts, names.in_folder))
 
 
 def _begun_outputs(workspace: Workspace) -> tuple[Output, ...]:
-    """Where an unfinished build writes; nothing without one."""
+    """Where an unfinished build writes; empty if there is no such build."""
     settings = load_settings(workspace)
     if settings is None:
         return ()
-    outputs = workspace.outputs(is_split=settings.config.validation_fraction is not None)
-    return tuple(output for output in outputs if not output.name or workspace.store.obstacle(output.name) is None)
+    is_split = settings.config.validation_fraction is not None
+    outputs = workspace.outputs(is_split=is_split, generation=settings.generation)
+    return tuple(output for output in outputs if not _is_linked(workspace, output.name))
 
 
 def _manifest_of(workspace: Workspace, output: Output) -> Manifest | None:
-    """The manifest of a corpus that a build wrote as this output, if it can be decoded at all."""
-    if output.name and workspace.store.obstacle(output.name) is not None:
+    """The manifest of a corpus that a build wrote as this output, if it can be decoded."""
+    if _is_linked(workspace, output.name):
         return None
     try:
         fields = json.loads(output.store.get(names.MANIFEST))
@@ -186,7 +220,9 @@ def _manifest_of(workspace: Workspace, output: Output) -> Manifest | None:
         manifest = msgspec.convert(fields, Manifest)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
-    return manifest if not output.name or manifest.build.split == output.name else None
+    number = 0 if manifest.generation is None else manifest.generation.number
+    is_this = number == output.generation and (not output.split or manifest.build.split == output.split)
+    return manifest if is_this or not output.name else None
 
 
 def _shards(output: Output) -> Iterator[str]:
@@ -196,16 +232,16 @@ def _shards(output: Output) -> Iterator[str]:
 def finished_corpora(
     workspace: Workspace, outputs: Sequence[Output], settings: Settings
 ) -> tuple[BuiltCorpus, ...] | None:
-    """The corpora that are asked for, if the directory holds them.
+    """The corpora that are asked for, if they are all complete; else None.
 
     Raises:
         ConfigurationChangedError: it holds other corpora, or the sources have changed since.
     """
     for is_split in (True, False):
-        for output in workspace.outputs(is_split=is_split):
+        for output in workspace.outputs(is_split=is_split, generation=settings.generation):
             if output not in outputs and _manifest_of(workspace, output) is not None:
                 raise ConfigurationChangedError(
-                    f"{workspace.out} belongs to another build: {output.directory} is a corpus "
+                    f"{workspace.out} belongs to another build: {output.location} is a corpus "
                     f"{'of a validation split' if is_split else 'without a validation split'}",
                     hint="give the settings of that build, another --out, or --force to start over",
                 )
@@ -214,25 +250,27 @@ def finished_corpora(
         if complete and load_settings(workspace) is None:
             missing = next(output for output in outputs if output not in complete)
             raise ConfigurationChangedError(
-                f"{workspace.out} belongs to another build: it has {complete[0].directory}, "
-                f"but not {missing.directory}",
+                f"{workspace.out} belongs to another build: it has {complete[0].location}, but not {missing.location}",
                 hint="put that back, give another --out, or --force to start over",
             )
         return None  # a build that was stopped, perhaps between the two
     corpora = tuple(
-        BuiltCorpus(directory=output.directory, manifest=_checked_manifest(workspace.out, output, settings))
+        BuiltCorpus(directory=output.location, manifest=_checked_manifest(workspace.out, output, settings))
         for output in outputs
     )
-    if names.WORK in present(workspace.store):  # of a build that was stopped between its manifest and its last step
+    left = load_settings(workspace)
+    is_of_append = left is not None and left.generation > settings.generation
+    # of a build that was stopped between its manifest and its last step
+    if names.WORK in present(workspace.store) and not is_of_append:
         with contextlib.suppress(BuildError), lock(workspace):  # or of one that starts over
             workspace.remove()
     return corpora
 
 
-def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest:
-    with open_corpus(output.directory) as corpus:
+def _checked_manifest(out: str, output: Output, settings: Settings) -> Manifest:
+    with open_corpus(output.location, generation=0) as corpus:
         manifest, sources = corpus.manifest, corpus.sources()
-    config = msgspec.structs.replace(settings.config, split=output.name or None)
+    config = msgspec.structs.replace(settings.config, split=output.split or None)
     before = Settings(
         config=manifest.build,
         tokenizer=manifest.tokenizer,
@@ -240,6 +278,8 @@ def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest
         on_bad_source="fail",
         sources=_inputs_at_build(output, sources, settings),
         arguments=manifest.arguments,
+        generation=settings.generation,
+        previous=settings.previous,
     )
     check_same_settings(before, msgspec.structs.replace(settings, config=config), out=out)
     fingerprint = recipe_fingerprint(
@@ -255,8 +295,16 @@ def _checked_manifest(out: Path, output: Output, settings: Settings) -> Manifest
     return manifest
 
 
+def roots_at_build(store: Store) -> list[str]:
+    """Where each argument of the build of a corpus was, by its report; empty if that is gone."""
+    try:
+        return [str(root) for root in json.loads(store.get(names.REPORT))["roots"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
 def _inputs_at_build(output: Output, sources: Iterable[Any], settings: Settings) -> InputTable:
-    """The inputs that a corpus was made of.
+    """The inputs that a corpus was made from.
 
     Places and versions are in no manifest; an input that moved is the same if its size and version are.
     """

@@ -1,4 +1,4 @@
-"""Receipts: one small file that says a task or segment is done, and what it did.
+"""Receipts: a small file per finished task or segment, which says what it did.
 
 A receipt is an Arrow file: it has a record batch per corpus that the build writes, whose rows are those of the shard
 table for the shards that the task wrote, and its metadata holds a `Receipt` as JSON. One file, so that all appear
@@ -7,8 +7,12 @@ together or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -21,7 +25,11 @@ from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.workspace.places import Workspace
 from tokshard.store import Store, present, written
 
+T = TypeVar("T")
+
 _METADATA_KEY = "tokshard.receipt"
+_READS_AT_ONCE = 32
+"""Receipts that are asked for at the same time, where they lie on another machine."""
 
 
 class SourceCounts(msgspec.Struct, kw_only=True):
@@ -56,7 +64,9 @@ class OutputCounts(msgspec.Struct, frozen=True, kw_only=True):
         return sum(source.documents for source in self.sources)
 
     def without_sources(self) -> OutputCounts:
-        """The counts of all inputs in one, which is called as the first."""
+        """Records, documents and tokens of all inputs added up, under the index of the first."""
+        if not self.sources:
+            return self
         total = SourceCounts(index=self.sources[0].index)
         for counts in self.sources:
             total.records_read += counts.records_read
@@ -72,21 +82,23 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         key: the task.
         previous: segment of the receipt before this one in the same stream; None for the first.
         is_last: nothing of the input follows this segment.
-        cap: documents that the task was allowed to write, or None.
+        max_documents: documents that the task was allowed to write, or None.
         input_bytes: bytes of input it read, for the progress bar.
         outputs: one entry per corpus of the build: two with a validation split. Records read are the same in each.
         num_rejects, rejects_bytes: lines and bytes that it wrote to its rejects file.
         fields: the kept columns that some record of it has a field for.
         num_marks: byte order marks that were dropped.
         drops: digest of the `DropLists` by which it left out duplicates; empty if it had none.
-        runs: of a hashing task: how many distinct hashes and how many repeats each run of its file holds.
-        hashes: of a hashing task: digest of its file.
+        parts: of a hashing task: how many distinct hashes and how many repeats each part of its file holds.
+        hashes: of a hashing task: SHA-256 of its file.
+        rows: of a task that merges: how many rows its file holds.
+        merge: of such a task: digest of the `Merge`, and so of its file.
     """
 
     key: Key
     previous: int | None
     is_last: bool
-    cap: int | None
+    max_documents: int | None
     input_bytes: int
     outputs: list[OutputCounts]
     num_rejects: int
@@ -94,8 +106,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     fields: list[str] = msgspec.field(default_factory=list)
     num_marks: int = 0
     drops: str = ""
-    runs: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    parts: list[tuple[int, int]] = msgspec.field(default_factory=list)
     hashes: str = ""
+    rows: int = 0
+    merge: str = ""
 
     @property
     def documents(self) -> int:
@@ -109,7 +123,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def inputs(self) -> list[int]:
-        """Indices of the inputs it is about."""
+        """Indices of the inputs that the task read."""
         return [source.index for source in self.outputs[0].sources]
 
     @property
@@ -122,12 +136,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         return sum(source.records_read for source in self.outputs[0].sources if source.index == index)
 
     def without_sources(self) -> Receipt:
-        """The receipt with the counts of several inputs in one: what a coordinator that has seen many should keep.
+        """The receipt without what only its file has to say, for a coordinator that keeps many receipts.
 
-        Inputs that share a task are whole, so nobody asks what came before in one of them.
+        The counts of its inputs are added up: inputs that share a task are read whole, so no later task needs to know
+        how many of their records came before.
         """
-        if len(self.inputs) < 2:
-            return self
         return msgspec.structs.replace(self, outputs=[output.without_sources() for output in self.outputs])
 
 
@@ -148,9 +161,20 @@ class Progress:
     bad: int = 0
     example: str = ""
 
+    def __add__(self, other: Progress) -> Progress:
+        """Both; the example is of the later one, if it has any."""
+        return Progress(
+            self.input_bytes + other.input_bytes,
+            self.documents + other.documents,
+            self.tokens + other.tokens,
+            self.records + other.records,
+            self.bad + other.bad,
+            other.example or self.example,
+        )
+
 
 def progress_of(receipts: Iterable[Receipt]) -> Progress:
-    """What tasks that are done came to."""
+    """The sum of what finished tasks did."""
     input_bytes = documents = tokens = records = bad = 0
     for receipt in receipts:
         input_bytes += receipt.input_bytes
@@ -166,8 +190,17 @@ def receipt_name(key: Key) -> str:
     return f"{key[0]:07d}-{key[1]:06d}"
 
 
+def _key(name: str) -> Key:
+    """The task of a receipt, by its file name."""
+    try:
+        first, segment = map(int, name.removesuffix(".arrow").split("-"))
+    except ValueError:  # of another kind
+        return -1, -1
+    return first, segment
+
+
 def receipt_path(workspace: Workspace, key: Key) -> str:
-    """The receipt of a task."""
+    """File name of the receipt of a task, in the store."""
     return f"{workspace.receipts}/{receipt_name(key)}.arrow"
 
 
@@ -184,18 +217,31 @@ def write_receipt(workspace: Workspace, receipt: Receipt, shards: Sequence[pa.Re
             writer.write_batch(rows.replace_schema_metadata(schema.metadata))
 
 
-def read_receipts(workspace: Workspace) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
-    """All receipts of a build, by key, each with its rows of the shard table; those that go meanwhile are passed over.
+def read_receipts(
+    workspace: Workspace, is_wanted: Callable[[Key], bool] | None = None
+) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
+    """The receipts of a stage, by key, each with its rows of the shard table. Those that vanish meanwhile are skipped.
+
+    Args:
+        is_wanted: whether the receipt of a task is; default: all.
 
     Raises:
         BuildError: a receipt is damaged.
     """
     found = sorted(name for name in present(workspace.store, workspace.receipts) if name.endswith(".arrow"))
-    for name in found:
-        try:
-            yield _read(workspace.store, f"{workspace.receipts}/{name}")
-        except FileNotFoundError:
-            continue
+    wanted = (name for name in found if is_wanted is None or is_wanted(_key(name)))
+    paths = (f"{workspace.receipts}/{name}" for name in wanted)
+    receipts = _read_in_order(workspace.store, paths, _read_if_there)
+    return (receipt for receipt in receipts if receipt is not None)
+
+
+def receipts_of(workspace: Workspace, keys: Iterable[Key]) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
+    """Receipts in the order of `keys`, and per corpus of the build the rows of the shard table of each.
+
+    Raises:
+        BuildError: a file is gone or damaged.
+    """
+    return _read_in_order(workspace.store, (receipt_path(workspace, key) for key in keys), _read_or_raise)
 
 
 def read_receipt(workspace: Workspace, key: Key) -> tuple[Receipt, list[pa.RecordBatch]]:
@@ -204,12 +250,39 @@ def read_receipt(workspace: Workspace, key: Key) -> tuple[Receipt, list[pa.Recor
     Raises:
         BuildError: the file is gone or damaged.
     """
-    name = receipt_path(workspace, key)
+    return _read_or_raise(workspace.store, receipt_path(workspace, key))
+
+
+def _read_in_order(store: Store, names: Iterable[str], read: Callable[[Store, str], T]) -> Iterator[T]:
+    """What `read` returns for each name; many names at a time where each costs a request."""
+    names = iter(names)
+    if store.local_path("") is not None:
+        yield from (read(store, name) for name in names)
+        return
+    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="tokshard-receipts") as pool:
+        running = deque(pool.submit(read, store, name) for name in itertools.islice(names, 2 * _READS_AT_ONCE))
+        try:
+            while running:
+                yield running.popleft().result()
+                running.extend(pool.submit(read, store, name) for name in itertools.islice(names, 1))
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def _read_if_there(store: Store, name: str) -> tuple[Receipt, list[pa.RecordBatch]] | None:
     try:
-        return _read(workspace.store, name)
+        return _read(store, name)
+    except FileNotFoundError:
+        return None
+
+
+def _read_or_raise(store: Store, name: str) -> tuple[Receipt, list[pa.RecordBatch]]:
+    try:
+        return _read(store, name)
     except FileNotFoundError as error:
         raise BuildError(
-            f"{workspace.store.where(name)} is gone", hint="run the same command again: its task runs again"
+            f"{store.where(name)} is gone", hint="run the same command again: its task runs again"
         ) from error
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TypeVar
 
 import msgspec
@@ -13,7 +12,7 @@ from tokshard.errors import BuildError, ConfigurationChangedError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.pipeline.options import change_text
-from tokshard.pipeline.sources.inputs import Input, InputTable, read_once_name
+from tokshard.pipeline.sources.inputs import Input, InputTable, read_once_name, saved_inputs
 from tokshard.pipeline.workspace.places import BAD_INPUTS, COMMAND, INPUTS, SETTINGS, Workspace
 
 T = TypeVar("T")
@@ -48,6 +47,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         sources: the inputs as they were when the build began, with absolute roots; the table has a file of its own.
         arguments: what each argument is called; those on the hub with the commits that they stood for.
+        generation: of the corpora that the build writes.
+        previous: of an append: ``manifest_sha256`` of the generation before, for each corpus.
     """
 
     config: BuildConfig
@@ -56,6 +57,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_bad_source: str
     sources: InputTable
     arguments: list[str]
+    generation: int = 0
+    previous: list[str] = msgspec.field(default_factory=list)
 
 
 def save_settings(workspace: Workspace, settings: Settings) -> None:
@@ -69,7 +72,7 @@ def _reference(inputs: InputTable) -> _InputsReference:
 
 
 def load_settings(workspace: Workspace) -> Settings | None:
-    """What the build in this directory was asked for, or None if there is none.
+    """The settings of the build in this directory; None if it holds no build.
 
     Raises:
         BuildError: the file is damaged.
@@ -77,7 +80,7 @@ def load_settings(workspace: Workspace) -> Settings | None:
 
     def inputs(_: type, reference: object) -> InputTable:
         found = msgspec.convert(reference, _InputsReference)
-        return InputTable.saved(found.roots, workspace.store, INPUTS, found.digest)
+        return saved_inputs(found.roots, workspace.store, INPUTS, found.digest)
 
     try:
         return msgspec.json.decode(workspace.store.get(SETTINGS), type=Settings, dec_hook=inputs)
@@ -118,7 +121,7 @@ def load_command(workspace: Workspace) -> Command | None:
     return _load(workspace, COMMAND, Command)
 
 
-def check_same_settings(before: Settings, now: Settings, *, out: Path) -> None:
+def check_same_settings(before: Settings, now: Settings, *, out: str) -> None:
     """Refuse to continue a build with other settings. From fail to skip is allowed, the other way is not.
 
     Raises:
@@ -149,7 +152,7 @@ def save_names(workspace: Workspace, list_name: str, found: Iterable[str]) -> No
 
 
 def load_names(workspace: Workspace, list_name: str) -> set[str]:
-    """Files of a build that were remembered; none if there is no such list.
+    """Files of a build that were remembered; empty if there is no such list.
 
     Raises:
         BuildError: the list is damaged.
@@ -161,7 +164,10 @@ def _is_name_of_ours(name: str) -> bool:
     """Whether a name can be a file of a build; whatever a list says, it leads nowhere else."""
     path = PurePosixPath(name)
     is_file = path.name in names.SIDE_FILES or names.is_shard_name(path.name)
-    return is_file and path.parts[:-1] in ((), (names.TRAIN,), (names.VALIDATION,))
+    folders = path.parts[:-1]
+    if folders and names.generation_number(folders[-1]):
+        folders = folders[:-1]
+    return is_file and folders in ((), (names.TRAIN,), (names.VALIDATION,))
 
 
 def _differences(before: Settings, now: Settings) -> Iterator[str]:
@@ -176,6 +182,10 @@ def _differences(before: Settings, now: Settings) -> Iterator[str]:
                 change = change_text(key, old[key], new[key])
                 if change is not None:
                     yield change
+    if before.generation != now.generation:
+        yield f"it writes generation {before.generation}, not {now.generation}"
+    elif before.previous != now.previous:
+        yield "the corpus that it appends to was replaced"
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before, policy) == "skip" and getattr(now, policy) == "fail":
             yield f"--{policy.replace('_', '-')} was skip, now fail"
@@ -213,13 +223,5 @@ def _source_change(before: Input, now: Input) -> str | None:
     if before.num_bytes != now.num_bytes:
         return f"source {now.location} had {before.num_bytes} bytes, now {now.num_bytes}"
     if before.version != now.version:
-        then, since = _date(before.version), _date(now.version)
-        return f"source {now.location} was modified since: at {since}, and before at {then}"
+        return f"source {now.location} was modified since: its version was {before.version}, now it is {now.version}"
     return None
-
-
-def _date(version: str) -> str:
-    try:
-        return datetime.fromtimestamp(int(version) / 1e9, tz=UTC).astimezone().isoformat(sep=" ")
-    except (OverflowError, OSError, ValueError):  # the clock of a file may say anything
-        return f"{version} ns"

@@ -1,8 +1,8 @@
-"""Which samples of a corpus read a stretch of it: the arrows of a plan, followed backwards.
+"""The samples that read a stretch of a corpus: a plan followed backwards.
 
     document ──▶ blocks ──▶ their positions in the epoch ──▶ window ──▶ pieces in the stream ──▶ slices ──▶ samples
 
-Nothing is replayed: every arrow is the inverse of a permutation, but for the pieces, which their window's table holds.
+Nothing is replayed. The pieces come from the table of their window; every other arrow inverts a permutation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_TAKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class FoundTokens:
-    """What a sample reads of a stretch.
+    """The part of a stretch that one sample reads.
 
     Args:
         corpus_sample: sample of the corpus.
@@ -37,7 +37,7 @@ class FoundTokens:
 def find_document(
     stream: CorpusStream, epoch: int, start: int, stop: int, *, stream_stop: int | None = None
 ) -> list[FoundTokens]:
-    """Where an epoch reads a document. Costs the table of each window that holds one of its blocks.
+    """The samples of an epoch that read a document. Costs the table of each window that holds one of its blocks.
 
     Args:
         epoch: pass over the corpus, from 0.
@@ -122,9 +122,9 @@ def samples_of(order: CorpusOrder, slices: NDArray[np.int64], window: Window) ->
     Args:
         slices: int64 [n], each starts in `window`.
     """
-    first = order.first_slice(window)
+    first = window.first_slice
     samples = slices - first
-    inside = np.flatnonzero(samples < order.num_inside(window))
+    inside = np.flatnonzero(samples < window.num_inside)
     if len(inside):
         permutation = order.sample_permutation(window)
         samples[inside] = permutation.inverse(samples[inside].astype(np.uint64)).astype(np.int64)

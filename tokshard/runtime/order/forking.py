@@ -1,4 +1,4 @@
-"""A lock that is free in a forked child: a thread of the parent may hold it at that moment, and is not in the child.
+"""A lock that is free in a forked child, also if a thread of the parent held it when the process forked.
 
 DataLoader forks its workers by default on Linux up to Python 3.13, while the prefetch thread of a loader may run.
 """
@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 
 class ForkLock:
-    """A re-entrant lock. What it guards has to be usable whenever another thread may fork, also half done."""
+    """A re-entrant lock. What it guards must be usable at any moment, because another thread may fork."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -24,7 +24,7 @@ class ForkLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """No thread holds it."""
+        """Release it, whichever thread of the parent held it."""
         self._lock = RLock()
 
 

@@ -2,7 +2,7 @@
 
 The corpora, in plan order, are the leaves of a balanced binary tree. Of its first n samples, a node gives ``L(n)`` to
 its left half, where L is the line ``n * share``, rounded: never one sample away from it. So a sample is found by
-walking down the tree, and a corpus is as many roundings away from its exact share as the tree is deep.
+walking down the tree, and the error of a corpus is one rounding per level of the tree.
 `rounding` has the arithmetic of a node, with an example. ORDER.md, section 7, has the rules.
 """
 
@@ -35,7 +35,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What the samples so far leave behind for those that follow.
+    """What later samples need to know of all earlier ones.
 
     Args:
         counts: samples of each corpus, in plan order.
@@ -48,7 +48,7 @@ class Balance:
 
     @classmethod
     def at_start(cls, num_corpora: int) -> Balance:
-        """Before anything was read."""
+        """The balance of a new run."""
         return cls(counts=(0,) * num_corpora, remainders=(HALF,) * (num_corpora - 1))
 
 
@@ -97,7 +97,7 @@ class Mixture:
         return (_rebuild, (self.key, self.segments, self.balance))  # without what was counted already
 
     def changed(self, segments: tuple[Segment, ...]) -> Mixture:
-        """A mixture with other segments, which knows what is counted already of those that are the same."""
+        """A mixture with other segments, which keeps what was counted for those that are the same."""
         changed = Mixture(key=self.key, segments=segments, balance=self.balance)
         for index, (segment, other) in enumerate(zip(self.segments, segments, strict=False)):
             if segment != other:
@@ -107,7 +107,7 @@ class Mixture:
         return changed
 
     def since(self, sample: int) -> Mixture:
-        """The same from a global sample on, without the segments that are over then."""
+        """The mixture from a global sample on, without the segments that end before it."""
         index = self._segment_at(sample)
         return Mixture(key=self.key, segments=self.segments[index:], balance=self._balance_at(index))
 
@@ -120,7 +120,7 @@ class Mixture:
         return self.balance_before(sample).counts
 
     def balance_before(self, sample: int) -> Balance:
-        """What the samples before a global sample leave behind.
+        """The balance before a global sample.
 
         Raises:
             ValueError: the sample lies before the first segment.
@@ -153,7 +153,7 @@ class Mixture:
         return corpora, corpus_samples
 
     def sample_of(self, corpus: int, corpus_sample: int) -> int | None:
-        """The global sample that is sample `corpus_sample` of a corpus; None if no weight ever leads there.
+        """The global sample that is sample `corpus_sample` of a corpus; None if the corpus never gets that many.
 
         Raises:
             ValueError: that sample came before the first segment.
@@ -183,7 +183,7 @@ class Mixture:
         return index
 
     def _balance_at(self, index: int) -> Balance:
-        """At the start of a segment."""
+        """The balance at the start of a segment."""
         known = index
         while known not in self._balances:
             known -= 1
@@ -194,11 +194,11 @@ class Mixture:
         return self._balances[index]
 
     def _balance_after(self, index: int, count: int) -> Balance:
-        """After so many samples of a segment."""
+        """The balance after so many samples of a segment."""
         before = self._balance_at(index)
         counts, remainders = list(before.counts), list(before.remainders)
         splits = self._splits_of(index)
-        gained = {0: count}  # by node; a half of one corpus is no node
+        gained = {0: count}  # by node; a half with one corpus is not a node
         if not splits:
             counts[0] += count
         for number, (node, split) in enumerate(zip(self._nodes, splits, strict=True)):
@@ -314,5 +314,5 @@ def _integers(weights: Sequence[float]) -> list[int]:
 
 
 def are_weights(weights: Sequence[float]) -> bool:
-    """Whether weights say something: finite, at least 0 and not all 0."""
+    """Whether weights can be shares: finite, at least 0 and not all 0."""
     return all(0 <= weight < math.inf for weight in weights) and any(weights)

@@ -1,4 +1,4 @@
-"""A seeded bijection on ``range(n)`` that can be asked for any index."""
+"""A seeded bijection on ``range(n)`` that can be evaluated at any index."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ORDER_VERSION = 1
 """Names the rules of the order. Bump when any sample of any plan would change."""
 
 MAX_EPOCHS = 1 << 64
-"""A key has room for so many."""
+"""Epochs that a key can tell apart."""
 
 Purpose = Literal["blocks", "pieces", "samples", "mixture", "take", "transform"]
 
@@ -42,7 +42,7 @@ def derive_key(
 
     Args:
         seed: in ``[0, 2**64)``.
-        corpus: 32 bytes, or none for keys that belong to no corpus.
+        corpus: 32 bytes; empty for keys that do not depend on a corpus.
 
     Returns:
         uint64 [words].

@@ -13,8 +13,8 @@ from tokshard.runtime.source import TokenSource
 class CorpusStream:
     """One corpus as the endless stream of shuffled pieces that a plan reads.
 
-    Which window a sample starts in is arithmetic. The table of a window costs its piece table to keep and a scan of its
-    document boundaries to make; those of two windows are kept, the current and the next. Safe to use from several
+    The window of a sample follows from arithmetic. Making the table of a window scans its document boundaries; the
+    tables of two windows are kept, the current and the next. Safe to use from several
     threads, and in a forked child. Readers at different places take a `reader` each.
 
     Args:
@@ -55,7 +55,7 @@ class CorpusStream:
 
     @property
     def num_full_blocks(self) -> int:
-        """Blocks of `block_tokens` tokens that are read; what is left is the tail."""
+        """Blocks of `block_tokens` tokens that are read; the rest is the tail."""
         return self.order.num_full_blocks
 
     @property
@@ -77,7 +77,7 @@ class CorpusStream:
         return self.order.window(epoch, index)
 
     def table(self, window: Window) -> PieceTable:
-        """The pieces of a window, made when it is first asked for."""
+        """The pieces of a window, found when they are first needed."""
         return self.tables.table(window)
 
     def pieces_of(
@@ -91,14 +91,14 @@ class CorpusStream:
         """The pieces that samples read.
 
         Sample k reads slice ``[j * seq_len, (j + 1) * seq_len)`` of the stream, where j is the entry of k in a
-        permutation of all samples that lie in the same window. One that goes on in the next window comes last, so that
-        the next window is not needed before.
+        permutation of all samples that lie in the same window. A slice that continues in the next window comes last, so
+        the next window is not needed earlier.
 
         Args:
             samples: int64 [n], ascending.
             stream_stop: where a finite pass ends; slices are cut there.
-            extra_tokens: read so many tokens of the stream beyond each slice.
-            is_sequential: the samples that follow will be asked for next: do a part of making the next window's table.
+            extra_tokens: how many tokens of the stream to read beyond each slice.
+            is_sequential: the following samples will be read next, so part of the next window's table is made now.
 
         Returns:
             int64 [n], how many pieces each sample has, and the pieces of all of them one after another.
@@ -110,7 +110,7 @@ class CorpusStream:
         while done < len(samples):
             # Python integers: a position can lie beyond 2**63
             window = self.window_at(int(samples[done]) * seq_len)
-            first, stop = self.order.first_slice(window), -(-window.stop // seq_len)
+            first, stop = window.first_slice, -(-window.stop // seq_len)
             here = samples[done : done + int(np.searchsorted(samples[done:], stop))]
             starts = self.order.slices(window, here - first) * seq_len + (first * seq_len - window.start)
             found = self._read(window, starts, seq_len + extra_tokens, stream_stop)
@@ -138,7 +138,7 @@ class CorpusStream:
         length: int,
         stream_stop: int | None,
     ) -> tuple[list[NDArray[np.int64]], list[Pieces]]:
-        """The pieces of stretches that start in one window, in order; few of them reach beyond it."""
+        """The pieces of stretches that start in one window, in order. Few of them reach beyond it."""
         counts: list[NDArray[np.int64]] = []
         parts: list[Pieces] = []
         room = window.stop - window.start

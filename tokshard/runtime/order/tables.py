@@ -1,8 +1,8 @@
 """The tables of the pieces of windows: how they are made, cut into stretches, and kept.
 
-Making a table asks the corpus for its document ends and permutes the pieces between them: milliseconds for a window of
-64M tokens in documents of 1,000, seconds in documents of 10. So the table of the next window is made in small steps
-while the current one is read. ORDER.md, section 5, has the rules.
+To make a table, the corpus is asked for its document ends, and the pieces between them are permuted. For a window of
+64M tokens this takes milliseconds in documents of 1,000 tokens, and seconds in documents of 10. So the table of the
+next window is made in small steps while the current one is read. ORDER.md, section 5, has the rules.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MAX_TABLES = 2
 """The current window and the next."""
 
 _READY_AT = 0.8
-"""The table of the next window is done when this part of the current one was read."""
+"""The table of the next window is finished when this part of the current one has been read."""
 
 _SHORT = 0.25
-"""A window of less than this part of a full one is prepared together with the one after it."""
+"""A window shorter than this part of a full one is prepared together with the one after it."""
 
-_BLOCKS_PER_STEP = 4
+_BLOCKS_PER_STEP = 32
 _PIECES_PER_STEP = 16_384
 
 
@@ -106,17 +106,17 @@ class PieceTable:
 
 
 def table_steps(source: TokenSource, order: CorpusOrder, window: Window) -> Generator[float, int | None, PieceTable]:
-    """Make the table of a window in many small steps; yields which part of it is done.
+    """Make the table of a window in many small steps; yields the part that is done.
 
-    Nothing is asked of the source before the first step. Sending a number of blocks makes the following steps as large:
-    who needs the table at once asks for all of them together.
+    Nothing is asked of the source before the first step. To get the table at once, send the number of blocks that the
+    following steps shall ask for together.
 
     Raises:
         ValueError: the window has 2**32 tokens or more.
     """
     size, length = order.shape.block_tokens, window.stop - window.start
     if length >= 1 << 32:
-        raise ValueError(f"a window of {length} tokens does not fit: make window_blocks less")
+        raise ValueError(f"a window of {length} tokens does not fit: give a smaller window_blocks")
     block_starts = order.blocks(window) * size
     block_stops = np.minimum(np.arange(1, len(block_starts) + 1) * size, length)
     source.will_read(block_starts, block_starts + np.diff(block_stops, prepend=0))
@@ -156,7 +156,7 @@ def table_steps(source: TokenSource, order: CorpusOrder, window: Window) -> Gene
 def _cut_blocks(
     source: TokenSource, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64], first: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Where the pieces of some blocks of a window start, and which of these blocks end with a document.
+    """Where the pieces of some blocks of a window start, and which of the blocks end with a document.
 
     Args:
         block_starts: int64 [blocks], positions in the corpus.
@@ -181,7 +181,7 @@ class _Preparation:
     """A table that is being made.
 
     Args:
-        begun_at: the part of the current window that was read before: a job that begins in a window has less time.
+        begun_at: the part of the current window that was already read: a job that begins inside a window has less time.
     """
 
     def __init__(self, window: Window, steps: Generator[float, int | None, PieceTable], begun_at: float) -> None:
@@ -190,16 +190,16 @@ class _Preparation:
         self._table: PieceTable | None = None
 
     def advance_with(self, part_of_current: float) -> None:
-        """Continue as the current window is read."""
+        """Keep pace with the reading of the current window."""
         end = _READY_AT if self._begun_at < _READY_AT else 1.0
         if self._begun_at < 1:
             self.advance((part_of_current - self._begun_at) / (end - self._begun_at))
 
     def advance(self, part: float, blocks: int | None = None) -> None:
-        """Continue until this part of it is done.
+        """Continue until this part of the table is done.
 
         Args:
-            blocks: ask the source for so many at once; default: few, for a small step.
+            blocks: how many to ask the source for at once; default: few, for a small step.
         """
         try:
             if self._done is None and part > 0:
@@ -217,7 +217,7 @@ class _Preparation:
 
 
 class Tables:
-    """The tables of the windows that one reader is at. Safe to use from several threads, and in a forked child."""
+    """The tables of the windows that one reader needs. Safe to use from several threads, and in a forked child."""
 
     def __init__(self, source: TokenSource, order: CorpusOrder) -> None:
         self._source, self._order = source, order
@@ -240,12 +240,13 @@ class Tables:
         return table
 
     def prepare(self, window: Window, before: float, after: float) -> None:
-        """Make so much of the next table that it is done shortly before the current window is.
+        """Make enough of the next table to finish it shortly before the current window ends.
 
-        A short window, the last of an epoch, leaves no time for the one after it: that is made along with it.
+        The last window of an epoch may be too short to make the table of the one after it meanwhile: both are then made
+        together.
 
         Args:
-            before, after: the part of the current window that was read before these samples, and with them.
+            before, after: the part of the current window that is read before and after these samples.
         """
         with self._lock:
             following = [window]
@@ -260,12 +261,12 @@ class Tables:
             self._ahead = ahead
 
     def clear(self) -> None:
-        """Forget all tables."""
+        """Drop all tables."""
         with self._lock:
             self._kept.clear()
 
     def _preparation(self, window: Window, *, begun_at: float = 0.0) -> _Preparation:
-        """The one that is under way, which is forgotten, or a new one. So a fork never finds one that is running."""
+        """Take out the preparation that is under way, or begin one. So a fork never finds one that is running."""
         for index, ahead in enumerate(self._ahead):
             if ahead.window == window:
                 return self._ahead.pop(index)  # an error ends its generator: it is not used again

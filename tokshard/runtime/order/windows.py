@@ -1,8 +1,8 @@
 """The order of one corpus as arithmetic: blocks, epochs, windows, and the slices that samples read.
 
 A corpus is cut into blocks. Every epoch permutes the full ones, and consecutive blocks of that order form windows.
-Windows and epochs follow each other without a gap, so that the window of any sample is found by a division. What lies
-inside a window, its pieces, is the matter of `tables`. ORDER.md, sections 4 and 6, has the rules.
+Windows and epochs follow each other without a gap, so that the window of any sample is found by a division. `tables`
+has the pieces inside a window. ORDER.md, sections 4 and 6, has the rules.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.order.permutation import KEY_WORDS, Permutation
-from tokshard.runtime.order.seeds import MAX_EPOCHS, Purpose, derive_key
+from tokshard.runtime.order.seeds import MAX_EPOCHS, derive_key
 
 _MAX_PERMUTATIONS = 8
-"""Permutations that are kept: those of up to 65,536 items cost milliseconds to make."""
+"""Permutations that are kept, because those of up to 65,536 items take milliseconds to make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Where a window lies.
+    """The place of a window in the stream of a corpus.
 
     Args:
         epoch: pass over the corpus, from 0.
@@ -47,6 +47,8 @@ class Window:
         start, stop: its tokens in the endless stream.
         first_block, num_blocks: its full blocks in the shuffled order of the epoch.
         tail_tokens: tokens of the corpus's last, short block if this window has it, or 0.
+        first_slice: the first slice of the stream that starts in it.
+        num_inside: slices that lie wholly in it; negative if it is shorter than its parts of two slices.
     """
 
     epoch: int
@@ -56,13 +58,15 @@ class Window:
     first_block: int
     num_blocks: int
     tail_tokens: int
+    first_slice: int
+    num_inside: int
 
 
 class CorpusOrder:
     """Which blocks a window has, and which slice of the stream a sample reads.
 
-    Positions are Python integers, because they can lie beyond 2**63. A few permutations are kept, so readers at
-    different places have an order each; nothing else is state.
+    Positions are Python integers, because they can exceed 2**63. The only state is a cache of permutations, so readers
+    at different places have an order each.
 
     Args:
         corpus_tokens: tokens of the corpus.
@@ -91,7 +95,7 @@ class CorpusOrder:
 
     @cached_property
     def num_corpus_blocks(self) -> int:
-        """Full blocks of the corpus; what is left over is the tail."""
+        """Full blocks of the corpus; the rest is the tail."""
         return self.corpus_tokens // self.shape.block_tokens
 
     @cached_property
@@ -125,14 +129,18 @@ class CorpusOrder:
         tokens, blocks = self.num_tokens, self.shape.window_blocks
         is_last = index == self.num_windows - 1
         start = epoch * tokens + index * self.window_tokens
+        stop = (epoch + 1) * tokens if is_last else start + self.window_tokens
+        first_slice = -(-start // self.shape.seq_len)
         return Window(
             epoch=epoch,
             index=index,
             start=start,
-            stop=(epoch + 1) * tokens if is_last else start + self.window_tokens,
+            stop=stop,
             first_block=index * blocks,
             num_blocks=self.num_full_blocks - index * blocks if is_last else blocks,
             tail_tokens=tokens - self.num_full_blocks * self.shape.block_tokens if is_last else 0,
+            first_slice=first_slice,
+            num_inside=stop // self.shape.seq_len - first_slice,
         )
 
     def blocks(self, window: Window) -> NDArray[np.int64]:
@@ -145,14 +153,6 @@ class CorpusOrder:
         blocks = numbers.astype(np.int64)
         return np.append(blocks, self.num_full_blocks) if window.tail_tokens else blocks
 
-    def first_slice(self, window: Window) -> int:
-        """The first slice that starts in a window."""
-        return -(-window.start // self.shape.seq_len)
-
-    def num_inside(self, window: Window) -> int:
-        """Slices that lie wholly in a window; negative if it is shorter than what it has of two slices."""
-        return window.stop // self.shape.seq_len - self.first_slice(window)
-
     def slices(self, window: Window, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which slice each sample of a window reads.
 
@@ -160,14 +160,14 @@ class CorpusOrder:
             samples: int64 [n], ascending, counted from the first that starts in the window, as are the slices.
         """
         slices = samples.copy()
-        inside = slices[: int(np.searchsorted(samples, self.num_inside(window)))]
+        inside = slices[: int(np.searchsorted(samples, window.num_inside))]
         if len(inside):
             inside[:] = self.sample_permutation(window)(inside.astype(np.uint64)).astype(np.int64)
         return slices
 
     @cached_property
     def take_permutation(self) -> Permutation:
-        """The order in which larger parts take full blocks in; neither the plan nor its seed matters."""
+        """The order in which a growing `take` adds full blocks, for every plan and seed."""
         key = derive_key(0, "take", corpus=self._content, words=KEY_WORDS)
         return Permutation(length=self.num_corpus_blocks, key=key)
 
@@ -177,30 +177,24 @@ class CorpusOrder:
 
     def sample_permutation(self, window: Window) -> Permutation:
         """The order of the slices that lie wholly in a window."""
-        return self._permutation("samples", window.epoch, window.index, self.num_inside(window))
+        return self._permutation("samples", window.epoch, window.index, window.num_inside)
 
     def piece_permutation(self, window: Window, num_pieces: int) -> Permutation:
-        """The order of the pieces of a window: made anew, because a table needs it once."""
+        """The order of the pieces of a window. Not cached, because a table needs it once."""
         return self._make_permutation("pieces", window.epoch, window.index, num_pieces)
 
     def _make_permutation(
         self, purpose: Literal["blocks", "pieces", "samples"], epoch: int, window: int, length: int
     ) -> Permutation:
-        return Permutation(length=length, key=self._key(purpose, epoch, window))
-
-    def _key(self, purpose: Purpose, epoch: int, window: int) -> NDArray[np.uint64]:
-        if epoch + self.start_epoch >= MAX_EPOCHS:
+        epoch += self.start_epoch
+        if epoch >= MAX_EPOCHS:
             raise PlanError(
-                f"epoch {epoch + self.start_epoch} of a corpus was asked for, and an order has 2**64 epochs "
+                f"epoch {epoch} of a corpus was asked for, and an order has 2**64 epochs "
                 f"(num_tokens is {self.num_tokens}, seq_len {self.shape.seq_len})",
                 hint="ask for an earlier sample, or read a larger corpus",
             )
-        return derive_key(
-            self.seed,
-            purpose,
-            corpus=self._content,
-            copy_index=self.copy_index,
-            epoch=epoch + self.start_epoch,
-            window=window,
-            words=KEY_WORDS,
+        content, copy = self._content, self.copy_index
+        key = derive_key(
+            self.seed, purpose, corpus=content, copy_index=copy, epoch=epoch, window=window, words=KEY_WORDS
         )
+        return Permutation(length=length, key=key)

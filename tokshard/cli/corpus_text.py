@@ -1,22 +1,31 @@
-"""All text about corpora: summaries, tables, documents, matches and differences, for a terminal."""
+"""What a corpus holds, as text for people and as plain values for ``--json``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
+from tokshard.cli.document_text import view_json, view_text
+from tokshard.cli.tables import bars, shorten, table
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, DocumentLengths, Manifest, TokenizerInfo
 from tokshard.format.tables import ShardInfo, SourceInfo
-from tokshard.inspect.corpus.difference import Difference
-from tokshard.inspect.corpus.documents import DocumentView, Match, TokenPiece, source_label
-from tokshard.inspect.corpus.report import NUM_WORST_SOURCES, CorpusReport, most_left_out, split_left_out
-from tokshard.inspect.corpus.statistics import Lengths
-from tokshard.inspect.terminal import bars, shorten, table
+from tokshard.inspect.corpus.documents import source_label
+from tokshard.inspect.corpus.report import (
+    NUM_WORST_SOURCES,
+    CorpusReport,
+    generations_text,
+    most_left_out,
+    split_left_out,
+)
+from tokshard.inspect.corpus.statistics import Lengths, TokenStatistics
 from tokshard.wording import aligned, bytes_text, counted, one_line, printable
 
-_BOUNDARY = "\u2502"
 _FEW_SHARDS = 8
+_NUM_FREQUENT = 12
 _NAME_WIDTH = 24
 _MIN_BAR_WIDTH = 8
 _MAX_HISTOGRAM_WIDTH = 100
@@ -74,21 +83,29 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
     if records.with_special_text:
         spell = "document spells" if records.with_special_text == 1 else "documents spell"
         lines.append(("specials", f"{records.with_special_text:,} {spell} a special token, which became ordinary ids"))
-    if names.REJECTS in manifest.files:
-        size = bytes_text(manifest.files[names.REJECTS].num_bytes)
-        lines.append(("rejects", f"{names.REJECTS} lists every bad record and input that was left out ({size})"))
+    if rejects := _rejects(manifest):
+        size = bytes_text(sum(rejects.values()))
+        verb = "lists" if len(rejects) == 1 else "list"
+        lines.append(("rejects", f"{', '.join(rejects)} {verb} every bad record and input that was left out ({size})"))
+    if manifest.generation is not None:
+        lines.append(("generations", generations_text(manifest)))
     return [*lines, ("content", manifest.fingerprints.content), ("recipe", manifest.fingerprints.recipe)]
+
+
+def _rejects(manifest: Manifest) -> dict[str, int]:
+    """The lists of rejects of all generations, with their sizes."""
+    found = {name: facts.num_bytes for name, facts in manifest.files.items()}
+    return {name: size for name, size in found.items() if name.rpartition("/")[2] == names.REJECTS}
 
 
 def distribution_text(report: CorpusReport, *, width: int, encoding: str) -> str:
     """Percentiles, vocabulary and the histogram of document lengths."""
     lines = [("lengths", _percentiles_text(report.lengths))]
     if report.tokens is not None:
-        frequent = [f"{entry['text']!r} {entry['share']:.1%}" for entry in report.tokens["most_frequent"]]
+        frequent = [f"{token.text!r} {token.share:.1%}" for token in report.tokens.most_frequent(_NUM_FREQUENT)]
         lines += [("vocabulary", _vocabulary_text(report.tokens)), ("frequent", ", ".join(frequent))]
-        if report.tokens["normalizers"]:
-            normalizers = ", ".join(report.tokens["normalizers"])
-            lines.append(("normalizer", f"{normalizers}: text is changed before it is encoded"))
+        if normalizers := report.tokens.vocabulary.normalizers:
+            lines.append(("normalizer", f"{', '.join(normalizers)}: text is changed before it is encoded"))
     histogram = length_histogram(report.manifest.document_lengths, width=width, encoding=encoding)
     return f"{aligned(lines, width=width)}\n\n{histogram}"
 
@@ -103,17 +120,13 @@ def length_histogram(lengths: DocumentLengths, *, width: int, encoding: str) -> 
     used = [index for index, count in enumerate(lengths.counts) if count]
     if not used:
         return "no documents"
-    buckets = range(used[0], used[-1] + 1)
-    labels = [_bucket_text(index) for index in buckets]
-    counts = [lengths.counts[index] for index in buckets]
-    label_width = max(len("tokens"), *map(len, labels))
-    count_width = max(len("documents"), *(len(f"{count:,}") for count in counts))
-    rest = label_width + count_width + len("  100.0%  ") + 2
-    bar_width = max(_MIN_BAR_WIDTH, min(width, _MAX_HISTOGRAM_WIDTH) - rest)
-    lines = [f"{'tokens':>{label_width}}  {'documents':>{count_width}}"]
-    for label, count, bar in zip(labels, counts, bars(counts, bar_width, encoding), strict=True):
-        lines.append(f"{label:>{label_width}}  {count:>{count_width},}  {count / sum(counts):6.1%}  {bar}".rstrip())
-    return "\n".join(lines)
+    counts = lengths.counts[used[0] : used[-1] + 1]
+    labels = ["tokens", *(_bucket_text(index) for index in range(used[0], used[-1] + 1))]
+    numbers = ["documents", *(f"{count:,}" for count in counts)]
+    shares = ["", *(f"{count / sum(counts):6.1%}" for count in counts)]
+    rest = max(map(len, labels)) + max(map(len, numbers)) + len("  100.0%  ") + 2
+    drawn = bars(counts, max(_MIN_BAR_WIDTH, min(width, _MAX_HISTOGRAM_WIDTH) - rest), encoding)
+    return table(list(zip(labels, numbers, shares, ["", *drawn], strict=True)), width=None, left=(3,))
 
 
 def shard_table(shards: Sequence[ShardInfo], *, num_rows: int) -> str:
@@ -128,43 +141,6 @@ def shard_table(shards: Sequence[ShardInfo], *, num_rows: int) -> str:
     lines = table([("shard", "documents", "tokens", "on disk"), *rows], width=None).splitlines()
     if num_left_out:
         lines.insert(1 + head, f"... {num_left_out:,} more; --shards shows all")
-    return "\n".join(lines)
-
-
-def view_text(view: DocumentView) -> str:
-    """A document, its control characters escaped; if it was split into tokens, with a bar after each."""
-    place = f"record {view.record_number:,} of {one_line(view.source)}"
-    lines = [f"document {view.document:,}: {counted(view.num_tokens, 'token')}, {place}"]
-    lines += [f"{one_line(name)}: {one_line(str(value))}" for name, value in view.metadata.items()]
-    more = " ..." if view.is_excerpt else ""
-    lines.append(printable(bounded_text(view.pieces) + more if view.pieces else view.text))
-    return "\n".join(lines)
-
-
-def bounded_text(pieces: Iterable[TokenPiece]) -> str:
-    """The text of pieces, with a bar after each."""
-    return "".join(piece.text + _BOUNDARY for piece in pieces)
-
-
-def match_text(match: Match) -> str:
-    """Two lines: where the match is, and its context, with the match in angle quotes."""
-    more = "" if match.count == 1 else f", {match.count:,} places"
-    return (
-        f"document {match.document:,}: record {match.record_number:,} of {one_line(match.source)}{more}\n"
-        f"    {one_line(match.before)}\u00bb{one_line(match.text)}\u00ab{one_line(match.after)}"
-    )
-
-
-def difference_text(difference: Difference, labels: tuple[str, str]) -> str:
-    """The verdict, and three lines for each field that differs."""
-    lines = [f"{'equal' if difference.is_equal else 'different'}: {difference.verdict}", *difference.notes]
-    width = max(len(one_line(label)) for label in labels)
-    for field, values in difference.fields.items():
-        lines.append(one_line(field))
-        lines += [
-            f"  {one_line(label):<{width}}  {'(none)' if value is None else one_line(str(value))}"
-            for label, value in zip(labels, values, strict=True)
-        ]
     return "\n".join(lines)
 
 
@@ -247,14 +223,17 @@ def _percentiles_text(lengths: Lengths) -> str:
     return f"at most, in tokens: {shown}" + ("" if lengths.is_exact else " (about; --full reads every length)")
 
 
-def _vocabulary_text(tokens: dict[str, Any]) -> str:
-    parts = [f"{tokens['used']:,} of {tokens['vocab_size']:,} ids in use ({tokens['used'] / tokens['vocab_size']:.1%})"]
-    parts += [f"{tokens[key]:.2%} {label}" for key, label in _SHARES.items() if tokens[key] is not None]
-    where = "" if tokens["is_full"] else f"; in a sample of {tokens['counted']:,} tokens, --full counts all"
+def _vocabulary_text(tokens: TokenStatistics) -> str:
+    counts = tokens.counts
+    parts = [f"{counts.num_used:,} of {counts.vocab_size:,} ids in use ({tokens.used_share:.1%})"]
+    parts += [f"{share:.2%} {label}" for label, share in _shares(tokens).items()]
+    where = "" if counts.is_full else f"; in a sample of {counts.num_tokens:,} tokens, --full counts all"
     return ", ".join(parts) + where
 
 
-_SHARES = {"unknown_share": "unknown tokens", "byte_share": "byte tokens"}
+def _shares(tokens: TokenStatistics) -> dict[str, float]:
+    shares = {"unknown tokens": tokens.unknown_share, "byte tokens": tokens.byte_share}
+    return {label: share for label, share in shares.items() if share is not None}
 
 
 def _bucket_text(index: int) -> str:
@@ -284,8 +263,76 @@ def _column_of(report: CorpusReport) -> dict[str, str]:
         "content": manifest.fingerprints.content[:12],
     }
     if report.tokens is not None:
-        column["ids in use"] = f"{report.tokens['used'] / report.tokens['vocab_size']:.1%}"
-        column |= {
-            label: f"{report.tokens[key]:.2%}" for key, label in _SHARES.items() if report.tokens[key] is not None
-        }
+        column["ids in use"] = f"{report.tokens.used_share:.1%}"
+        column |= {label: f"{share:.2%}" for label, share in _shares(report.tokens).items()}
     return column
+
+
+def report_json(report: CorpusReport) -> dict[str, Any]:
+    """A report as plain values."""
+    summary = summary_json(report.manifest, report.sources)
+    summary["tokens_per_document"] |= {
+        "percentiles": {str(percent): length for percent, length in report.lengths.percentiles().items()},
+        "percentiles_are_exact": report.lengths.is_exact,
+    }
+    return {
+        "corpus": report.directory,
+        **summary,
+        "token_statistics": None if report.tokens is None else tokens_json(report.tokens),
+        "samples": [view_json(view) for view in report.documents],
+    }
+
+
+def summary_json(manifest: Manifest, sources: Sequence[SourceInfo] = ()) -> dict[str, Any]:
+    """A corpus as plain values, from its manifest and source table alone."""
+    lengths = manifest.document_lengths
+    rejects = _rejects(manifest)
+    return {
+        "documents": manifest.num_documents,
+        "tokens": manifest.num_tokens,
+        "tokens_per_document": {
+            "mean": manifest.num_tokens / manifest.num_documents,
+            "shortest": lengths.shortest,
+            "longest": lengths.longest,
+            "powers_of_two": lengths.counts,
+        },
+        "text_bytes": manifest.text_bytes,
+        "text_bytes_per_token": manifest.text_bytes / manifest.num_tokens,
+        "dtype": manifest.dtype,
+        "columns": manifest.columns,
+        "shards": manifest.num_shards,
+        "bytes": manifest.num_bytes,
+        "tokenizer": msgspec.to_builtins(manifest.tokenizer),
+        "build": msgspec.to_builtins(manifest.build),
+        "sources": {
+            "arguments": manifest.arguments,
+            "count": len(sources),
+            "bytes": sum(source.num_bytes for source in sources),
+            "most_left_out": [
+                {
+                    "source": source_label(manifest, source),
+                    "records_read": source.records_read,
+                    "left_out": dict(source.left_out),
+                }
+                for source in most_left_out(sources)[:NUM_WORST_SOURCES]
+            ],
+        },
+        "records": msgspec.to_builtins(manifest.records),
+        "rejects": {"file": ", ".join(rejects), "bytes": sum(rejects.values())} if rejects else None,
+        "generation": 0 if manifest.generation is None else manifest.generation.number,
+        "fingerprints": msgspec.to_builtins(manifest.fingerprints),
+    }
+
+
+def tokens_json(tokens: TokenStatistics) -> dict[str, Any]:
+    """Token statistics as plain values."""
+    return {
+        "counted": tokens.counts.num_tokens,
+        "is_full": tokens.counts.is_full,
+        "used": tokens.counts.num_used,
+        "vocab_size": tokens.counts.vocab_size,
+        "unknown_share": tokens.unknown_share,
+        "byte_share": tokens.byte_share,
+        "normalizers": list(tokens.vocabulary.normalizers),
+        "most_frequent": [asdict(token) for token in tokens.most_frequent(_NUM_FREQUENT)],
+    }

@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokshard.cli.output_file import output_file
+from tokshard.cli.trace_text import trace_json
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
-from tokshard.inspect.outputs import output_file
 from tokshard.inspect.plan.run import Run
-from tokshard.inspect.plan.trace import ID, TraceRow, trace_json
+from tokshard.inspect.plan.trace import ID, TraceRow
 from tokshard.runtime.shards import CorpusSource
 
 

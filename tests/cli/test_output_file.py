@@ -12,8 +12,8 @@ import pytest
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tests.inspect.pages import write_mix
 from tokshard.cli.main import run
+from tokshard.cli.output_file import is_stdout, output_file
 from tokshard.errors import UsageError
-from tokshard.inspect.outputs import is_stdout, output_file
 from tokshard.jobs.plan_file import load_mix
 from tokshard.runtime.cursor_json import save_cursor
 
@@ -78,7 +78,7 @@ def test_an_output_keeps_the_permissions_of_the_file_it_replaces(write, tmp_path
     assert stat.S_IMODE((tmp_path / "page").stat().st_mode) == 0o600
 
 
-def test_no_input_is_ever_the_output(write, mix, tmp_path, capsys):
+def test_an_output_never_overwrites_an_input(write, mix, tmp_path, capsys):
     (tmp_path / "link").symlink_to("mix.toml")
     os.link(mix, tmp_path / "hard")
     shard = next((tmp_path / "a").glob("shard-*"))
@@ -132,7 +132,7 @@ def test_a_checkpoint_that_a_trace_reads_is_not_overwritten(mix, tmp_path, capsy
 
 
 @pytest.mark.parametrize("output", ["", "no/page", "mix.toml/page", "loop", "a"])
-def test_what_cannot_be_written_is_one_line(write, tmp_path, output, capsys, monkeypatch):
+def test_an_output_that_cannot_be_written_is_a_one_line_error(write, tmp_path, output, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "a" / "manifest.json").touch()
@@ -143,7 +143,7 @@ def test_what_cannot_be_written_is_one_line(write, tmp_path, output, capsys, mon
     assert (tmp_path / "loop").is_symlink()
 
 
-def test_an_output_that_is_not_finished_leaves_what_was_there(tmp_path):
+def test_an_output_that_fails_keeps_the_old_file(tmp_path):
     page = tmp_path / "page"
     page.write_text("old")
 
@@ -159,11 +159,11 @@ def test_an_output_that_is_not_finished_leaves_what_was_there(tmp_path):
 
 
 def test_the_standard_output_gets_the_page_and_nothing_else(tmp_path, monkeypatch, capfd):
-    """A file stands in for what a shell redirects to: others may append to it, so it is never replaced."""
+    """A file that a shell redirects to is never replaced, because others may append to it."""
     log = tmp_path / "log"
     log.write_text("before\n")
     with log.open("ab") as redirected:
-        monkeypatch.setattr("tokshard.inspect.outputs._STDOUT", redirected.fileno())
+        monkeypatch.setattr("tokshard.cli.output_file._STDOUT", redirected.fileno())
         assert is_stdout(str(log))
         corpus = write_corpus(tmp_path / "corpus", documents_of([4]), tokenizer=TINY_TOKENIZER)
         assert run(["inspect", str(corpus), "--html", str(log)]) == 0

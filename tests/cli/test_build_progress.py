@@ -11,9 +11,10 @@ import pytest
 
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 from tokshard import build_corpus
+from tokshard.cli import build_progress as progress
+from tokshard.cli.build_progress import StageDisplay, fitting
 from tokshard.cli.main import run
-from tokshard.pipeline import progress
-from tokshard.pipeline.progress import FileCount, ProgressDisplay, fitting
+from tokshard.pipeline.progress import FileCount, StageEnded
 from tokshard.pipeline.sources.division import ByteRange
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning
 from tokshard.pipeline.tasks.planning import StreamTask, Task, WholeInputs
@@ -34,7 +35,7 @@ def receipt(*key: int, is_last: bool = True, documents: int = 2, records: int = 
         key=(key[0], key[1]),
         previous=None,
         is_last=is_last,
-        cap=None,
+        max_documents=None,
         input_bytes=num_bytes,
         outputs=[OutputCounts(sources=[counts])],
         num_rejects=0,
@@ -54,8 +55,8 @@ def clock(monkeypatch):
     return now
 
 
-def display(stream: Any, done: Progress | None = None, **options: Any) -> ProgressDisplay:
-    found = ProgressDisplay(
+def display(stream: Any, done: Progress | None = None, **options: Any) -> StageDisplay:
+    found = StageDisplay(
         183 * MB, FileCount(TASKS), done or Progress(0, 0, 0), stream=stream, **{"is_quiet": False, **options}
     )
     for key in ((0, 0), (3, 0)):
@@ -84,7 +85,7 @@ def test_a_line_names_files_bytes_documents_losses_speed_and_time(clock):
     stream = io.StringIO()
     shown = display(stream)
     clock[0] += 11
-    shown(Progress(43_100_000, 26_939, 26_100_000, records=28_142, bad=3))
+    shown.progressed(Progress(43_100_000, 26_939, 26_100_000, records=28_142, bad=3))
     assert stream.getvalue() == (
         " 24%: 43.1 of 183 MB, 3 of 5 files, 26,939 documents, 1,203 left out, 2.37M tokens/s, 0:11 elapsed, "
         "0:35 left\n"
@@ -95,9 +96,10 @@ def test_a_line_names_files_bytes_documents_losses_speed_and_time(clock):
 def test_a_bar_fits_the_terminal_and_cuts_no_word(columns, clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = Terminal()
-    with display(stream) as shown:
-        clock[0] += 11
-        shown(Progress(43_100_000, 26_939, 26_100_000, records=28_142, bad=3))
+    shown = display(stream)
+    clock[0] += 11
+    shown.progressed(Progress(43_100_000, 26_939, 26_100_000, records=28_142, bad=3))
+    shown.show(StageEnded())
     line = stream.getvalue().rstrip("\n").rpartition("\r")[2]
     assert len(line) < columns
     head, bar, text = line.split("|")
@@ -152,7 +154,7 @@ def test_a_display_warns_once_of_half_of_the_records_even_when_it_is_quiet(clock
     stream = io.StringIO()
     shown = display(stream, is_quiet=True)
     for _ in range(4):
-        shown(Progress(1, 300, 1, records=600, bad=300, example="missing text: no field 'text'"))
+        shown.progressed(Progress(1, 300, 1, records=600, bad=300, example="missing text: no field 'text'"))
     assert stream.getvalue() == (
         "warning: 50% of the records read so far are bad and left out (600 of 1,200), such as: missing text: no field "
         "'text'\n"
@@ -189,7 +191,7 @@ def test_a_wrong_text_field_is_warned_of_before_all_is_read(shell, monkeypatch):
     patch_chunk_bytes(monkeypatch, 1 << 14)
     Path("a.jsonl").write_bytes(jsonl([{"content": "some text"}] * 4_000))
     seen: list[int] = []
-    monkeypatch.setattr(ProgressDisplay, "say", lambda self, line: seen.append(self._records))
+    monkeypatch.setattr(StageDisplay, "say", lambda self, line: seen.append(self._records))
     assert shell("a.jsonl", "--on-bad-record", "skip")[0] == 1  # no document
     assert len(seen) == 1
     assert 1_000 <= seen[0] < 2_000
@@ -213,7 +215,7 @@ def test_a_build_that_is_interrupted_says_how_it_continues_and_then_that_it_does
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tokshard.pipeline.build.assemble", interrupt)
+        patch.setattr("tokshard.pipeline.commit.assemble", interrupt)
         exit_code, _, err = shell("a.jsonl", "--task-bytes", "64", *(["--quiet"] if stop else []))
     assert err.splitlines()[-1] == "interrupted; run the same command to continue"
     exit_code, _, err = shell("a.jsonl", "--task-bytes", "64")

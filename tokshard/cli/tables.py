@@ -1,4 +1,4 @@
-"""Tables, bars and shortened lines for a terminal; `tokshard.wording` has what other rooms also need."""
+"""The printer of tables, with bars and shortened names; `tokshard.wording` has what other rooms also need."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ def shorten(text: str, width: int) -> str:
     return text[: width - 3 - tail] + "..." + text[len(text) - tail :]
 
 
-def table(rows: Sequence[Sequence[str]], *, width: int | None) -> str:
-    """A table whose first column is aligned left and whose other columns are aligned right.
+def table(rows: Sequence[Sequence[str]], *, width: int | None, left: Sequence[int] = (0,)) -> str:
+    """A table with a line per row.
 
     Args:
         rows: the first one is the header.
         width: characters per line. Columns that do not fit follow below, with the first column repeated; None: no
             limit.
+        left: columns that are aligned left; the others are aligned right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     parts: list[list[int]] = []
@@ -32,20 +33,21 @@ def table(rows: Sequence[Sequence[str]], *, width: int | None) -> str:
             parts.append([])
             room = (width or 0) - widths[0] - 2 - size
         parts[-1].append(column)
-    return "\n\n".join(
-        "\n".join(
-            columns_line([row[n] for n in [0, *part]], [widths[n] for n in [0, *part]], left=(0,)) for row in rows
-        )
-        for part in parts
-    )
+    blocks = []
+    for part in parts:
+        columns = [0, *part]
+        aligned_left = [place for place, column in enumerate(columns) if column in left]
+        sizes = [widths[column] for column in columns]
+        blocks.append("\n".join(table_line([row[n] for n in columns], sizes, left=aligned_left) for row in rows))
+    return "\n\n".join(blocks)
 
 
-def columns_line(cells: Sequence[str], widths: Sequence[int], *, left: Sequence[int]) -> str:
+def table_line(cells: Sequence[str], widths: Sequence[int], *, left: Sequence[int]) -> str:
     """One line of a table: as many cells as there are widths, aligned right except for the columns in `left`."""
     return "  ".join(
         cell.ljust(size) if column in left else cell.rjust(size)
         for column, (cell, size) in enumerate(zip(cells, widths, strict=False))
-    )
+    ).rstrip()
 
 
 def bars(counts: Sequence[int], width: int, encoding: str) -> list[str]:

@@ -1,0 +1,257 @@
+"""What finding exact duplicates costs, from the hashes of many tasks to what each encoding task leaves out.
+
+    python -m tests.benchmark.duplicates --hashes 1e8
+    python -m tests.benchmark.duplicates --hashes 1e6 2e6 4e6 8e6 --per-task 1000
+
+The hashes are made up, in the files and receipts that hashing tasks leave. Every fifth text repeats an earlier one of
+another task, so what is found is known and checked. Needs 60 bytes of disk per hash, which are removed at the end.
+"""
+
+import argparse
+import json
+import os
+import pickle
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.benchmark.report import commit, machine, markdown, versions
+from tokshard.format.files import HashingFile
+from tokshard.numbers import read_count
+from tokshard.pipeline.tasks.duplicates import DropLists, find_duplicates, run_merge
+from tokshard.pipeline.tasks.hashing import hashes_path, no_shards
+from tokshard.pipeline.tasks.planning import Task
+from tokshard.pipeline.tasks.sorted_rows import Join, RunWriter
+from tokshard.pipeline.workspace.places import Workspace, open_workspace
+from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, read_receipts, write_receipt
+from tokshard.store import written
+from tokshard.store.posix import PosixStore
+
+ROOT = Path(__file__).parents[2]
+EVERY = 5
+"""One of so many texts repeats an earlier one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Cost:
+    """What a step cost.
+
+    Args:
+        opens: files of the build opened, for reading or writing, receipts included.
+        seconds: until the last process ended.
+        peak_bytes: resident memory of the largest process.
+    """
+
+    step: str
+    tasks: int
+    opens: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+
+
+class Meter:
+    """Counts what this process opens and reads below a directory."""
+
+    def __init__(self, directory: str) -> None:
+        self.opens = self.read_bytes = 0
+        self._directory = directory
+        sys.addaudithook(self._hear)
+        read = PosixStore.read
+
+        def counting_read(store: PosixStore, name: str, ranges: Any, **options: Any) -> Any:
+            self.read_bytes += sum(length for _, length in ranges)
+            return read(store, name, ranges, **options)
+
+        PosixStore.read = counting_read  # type: ignore[method-assign]
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        # of a folder that is synced, only the name is opened
+        if event == "open" and str(arguments[0]).startswith(self._directory) and not os.path.isdir(arguments[0]):
+            self.opens += 1
+
+
+def in_processes(cost: Cost, directory: str, works: Sequence[Callable[[], Any]], num_workers: int) -> list[Any]:
+    """The results of functions, run in forks of this process, each of which runs every `num_workers`-th of them."""
+    started = time.perf_counter()
+    pipes = []
+    for worker in range(num_workers):
+        read_end, write_end = os.pipe()
+        if not os.fork():
+            os.close(read_end)
+            meter = Meter(directory)
+            results = [work() for work in works[worker::num_workers]]
+            with open(write_end, "wb") as pipe:
+                pickle.dump((results, meter.opens, meter.read_bytes), pipe)
+            os._exit(0)
+        os.close(write_end)
+        pipes.append(read_end)
+    found: list[Any] = [None] * len(works)
+    for worker, read_end in enumerate(pipes):
+        with open(read_end, "rb") as pipe:
+            results, opens, read_bytes = pickle.load(pipe)
+        found[worker::num_workers] = results
+        cost.opens += opens
+        cost.read_bytes += read_bytes
+    for _ in pipes:
+        usage = os.wait4(-1, 0)[2]
+        cost.cpu_seconds += usage.ru_utime + usage.ru_stime
+        cost.peak_bytes = max(cost.peak_bytes, usage.ru_maxrss * 1024)
+    cost.seconds = time.perf_counter() - started
+    return found
+
+
+def hashes_of(texts: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Two columns that look random, equal for the same text: uint64 [n, 2]."""
+    # every text whose number leaves a rest of 4 is the same as one in the first half of those before it
+    ids = np.where(texts % EVERY == EVERY - 1, texts // EVERY // 2 * EVERY, texts).astype(np.uint64)
+    columns = []
+    for salt in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03):
+        mixed = ids + np.uint64(salt)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        columns.append(mixed ^ (mixed >> np.uint64(31)))
+    return np.stack(columns, axis=1)
+
+
+def write_hashes(workspace: Workspace, index: int, start: int, stop: int) -> int:
+    """What the hashing task of the texts ``[start, stop)`` leaves; returns the bytes of its file."""
+    hashes = hashes_of(np.arange(start, stop))
+    order = np.argsort(hashes[:, 0], kind="stable")
+    rows = np.column_stack([hashes[order], order.astype(np.uint64)])
+    _, first = np.unique(rows[:, 0], return_index=True)
+    repeats = np.setdiff1d(order, order[first]).astype("<u4")
+    with written(workspace.store, hashes_path(workspace, (index, 0))) as file:
+        hashing = HashingFile(file)
+        writer = RunWriter(hashing)
+        writer.append(rows[first])
+        writer.finish()
+        hashing.write(repeats.tobytes())
+        num_bytes, digest = hashing.tell(), hashing.digest().hex()
+    receipt = Receipt(
+        key=(index, 0),
+        previous=None,
+        is_last=True,
+        max_documents=None,
+        input_bytes=0,
+        outputs=[OutputCounts(sources=[])],
+        num_rejects=0,
+        parts=[(len(first), len(repeats))],
+        hashes=digest,
+    )
+    write_receipt(workspace, receipt, [no_shards()])
+    return num_bytes
+
+
+def check_drops(drops: DropLists, index: int, start: int, stop: int) -> None:
+    """Look up what an encoding task leaves out; it has to be every fifth text."""
+    expected = np.flatnonzero(np.arange(start, stop) % EVERY == EVERY - 1)
+    found = drops.of((index, 0)).places
+    if not np.array_equal(found, expected):
+        raise SystemExit(f"task {index}: {len(found)} duplicates, expected {len(expected)}")
+
+
+def costs_of(num_hashes: int, per_task: int, num_workers: int, folder: str | None) -> Iterator[Cost]:
+    """Make hashes, find the duplicates, and look them up, step by step."""
+    directory = tempfile.mkdtemp(prefix="tokshard-duplicates-", dir=folder)
+    try:
+        workspace = open_workspace(directory)
+        hashing = workspace.hashing
+        spans = [(start, min(start + per_task, num_hashes)) for start in range(0, num_hashes, per_task)]
+
+        def measured(step: str, works: Sequence[Callable[[], Any]]) -> tuple[Cost, list[Any]]:
+            cost = Cost(step=step, tasks=len(works))
+            return cost, in_processes(cost, directory, works, num_workers)
+
+        hash_works = [lambda i=i, span=span: write_hashes(hashing, i, *span) for i, span in enumerate(spans)]
+        cost, sizes = measured("hashes, made up", hash_works)
+        cost.written_bytes = sum(sizes)
+        yield cost
+        receipts = [receipt for receipt, _ in read_receipts(hashing)]
+        steps: list[Cost] = []
+
+        def run_tasks(tasks: Sequence[Task]) -> list[Receipt]:
+            first = tasks[0].merge
+            step = "partition" if not isinstance(first, Join) else f"join {'hashes' if not steps else 'duplicates'}"
+            works = [lambda task=task: run_merge(workspace.duplicates, task.key, task.merge) for task in tasks]
+            cost, found = measured(step, works)
+            names = [hashes_path(workspace.duplicates, task.key) for task in tasks]
+            cost.written_bytes = sum(workspace.store.stat(name).size for name in names)
+            steps.append(cost)
+            return found
+
+        meter = Meter(directory)
+        started, cpu = time.perf_counter(), time.process_time()
+        drops = find_duplicates(hashing, receipts, run_tasks)
+        coordinator = Cost(
+            step="coordinator",
+            tasks=1,
+            opens=meter.opens,
+            read_bytes=meter.read_bytes,
+            seconds=time.perf_counter() - started - sum(step.seconds for step in steps),
+            cpu_seconds=time.process_time() - cpu,
+            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+        yield from (*steps, coordinator)
+        lookups = [lambda i=i, span=span: check_drops(drops, i, *span) for i, span in enumerate(spans)]
+        yield measured("looked up to encode", lookups)[0]
+    finally:
+        shutil.rmtree(directory)
+
+
+def rows_of(costs: Sequence[Cost]) -> Iterator[list[str]]:
+    """The table of one number of hashes."""
+    yield ["step", "tasks", "opens", "MB read", "MB written", "s", "CPU s", "peak MB"]
+    for cost in costs:
+        yield [
+            cost.step,
+            f"{cost.tasks:,}",
+            f"{cost.opens:,}",
+            f"{cost.read_bytes / 1e6:,.0f}",
+            f"{cost.written_bytes / 1e6:,.0f}",
+            f"{cost.seconds:.1f}",
+            f"{cost.cpu_seconds:.1f}",
+            f"{cost.peak_bytes / 1e6:,.0f}",
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmark.duplicates", description=__doc__.splitlines()[0])
+    parser.add_argument("--hashes", nargs="+", type=read_count, default=[1_000_000], help="one run each")
+    parser.add_argument("--per-task", type=read_count, default=100_000, help="hashes of a hashing task")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--folder", help="where the files go; default: the temporary directory")
+    arguments = parser.parse_args()
+    here = machine()
+    runs = []
+    for num_hashes in arguments.hashes:
+        costs = list(costs_of(num_hashes, arguments.per_task, arguments.workers, arguments.folder))
+        opens = sum(cost.opens for cost in costs[1:])
+        runs.append({"hashes": num_hashes, "opens": opens, "steps": [asdict(cost) for cost in costs]})
+        sys.stdout.write(f"{num_hashes:,} hashes of {costs[0].tasks:,} tasks: {opens:,} opens after hashing\n")
+        sys.stdout.write(markdown(list(rows_of(costs)), num_left=1) + "\n\n")
+    line = {
+        "benchmark": "duplicates",
+        "commit": commit(ROOT),
+        "versions": versions(["numpy", "pyarrow"]),
+        "machine": here,
+        "per_task": arguments.per_task,
+        "workers": arguments.workers,
+        "runs": runs,
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Promise 1, for the recipes of clusters: processes play their jobs, one of them killed and one run twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.contract import builds
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes"
+COUNT = 3
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("sources")
+    builds.write_sources(directory, documents=4_000)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def reference(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return builds.build([str(sources)], tmp_path_factory.mktemp("reference") / "out", "--workers", "1")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    """The environment of a node: `tokshard` with small tasks, and an `sbatch` that writes down what is submitted."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    small = "--task-bytes 1MiB --shard-tokens 100K --quiet"
+    is_other = '[[ "$*" == status* || "$*" == *--commit* ]]'
+    scripts = {
+        "tokshard": f'{is_other} || set -- "$@" {small}\nexec {sys.executable} -m tokshard "$@"',
+        "sbatch": f'printf "%s\\n" "$(printf "%q " "$@")" >> {tmp_path}/submitted\nwc -l < {tmp_path}/submitted',
+    }
+    for name, script in scripts.items():
+        path = tools / name
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def play(command: list[str], environments: list[Mapping[str, str]], out: Path) -> None:
+    """Run the jobs of an array at once, the first twice; the last is killed when the first shard is there."""
+    started = [
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        for environment in [environments[0], *environments]
+    ]
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not builds.visible_shards(out) and started[-1].poll() is None:
+        time.sleep(0.005)
+    if started[-1].poll() is None:
+        os.killpg(started[-1].pid, signal.SIGKILL)
+    ended = [(process.communicate()[1], process.returncode) for process in started]
+    assert [code for _, code in ended[:-1]] == [0] * len(environments), ended
+
+
+def run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+def submitted(tmp_path: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """What was given to sbatch: the options with their values, and the command."""
+    for line in (tmp_path / "submitted").read_text().splitlines():
+        options = dict(re.fullmatch(r"--([a-z-]+)(?:=(.*))?", word, re.DOTALL).groups() for word in shlex.split(line))  # type: ignore[union-attr]
+        yield options, options.pop("wrap")
+
+
+def slurm(cluster: dict[str, str], index: int, **more: str) -> dict[str, str]:
+    """The environment of a job of an array."""
+    given = {
+        "SLURM_ARRAY_JOB_ID": "77",
+        "SLURM_ARRAY_TASK_ID": str(index),
+        "SLURM_ARRAY_TASK_MIN": "0",
+        "SLURM_ARRAY_TASK_COUNT": str(COUNT),
+        "SLURM_CPUS_PER_TASK": "1",
+    }
+    return {**cluster, **given, **more}
+
+
+def test_the_slurm_array_makes_the_corpus_of_one_process(
+    sources: Path, reference: dict[str, str], cluster: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    places = {"SOURCES": str(sources), "TOKENIZER": str(builds.TOKENIZER), "OUT": str(out)}
+    script = ["bash", str(RECIPES / "slurm/build.sbatch")]
+    play(script, [slurm(cluster, index, **places) for index in range(COUNT)], out)
+    options, commit = next(submitted(tmp_path))
+    assert options["dependency"] == "afterok:77"
+    again = run(script, slurm(cluster, COUNT - 1, **places, SLURM_RESTART_COUNT="1"))
+    assert again.returncode == 0, again.stderr
+    done = run(["bash", "-c", commit], cluster)
+    assert done.returncode == 0, done.stderr
+    assert builds.corpus_hashes(out) == reference
+
+
+def test_the_slurm_jobs_of_a_build_without_duplicates_wait_for_each_other_and_make_the_corpus_of_one_process(
+    sources: Path, cluster: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out of several words"
+    script = [str(RECIPES / "slurm/build-dedup.sh"), str(sources), "--tokenizer", str(builds.TOKENIZER)]
+    sent = run([*script, "--out", str(out)], {**cluster, "NUM_JOBS": str(COUNT), "CPUS_PER_JOB": "1"})
+    assert sent.returncode == 0, sent.stderr
+    hash_, duplicates, write, commit = submitted(tmp_path)
+    # the fake sbatch numbers what is submitted
+    assert [options.get("dependency") for options, _ in (hash_, duplicates, write, commit)] == [
+        None,
+        *(f"afterok:{number}" for number in (1, 2, 3)),
+    ]
+    assert [options.get("array") for options, _ in (hash_, write)] == [f"0-{COUNT - 1}"] * 2
+    for (options, command), is_array in ((hash_, True), (duplicates, False), (write, True), (commit, False)):
+        for index in range(COUNT) if is_array else (0,):
+            done = run(["bash", "-c", command], slurm(cluster, index))
+            assert done.returncode == 0, (options, done.stderr)
+    expected = builds.build([str(sources)], tmp_path / "expected", "--workers", "1", "--dedup", "exact")
+    assert builds.corpus_hashes(out) == expected
+
+
+def test_the_kubernetes_jobs_make_the_corpus_of_one_process(
+    sources: Path, reference: dict[str, str], cluster: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    build, commit = yaml.safe_load_all((RECIPES / "kubernetes/build-job.yaml").read_text())
+    assert (build["spec"]["completionMode"], commit["spec"]["suspend"]) == ("Indexed", True)
+    (container,) = build["spec"]["template"]["spec"]["containers"]
+    (count,) = (entry["value"] for entry in container["env"] if entry["name"] == "NUM_JOBS")
+    assert int(count) == build["spec"]["completions"]
+    places = {
+        "/data/raw": str(sources),
+        "--tokenizer=/data/tokenizer": f"--tokenizer={builds.TOKENIZER}",
+        "--out=/data/shards": f"--out={out}",
+        "--workers=8": "--workers=1",
+        "/data/shards": str(out),
+    }
+    words = [places.get(word, word) for word in container["command"]]
+    # the kubelet replaces $(NAME), which bash writes as ${NAME}
+    line = re.sub(r"\$\((\w+)\)", r"${\1}", " ".join(words))
+    pods = [{**cluster, "JOB_COMPLETION_INDEX": str(index), "NUM_JOBS": str(COUNT)} for index in range(COUNT)]
+    play(["bash", "-c", line], pods, out)
+    again = run(["bash", "-c", line], pods[-1])
+    assert again.returncode == 0, again.stderr
+    (container,) = commit["spec"]["template"]["spec"]["containers"]
+    done = run([places.get(word, word) for word in container["command"]], cluster)
+    assert done.returncode == 0, done.stderr
+    assert builds.corpus_hashes(out) == reference
+
+
+def test_the_status_shows_all_jobs(sources: Path, cluster: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["tokshard", "build", str(sources), "--tokenizer", str(builds.TOKENIZER), "--out", str(out)]
+    environment = slurm(cluster, 0)
+    assert run([*words, "--job-index", "1", "--num-jobs", "2"], environment).returncode == 0
+    shown = run(["tokshard", "status", str(out)], cluster).stdout
+    assert re.search(r"^jobs +2: 1 not begun, 1 done$", shown, re.MULTILINE)
+    assert re.search(r"^ +job 1: done, \d of \d tasks?, ", shown, re.MULTILINE)
+    found = json.loads(run(["tokshard", "status", str(out), "--json"], cluster).stdout)
+    assert [job["state"] for job in found["jobs"]] == ["not begun", "done"]
+    assert found["jobs"][1]["tasks_done"] == found["jobs"][1]["num_tasks"] == found["tasks_done"]
+    assert run([*words, "--job-index", "0", "--num-jobs", "2"], environment).returncode == 0
+    assert f"tokshard build --commit {out}" in run(["tokshard", "status", str(out)], cluster).stdout

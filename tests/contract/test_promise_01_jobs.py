@@ -1,0 +1,332 @@
+"""Promise 1, for job arrays: the bytes and the errors of a build do not depend on how many jobs share it, or when."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.contract import builds
+from tokshard.cli import main
+from tokshard.format import names
+from tokshard.pipeline.workspace.job_records import running
+from tokshard.pipeline.workspace.places import open_workspace
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STAGES = ("--dedup", "exact")
+
+
+class Ended(NamedTuple):
+    exit_code: int
+    errors: str
+
+
+def tokshard(*arguments: str) -> Ended:
+    """Run a command in this process: starting one takes longer than a job of this size."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
+        exit_code = main.run(list(arguments))
+    return Ended(exit_code, errors.getvalue())
+
+
+def job_words(sources: Sequence[str], out: Path, index: int, count: int, *options: str) -> list[str]:
+    return [
+        *builds._arguments(sources, out, "--workers", "1", *options),
+        "--job-index",
+        str(index),
+        "--num-jobs",
+        str(count),
+    ]
+
+
+def run_job(sources: Sequence[str], out: Path, index: int, count: int, *options: str) -> Ended:
+    return tokshard(*job_words(sources, out, index, count, *options))
+
+
+def commit(out: Path) -> Ended:
+    return tokshard("build", "--commit", str(out), "--quiet", "--workers", "1")
+
+
+def alone(sources: Sequence[str], out: Path, *options: str) -> Ended:
+    return tokshard(*builds._arguments(sources, out, "--workers", "1", *options))
+
+
+def array(sources: Sequence[str], out: Path, count: int, *options: str) -> list[Ended]:
+    """All jobs of an array, the last one first, and the stages that its options need; without the commit."""
+    if options[: len(STAGES)] != STAGES:
+        return [run_job(sources, out, index, count, *options) for index in reversed(range(count))]
+    ended = [run_job(sources, out, index, count, *options, "--stage", "hash") for index in reversed(range(count))]
+    ended.append(alone(sources, out, *options, "--stage", "duplicates"))
+    ended += [run_job(sources, out, index, count, *options, "--stage", "write") for index in reversed(range(count))]
+    return ended
+
+
+def hashes(out: Path) -> dict[str, dict[str, str]]:
+    """What `corpus_hashes` says of each corpus that a build made."""
+    if (out / names.TRAIN).exists():
+        return {name: builds.corpus_hashes(out / name) for name in (names.TRAIN, names.VALIDATION)}
+    return {"": builds.corpus_hashes(out)}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Lines that are cut into three tasks, a stream, and a group of small files; some texts are equal."""
+    directory = tmp_path_factory.mktemp("sources")
+    rng = random.Random(3)
+    texts = [builds.text(rng, rng.randint(1, 150)) for _ in range(3_000)]
+    places = {"a.jsonl": range(3_000), "b.jsonl.gz": range(1_000, 4_500), "c.jsonl": range(50), "d.jsonl": range(60)}
+    for name, numbers in places.items():
+        lines = "".join(json.dumps({"text": texts[n % 3_000], "n": n}) + "\n" for n in numbers).encode()
+        (directory / name).write_bytes(gzip.compress(lines, 0) if name.endswith(".gz") else lines)
+    return [str(directory / name) for name in places]
+
+
+@pytest.fixture(scope="module")
+def reference(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    out = tmp_path_factory.mktemp("reference") / "out"
+    assert alone(sources, out).exit_code == 0
+    return hashes(out)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_number_of_jobs_in_any_order_gives_the_bytes_of_one_process(
+    sources: list[str],
+    reference: dict[str, dict[str, str]],
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+) -> None:
+    out = tmp_path_factory.mktemp("jobs") / "out"
+    count = data.draw(st.integers(1, 5), label="jobs")
+    order = data.draw(st.permutations(range(count)), label="order")
+    again = data.draw(st.lists(st.sampled_from(range(count)), max_size=2), label="run twice")
+    for index in [*order[:-1], *again]:
+        assert run_job(sources, out, index, count).exit_code == 0
+    if order[-1] not in again and count > 1:
+        early = commit(out)
+        assert early.exit_code == 1
+        assert f"they belong to job {order[-1]} of {count}" in early.errors
+        assert f"--job-index {order[-1]} --num-jobs {count}" in early.errors
+    # the last job may belong to an array of another size
+    other = data.draw(st.integers(1, 3), label="jobs of the second array")
+    for index in range(other):
+        assert run_job(sources, out, index, other).exit_code == 0
+    assert commit(out) == (0, "")
+    assert hashes(out) == reference
+    assert commit(out).exit_code == 0  # a commit that is run again has nothing to do
+    assert run_job(sources, out, 0, count).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--limit", "1"),
+        ("--limit", "2500"),
+        ("--limit", "3001"),
+        ("--limit", "6555"),
+        ("--keep", "n:int64"),
+        ("--validation-fraction", "0.1"),
+        ("--validation-fraction", "0.1", "--limit", "4000"),
+        ("--min-tokens", "20", "--max-tokens", "300"),
+        STAGES,
+        (*STAGES, "--validation-fraction", "0.2", "--keep", "n:int64"),
+        (*STAGES, "--limit", "2000"),
+    ],
+    ids=" ".join,
+)
+def test_every_option_gives_the_bytes_of_one_process(
+    sources: list[str], tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    assert alone(sources, tmp_path / "one", *options).exit_code == 0
+    assert all(ended == (0, "") for ended in array(sources, tmp_path / "jobs", 3, *options))
+    assert commit(tmp_path / "jobs") == (0, "")
+    assert hashes(tmp_path / "jobs") == hashes(tmp_path / "one")
+
+
+@pytest.fixture(scope="module")
+def damaged(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The same with bad records here and there, and two streams that break off."""
+    directory = tmp_path_factory.mktemp("damaged")
+    lines = Path(sources[0]).read_bytes().split(b"\n")
+    for number in (700, 1_500, 1_501, 2_800):
+        lines[number] = b'{"text": 7}'
+    stream = Path(sources[1]).read_bytes()
+    contents = {
+        "a.jsonl": b"\n".join(lines),
+        "b.jsonl.gz": stream,
+        "broken.jsonl.gz": stream[: len(stream) // 2],
+        "c.jsonl": Path(sources[2]).read_bytes() + b'{"text": 7}\n',
+        "d.jsonl.gz": gzip.compress(Path(sources[3]).read_bytes())[:-200],
+        "e.jsonl": Path(sources[3]).read_bytes(),
+    }
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+    return [str(directory / name) for name in contents]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--on-bad-record", "skip"),
+        ("--on-bad-source", "skip"),
+        ("--on-bad-record", "skip", "--on-bad-source", "skip"),
+        *(
+            ("--on-bad-record", "skip", "--on-bad-source", "skip", "--max-bad-records", most)
+            for most in ("2", "4", "5", "0.01%", "50%")
+        ),
+        *(("--on-bad-record", "skip", "--on-bad-source", "skip", "--limit", most) for most in ("2000", "6600")),
+        ("--limit", "700"),
+        ("--limit", "701"),
+        (*STAGES, "--on-bad-record", "skip", "--on-bad-source", "skip"),
+        (*STAGES, "--on-bad-record", "skip", "--on-bad-source", "skip", "--max-bad-records", "3"),
+        (*STAGES, "--on-bad-source", "skip"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("count", [3, *(pytest.param(count, marks=pytest.mark.soak) for count in (2, 5))])
+def test_damage_gives_the_error_or_the_bytes_of_one_process(
+    damaged: list[str], tmp_path: Path, options: tuple[str, ...], count: int
+) -> None:
+    one, jobs = tmp_path / "one", tmp_path / "jobs"
+    expected = alone(damaged, one, *options)
+    ended = array(damaged, jobs, count, *options)
+    # what is skipped fails no job; with --dedup exact, the stage after hashing judges how much is
+    is_mild = {"--on-bad-record", "--on-bad-source"} <= {*options} and not {"--dedup", "--max-bad-records"} <= {
+        *options
+    }
+    assert {each.exit_code for each in ended} <= ({0} if is_mild else {0, 1})
+    found = commit(jobs)
+    if expected.exit_code and options[:2] == STAGES:
+        found = ended[count]  # the stage that needs all hashes judges those that hash
+    assert _but_left_out(found).errors.replace(str(jobs), str(one)) == _but_left_out(expected).errors
+    assert found.exit_code == expected.exit_code
+    if not expected.exit_code:
+        assert hashes(jobs) == hashes(one)
+
+
+def _but_left_out(ended: Ended) -> Ended:
+    """What was said, without the inputs that are left out: each is named by the process that found it."""
+    lines = ended.errors.splitlines(keepends=True)
+    return ended._replace(errors="".join(line for line in lines if not line.startswith("left out: ")))
+
+
+def test_jobs_that_start_at_once_prepare_the_build_once_and_may_be_killed_or_run_twice(
+    sources: list[str], reference: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    out, count = tmp_path / "out", 3
+    words = [builds.command([], out)[0], "-m", "tokshard"]
+    started = [builds.start([*words, *job_words(sources, out, index, count)]) for index in (0, 1, 1, 2)]
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not builds.visible_shards(out):
+        time.sleep(0.005)
+    os.killpg(started[3].pid, signal.SIGKILL)
+    said = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started[:3]] == [0, 0, 0], said
+    early = commit(out)
+    # it may have been killed between its last receipt and its end
+    assert early.exit_code == 0 or "they belong to job 2 of 3" in early.errors
+    assert run_job(sources, out, 2, count) == (0, "")
+    assert commit(out) == (0, "")
+    assert hashes(out) == reference
+
+
+def test_a_commit_is_refused_while_a_job_runs_and_a_job_while_a_build_does(sources: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run_job(sources, out, 0, 2).exit_code == 0
+    with running(open_workspace(out), 1, 2):
+        for refused in (commit(out), alone(sources, out)):
+            assert refused.exit_code == 1
+            assert "error: job 1 of 2, process " in refused.errors
+            assert "hint: wait until all jobs have ended, or end them" in refused.errors
+    with open_workspace(out).store.lease(f"{names.WORK}/lock").hold("process 1 on a host"):
+        refused = run_job(sources, out, 1, 2)
+        assert (refused.exit_code, "another build is writing to" in refused.errors) == (1, True)
+
+
+def test_one_process_may_end_what_jobs_began(
+    sources: list[str], reference: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert run_job(sources, out, 1, 2).exit_code == 0
+    assert alone(sources, out).exit_code == 0
+    assert hashes(out) == reference
+
+
+def test_a_stage_that_begins_too_early_says_what_is_missing(sources: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run_job(sources, out, 0, 2, *STAGES, "--stage", "hash").exit_code == 0
+    for early in (
+        run_job(sources, out, 0, 2, *STAGES, "--stage", "write"),
+        alone(sources, out, *STAGES, "--stage", "duplicates"),
+        commit(out),
+    ):
+        assert early.exit_code == 1
+        assert "tasks have not been hashed" in early.errors
+        assert "they belong to job 1 of 2" in early.errors
+        assert "--stage hash --job-index 1 --num-jobs 2" in early.errors
+    assert run_job(sources, out, 1, 2, *STAGES, "--stage", "hash").exit_code == 0
+    for early in (run_job(sources, out, 0, 2, *STAGES, "--stage", "write"), commit(out)):
+        assert early.exit_code == 1
+        assert "the duplicates among its texts have not been found yet" in early.errors
+        assert "--stage duplicates" in early.errors
+
+
+def test_a_job_with_other_settings_is_refused(sources: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run_job(sources, out, 0, 2).exit_code == 0
+    refused = run_job(sources, out, 1, 2, "--min-tokens", "3")
+    assert refused.exit_code == 2
+    assert "belongs to another build: --min-tokens was not given, now 3" in refused.errors
+
+
+def test_jobs_that_failed_go_on_with_a_milder_policy(damaged: list[str], tmp_path: Path) -> None:
+    out, policy = tmp_path / "jobs", ("--on-bad-record", "skip", "--on-bad-source", "skip")
+    assert 1 in {ended.exit_code for ended in array(damaged, out, 2)}
+    assert {ended.exit_code for ended in array(damaged, out, 2, *policy)} == {0}
+    assert commit(out).exit_code == 0
+    assert alone(damaged, tmp_path / "one", *policy).exit_code == 0
+    assert hashes(out) == hashes(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--job-index", "2", "--num-jobs", "2"], "job 2 of 2 does not exist"),
+        (["--job-index", "0"], "missing option '--num-jobs'"),
+        (["--num-jobs", "2"], "missing option '--job-index'"),
+        (["--job-index", "0", "--num-jobs", "2", "--force"], "--force starts over"),
+        (["--job-index", "0", "--num-jobs", "2", "--stage", "hash"], "--stage is for --dedup exact"),
+        (["--job-index", "0", "--num-jobs", "2", "--dedup", "exact"], "with --dedup exact run in stages"),
+        (["--job-index", "0", "--num-jobs", "2", "--dry-run"], "--dry-run cannot be divided among jobs"),
+        (["--commit", "somewhere"], "--commit and a SOURCE are both given"),
+    ],
+)
+def test_what_jobs_cannot_do_is_refused(sources: list[str], tmp_path: Path, words: list[str], problem: str) -> None:
+    ended = tokshard(*builds._arguments(sources, tmp_path / "out", *words))
+    assert ended.exit_code == 2
+    assert problem in ended.errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_standard_input_is_refused(tmp_path: Path) -> None:
+    ended = run_job(["-"], tmp_path / "out", 0, 2)
+    assert (ended.exit_code, "standard input can be read once only" in ended.errors) == (2, True)
+
+
+def test_a_commit_without_jobs_says_so(tmp_path: Path) -> None:
+    ended = commit(tmp_path)
+    assert (ended.exit_code, "holds no build that jobs have begun" in ended.errors) == (2, True)
+    assert list(tmp_path.iterdir()) == []

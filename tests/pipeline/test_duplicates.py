@@ -1,0 +1,312 @@
+"""The tasks that find duplicates: sorted rows on disk, how many files they open, and what a partition may hold."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pipeline.inputs import patch_merges, texts_of
+from tests.pipeline.places import TEXTS, build, write
+from tokshard import open_corpus
+from tokshard.errors import BuildError
+from tokshard.format.files import HashingFile
+from tokshard.pipeline.encode.documents import DocumentRules
+from tokshard.pipeline.executors.processes import ProcessExecutor
+from tokshard.pipeline.sources.records import RecordSpec
+from tokshard.pipeline.tasks import decisions, duplicates, hashing, runner, sorted_rows
+from tokshard.pipeline.tasks.context import WorkerContext
+from tokshard.pipeline.tasks.duplicates import DropLists, find_duplicates, run_merge
+from tokshard.pipeline.tasks.events import Lost
+from tokshard.pipeline.tasks.hashing import hash_runs, hashes_path, no_shards
+from tokshard.pipeline.tasks.planning import Task
+from tokshard.pipeline.tasks.schedule import Schedule
+from tokshard.pipeline.tasks.sorted_rows import (
+    Partition,
+    Run,
+    RunWriter,
+    merged,
+    read_fences,
+    read_slice,
+    row_ranges,
+    run_bytes,
+)
+from tokshard.pipeline.workspace.places import Workspace, open_workspace
+from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, write_receipt
+from tokshard.store import Store, open_store
+from tokshard.store.posix import PosixStore
+
+keys = st.lists(st.integers(0, 40), max_size=30)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path)
+
+
+def write_run(store: Store, name: str, keys: Sequence[int], base: int = 0) -> Run:
+    """Rows of these keys, sorted, with what number each has among them."""
+    rows = np.array([sorted(keys), range(len(keys))], np.uint64).T
+    content = io.BytesIO()
+    writer = RunWriter(content)
+    for part in np.array_split(rows, 3):
+        writer.append(part)
+    writer.finish()
+    store.put(name, content.getvalue())
+    return Run(name=name, file_bytes=run_bytes(len(keys), 2), offset=0, count=len(keys), width=2, base=base)
+
+
+# sorted rows
+
+
+@given(files=st.lists(keys, min_size=1, max_size=5), fence_rows=st.integers(1, 4), slice_rows=st.integers(1, 9))
+def test_merging_gives_all_rows_by_key_and_equal_keys_in_the_order_of_the_files(
+    files, fence_rows, slice_rows, tmp_path_factory
+):
+    store = open_store(tmp_path_factory.mktemp("rows"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorted_rows, "FENCE_ROWS", fence_rows)
+        patch.setattr(sorted_rows, "SLICE_ROWS", slice_rows)
+        runs = [write_run(store, str(number), keys, 100 * number) for number, keys in enumerate(files)]
+        found = np.concatenate(list(merged(store, runs))).tolist()
+    expected = [[key, 100 * number + i] for number, keys in enumerate(files) for i, key in enumerate(sorted(keys))]
+    assert found == sorted(expected, key=lambda row: row[0])
+
+
+@given(keys=keys, low=st.integers(0, 41), size=st.integers(0, 41), fence_rows=st.integers(1, 4))
+def test_a_range_of_keys_is_read_exactly_and_little_more(keys, low, size, fence_rows, tmp_path_factory):
+    store = open_store(tmp_path_factory.mktemp("rows"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorted_rows, "FENCE_ROWS", fence_rows)
+        run = write_run(store, "rows", keys)
+        lows = np.array([low, low + size], np.uint64)
+        ranges = row_ranges(read_fences(store, [run])[0], run.count, lows)
+        found = read_slice(store, [run], ranges[:1], *lows)
+    assert found[:, 0].tolist() == [key for key in sorted(keys) if low <= key < low + size]
+    start, stop = ranges[0].tolist()
+    assert stop - start <= len(found) + 2 * fence_rows
+
+
+def test_two_hashes_that_share_their_high_half_are_no_duplicates():
+    high, low = np.array([7, 7, 3, 7, 7], np.uint64), np.array([1, 2, 1, 1, 2], np.uint64)
+    order, is_repeat = hashing.sorted_repeats(high, low)
+    assert sorted(order[is_repeat].tolist()) == [3, 4]
+
+
+def test_a_file_of_another_size_is_damaged_and_one_that_is_gone_is_named(store):
+    run = write_run(store, "rows", range(9))
+    store.put("rows", b"short")
+    with pytest.raises(BuildError, match=r"rows is damaged: it has 5 bytes, expected"):
+        read_fences(store, [run])
+    store.delete("rows")
+    with pytest.raises(BuildError, match=r"rows cannot be read: No such file"):
+        read_fences(store, [run])
+
+
+# the steps
+
+
+def hashed(workspace: Workspace, num_tasks: int, per_task: int, num_texts: int) -> list[Receipt]:
+    """What hashing tasks leave of `per_task` texts each, which are random ones of `num_texts`."""
+    rng = np.random.default_rng(num_tasks)
+    known = rng.integers(0, 1 << 63, (num_texts, 2)).astype(np.uint64)
+    receipts = []
+    for index in range(num_tasks):
+        texts = rng.choice(num_texts, per_task, replace=False)
+        hashes = known[texts]
+        order = np.argsort(hashes[:, 0])
+        content = io.BytesIO()
+        sink = HashingFile(content)
+        writer = RunWriter(sink)
+        writer.append(np.column_stack([hashes[order], order.astype(np.uint64)]))
+        writer.finish()
+        workspace.store.put(hashes_path(workspace, (index, 0)), content.getvalue())
+        receipt = Receipt(
+            key=(index, 0),
+            previous=None,
+            is_last=True,
+            max_documents=None,
+            input_bytes=0,
+            outputs=[OutputCounts(sources=[])],
+            num_rejects=0,
+            parts=[(per_task, 0)],
+            hashes=sink.digest().hex(),
+        )
+        write_receipt(workspace, receipt, [no_shards()])
+        receipts.append(receipt)
+    return receipts
+
+
+def search(workspace: Workspace, receipts: Sequence[Receipt], steps: list[list[Task]]) -> DropLists:
+    """Find duplicates; the tasks of each step are added to `steps`."""
+
+    def run_tasks(tasks: Sequence[Task]) -> list[Receipt]:
+        steps.append(list(tasks))
+        return [run_merge(workspace.duplicates, task.key, task.merge) for task in tasks if task.merge is not None]
+
+    return find_duplicates(workspace, receipts, run_tasks)
+
+
+@pytest.fixture
+def num_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The name of each file that is opened to be read in part."""
+    names: list[str] = []
+    read = PosixStore.read
+
+    def counting(store: PosixStore, name: str, ranges: Any, **options: Any) -> Any:
+        names.append(name)
+        return read(store, name, ranges, **options)
+
+    monkeypatch.setattr(PosixStore, "read", counting)
+    return names
+
+
+def test_opens_grow_with_the_number_of_hashes_and_no_faster(tmp_path, monkeypatch, num_reads):
+    """With a fan-in of 4, the largest case takes four rounds of joins, so that what does not fit would show."""
+    monkeypatch.setattr(duplicates, "FAN_IN", 4)
+    monkeypatch.setattr(duplicates, "MAX_DROP_FILES", 2)
+    monkeypatch.setattr(sorted_rows, "FENCE_ROWS", 2)
+    monkeypatch.setattr(sorted_rows, "SLICE_ROWS", 64)
+    opens = []
+    for num_tasks in (16, 32, 64, 128, 256, 512):
+        num_reads.clear()
+        workspace = open_workspace(tmp_path / str(num_tasks)).hashing
+        drops = search(workspace, hashed(workspace, num_tasks, 16, 16 * num_tasks), [])
+        for index in range(num_tasks):
+            drops.of((index, 0))
+        opens.append(len(num_reads))
+    for before, after in itertools.pairwise(opens):
+        assert after < 2.6 * before, opens
+    assert opens[-1] < 60 * opens[0], opens  # 32 times the hashes, and some more rounds; squared it would be 1,024
+
+
+def test_no_task_opens_more_files_or_holds_more_rows_than_it_may(tmp_path, monkeypatch, num_reads):
+    """Half of the tasks hold the same few texts, so that the hashes lie anything but evenly."""
+    monkeypatch.setattr(duplicates, "FAN_IN", 4)
+    monkeypatch.setattr(sorted_rows, "FENCE_ROWS", 2)
+    monkeypatch.setattr(sorted_rows, "SLICE_ROWS", 64)
+    rows: list[int] = []
+    read = sorted_rows.read_slice
+    for module in (sorted_rows, duplicates):
+        monkeypatch.setattr(module, "read_slice", lambda *a: rows.append(len(found := read(*a))) or found)
+    workspace = open_workspace(tmp_path).hashing
+    receipts = hashed(workspace, 40, 16, 24)
+    opened = []
+
+    def run_tasks(tasks: Sequence[Task]) -> list[Receipt]:
+        done = []
+        for task in tasks:
+            num_reads.clear()
+            assert task.merge is not None
+            done.append(run_merge(workspace.duplicates, task.key, task.merge))
+            opened.append(len(set(num_reads)))
+        return done
+
+    find_duplicates(workspace, receipts, run_tasks)
+    assert max(opened) <= 4
+    assert max(rows) <= 64 + 4 * 2 + 40  # a slice, its fences, and a text that every task has
+
+
+def test_partitions_follow_the_hashes_and_together_cover_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(sorted_rows, "FENCE_ROWS", 2)
+    monkeypatch.setattr(sorted_rows, "SLICE_ROWS", 50)
+    steps: list[list[Task]] = []
+    workspace = open_workspace(tmp_path).hashing
+    search(workspace, hashed(workspace, 10, 40, 4000), steps)
+    merges = [task.merge for step in steps for task in step if isinstance(task.merge, Partition)]
+    assert len(merges) == 9  # of 400 rows, with two more of each of 10 files
+    assert (merges[0].low, merges[-1].high) == (0, None)
+    assert all(before.high == after.low for before, after in itertools.pairwise(merges))
+
+
+def test_an_input_that_goes_bad_leaves_the_joins_of_the_others_as_they_are(tmp_path, monkeypatch):
+    """What a task merges is named by what it reads, so that only what has to be is done again."""
+    monkeypatch.setattr(duplicates, "FAN_IN", 4)
+    workspace = open_workspace(tmp_path).hashing
+    receipts = hashed(workspace, 16, 8, 64)
+    before: list[list[Task]] = []
+    after: list[list[Task]] = []
+    search(workspace, receipts, before)
+    search(workspace, receipts[:-1], after)
+    same = [a.merge.digest == b.merge.digest for a, b in zip(before[0], after[0], strict=True) if a.merge and b.merge]
+    assert same == [True, True, True, False]
+
+
+# in a build
+
+
+def test_a_partition_that_is_done_is_not_done_again(place, stop, monkeypatch):
+    patch_merges(monkeypatch)
+    texts = [*TEXTS, *TEXTS]
+    write(place / "a.jsonl", texts)
+    stop(dedup="exact")
+    monkeypatch.setattr(runner, "run_merge", lambda *_: pytest.fail("it was done"))
+    assert texts_of(open_corpus(build(place, dedup="exact"))) == list(dict.fromkeys(texts))
+
+
+@pytest.mark.parametrize("how", ["gone", "short"])
+def test_a_file_of_duplicates_that_is_lost_between_runs_is_made_again(place, stop, monkeypatch, how):
+    patch_merges(monkeypatch)
+    texts = [*TEXTS, *TEXTS]
+    write(place / "a.jsonl", texts)
+    stop(dedup="exact")
+    for path in (place / "out" / open_workspace(place).duplicates.hashes).iterdir():
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:-1])
+    assert texts_of(open_corpus(build(place, dedup="exact"))) == list(dict.fromkeys(texts))
+
+
+def test_a_task_whose_worker_dies_runs_again_on_another(tmp_path):
+    workspace = open_workspace(tmp_path, attempt="first")
+    workspace.take_over()
+    (receipt,) = hashed(workspace.hashing, 1, 8, 8)
+    file = tmp_path / hashes_path(workspace.hashing, receipt.key)
+    aside = file.rename(tmp_path / "aside")
+    os.mkfifo(file)  # whoever opens it waits
+    runs = (*hash_runs(hashes_path(workspace.hashing, receipt.key), receipt.parts, 0),) * 2
+    merge = Partition(runs=runs, ranges=np.array([[0, 8]] * 2), low=0, high=None, digest="of both")
+    nothing: Any = None
+    context = WorkerContext(
+        workspace=workspace.duplicates,
+        inputs=nothing,
+        spec=RecordSpec(text_field="text", columns={}, max_document_bytes=1),
+        columns={},
+        tokenizer=nothing,
+        task_bytes=1,
+        shard_tokens=1,
+        is_skipping=False,
+        is_leaving_out=False,
+        outputs=(),
+        rules=DocumentRules(),
+    )
+    schedule = Schedule([Task(key=(0, 0), parts=(), merge=merge)], [])
+    executor = ProcessExecutor(context, lambda _: None, num_workers=1)
+    lost = []
+    with executor:
+        while not isinstance(decision := schedule.decide(), decisions.Done):
+            if isinstance(decision, decisions.Run):
+                executor.submit(decision)
+                schedule.carried_out(decision)
+                if not lost:
+                    executor._pool.running[0].process.kill()
+                continue
+            for event in executor.events():
+                schedule.happened(event)
+                if isinstance(event, Lost):
+                    lost.append(event.error)
+                    file.unlink()
+                    aside.rename(file)
+    assert decision.failure is None
+    assert "while it looked for duplicates" in lost[0].problem
+    (done,) = schedule.receipts_in_order()
+    assert (done.rows, done.merge) == (8, "of both")

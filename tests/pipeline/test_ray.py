@@ -1,0 +1,303 @@
+"""Builds on a real Ray cluster of three nodes on this machine: the bytes of a local build, whatever is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.contract import builds
+from tests.pipeline.places import files
+from tokshard import build_corpus
+from tokshard.errors import BadRecordError, BuildError, UsageError
+from tokshard.format import names
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+RECEIPTS = f"{names.WORK}/receipts/*.arrow"
+BAD = '{"text": 1}\n'
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Three nodes with one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(2):
+        nodes.add_node(num_cpus=1)
+    yield nodes
+    nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Plain and compressed lines, a few tasks of each, with bad records, repeated texts and a field."""
+    found = builds.write_sources(tmp_path_factory.mktemp("sources"), documents=4000)
+    plain = Path(found[0])
+    lines = plain.read_text().splitlines(keepends=True)
+    lines[1000:1000] = [BAD] * 3
+    plain.write_text("".join([*lines, *lines[:200]]))
+    return [*map(Path, found), _damaged(plain.with_name("damaged.jsonl.gz"))]
+
+
+def _damaged(path: Path) -> Path:
+    path.write_bytes(b"\x1f\x8b\x08\x00 not what follows such a header")
+    return path
+
+
+@pytest.fixture(scope="module")
+def long_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough text for dozens of tasks."""
+    line = json.dumps({"text": "The quick brown fox jumps over the lazy dog. " * 60}) + "\n"
+    path = tmp_path_factory.mktemp("long") / "long.jsonl"
+    path.write_text(line * ((48 << 20) // len(line)))
+    return path
+
+
+def options(out: Path, **more: Any) -> dict[str, Any]:
+    return {"tokenizer": builds.TOKENIZER, "out": out, "task_bytes": 1 << 20, "shard_tokens": 100_000, **more}
+
+
+OPTIONS = {
+    "plain": {"on_bad_record": "skip"},
+    "keep": {"on_bad_record": "skip", "keep": "n:int64", "min_tokens": 20},
+    "split": {"on_bad_record": "skip", "validation_fraction": 0.1},
+    "dedup": {"on_bad_record": "skip", "dedup": "exact"},
+    "limit": {"on_bad_record": "skip", "limit": 5000},
+    "bad records": {"on_bad_record": "skip", "max_bad_records": 3},
+    "bad source": {"on_bad_record": "skip", "on_bad_source": "skip"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_bytes_are_those_of_a_local_build(name, cluster, sources, tmp_path):
+    given = sources if name == "bad source" else sources[:-1]
+    build_corpus(given, **options(tmp_path / "local", workers=2), **OPTIONS[name])
+    build_corpus(given, **options(tmp_path / "ray", executor="ray", ray_address=cluster.address), **OPTIONS[name])
+    assert files(tmp_path / "ray") == files(tmp_path / "local")
+
+
+def test_the_lowest_error_decides_and_names_its_line(cluster, sources, tmp_path):
+    given = options(tmp_path / "out", executor="ray", ray_address=cluster.address)
+    with pytest.raises(BadRecordError, match=r"a.jsonl, line 1001: text is not a string"):
+        build_corpus(sources, **given)
+
+
+def test_a_program_keeps_its_connection_environment_and_handlers(cluster, sources, tmp_path):
+    import ray
+
+    before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    given = [sources[2]]
+    build_corpus(given, **options(tmp_path / "one", executor="ray", ray_address=cluster.address))
+    assert not ray.is_initialized()
+    assert (dict(os.environ), signal.getsignal(signal.SIGTERM)) == (before, handler)
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        build_corpus(given, **options(tmp_path / "two", executor="ray"))
+        assert ray.is_initialized()
+        with pytest.raises(UsageError, match=r"this program has called ray\.init already"):
+            build_corpus(given, **options(tmp_path / "three", executor="ray", ray_address="local"))
+    finally:
+        ray.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+        signal.signal(signal.SIGTERM, handler)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
+def test_an_address_without_a_cluster_is_refused_with_the_next_step(sources, tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UsageError, match=r"Ray Client \(ray://\)") as caught:
+        build_corpus([sources[2]], **options(tmp_path / "out", executor="ray", ray_address="ray://127.0.0.1:1"))
+    assert "ray job submit" in caught.value.hint
+
+
+# nodes that cannot take part
+
+
+@contextlib.contextmanager
+def node_of_its_own(cluster: Any, hidden: Path) -> Iterator[None]:
+    """A fourth node, to which a folder looks empty."""
+    mounted = f"mount -t tmpfs none {hidden} && exec {sys.executable} -m ray.scripts.scripts start"
+    command = f"{mounted} --address {cluster.address} --num-cpus 1 --node-name elsewhere --disable-usage-stats --block"
+    node = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert node.stdout is not None
+    try:
+        said = []
+        while "Ray runtime started" not in (line := node.stdout.readline()):
+            said.append(line)
+            if node.poll() is not None:
+                pytest.skip(f"no mount namespace here: {''.join(said)[-300:]}")
+        yield
+    finally:
+        below = [*psutil.Process(node.pid).children(recursive=True), psutil.Process(node.pid)]
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(below, timeout=10)
+        node.stdout.close()
+        node.wait()
+        _wait_for(lambda: _alive(cluster) == 3)
+
+
+def _alive(cluster: Any) -> int:
+    import ray
+
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        return sum(node["Alive"] for node in ray.nodes())
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.parametrize("what", ["out", "sources"])
+def test_a_node_without_the_output_or_the_sources_is_named_at_the_start(what, cluster, sources, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    moved = folder / "a.jsonl"
+    moved.write_bytes(sources[2].read_bytes())
+    out = folder / "out" if what == "out" else tmp_path / "out"
+    given = [sources[2] if what == "out" else moved]
+    with node_of_its_own(cluster, folder):
+        with pytest.raises(BuildError) as caught:
+            build_corpus(given, **options(out, executor="ray", ray_address=cluster.address))
+        assert not list(out.glob(RECEIPTS))
+    expected = f"does not have the files of --out {out}" if what == "out" else f"cannot take part: {moved} cannot be"
+    assert caught.value.problem.startswith("node ")
+    assert expected in caught.value.problem
+    assert "on a file system that all nodes have at the same path" in caught.value.hint
+    build_corpus(given, **options(out, executor="ray", ray_address=cluster.address))
+
+
+def test_a_node_with_other_versions_is_refused(cluster, sources, tmp_path, monkeypatch):
+    from tokshard.pipeline.executors import ray_worker
+
+    here = ray_worker._versions()
+    monkeypatch.setattr(ray_worker, "_versions", lambda: {**here, "tokenizers": "0.0.1"})
+    with pytest.raises(BuildError, match=rf"node .* has tokenizers {here['tokenizers']}, and the driver 0.0.1"):
+        build_corpus([sources[2]], **options(tmp_path / "out", executor="ray", ray_address=cluster.address))
+
+
+# losses and stops
+
+
+class Running:
+    """A build of the long source as a process of its own."""
+
+    def __init__(self, cluster: Any, source: Path, out: Path) -> None:
+        self.out = out
+        arguments = builds.command([str(source)], out, "--executor", "ray", "--ray-address", cluster.address)
+        self.process = subprocess.Popen(
+            arguments,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+    def wait_until_under_way(self) -> None:
+        _wait_for(lambda: self.process.poll() is not None or len(self.receipts()) >= 3)
+        assert self.process.poll() is None, self.end()
+
+    def receipts(self) -> list[Path]:
+        return list(self.out.glob(RECEIPTS))
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and what it printed."""
+        _, errors = self.process.communicate(timeout=200)
+        return self.process.returncode, errors
+
+
+def _wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+def _busy_workers() -> list[psutil.Process]:
+    found = psutil.process_iter(["cmdline"])
+    return [process for process in found if "ray::run_task" in (process.info["cmdline"] or [])[:1]]
+
+
+@pytest.fixture(scope="module")
+def expected(long_source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    out = tmp_path_factory.mktemp("expected") / "out"
+    build_corpus([long_source], **options(out, workers=2))
+    return files(out)
+
+
+@pytest.fixture
+def running(cluster: Any, long_source: Path, tmp_path: Path) -> Iterator[Running]:
+    build = Running(cluster, long_source, tmp_path / "out")
+    try:
+        build.wait_until_under_way()
+        yield build
+    finally:
+        build.process.kill()
+        build.process.communicate()
+
+
+def finish(cluster: Any, source: Path, out: Path) -> None:
+    before = len(list(out.glob(RECEIPTS)))
+    assert before
+    result = build_corpus([source], **options(out, executor="ray", ray_address=cluster.address))
+    assert result.bytes_encoded < source.stat().st_size - (before - 1) * (1 << 20)
+
+
+def test_a_worker_that_is_killed_costs_nothing_but_time(running, expected):
+    _wait_for(lambda: bool(_busy_workers()))
+    _busy_workers()[0].kill()
+    assert running.end() == (0, "")
+    assert files(running.out) == expected
+
+
+def test_a_node_that_goes_costs_nothing_but_time(cluster, running, expected):
+    node = next(iter(cluster.worker_nodes))
+    cluster.remove_node(node, allow_graceful=False)
+    try:
+        assert running.end() == (0, "")
+    finally:
+        cluster.add_node(num_cpus=1)
+    assert files(running.out) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_build_that_is_stopped_continues(number, code, word, cluster, running, long_source, expected):
+    if number == signal.SIGINT:
+        os.killpg(running.process.pid, number)  # as a terminal does
+    else:
+        running.process.send_signal(number)
+    assert running.end() == (code, f"{word}; run the same command to continue\n")
+    assert not _busy_workers()
+    finish(cluster, long_source, running.out)
+    assert files(running.out) == expected
+
+
+def test_a_build_whose_driver_is_killed_continues_while_its_tasks_may_still_run(
+    cluster, running, long_source, expected
+):
+    os.killpg(running.process.pid, signal.SIGKILL)
+    finish(cluster, long_source, running.out)
+    assert files(running.out) == expected

@@ -1,0 +1,178 @@
+"""Builds from and into stores that are no directory: the same bytes, and no path of this machine."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.inputs import FORMATS, jsonl, write_byte_tokenizer
+from tests.store.memory import REQUESTS, SCHEME, MemoryStore
+from tests.store.servers import file_server
+from tokshard import build_corpus
+from tokshard.pipeline.estimate import estimate_build
+from tokshard.pipeline.job_array import commit_jobs, run_job
+from tokshard.pipeline.options import BuildOptions
+from tokshard.pipeline.sources.discover import discover
+from tokshard.pipeline.status import read_status
+from tokshard.pipeline.tasks.hashing import no_shards
+from tokshard.pipeline.workspace.places import open_workspace
+from tokshard.pipeline.workspace.receipts import (
+    OutputCounts,
+    Receipt,
+    SourceCounts,
+    read_receipts,
+    receipts_of,
+    write_receipt,
+)
+from tokshard.store import STORES_BY_SCHEME, files_below, open_store
+
+TASK_BYTES = 1 << 20
+RECORDS = [{"text": f"text {number} of some words \u00e9", "name": str(number)} for number in range(300)]
+
+
+@pytest.fixture
+def in_memory(tmp_path, monkeypatch) -> str:
+    """An empty location in memory."""
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    return f"{SCHEME}:/{tmp_path}"
+
+
+@pytest.fixture(params=["in_memory", pytest.param("s3", marks=pytest.mark.remote)])
+def remote(request, tmp_path, monkeypatch) -> str:
+    """An empty location in a store, and as the working directory an empty one on this machine."""
+    monkeypatch.chdir(tmp_path)
+    return request.getfixturevalue(request.param)
+
+
+def put_everywhere(remote: str, content: dict[str, bytes]) -> None:
+    for name, data in content.items():
+        open_store(remote).put(name, data)
+        open_store(".").put(name, data)
+
+
+def sources() -> dict[str, bytes]:
+    found = {
+        f"sources/deep/{number}-{name}": encode(RECORDS, 64) for number, (name, encode) in enumerate(FORMATS.items())
+    }
+    found["sources/.hidden/a.jsonl"] = b"not read"
+    found["sources/ignored.bin"] = b"not read"
+    return found
+
+
+def shards_of(location: str | Path) -> dict[str, bytes]:
+    store = open_store(location)
+    return {name: store.get(name) for name in files_below(store, "") if name.endswith(".arrow")}
+
+
+@pytest.mark.parametrize("argument", ["sources", "sources/**/*", "sources/deep/*"])
+@pytest.mark.parametrize("dedup", ["none", "exact"])
+def test_a_build_from_and_into_another_store_has_the_same_bytes(remote, argument, dedup, tmp_path):
+    put_everywhere(remote, sources())
+    directory = write_byte_tokenizer(tmp_path / "tokenizer")
+    for path in directory.iterdir():
+        open_store(f"{remote}/tokenizer").put(path.name, path.read_bytes())
+    options = {"task_bytes": 4096, "workers": 1, "dedup": dedup}
+    build_corpus(argument, tokenizer="tokenizer", out="out", **options)
+    build_corpus(f"{remote}/{argument}", tokenizer=f"{remote}/tokenizer", out=f"{remote}/out", **options)
+    assert shards_of(f"{remote}/out") == shards_of("out")
+    again = build_corpus(f"{remote}/{argument}", tokenizer=f"{remote}/tokenizer", out=f"{remote}/out", **options)
+    assert not again.is_new
+
+
+@pytest.mark.parametrize("stages", [(None,), ("hash", "duplicates", "write")])
+def test_jobs_that_share_another_store_make_the_same_bytes(remote, stages, tmp_path):
+    put_everywhere(remote, sources())
+    directory = write_byte_tokenizer(tmp_path / "tokenizer")
+    options = {"tokenizer": directory, "workers": 1, "dedup": "none" if stages == (None,) else "exact"}
+    build_corpus("sources", out="out", **options)
+    for stage in stages:
+        for index in range(1 if stage == "duplicates" else 3):
+            share = {} if stage == "duplicates" else {"job_index": index, "num_jobs": 3}
+            run_job(f"{remote}/sources", out=f"{remote}/out", stage=stage, **share, **options)
+    assert read_status(f"{remote}/out").jobs[2].state == "done"
+    commit_jobs(f"{remote}/out")
+    assert shards_of(f"{remote}/out") == shards_of("out")
+
+
+def test_a_source_in_a_store_is_called_like_one_in_a_directory(remote):
+    put_everywhere(remote, {"in/only.jsonl": b"{}"})
+    for argument, names in (("in", ["only.jsonl"]), ("in/only.jsonl", [""]), ("in/*", ["only.jsonl"])):
+        here, there = (discover([place], input_format=None) for place in (argument, f"{remote}/{argument}"))
+        assert there.arguments == here.arguments
+        assert [each.path for each in there.inputs] == [each.path for each in here.inputs] == names
+
+
+def test_an_estimate_for_a_store_tells_no_free_space_of_this_machine(remote, tmp_path):
+    put_everywhere(remote, {"a.jsonl": FORMATS["plain.jsonl"](RECORDS, 64)})
+    options = {"tokenizer": str(write_byte_tokenizer(tmp_path / "tokenizer")), "workers": 1}
+    here = estimate_build(["a.jsonl"], BuildOptions(out="out", **options))
+    there = estimate_build([f"{remote}/a.jsonl"], BuildOptions(out=f"{remote}/out", **options))
+    assert here.free_bytes
+    assert there.free_bytes is None
+    assert there.fits
+    assert (there.documents, there.tokens, there.disk_bytes) == (here.documents, here.tokens, here.disk_bytes)
+
+
+def test_the_files_of_a_folder_are_listed_and_not_asked_for_one_by_one(in_memory):
+    for number in range(100):
+        open_store(in_memory).put(f"sources/{number}.jsonl", b"")
+    REQUESTS.clear()
+    assert len(discover([f"{in_memory}/sources"], input_format=None).inputs) == 100
+    assert REQUESTS["stat"] < 10
+
+
+class MeetingStore(MemoryStore):
+    """A store that answers a request for a receipt when it was asked for another one at the same time."""
+
+    meeting = threading.Barrier(2)
+
+    def get(self, name: str) -> bytes:
+        if "/receipts/" in name:
+            self.meeting.wait(timeout=10)
+        return super().get(name)
+
+
+def test_receipts_in_a_bucket_are_asked_for_at_the_same_time(remote, monkeypatch):
+    workspace = open_workspace(f"{remote}/out")
+    for number in range(8):
+        counts = OutputCounts(sources=[SourceCounts(index=number)])
+        receipt = Receipt(
+            key=(number, 0),
+            previous=None,
+            is_last=True,
+            max_documents=None,
+            input_bytes=0,
+            outputs=[counts],
+            num_rejects=0,
+        )
+        write_receipt(workspace, receipt, [no_shards()])
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MeetingStore)
+    workspace = open_workspace(f"{remote}/out")
+    assert [receipt.key for receipt, _ in read_receipts(workspace)] == [(number, 0) for number in range(8)]
+    assert [receipt.key[0] for receipt, _ in receipts_of(workspace, [(5, 0), (2, 0)])] == [5, 2]
+
+
+def test_a_build_into_a_bucket_reads_each_receipt_once_and_nothing_that_it_wrote(remote, tmp_path):
+    num_tasks = 40
+    lines = jsonl([{"text": "some words " * 1_000}]) * (num_tasks * TASK_BYTES // 11_013)
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    write_byte_tokenizer(tmp_path / "tokenizer")
+    REQUESTS.clear()
+    build_corpus("a.jsonl", tokenizer="tokenizer", out=f"{remote}/out", task_bytes=TASK_BYTES, workers=1)
+    assert REQUESTS["get"] < num_tasks + 15
+    assert REQUESTS["stat"] < 15
+    assert len(shards_of(f"{remote}/out")) == num_tasks + 2
+
+
+def test_a_compressed_file_on_a_web_server_is_a_source_like_its_copy_on_this_machine(tmp_path):
+    content = FORMATS["frames.jsonl.zst"](RECORDS, 64)
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "a.jsonl.zst").write_bytes(content)
+    tokenizer = str(write_byte_tokenizer(tmp_path / "tokenizer"))
+    options = {"tokenizer": tokenizer, "task_bytes": 4096, "workers": 1}
+    with file_server(tmp_path / "web") as port:
+        build_corpus(f"http://127.0.0.1:{port}/a.jsonl.zst", out=str(tmp_path / "there"), **options)
+    build_corpus(str(tmp_path / "web" / "a.jsonl.zst"), out=str(tmp_path / "here"), **options)
+    assert shards_of(tmp_path / "there") == shards_of(tmp_path / "here")

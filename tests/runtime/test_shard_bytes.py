@@ -1,0 +1,80 @@
+"""Ranges of shards in a store that is no directory: the tokens of one in a directory, and one version of each shard."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
+from tests.store.memory import SCHEME, MemoryStore
+from tokshard.errors import DamagedCorpusError
+from tokshard.runtime import StreamPlan, shard_bytes
+from tokshard.runtime.shard_bytes import joined_ranges
+from tokshard.runtime.shards import CorpusSource
+from tokshard.store import STORES_BY_SCHEME, files_below, open_store
+
+RANGES = st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 1 << 17)), max_size=30)
+
+
+@pytest.fixture
+def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """One corpus twice: on this machine and in memory."""
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
+    local = write_corpus(
+        tmp_path / "corpus",
+        sources=[Source(documents=documents_of(lengths))],
+        shard_tokens=3_000,
+        tokenizer=TINY_TOKENIZER,
+    )
+    remote = f"{SCHEME}:/{local}"
+    for name in files_below(open_store(local), ""):
+        open_store(remote).put(name, (local / name).read_bytes())
+    return str(local), remote
+
+
+def plan_of(location: str) -> StreamPlan:
+    return StreamPlan({"corpus": location}, seq_len=64, block_tokens=256, window_blocks=8, allow_small_blocks=True)
+
+
+def test_a_corpus_in_a_store_has_the_samples_of_one_in_a_directory(corpora):
+    here, there = map(plan_of, corpora)
+    assert there.fingerprint == here.fingerprint
+    for sample in range(400):
+        assert there.sample(sample)["input_ids"].tolist() == here.sample(sample)["input_ids"].tolist()
+
+
+def test_documents_are_found_in_a_store_as_in_a_directory(corpora):
+    here, there = map(CorpusSource, corpora)
+    assert there.is_remote
+    assert not there.is_in_memory
+    for document in range(300):
+        assert there.place_of(document) == here.place_of(document)
+        assert there.document_at(there.place_of(document).start) == here.place_of(document)
+
+
+def test_a_shard_that_is_put_again_is_refused_by_its_name(corpora):
+    source = CorpusSource(corpora[1])
+    name = source.place_of(0).shard
+    store = open_store(corpora[1])
+    store.put(name, store.get(name))
+    with pytest.raises(DamagedCorpusError, match=f"{name} was replaced under the running job"):
+        source.place_of(0)
+
+
+@given(places=RANGES)
+def test_joined_ranges_cover_all_that_is_wanted_and_have_no_short_gaps(places):
+    joined = joined_ranges(places)
+    assert all(
+        any(start <= position and position + length <= start + size for start, size in joined)
+        for position, length in places
+    )
+    assert all(
+        start + size + shard_bytes._GAP_BYTES < after for (start, size), (after, _) in itertools.pairwise(joined)
+    )
+    assert {start for start, _ in joined} <= {position for position, _ in places}

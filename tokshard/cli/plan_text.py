@@ -1,0 +1,121 @@
+"""The preview of a plan as text: the order as a tree, what is read, and how well it is mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tokshard.cli.tables import can_encode, table
+from tokshard.inspect.plan.preview import CorpusPlan, PlanReport
+from tokshard.inspect.plan.simulation import UNIFORM_DISTANCE, Simulation
+from tokshard.wording import aligned, bytes_text, counted, one_line, wrapped
+
+_BRANCH, _LAST, _TRUNK = "├─ ", "└─ ", "│    "
+
+
+def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
+    """A preview of a plan.
+
+    Args:
+        width: characters per line; only the fingerprint and long paths are never broken.
+        encoding: of the output; one without line-drawing characters gets an ASCII tree.
+    """
+    step_tokens = report.global_batch_size * report.sizes["seq_len"]
+    size = bytes_text(report.num_tokens * report.bytes_per_token)
+    head = [
+        ("reads", f"{tokens_text(report.num_tokens)} tokens in {counted(report.num_steps, 'step')} of {step_tokens:,}"),
+        ("", f"{size} of token ids, {counted(report.bytes_per_token, 'byte')} each"),
+    ]
+    for change in report.changes:
+        step = "" if change.step is None else f" (step {change.step:,})"
+        shares = ", ".join(f"{one_line(name)} {share:.1%}" for name, share in change.shares.items())
+        head.append(("weights", f"from sample {change.sample:,}{step} on: {shares}"))
+    parts = [
+        plan_tree(report, width=width, encoding=encoding),
+        aligned(head, width=width),
+        table(list(_corpus_rows(report.corpora)), width=width),
+    ]
+    if report.simulation is not None:
+        parts.append(_simulation_text(report.simulation, width=width))
+    if report.warnings:
+        parts.append(aligned([("warning", warning) for warning in report.warnings], width=width))
+    return "\n\n".join(parts)
+
+
+def plan_tree(report: PlanReport, *, encoding: str, width: int) -> str:
+    """The order as a tree: everything that its fingerprint depends on, and the weights, which do not change it.
+
+    Arguments as for `plan_text`.
+    """
+    sizes = report.sizes
+    branch, last, trunk = (_BRANCH, _LAST, _TRUNK) if can_encode(_BRANCH + _LAST, encoding) else ("|- ", "`- ", "|    ")
+    longest = max(len(one_line(corpus.name)) for corpus in report.corpora)
+    blocks = f"blocks of {sizes['block_tokens']:,}, windows of {counted(sizes['window_blocks'], 'block')}"
+    order = f"order {sizes['order_version']}, seed {sizes['seed']}: samples of {sizes['seq_len']:,} tokens, {blocks}"
+    lines = [f"plan {report.fingerprint}", *wrapped(branch + order, width=width, indent=trunk)]
+    for number, corpus in enumerate(report.corpora, 1):
+        is_last = number == len(report.corpora)
+        line = f"{last if is_last else branch}{one_line(corpus.name):<{longest}} {_corpus_text(corpus)}"
+        lines += wrapped(line, width=width, indent=" " * len(trunk) if is_last else trunk)
+    return "\n".join(lines)
+
+
+def _corpus_text(corpus: CorpusPlan) -> str:
+    parts = [
+        f"{tokens_text(corpus.epoch_tokens)} tokens",
+        f"{counted(corpus.num_blocks, 'block')} in {counted(corpus.num_windows, 'window')}",
+    ]
+    if corpus.take != 1:
+        parts.append(f"the part {corpus.take:g} of it")
+    if corpus.start_epoch:
+        parts.append(f"from epoch {corpus.start_epoch} on")
+    if corpus.max_epochs is not None:
+        parts.append(f"at most {corpus.max_epochs:g} {'epoch' if corpus.max_epochs == 1 else 'epochs'}")
+    head = f"{corpus.weight_share:7.2%}  {corpus.fingerprint[:12]}"
+    return f"{head}  {', '.join(parts)}: {one_line(corpus.directory)}"
+
+
+def _corpus_rows(corpora: Sequence[CorpusPlan]) -> Iterator[list[str]]:
+    yield ["corpus", "share", "tokens", "epochs", "documents", "bytes", "steps per window"]
+    for corpus in corpora:
+        is_all = corpus.documents == corpus.num_documents and corpus.epochs >= 1
+        steps = corpus.steps_per_window
+        yield [
+            one_line(corpus.name),
+            f"{corpus.share:.2%}",
+            tokens_text(corpus.tokens),
+            f"{corpus.epochs:,.2f}",
+            f"{'' if is_all else '~'}{corpus.documents:,} of {corpus.num_documents:,}",
+            bytes_text(corpus.bytes),
+            "one window" if steps is None else f"{steps:,.1f}",
+        ]
+
+
+def _simulation_text(simulation: Simulation, *, width: int) -> str:
+    fewest, median, most = simulation.blocks_per_step
+    last = simulation.first + simulation.num_samples - 1
+    head = [
+        ("simulated", f"samples {simulation.first:,} to {last:,}"),
+        ("places", f"a step draws from {median:,.0f} blocks in the median, {fewest:,} to {most:,}"),
+        (
+            "distance",
+            f"of successive samples in the corpus, in the median; random places are {UNIFORM_DISTANCE:.0%} apart",
+        ),
+    ]
+    rows = [["corpus", "samples", "worst error", "distance"]]
+    for corpus in simulation.corpora:
+        distance = "-" if corpus.median_distance is None else f"{corpus.median_distance:.1%}"
+        rows.append([one_line(corpus.name), f"{corpus.num_samples:,}", f"{corpus.worst_error:.2f} samples", distance])
+    return aligned(head, width=width) + "\n\n" + table(rows, width=width)
+
+
+def tokens_text(number: int) -> str:
+    """A number of tokens; large ones with four digits."""
+    for power, suffix in ((12, "T"), (9, "B"), (6, "M")):
+        if number >= 10**power:
+            return f"{float(f'{number / 10**power:.4g}'):.12g}{suffix}"
+    return f"{number:,}"
+
+
+def step_text(seq_len: int, global_batch_size: int) -> str:
+    """The size of a step."""
+    return f"{counted(seq_len, 'token')} x {counted(global_batch_size, 'sample')} a step"

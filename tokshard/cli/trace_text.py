@@ -1,0 +1,147 @@
+"""Traces and occurrences of documents, as text for people and as plain values for ``--json``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tokshard.cli.document_text import plain_value
+from tokshard.cli.plan_text import step_text
+from tokshard.cli.tables import table, table_line
+from tokshard.inspect.plan.occurrences import DocumentOccurrences, current_epoch
+from tokshard.inspect.plan.run import Run
+from tokshard.inspect.plan.trace import ID, DocumentFacts, TraceRow
+from tokshard.wording import aligned, counted, one_line, wrapped
+
+_HEADER = ("step", "rank", "row", "sample", "corpus", "document", "tokens", "shard", "record")
+_LEFT = (4, 7, 8)
+_INDENT = " " * 6
+
+
+def run_text(run: Run, *, width: int) -> str:
+    """The plan and the checkpoint of a run, in two lines."""
+    plan = run.plan
+    lines = [("plan", f"{step_text(plan.seq_len, run.global_batch_size)}, seed {plan.seed}: {plan.fingerprint[:12]}")]
+    if run.checkpoint:
+        done = "" if run.step is None else f"step {run.step:,}, "
+        skipped = [f"{start:,} to {stop - 1:,}" for start, stop in run.cursor.skipped]
+        without = f", without {', '.join(skipped)}, which were skipped" if skipped else ""
+        lines.append(
+            ("checkpoint", f"{run.checkpoint}: {done}samples up to {run.cursor.sample - 1:,} are read{without}")
+        )
+    return aligned(lines, width=width)
+
+
+def trace_text(parts: Iterable[Sequence[TraceRow]], *, width: int) -> Iterator[str]:
+    """A table of all rows, part by part: a line per document, followed by its id, metadata and text.
+
+    Args:
+        width: characters per line; columns that do not fit are named below their line.
+    """
+    widths = [len(name) for name in _HEADER]
+    for number, rows in enumerate(parts):
+        cells = [_cells(row) for row in rows]
+        widths = [max(sizes) for sizes in zip(widths, *(map(len, line) for line in cells), strict=True)]
+        ends = itertools.accumulate(size + 2 for size in widths)
+        fitting = widths[: sum(end - 2 <= width for end in ends)]
+        lines = [] if number else [table_line(_HEADER, fitting, left=_LEFT)]
+        for row, line in zip(rows, cells, strict=True):
+            lines.append(table_line(line, fitting, left=_LEFT))
+            if rest := [f"{name} {cell}" for name, cell in zip(_HEADER, line, strict=True)][len(fitting) :]:
+                lines += wrapped(_INDENT + ", ".join(rest), width=width, indent=_INDENT)
+            lines += [_INDENT + _start(detail, max(20, width - len(_INDENT))) for detail in _details(row)]
+        if lines:
+            yield "\n".join(lines)
+
+
+def _cells(row: TraceRow) -> tuple[str, ...]:
+    facts = row.document
+    return (
+        *map(_number, (row.step, row.rank, row.row, row.sample)),
+        one_line(facts.corpus),
+        f"{facts.document:,}",
+        f"{row.start:,}-{row.stop:,} of {facts.num_tokens:,}",
+        one_line(facts.shard),
+        f"{facts.record_number:,} of {one_line(facts.source)}",
+    )
+
+
+def _number(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def _start(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 3] + "..."
+
+
+def _details(row: TraceRow) -> Iterator[str]:
+    if metadata := _metadata_text(row.document):
+        yield metadata
+    if row.text is not None:
+        yield one_line(row.text)
+
+
+def _metadata_text(facts: DocumentFacts) -> str:
+    """Id and metadata of a document in a line; empty if it has none."""
+    values = {ID: facts.id, **facts.metadata}
+    return ", ".join(f"{one_line(name)} {one_line(str(value))}" for name, value in values.items() if value is not None)
+
+
+def occurrences_text(found: DocumentOccurrences, run: Run, *, width: int) -> str:
+    """A document and where it occurs."""
+    facts = found.document
+    place = f"record {facts.record_number:,} of {facts.source}, in {facts.shard}"
+    epochs = f"epoch {found.epochs[0]}" if len(found.epochs) == 1 else f"epochs {found.epochs[0]} to {found.epochs[-1]}"
+    current = f"; the run is in epoch {current_epoch(run, facts.corpus)} of this corpus" if run.checkpoint else ""
+    lines = [
+        ("document", f"{facts.corpus}:{facts.document:,}, {counted(facts.num_tokens, 'token')}, {place}"),
+        *([("metadata", metadata)] if (metadata := _metadata_text(facts)) else []),
+        ("searched", f"{epochs}{current}"),
+    ]
+    rows: list[Sequence[str]] = [("epoch", "step", "rank", "row", "sample", "tokens", "when")]
+    for one in found.occurrences:
+        numbers = map(_number, (one.epoch, one.step, one.rank, one.row, one.sample))
+        rows.append((*numbers, f"{one.start:,}-{one.stop:,}", one.when))
+    if len(rows) == 1:
+        return aligned([*lines, ("", "it is not read in these epochs")], width=width)
+    return aligned(lines, width=width) + "\n\n" + table(rows, width=width)
+
+
+def trace_json(row: TraceRow) -> dict[str, Any]:
+    """A row as plain values."""
+    return {
+        "step": row.step,
+        "rank": row.rank,
+        "row": row.row,
+        "sample": row.sample,
+        **facts_json(row.document),
+        "start": row.start,
+        "stop": row.stop,
+        "text": row.text,
+    }
+
+
+def facts_json(facts: DocumentFacts) -> dict[str, Any]:
+    """A document as plain values."""
+    plain = asdict(facts)
+    return {**plain, "metadata": {name: plain_value(value) for name, value in facts.metadata.items()}}
+
+
+def notes_of(run: Run, steps: range | None) -> list[str]:
+    """Reasons to distrust the numbers of steps, one sentence each."""
+    if not (steps and run.step and steps[0] <= run.step and run.had_other_batch_size):
+        return []
+    size = f"{run.global_batch_size:,} a step"
+    read = f"{run.checkpoint} has read {counted(run.num_received, 'sample')} in {counted(run.step, 'step')}, not {size}"
+    return [f"{read}; earlier steps are counted back from it, and right as far as they had {size}"]
+
+
+def occurrences_json(found: DocumentOccurrences) -> dict[str, Any]:
+    """A document and its occurrences as plain values."""
+    return {
+        **facts_json(found.document),
+        "epochs": [found.epochs.start, found.epochs.stop],
+        "readings": [asdict(place) for place in found.occurrences],
+    }

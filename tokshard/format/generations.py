@@ -1,0 +1,137 @@
+"""The generations of a corpus that grew: which there are, whether they belong together, and their manifests as one.
+
+What an append adds is a corpus of its own in a folder of the first one. It can be opened alone, and nothing of the
+generations before it changes, so a reader of these goes on reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+import msgspec
+
+from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
+from tokshard.format import names
+from tokshard.format.manifest import (
+    DocumentLengths,
+    FileFacts,
+    Fingerprints,
+    Manifest,
+    Records,
+    canonical_json,
+)
+
+_SHARED = ("dtype", "columns")
+
+
+def generation_numbers(found: Iterable[str]) -> list[int]:
+    """The generations after the first that have a folder, ascending.
+
+    Args:
+        found: the names in the folder of the corpus; those of folders may end in a slash.
+    """
+    return sorted(filter(None, (names.generation_number(name.rstrip("/")) for name in found)))
+
+
+def check_generation(before: Manifest, before_hash: str, manifest: Manifest, *, number: int, path: str) -> None:
+    """Refuse a manifest that does not continue the generation before it.
+
+    Args:
+        before_hash: ``manifest_sha256`` of that generation.
+
+    Raises:
+        DamagedCorpusError: it was appended to something else.
+    """
+    found = manifest.generation
+    expected = f"expected generation {number} after the manifest {before_hash[:12]}..."
+    if found is None:
+        raise DamagedCorpusError(f"{path} is of no generation, {expected}", hint=RESTORE)
+    if (found.number, found.previous) != (number, before_hash):
+        raise DamagedCorpusError(
+            f"{path} is of generation {found.number} after the manifest {found.previous[:12]}..., {expected}",
+            hint=RESTORE,
+        )
+    facts = [
+        (*(getattr(each, name) for name in _SHARED), *_delimiters(each), each.build.split)
+        for each in (before, manifest)
+    ]
+    if facts[0] != facts[1]:
+        raise DamagedCorpusError(
+            f"{path} has another tokenizer, other columns or another split than the generation before it", hint=RESTORE
+        )
+
+
+def _delimiters(manifest: Manifest) -> tuple[str, int, int | None]:
+    return manifest.tokenizer.canonical_sha256, manifest.tokenizer.eos_id, manifest.tokenizer.bos_id
+
+
+def check_has_generation(wanted: int | None, available: int, *, location: str) -> None:
+    """Refuse a generation that a corpus does not have.
+
+    Args:
+        available: the newest one.
+
+    Raises:
+        UsageError: there is no such generation.
+    """
+    if wanted is not None and not 0 <= wanted <= available:
+        newest = "it has generation 0 only" if not available else f"it has generations 0 to {available}"
+        raise UsageError(f"{location} has no generation {wanted}: {newest}", hint="give one of these")
+
+
+def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
+    """One manifest for the documents of several generations in order: counts are added up.
+
+    The configuration and the library of the tokenizer are those of the newest generation. `files` are those of all.
+    """
+    first, last = manifests[0], manifests[-1]
+    if last.generation is None or len(manifests) == 1:
+        return first
+    return msgspec.structs.replace(
+        last,
+        num_documents=sum(each.num_documents for each in manifests),
+        num_tokens=sum(each.num_tokens for each in manifests),
+        num_shards=sum(each.num_shards for each in manifests),
+        num_bytes=sum(each.num_bytes for each in manifests),
+        text_bytes=sum(each.text_bytes for each in manifests),
+        fingerprints=Fingerprints(
+            content=last.generation.content,
+            recipe=_combined_recipe([each.fingerprints.recipe for each in manifests]),
+        ),
+        arguments=[argument for each in manifests for argument in each.arguments],
+        records=Records(
+            read=sum(each.records.read for each in manifests),
+            written=sum(each.records.written for each in manifests),
+            left_out=_added([each.records.left_out for each in manifests]),
+            with_special_text=sum(each.records.with_special_text for each in manifests),
+        ),
+        document_lengths=DocumentLengths(
+            shortest=min(each.document_lengths.shortest for each in manifests),
+            longest=max(each.document_lengths.longest for each in manifests),
+            counts=[
+                sum(counts)
+                for counts in zip_longest(*(each.document_lengths.counts for each in manifests), fillvalue=0)
+            ],
+        ),
+        files=dict(_files(manifests)),
+    )
+
+
+def _combined_recipe(recipes: Sequence[str]) -> str:
+    return hashlib.sha256(b"tokshard recipes 1\n" + canonical_json(list(recipes))).hexdigest()
+
+
+def _added(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return dict(sorted(total.items()))
+
+
+def _files(manifests: Sequence[Manifest]) -> Iterator[tuple[str, FileFacts]]:
+    for number, manifest in enumerate(manifests):
+        for name, facts in manifest.files.items():
+            yield names.in_folder(names.generation_folder(number), name), facts

@@ -1,0 +1,175 @@
+"""The Ray cluster that a build runs on: being connected to it, and a look at all its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import NodeDiedError, RayError, TaskUnschedulableError
+from ray.util.client import ray as ray_client
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tokshard.errors import BuildError, UsageError
+from tokshard.pipeline.executors.ray_worker import look
+from tokshard.pipeline.executors.surroundings import environment
+from tokshard.pipeline.progress import Note, Observer
+
+AUTO, LOCAL = "auto", "local"
+"""Addresses."""
+_NODE_SECONDS = 120.0
+"""A node has this long to answer; it may have to start a Python process first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayCluster:
+    """The cluster that this process is connected to.
+
+    Args:
+        num_workers: tasks under way at most; None: as many as keep all CPUs busy.
+    """
+
+    num_workers: int | None
+
+    def num_cpus(self) -> int:
+        """CPUs of all nodes now."""
+        return int(ray.cluster_resources().get("CPU", 0))
+
+
+@contextlib.contextmanager
+def connected(address: str | None, *, num_workers: int | None, observer: Observer) -> Iterator[RayCluster]:
+    """Connect to a cluster, unless the program has done so; then leave it as it was.
+
+    Args:
+        address: ``local`` to start Ray on this machine, ``auto`` for the cluster that runs on it or that RAY_ADDRESS
+            names, or HOST:PORT; None: ``auto``.
+        num_workers: as of `RayCluster`.
+
+    Raises:
+        UsageError: there is no such cluster, or the program is connected to one already and an address is given.
+    """
+    if ray.is_initialized():
+        if address is not None:
+            raise UsageError(
+                f"ray_address is {address!r}, and this program has called ray.init already",
+                hint="leave out ray_address to use the cluster that the program is connected to",
+            )
+        _refuse_client(ray_client.is_connected())
+        yield RayCluster(num_workers=num_workers)
+        return
+    address = address or AUTO
+    _refuse_client(address.startswith("ray://") or os.environ.get("RAY_ADDRESS", "").startswith("ray://"))
+    variables = dict(os.environ)
+    _start(address, num_workers)
+    changed = {name for name in {*variables, *os.environ} if os.environ.get(name) != variables.get(name)}
+    try:
+        cluster = RayCluster(num_workers=num_workers)
+        if not cluster.num_cpus():
+            observer(Note("no node of the cluster has a CPU for tasks yet: the build waits for one"))
+        yield cluster
+    finally:
+        ray.shutdown()
+        for name in changed:  # which Ray sets for this process
+            os.environ.pop(name, None)
+            if name in variables:
+                os.environ[name] = variables[name]
+
+
+def _refuse_client(is_client: bool) -> None:
+    if is_client:
+        raise UsageError(
+            "a build cannot be driven through Ray Client (ray://)",
+            hint="run the command on the cluster: ray job submit --address http://HEAD:8265 -- tokshard build ...",
+        )
+
+
+def _start(address: str, num_workers: int | None) -> None:
+    known: dict[str, Any] = {"num_cpus": num_workers} if address == LOCAL else {}
+    with contextlib.ExitStack() as stack:
+        # Ray lets workers import from the current directory, which may be someone else's data
+        stack.enter_context(contextlib.chdir(stack.enter_context(tempfile.TemporaryDirectory())))
+        stack.enter_context(environment({"RAY_USAGE_STATS_ENABLED": "0"}))
+        stack.enter_context(_keeping_sigterm())
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                include_dashboard=False if address == LOCAL else None,
+                **known,
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise UsageError(
+                f"Ray cannot be reached at --ray-address {address}: {str(error).partition(chr(10))[0]}",
+                hint=_HINTS.get(address, "look with 'ray status' on that machine whether the cluster runs"),
+            ) from error
+
+
+_HINTS = {
+    AUTO: "run the command on a node of a cluster ('ray start --head' starts one), or give its --ray-address",
+    LOCAL: "look with 'ray start --head' why Ray cannot start on this machine",
+}
+
+
+@contextlib.contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Ray makes an exit of SIGTERM in the main thread; while it starts, that is turned back into the signal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:
+        signal.signal(signal.SIGTERM, handler)
+        signal.raise_signal(signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def look_at_nodes(setup: Any) -> None:
+    """Have every node that can run tasks look at the output directory, the first input and its packages.
+
+    Args:
+        setup: reference to a `Setup`.
+
+    Raises:
+        BuildError: a node cannot take part in the build; the message names it.
+    """
+    looking = {}
+    for node in ray.nodes():
+        if node["Alive"] and node["Resources"].get("CPU"):
+            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            looks = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
+            looking[looks.remote([setup])] = f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    _, silent = ray.wait(list(looking), num_returns=len(looking), timeout=_NODE_SECONDS) if looking else ([], [])
+    for answer, node in looking.items():
+        if answer in silent:
+            raise BuildError(
+                f"{node} did not answer within {_NODE_SECONDS:.0f} s", hint="look at the node with 'ray status'"
+            )
+        try:
+            problem = ray.get(answer)
+        except (NodeDiedError, TaskUnschedulableError):
+            continue  # it went meanwhile
+        except RayError as error:
+            raise BuildError(
+                f"{node} cannot run tasks of tokshard: {first_line(error)}",
+                hint="install on all nodes the same Python, ray and tokshard as here",
+            ) from error
+        if problem is not None:
+            raise BuildError(f"{node} {problem.problem}", hint=problem.hint)
+
+
+def first_line(error: Exception) -> str:
+    """Ray's errors carry a traceback, of which the last line says what happened."""
+    lines = str(getattr(error, "cause", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

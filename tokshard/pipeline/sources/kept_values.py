@@ -1,0 +1,93 @@
+"""Values of kept fields in the type that the corpus stores: string, int64, float64 or bool."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+_TYPES: Mapping[str, type] = {"string": str, "int64": int, "float64": float, "bool": bool}
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class WrongTypeError(Exception):
+    """The value of a kept field is not of the type that was asked for."""
+
+
+def typed_value(value: Any, kind: str) -> Any:
+    """Convert a value of a kept field from parquet, Arrow, csv or Python.
+
+    Raises:
+        WrongTypeError: it is not of the type that was asked for.
+        UnicodeError: it is not UTF-8.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        value = value.decode()
+    if kind == "string":
+        return _as_string(value)
+    if isinstance(value, str):
+        return _parsed_value(value.strip(), kind)
+    wanted = _TYPES[kind]
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not wanted or (wanted is int and value not in _INT64):
+        raise WrongTypeError
+    return value
+
+
+def _parsed_value(text: str, kind: str) -> Any:
+    """Parse a value of csv as other programs write it: ``True``, ``007``, ``nan``.
+
+    Raises:
+        WrongTypeError: it is not of that type.
+    """
+    if kind == "bool":
+        if text.lower() not in ("true", "false"):
+            raise WrongTypeError
+        return text.lower() == "true"
+    try:
+        if "_" in text:  # which only Python accepts in numbers
+            raise ValueError
+        value: Any = _TYPES[kind](text)
+        if value in (math.inf, -math.inf) and "inf" not in text.lower():
+            raise ValueError  # a finite number that no float holds
+    except ValueError as error:
+        raise WrongTypeError from error
+    if kind == "int64" and value not in _INT64:
+        raise WrongTypeError
+    return value
+
+
+def _as_string(value: Any) -> str:
+    """The text that JSON lines with the same value would give, if JSON has such a value."""
+    if isinstance(value, str):
+        value.encode()  # raises for lone surrogates
+        return value
+    if isinstance(value, bool | list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
+def json_value(raw: bytes | None, kind: str) -> Any:
+    """Convert the raw JSON of a kept field.
+
+    Raises:
+        WrongTypeError: it is not of the type that was asked for.
+    """
+    if raw is None or raw == b"null":
+        return None
+    if kind == "string":  # numbers and objects are kept as their JSON text
+        return msgspec.json.decode(raw, type=str) if raw[:1] == b'"' else raw.decode()
+    try:
+        value: Any = msgspec.json.decode(raw, type=_TYPES[kind])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WrongTypeError from error
+    if kind == "int64" and value not in _INT64:
+        raise WrongTypeError
+    return value

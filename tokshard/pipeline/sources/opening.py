@@ -1,0 +1,101 @@
+"""Opening inputs, wherever they lie, and the errors for those that cannot be read."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import IO, Any
+
+import pyarrow as pa
+
+from tokshard.errors import BadSourceError, SourceError
+from tokshard.pipeline.sources.inputs import JSONL, PINNED, STDIN, TXT, Input
+from tokshard.store import Store, is_uri, locate, open_store
+
+
+def open_file(input_: Input) -> IO[bytes]:
+    """The raw bytes of an input; standard input is not seekable.
+
+    Raises:
+        BadSourceError: the file is gone.
+    """
+    try:
+        if input_.location == STDIN:
+            return open(0, "rb", buffering=0, closefd=False)
+        store, name = _locate(input_.location)
+        path = store.local_path(name) if input_.compression is None and input_.format in (JSONL, TXT) else None
+        # lines and texts are read in large pieces, for which a buffer would only cost time
+        return store.open(name) if path is None else open(path, "rb", buffering=0)
+    except OSError as error:
+        raise vanished(input_, error) from error
+
+
+def _locate(location: str) -> tuple[Store, str]:
+    """`locate` for a file, without making the store again for each of many files in one folder."""
+    folder, name = os.path.split(location)
+    return locate(location) if is_uri(location) or not name else (_store_of_folder(folder), name)
+
+
+@functools.lru_cache(maxsize=16)
+def _store_of_folder(folder: str) -> Store:
+    return open_store(folder or os.curdir)
+
+
+def open_for_arrow(input_: Input) -> pa.NativeFile:
+    """The raw bytes of an input as Arrow reads them.
+
+    It is never mapped: a mapped file that is cut ends the process with SIGBUS.
+
+    Raises:
+        OSError: the file is gone.
+    """
+    store, name = _locate(input_.location)
+    path = store.local_path(name)
+    if path is not None:
+        return pa.OSFile(path)
+    file: Any = store.open(name)
+    return pa.PythonFile(file, mode="r")
+
+
+def check_unchanged(input_: Input) -> None:
+    """Refuse an input that is not what it was when the build began.
+
+    Raises:
+        SourceError: it is gone, or has another size or version.
+    """
+    if input_.is_read_once:
+        return
+    store, name = _locate(input_.location)
+    try:
+        found = store.stat(name)
+    except OSError as error:
+        raise vanished(input_, error) from error
+    hint = "put the file back, or start over with --force"
+    if input_.version not in (found.version, PINNED):
+        raise SourceError(
+            f"{input_.location} was modified since the build began: its version was {input_.version}, "
+            f"now it is {found.version}",
+            hint=hint,
+        )
+    if input_.num_bytes != found.size:
+        raise SourceError(
+            f"{input_.location} was modified since the build began: it had {input_.num_bytes:,} bytes, "
+            f"now it has {found.size:,}",
+            hint=hint,
+        )
+
+
+def vanished(input_: Input, error: OSError) -> BadSourceError:
+    """The error for an input that cannot be opened."""
+    return BadSourceError(
+        f"{input_.location} cannot be read: {error.strerror or error}",
+        hint="put the file back and run the same command again; finished tasks are kept",
+    )
+
+
+def damaged(input_: Input, reason: str) -> BadSourceError:
+    """The error for an input whose container is broken."""
+    return BadSourceError(
+        f"{input_.location} is damaged: {reason}",
+        hint="fetch the file again and start over with --force, or leave it out with --on-bad-source skip",
+    )

@@ -1,0 +1,233 @@
+"""Sorted rows on disk, and merging many files of them in bounded memory.
+
+Rows are uint64 [n, width], ascending by their first column, the *key*. On disk a *run* of them is followed by its
+*fences*: the key of every `FENCE_ROWS`-th row, from which whoever wants a range of keys knows which bytes to read.
+Runs are merged slice by slice, each slice a range of keys with about `SLICE_ROWS` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.errors import BuildError
+from tokshard.format.files import HashingFile
+from tokshard.store import Store
+
+Rows = NDArray[np.uint64]
+
+FENCE_ROWS = 1 << 10
+"""A range of keys is read with up to as many more rows at each end, and fences add 8 bytes per so many rows."""
+
+SLICE_ROWS = 1 << 21
+"""Rows that are merged at once: with the three columns of hashes, a process has 200 MB at the peak."""
+
+FAN_IN = 256
+"""Files that one task merges. A slice is cut to `SLICE_ROWS` and at most ``FAN_IN * FENCE_ROWS`` rows, an eighth."""
+
+AGAIN = "run the same command again: the task that left it runs again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Where sorted rows lie.
+
+    Args:
+        name: of the file, which has `file_bytes` and may hold several runs.
+        offset: of the first row, in bytes.
+        count: rows.
+        width: columns.
+        base: what to add to the last column.
+    """
+
+    name: str
+    file_bytes: int
+    offset: int
+    count: int
+    width: int
+    base: int = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return 8 * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Merge runs into one.
+
+    Args:
+        digest: names the rows of the runs, and so the result.
+    """
+
+    runs: tuple[Run, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Partition:
+    """Find the duplicates among the hashes whose high halves are in ``[low, high)``.
+
+    Args:
+        runs: of all hashes, in input order.
+        ranges: the rows of each run among which these lie: int64 [runs, 2].
+        high: None: no limit.
+        digest: names the rows of the runs and the bounds, and so the result.
+    """
+
+    runs: tuple[Run, ...]
+    ranges: NDArray[np.int64]
+    low: int
+    high: int | None
+    digest: str
+
+
+Merge = Join | Partition
+
+
+def run_bytes(count: int, width: int) -> int:
+    """Bytes that a run takes, with its fences."""
+    return 8 * (count * width + -(-count // FENCE_ROWS))
+
+
+def run_count(num_bytes: int, width: int) -> int:
+    """Rows of a run that takes so many bytes: the inverse of `run_bytes`."""
+    blocks, rest = divmod(num_bytes, run_bytes(FENCE_ROWS, width))
+    return blocks * FENCE_ROWS + max(0, rest - 8) // (8 * width)
+
+
+class RunWriter:
+    """Writes one run into a file, from rows that come in order."""
+
+    def __init__(self, file: IO[bytes] | HashingFile) -> None:
+        self._file = file
+        self._fences: list[NDArray[np.uint64]] = []
+        self.count = 0
+
+    def append(self, rows: Rows) -> None:
+        """Write the next rows: uint64 [n, width]."""
+        self._fences.append(rows[-self.count % FENCE_ROWS :: FENCE_ROWS, 0].copy())
+        self.count += len(rows)
+        self._write(rows)
+
+    def finish(self) -> None:
+        """Write the fences."""
+        for fences in self._fences:
+            self._write(fences)
+
+    def _write(self, values: NDArray[np.uint64]) -> None:
+        if values.size:  # a view of nothing cannot be cast
+            self._file.write(np.ascontiguousarray(values, "<u8").data.cast("B"))
+
+
+def read_fences(store: Store, runs: Sequence[Run]) -> list[NDArray[np.uint64]]:
+    """The fences of each run; a file is opened once for those of its runs that follow each other.
+
+    Raises:
+        BuildError: a file is gone or does not have its size.
+    """
+    fences: list[NDArray[np.uint64]] = []
+    for name, found in groupby(runs, lambda run: run.name):
+        same_file = list(found)
+        try:
+            size = store.stat(name).size
+        except OSError as error:
+            raise cannot_read(store, name, error) from error
+        if size != same_file[0].file_bytes:
+            raise BuildError(
+                f"{store.where(name)} is damaged: it has {size} bytes, expected {same_file[0].file_bytes}", hint=AGAIN
+            )
+        places = [(run.offset + run.count * run.row_bytes, 8 * -(-run.count // FENCE_ROWS)) for run in same_file]
+        fences += [np.frombuffer(content, "<u8") for content in read_parts(store, name, places)]
+    return fences
+
+
+def row_ranges(fences: NDArray[np.uint64], count: int, lows: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The rows of a run among which those of consecutive ranges of keys lie: int64 [n, 2], start and stop of each.
+
+    Args:
+        count: rows of the run.
+        lows: the lowest key of each range, ascending: uint64 [n]; the last range is open.
+    """
+    blocks = np.searchsorted(fences, lows)
+    starts = np.maximum(blocks - 1, 0) * FENCE_ROWS
+    stops = np.append(np.minimum(blocks[1:] * FENCE_ROWS, count), count)
+    return np.stack([np.minimum(starts, stops), stops], axis=1).astype(np.int64)
+
+
+def slice_lows(fences: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    """The lowest key of each slice: uint64 [n], ascending from 0.
+
+    Args:
+        fences: of all runs that are merged.
+    """
+    keys = np.sort(np.concatenate([np.zeros(1, np.uint64), *fences]))
+    return np.unique(keys[:: max(1, SLICE_ROWS // FENCE_ROWS)])
+
+
+def read_slice(
+    store: Store, runs: Sequence[Run], ranges: NDArray[np.int64], low: np.uint64, high: np.uint64 | None
+) -> Rows:
+    """The rows with a key in ``[low, high)``, run after run, each run in order; a file is opened once.
+
+    Of runs with fewer columns than others, the columns that are missing are 0 before `base` is added to the last one.
+
+    Args:
+        ranges: the rows of each run among which they lie: int64 [runs, 2].
+        high: None: no limit.
+
+    Raises:
+        BuildError: a file cannot be read.
+    """
+    width = max(run.width for run in runs)
+    rows: Rows = np.zeros((int((ranges[:, 1] - ranges[:, 0]).sum()), width), np.uint64)
+    filled = 0
+    wanted = ((run, *bounds) for run, bounds in zip(runs, ranges.tolist(), strict=True) if bounds[0] < bounds[1])
+    for name, found in groupby(wanted, lambda part: part[0].name):
+        parts = list(found)
+        places = [(run.offset + start * run.row_bytes, (stop - start) * run.row_bytes) for run, start, stop in parts]
+        for (run, _, _), content in zip(parts, read_parts(store, name, places), strict=True):
+            read = np.frombuffer(content, "<u8").reshape(-1, run.width)
+            first = int(np.searchsorted(read[:, 0], low))
+            last = len(read) if high is None else int(np.searchsorted(read[:, 0], high))
+            rows[filled : filled + last - first, : run.width] = read[first:last]
+            rows[filled : filled + last - first, -1] += np.uint64(run.base)
+            filled += last - first
+    return rows[:filled]
+
+
+def merged(store: Store, runs: Sequence[Run]) -> Iterator[Rows]:
+    """All rows of several runs in the order of their keys, slice by slice; equal keys in the order of the runs.
+
+    Raises:
+        BuildError: a file cannot be read.
+    """
+    fences = read_fences(store, runs)
+    lows = slice_lows(fences)
+    ranges = np.stack([row_ranges(each, run.count, lows) for each, run in zip(fences, runs, strict=True)], axis=1)
+    for low, high, of_runs in zip(lows, [*lows[1:], None], ranges, strict=True):
+        rows = read_slice(store, runs, of_runs, low, high)
+        yield rows[np.argsort(rows[:, 0], kind="stable")]
+
+
+def read_parts(store: Store, name: str, places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+    """Parts of a file of an unfinished build.
+
+    Raises:
+        BuildError: the file cannot be read, or ends before.
+    """
+    try:
+        return store.read(name, places)
+    except OSError as error:
+        raise cannot_read(store, name, error) from error
+
+
+def cannot_read(store: Store, name: str, error: OSError) -> BuildError:
+    """The error of a file that a task of this build left, and that is now gone or short."""
+    return BuildError(f"{store.where(name)} cannot be read: {error.strerror or error}", hint=AGAIN)

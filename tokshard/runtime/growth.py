@@ -1,0 +1,34 @@
+"""A saved cursor of a corpus that has grown since: refused, because the corpus would be read from its start again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokshard.errors import PlanMismatchError
+from tokshard.runtime.cursor_json import saved_corpora
+from tokshard.runtime.source import TokenSource
+
+
+def check_growth(text: Any, names: Sequence[str], sources: Sequence[TokenSource]) -> None:
+    """Refuse a cursor that read an earlier generation of a corpus of the plan.
+
+    Args:
+        text: the saved cursor.
+        names, sources: of the plan.
+
+    Raises:
+        PlanMismatchError: it did, and names the ways to go on; or it is not a cursor of tokshard.
+    """
+    saved = {corpus.fingerprint for corpus in saved_corpora(text)} - {source.fingerprint for source in sources}
+    for name, source in zip(names, sources, strict=True):
+        earlier = getattr(source, "earlier_fingerprints", ())  # of corpora in the format of tokshard only
+        for generation, fingerprint in enumerate(earlier):
+            if fingerprint in saved:
+                raise PlanMismatchError(
+                    f"corpus {name!r} has grown: the run reads it up to generation {generation}, the plan up to "
+                    f"generation {len(earlier)}",
+                    hint=f"give generations={{{name!r}: {generation}}} to go on; to read what was appended too, add "
+                    f"its folder 'generation-{generation + 1:02d}' as a corpus of its own, and "
+                    "load_state_dict(state, corpora='plan')",
+                )

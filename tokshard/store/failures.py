@@ -1,0 +1,110 @@
+"""What the failure of a request means: try again, the file is not there, or a problem with its next step. Pure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+
+from tokshard.errors import StoreError
+
+FAILURES = (BaseError, OSError, ValueError, NotImplementedError)
+"""All that obstore raises."""
+
+_STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
+_CODE = re.compile(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", re.DOTALL)
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+_TRY_AGAIN = frozenset({408, 425, 429})
+_METADATA = ("169.254.169.254", "169.254.170.", "metadata.google")
+"""Where a machine in a cloud asks for its credentials, after looking everywhere else."""
+
+CREDENTIALS = {
+    "s3": "check AWS_ACCESS_KEY_ID with its secret, AWS_PROFILE, or the role of this machine, and AWS_REGION; "
+    "AWS_SKIP_SIGNATURE=true reads public buckets. Without the permission to list, a missing file looks like this too",
+    "gs": "check GOOGLE_APPLICATION_CREDENTIALS or 'gcloud auth application-default login'; "
+    "GOOGLE_SKIP_SIGNATURE=true reads public buckets",
+    "az": "check AZURE_STORAGE_ACCOUNT, and AZURE_STORAGE_KEY or the identity of this machine; "
+    "AZURE_SKIP_SIGNATURE=true reads public containers",
+}
+_NO_CREDENTIALS = "the server asks for a login: download the file"
+
+
+def status_of(error: Exception) -> int | None:
+    """The HTTP status of the answer; None if there was no answer."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def reason(error: Exception) -> str:
+    """An error of obstore in a few words; its own message runs over twenty lines."""
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status:
+        words = [f"{status[1]}{status[2].rstrip()}"]
+        if code:
+            words.append(f"{code[1]}: {code[2]}" if code[2] else code[1])
+        return ", ".join(words)
+    if "TimedOut" in text:
+        return "no answer in time"
+    if "IncompleteMessage" in text or "ConnectionReset" in text:
+        return "the connection was closed before the answer had come"
+    cause = _CAUSE.findall(text)
+    return cause[-1] if cause else text.partition("\n")[0][:200]
+
+
+def verdict(error: Exception, *, where: str, scheme: str) -> Exception | None:
+    """The error that a failed request stands for; None if it may work when it is tried again.
+
+    Args:
+        where: the file or the place as messages name it.
+        scheme: of the store.
+    """
+    status = status_of(error)
+    if "NoSuchUpload" in str(error):  # its last answer was lost, and it may be complete: put it once more
+        return None
+    problem: Exception | None = None
+    if isinstance(error, FileNotFoundError) or (status == 404 and "NoSuchBucket" in str(error)):
+        problem = FileNotFoundError(errno.ENOENT, _missing(error), where)
+    elif isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError) or status in (401, 403):
+        problem = StoreError(f"{where}: access denied: {reason(error)}", hint=CREDENTIALS.get(scheme, _NO_CREDENTIALS))
+    elif isinstance(error, NotSupportedError | NotImplementedError) or status in (501, 505):
+        problem = StoreError(
+            f"{where}: the store cannot do what was asked: {reason(error)}",
+            hint="a web server must answer requests for ranges; an object store must have conditional writes",
+        )
+    elif isinstance(error, InvalidPathError | UnknownConfigurationKeyError | ValueError):
+        problem = StoreError(
+            f"{where}: {reason(error)}", hint="names may not have empty parts, '.' or '..' between their slashes"
+        )
+    elif status is not None and 300 <= status < 500 and status not in _TRY_AGAIN:
+        is_login = "Token" in str(error) or "Credential" in str(error)
+        hint = CREDENTIALS.get(scheme, _NO_CREDENTIALS) if is_login else "check the address and AWS_REGION"
+        problem = StoreError(f"{where}: the store refused a request: {reason(error)}", hint=hint)
+    return problem
+
+
+def gave_up(error: Exception, *, where: str, scheme: str, tries: int, seconds: float) -> StoreError:
+    """The error for a request that failed until the time was over."""
+    if any(address in str(error) for address in _METADATA):
+        return StoreError(
+            f"{where}: no credentials were found: the metadata service of this machine does not answer "
+            f"({reason(error)})",
+            hint=CREDENTIALS.get(scheme, _NO_CREDENTIALS),
+        )
+    return StoreError(
+        f"{where}: the store failed {tries} times in {seconds:.0f} s, last with: {reason(error)}",
+        hint="check the network and the address of the store, and run the same command again",
+    )
+
+
+def _missing(error: Exception) -> str:
+    return "there is no such bucket" if "NoSuchBucket" in str(error) else os.strerror(errno.ENOENT)

@@ -1,0 +1,181 @@
+"""Requests to one bucket or web server, tried again where that may help."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+from tokshard.errors import StoreError
+from tokshard.store.addresses import Address
+from tokshard.store.failures import FAILURES, gave_up, status_of, verdict
+from tokshard.store.providers import open_provider
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+Answer = TypeVar("Answer")
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.2, 10.0
+_LARGE_TRIES = 3
+_WARN_AFTER, _WARN_EVERY = 10.0, 60.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteOptions:
+    """How patient a store is.
+
+    Args:
+        patience: for how many seconds a request is tried again, once the store has answered anything.
+        first_patience: the same until then: an address that leads nowhere should not take minutes.
+        lease_seconds: a lease whose holder is not heard of for so long may be taken over.
+        connections: requests in flight at once.
+    """
+
+    patience: float = 300.0
+    first_patience: float = 30.0
+    lease_seconds: float = 60.0
+    connections: int = 32
+
+
+class _Process:
+    """`obstore` has threads of its own, which a fork does not copy: the child would hang, or end its parent."""
+
+    owner: int | None = None
+
+    @classmethod
+    def check(cls, root: str) -> None:
+        if cls.owner is None:
+            cls.owner = os.getpid()
+        if cls.owner != os.getpid():
+            raise StoreError(
+                f"{root} cannot be reached from process {os.getpid()}: it was forked from process {cls.owner}, which "
+                "had used a store already",
+                hint="start processes with 'forkserver' or 'spawn' (DataLoader: multiprocessing_context='forkserver'), "
+                "or read with num_workers=0",
+            )
+
+
+class TryAgainError(OSError):
+    """An answer that is not one to what was asked."""
+
+
+class Requests:
+    """Makes requests to a bucket, container or web server. Opens when the first one is made. Thread-safe.
+
+    Attributes:
+        fence: why nothing may be written any more; None while it may.
+    """
+
+    def __init__(self, address: Address, options: RemoteOptions) -> None:
+        self.address, self.options = address, options
+        self.fence: str | None = None
+        self._has_answered = False
+        self._warned_at = 0.0
+        self._ending = threading.Event()
+        self._opening = threading.Lock()
+        self._providers: dict[bool, ObjectStore] = {}
+
+    def where(self, key: str) -> str:
+        """A key as messages name it."""
+        return f"{self.address.root}/{key}" if key else self.address.root
+
+    def make(
+        self,
+        request: Callable[[ObjectStore], Answer],
+        *,
+        key: str,
+        is_write: bool = False,
+        is_large: bool = False,
+        abandoned: threading.Event | None = None,
+    ) -> Answer:
+        """Make a request until it succeeds, its failure is final, or patience ends; large ones at least three times."""
+        if is_write:
+            self._check_may_write(key)
+        _Process.check(self.address.root)
+        began, tries = time.monotonic(), 0
+        while True:
+            try:
+                answer = request(self._open(is_large=is_large))
+            except (AlreadyExistsError, PreconditionError, StoreError):
+                self._has_answered = True
+                raise
+            except FAILURES as error:
+                tries += 1
+                self._check_final(error, key=key)
+                waited = time.monotonic() - began
+                delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**tries) * random.uniform(0.5, 1.0)  # noqa: S311
+                is_late = waited + delay > self._patience() and tries >= (_LARGE_TRIES if is_large else 1)
+                is_unwanted = self._ending.is_set() or (abandoned is not None and abandoned.is_set())
+                if is_late or is_unwanted:
+                    scheme = self.address.scheme
+                    raise gave_up(error, where=self.where(key), scheme=scheme, tries=tries, seconds=waited) from error
+                self._warn(key, waited)
+                (abandoned or self._ending).wait(delay)
+            else:
+                self._has_answered = True
+                return answer
+
+    def _check_final(self, error: Exception, *, key: str) -> None:
+        """Raise what a failure means, unless another try may succeed."""
+        if isinstance(error, TryAgainError):
+            return
+        if isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ENODATA, errno.EEXIST):
+            raise error
+        self._has_answered = self._has_answered or status_of(error) is not None
+        problem = verdict(error, where=self.where(key), scheme=self.address.scheme)
+        if problem is not None:
+            raise problem from error
+
+    def _patience(self) -> float:
+        return self.options.patience if self._has_answered else self.options.first_patience
+
+    def _warn(self, key: str, waited: float) -> None:
+        if waited > _WARN_AFTER and time.monotonic() - self._warned_at > _WARN_EVERY:
+            self._warned_at = time.monotonic()
+            limit = self._patience()
+            _logger.warning("%s: no success for %.0f s, tried again for up to %.0f s", self.where(key), waited, limit)
+
+    def _check_may_write(self, key: str) -> None:
+        if self.address.is_server:
+            raise StoreError(
+                f"{self.where(key)} cannot be written: files of web servers can only be read",
+                hint="give a directory, or s3://, gs:// or az://",
+            )
+        if self.fence is not None:
+            raise StoreError(self.fence, hint="end the other process, and run the same command again")
+
+    def _open(self, *, is_large: bool) -> ObjectStore:
+        with self._opening:
+            if not self._providers:
+                _set_at_exit(self._ending)
+            if is_large not in self._providers:
+                self._providers[is_large] = open_provider(self.address, is_large=is_large)
+            return self._providers[is_large]
+
+
+def _set_at_exit(ending: threading.Event) -> None:
+    """Set an event when the interpreter begins to end: it waits for the threads of pools, and those for their requests.
+
+    Functions of `atexit` come later, after the threads.
+    """
+    reference = weakref.ref(ending)
+
+    def end() -> None:
+        if (event := reference()) is not None:
+            event.set()
+
+    with contextlib.suppress(RuntimeError):  # it ends already
+        threading._register_atexit(end)  # type: ignore[attr-defined]  # noqa: SLF001 -- there is no public one
