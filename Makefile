@@ -38,7 +38,7 @@ help:
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
 	@echo "make test-remote   buckets, against a server that speaks S3 on this machine"
 	@echo "make test-ray      builds on a Ray cluster of three nodes on this machine"
-	@echo "make soak          minutes of random damage, kills and long permutations"
+	@echo "make soak          random damage, kills, long permutations, and new examples for every property; an hour"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        ruff format, and the fixes that ruff is sure of"
@@ -77,8 +77,9 @@ test:
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
 	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n 2 $(OFTEN)
 
+# besides the long tests, new examples for every property
 soak: $(VENV)/stamp-dev
-	$(BIN)/python -m pytest -n 2 -m soak
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 -m "soak or (hypothesis and not remote and not interop)"
 
 test-interop: $(INTEROP)/stamp-test
 	$(INTEROP)/bin/python -m pytest -n 2 -m interop

@@ -11,9 +11,10 @@ from hypothesis import settings
 from tokshard.pipeline.executors.surroundings import prepare_workers
 
 # the timeout of pytest ends what hangs; a deadline per example only fails on a busy machine
-settings.register_profile("dev", deadline=None, max_examples=40)
-settings.register_profile("ci", deadline=None, max_examples=200)
-settings.register_profile("few", deadline=None, max_examples=8)  # where the suite runs a second time, for the libraries
+# A run of the suite repeats the one before: only `make soak` looks for examples that have not been tried yet
+settings.register_profile("dev", deadline=None, max_examples=40, derandomize=True)
+settings.register_profile("few", deadline=None, max_examples=8, derandomize=True)  # the second run, for the libraries
+settings.register_profile("soak", deadline=None, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 

@@ -189,8 +189,9 @@ def test_every_row_counts_for_at_least_the_strings_and_objects_that_it_becomes(d
     rows = data.draw(st.lists(values_of(kind), min_size=1, max_size=12))
     try:
         array = pa.array([None, *rows, None], kind).slice(1, len(rows))
+        array.validate(full=True)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        return  # not every version makes arrays of views inside of others
+        return  # not every version makes arrays of views inside of others, and below nulls some give an empty dictionary indices
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tokshard.pipeline.sources.shared_values.CHUNK_BYTES", 0)
         ranges = list(row_ranges([array], len(rows)))
