@@ -191,7 +191,7 @@ def test_every_row_counts_for_at_least_the_strings_and_objects_that_it_becomes(d
         array = pa.array([None, *rows, None], kind).slice(1, len(rows))
         array.validate(full=True)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        return  # not every version makes arrays of views inside of others, and below nulls some give an empty dictionary indices
+        return  # not every version makes arrays of views inside others, or valid indices of an empty dictionary
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tokshard.pipeline.sources.shared_values.CHUNK_BYTES", 0)
         ranges = list(row_ranges([array], len(rows)))
