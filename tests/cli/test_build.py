@@ -17,6 +17,8 @@ from tokshard.cli.main import run
 from tokshard.format import names
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.places import open_workspace
+from tokshard.store import STORES_BY_SCHEME
+from tokshard.store.addresses import BUCKETS
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -317,3 +319,15 @@ def test_status_of_a_directory_without_a_build_is_refused(shell):
     exit_code, _, err = shell("status", "nowhere")
     assert exit_code == 2
     assert err.startswith("error: nowhere holds neither a build nor a corpus\nhint: give the directory of")
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "schemes"),
+    [
+        ("A SOURCE is", "Documents keep", STORES_BY_SCHEME.keys() - {"http"}),
+        ("--out DIR", "--eos TOKEN", BUCKETS.keys()),
+    ],
+)
+def test_help_names_the_uris_that_it_takes(shell, start, end, schemes):
+    shown = shell("build", "--help")[1].partition(start)[2].partition(end)[0]
+    assert {word.partition("://")[0] for word in re.findall(r"\w+://", shown)} - {"hf"} == schemes

@@ -29,10 +29,14 @@ from tokshard.wording import aligned, one_line
 @click.argument("sources", nargs=-1, metavar="SOURCE... | RECIPE.toml")
 @click.option(
     "--tokenizer",
-    metavar="PATH|OWNER/NAME",
-    help="A tokenizer.json, a directory that holds one, or a model of the hub.  [required]",
+    metavar="PATH|URI|OWNER/NAME",
+    help="A tokenizer.json, a directory or URI that holds one, or a model of the hub.  [required]",
 )
-@click.option("--out", metavar="DIR", help="The corpus directory.  [required]")
+@click.option(
+    "--out",
+    metavar="DIR",
+    help="The corpus: a directory, or a URI: s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH.  [required]",
+)
 @click.option(
     "--eos", metavar="TOKEN", help="Token that ends every document.  [default: what tokenizer_config.json says]"
 )
@@ -163,8 +167,9 @@ def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dr
     """Tokenize SOURCEs into a corpus of Arrow shards.
 
     A SOURCE is a file, a directory or a quoted glob of jsonl, txt, csv, tsv, tar (each also .gz .zst .bz2 .xz),
-    parquet, arrow or feather; a directory saved by datasets; hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]; or - for
-    standard input. Documents keep the order of the sources; inside a directory, the bytewise order of the paths.
+    parquet, arrow or feather; a directory saved by datasets; a URI of any of these (s3://, gs://, az://; https:// for
+    single files); hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]; or - for standard input. Documents keep the order of the
+    sources; inside a directory, the bytewise order of the paths.
 
     To continue a build that was interrupted, run the same command again.
 

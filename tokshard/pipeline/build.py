@@ -51,8 +51,9 @@ def build_corpus(
     (``if __name__ == "__main__":``), because worker processes are spawned.
 
     Args:
-        sources: a file, directory, glob, ``hf://`` data set of the hub or ``-`` (standard input), or a list of
-            these, in order. Also an iterable of records (mappings, or strings as texts), such as a generator, a list of
+        sources: a file, directory or glob, on this machine or as a URI (``s3://``, ``gs://``, ``az://``; ``https://``
+            for single files), an ``hf://`` data set of the hub or ``-`` (standard input), or a list of these, in
+            order. Also an iterable of records (mappings, or strings as texts), such as a generator, a list of
             dicts or a ``datasets.Dataset``: it is read once and in this process, so a build of it that stops has to
             start over.
         observer: called with what the build reports while it runs; see `tokshard.pipeline.progress`.

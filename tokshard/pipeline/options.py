@@ -45,8 +45,8 @@ class BuildOptions:
     """What a build can be asked for.
 
     Args:
-        tokenizer: a ``tokenizer.json``, a directory that holds one, or a model of the hub.
-        out: the corpus directory.
+        tokenizer: a ``tokenizer.json``, a directory that holds one, the URI of either, or a model of the hub.
+        out: the corpus: a directory, or an ``s3://``, ``gs://`` or ``az://`` URI.
         eos: token that ends every document; default: what ``tokenizer_config.json`` says.
         bos: token that starts every document, or ``auto`` for what ``tokenizer_config.json`` says; default: none.
         text_field: dotted path of the text in a record.
