@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 # what is imported is compiled then, once: most of torch never is, and compiling it takes as long as unpacking it
 PIP_INSTALL := -m pip install --quiet --no-compile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Images of containers often forbid it; then each of the hundreds of processes of the tests compiles torch again.
+export PYTHONDONTWRITEBYTECODE :=
 
 CODE := quickstart/shards/code
 PROSE := quickstart/shards/prose
