@@ -42,7 +42,7 @@ def test_a_plan_says_for_each_corpus_its_share_tokens_epochs_and_documents(shell
     exit_code, out, err = shell("mix.toml", "--tokens", "100k")
     assert (exit_code, err) == (0, "")
     plan = load_mix("mix.toml").plan()
-    code, prose = (stream.source.fingerprint[:12] for stream in plan.streams)
+    code, prose = (corpus.source.fingerprint[:12] for corpus in plan.corpora)
     assert out.splitlines()[:4] == [
         f"plan {plan.fingerprint}",
         "├─ order 1, seed 5: samples of 64 tokens, blocks of 256, windows of 262,144 blocks",

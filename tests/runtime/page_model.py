@@ -164,7 +164,7 @@ class Corpus:
         return j * self.B, (j + 1) * self.B
 
     def bounds(self, epoch: int, window: int) -> tuple[int, int]:
-        """The positions of the stream that a window covers."""
+        """The positions of the sequence that a window covers."""
         start = epoch * self.N + window * self.W * self.B
         last = window == self.windows - 1
         return start, (epoch + 1) * self.N if last else start + self.W * self.B
@@ -175,7 +175,7 @@ class Corpus:
 
     @lru_cache(maxsize=64)  # noqa: B019 (few corpora, and short tests)
     def pieces(self, epoch: int, window: int) -> list[Piece]:
-        """Those of a window, in the order of the stream."""
+        """Those of a window, in the order of the sequence."""
         places = range(window * self.W, min((window + 1) * self.W, self.M))
         blocks = [self.block(epoch, place) for place in places]
         if self.all_is_read and window == self.windows - 1 and self.F * self.B < self.N:
@@ -193,7 +193,7 @@ class Corpus:
         return [cut[shuffled(q)] for q in range(len(cut))]
 
     def read(self, start: int, stop: int) -> Iterator[Piece]:
-        """The positions [start, stop) of the stream, as pieces, of which the first and the last may be cut."""
+        """The positions [start, stop) of the sequence, as pieces, of which the first and the last may be cut."""
         while start < stop:
             at, window_stop = self.bounds(*self.window_at(start))
             for begin, end in self.pieces(*self.window_at(start)):
@@ -358,7 +358,7 @@ class Plan:
         ]
         weights = [float(corpus.N) for corpus in self.corpora] if weights is None else weights
         self.mixture = Mixture(seed, [(0, weights), *changes])
-        self.end = None if epochs is None else epochs * self.corpora[0].N  # of the stream of the only corpus
+        self.end = None if epochs is None else epochs * self.corpora[0].N  # of the sequence of the only corpus
 
     @cached_property
     def num_samples(self) -> int | None:
@@ -371,7 +371,7 @@ class Plan:
         return list(corpus.read(start, stop if self.end is None else min(stop, self.end)))
 
     def positions(self, g: int) -> tuple[Corpus, int, list[Piece]]:
-        """The corpus of a sample, the position of its stream where the sample starts, and what it reads."""
+        """The corpus of a sample, the position of its sequence where the sample starts, and what it reads."""
         number, sample = self.located(g)
         corpus = self.corpora[number]
         start = corpus.slice_of(sample) * self.S

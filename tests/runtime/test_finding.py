@@ -41,8 +41,8 @@ def assert_inverse(plan: StreamPlan, cursor: Cursor, samples: range, *, known: b
     """Every document is found where a scan finds it, and each epoch has all of it once."""
     expected = scanned(plan, cursor, samples)
     counts = plan.mixture(cursor).counts_before(samples.stop)
-    for name, source, stream, count in zip(plan.names, plan.sources, plan.streams, counts, strict=True):
-        epochs = count * plan.seq_len // stream.num_tokens + 2
+    for name, source, shuffled, count in zip(plan.names, plan.sources, plan.corpora, counts, strict=True):
+        epochs = count * plan.seq_len // shuffled.num_tokens + 2
         assert isinstance(source, ListSource)
         for document, length in enumerate(source.lengths):
             readings = plan.find(name, document, cursor, epochs=epochs)
@@ -50,7 +50,7 @@ def assert_inverse(plan: StreamPlan, cursor: Cursor, samples: range, *, known: b
             inside = [one for one in readings if one.sample is not None and one.sample in samples]
             assert inside == sorted(inside, key=lambda one: (one.epoch, one.sample, one.start))
             assert Counter((one.sample, one.start, one.stop) for one in inside) == expected[name, document]
-            assert_each_epoch_is_whole(plan, readings, length if stream.take == 1 else None)
+            assert_each_epoch_is_whole(plan, readings, length if shuffled.take == 1 else None)
 
 
 def assert_each_epoch_is_whole(plan: StreamPlan, readings: list[Any], length: int | None) -> None:

@@ -17,7 +17,7 @@ from tokshard.errors import PlanError
 from tokshard.runtime.order import permutation as permutations
 from tokshard.runtime.order.permutation import KEY_WORDS, MAX_SORTED, Permutation
 from tokshard.runtime.order.seeds import ORDER_VERSION, derive_key
-from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.plan import StreamPlan
 
@@ -239,20 +239,20 @@ def test_items_a_power_of_two_apart_land_in_unrelated_places() -> None:
 # windows
 
 
-def stream_of(num_tokens: int, block: int, window_blocks: int) -> CorpusStream:
+def shuffled_of(num_tokens: int, block: int, window_blocks: int) -> ShuffledCorpus:
     shape = Shape(seq_len=4, block_tokens=block, window_blocks=window_blocks)
-    return CorpusStream(PeriodicSource(num_tokens, 7), shape, seed=1)
+    return ShuffledCorpus(PeriodicSource(num_tokens, 7), shape, seed=1)
 
 
 @given(tokens=st.integers(1, 10**15), block=st.integers(1, 10**6), window_blocks=st.integers(1, 100), data=st.data())
 def test_every_window_but_the_last_of_an_epoch_has_the_same_number_of_tokens(
     tokens: int, block: int, window_blocks: int, data: st.DataObject
 ) -> None:
-    stream = stream_of(tokens, block, window_blocks)
+    shuffled = shuffled_of(tokens, block, window_blocks)
     epoch = data.draw(st.integers(0, 10**6))
-    index = data.draw(st.integers(0, stream.num_windows - 1))
-    window = stream.window(epoch, index)
-    last = stream.window(epoch, stream.num_windows - 1)
+    index = data.draw(st.integers(0, shuffled.num_windows - 1))
+    window = shuffled.window(epoch, index)
+    last = shuffled.window(epoch, shuffled.num_windows - 1)
     assert window.start == epoch * tokens + index * window_blocks * block
     assert (window.stop - window.start == window_blocks * block) or window == last
     assert last.stop == (epoch + 1) * tokens
@@ -271,11 +271,11 @@ def test_every_window_but_the_last_of_an_epoch_has_the_same_number_of_tokens(
 def test_a_position_lies_in_the_window_that_is_found_for_it(
     tokens: int, block: int, window_blocks: int, position: int
 ) -> None:
-    stream = stream_of(tokens, block, window_blocks)
-    window = stream.window_at(position)
+    shuffled = shuffled_of(tokens, block, window_blocks)
+    window = shuffled.window_at(position)
     assert window.start <= position < window.stop
-    assert stream.window_at(window.start) == stream.window_at(window.stop - 1) == window
-    following = stream.window_at(window.stop)
+    assert shuffled.window_at(window.start) == shuffled.window_at(window.stop - 1) == window
+    following = shuffled.window_at(window.stop)
     assert following.start == window.stop
     assert (following.epoch, following.index) in {(window.epoch, window.index + 1), (window.epoch + 1, 0)}
 
@@ -296,8 +296,8 @@ def test_a_position_lies_in_the_window_that_is_found_for_it(
     ],
 )
 def test_the_tail_is_one_more_block_of_the_last_window(tokens: int, windows: list[tuple[int, int]]) -> None:
-    stream = stream_of(tokens, 10, 3)
-    found = [stream.window(0, index) for index in range(stream.num_windows)]
+    shuffled = shuffled_of(tokens, 10, 3)
+    found = [shuffled.window(0, index) for index in range(shuffled.num_windows)]
     assert [(window.num_blocks, window.tail_tokens) for window in found] == windows
 
 
@@ -312,11 +312,11 @@ def test_the_pieces_of_the_windows_of_an_epoch_hold_every_token_once(
     lengths: list[int], shape: Shape, seed: int, epoch: int
 ) -> None:
     source = ListSource(lengths)
-    stream = CorpusStream(source, shape, seed=seed)
+    shuffled = ShuffledCorpus(source, shape, seed=seed)
     read: list[int] = []
-    for index in range(stream.num_windows):
-        window = stream.window(epoch, index)
-        table = stream.table(window)
+    for index in range(shuffled.num_windows):
+        window = shuffled.window(epoch, index)
+        table = shuffled.table(window)
         room = window.stop - window.start
         counts, pieces = table.cut(np.array([0]), np.array([room]))
         assert counts.tolist() == [table.num_pieces]
@@ -332,9 +332,11 @@ def test_the_pieces_of_the_windows_of_an_epoch_hold_every_token_once(
 
 
 def test_a_piece_costs_8_bytes() -> None:
-    stream = CorpusStream(PeriodicSource(10**6, 100), Shape(seq_len=64, block_tokens=4096, window_blocks=64), seed=3)
-    table = stream.table(stream.window(0, 0))
-    assert table.stream_starts.nbytes + table.unshuffled_starts.nbytes == 8 * table.num_pieces + 4
+    shuffled = ShuffledCorpus(
+        PeriodicSource(10**6, 100), Shape(seq_len=64, block_tokens=4096, window_blocks=64), seed=3
+    )
+    table = shuffled.table(shuffled.window(0, 0))
+    assert table.shuffled_starts.nbytes + table.unshuffled_starts.nbytes == 8 * table.num_pieces + 4
 
 
 @given(lengths=lengths, shape=small_shapes, samples=st.sets(st.integers(0, 200), max_size=30))
@@ -343,8 +345,8 @@ def test_pieces_of_samples_are_the_same_one_by_one_and_all_at_once(
 ) -> None:
     source = ListSource(lengths)
     numbers = np.array(sorted(samples), np.int64)
-    counts, together = CorpusStream(source, shape, seed=5).pieces_of(numbers)
-    alone = [CorpusStream(source, shape, seed=5).pieces_of(numbers[at : at + 1]) for at in range(len(numbers))]
+    counts, together = ShuffledCorpus(source, shape, seed=5).pieces_of(numbers)
+    alone = [ShuffledCorpus(source, shape, seed=5).pieces_of(numbers[at : at + 1]) for at in range(len(numbers))]
     assert counts.tolist() == [int(count[0]) for count, _ in alone]
     assert together.starts.tolist() == [start for _, pieces in alone for start in pieces.starts.tolist()]
     assert together.lengths.tolist() == [length for _, pieces in alone for length in pieces.lengths.tolist()]
@@ -358,9 +360,9 @@ def test_the_blocks_and_pieces_of_another_epoch_ordinal_or_seed_come_in_another_
     source = ListSource([*lengths, *range(1, 40)])  # enough pieces that equal orders are no accident
 
     def order(**options: Any) -> list[int]:
-        stream = CorpusStream(source, shape, **{"seed": seed, **options})
+        shuffled = ShuffledCorpus(source, shape, **{"seed": seed, **options})
         numbers = np.arange(-(-source.num_tokens // shape.seq_len))
-        return stream.pieces_of(numbers)[1].starts.tolist()
+        return shuffled.pieces_of(numbers)[1].starts.tolist()
 
     first = order()
     assert order() == first
@@ -386,14 +388,14 @@ def test_a_window_of_2_to_the_32_tokens_is_refused_and_one_token_less_is_read() 
     for num_tokens, fits in ((2**32, False), (2**32 - 1, True)):
         source = Two(num_tokens, 2**29)
         shape = Shape(seq_len=2**20, block_tokens=2**31, window_blocks=2)
-        stream = CorpusStream(source, shape, seed=1)
+        shuffled = ShuffledCorpus(source, shape, seed=1)
         if fits:
-            table = stream.table(stream.window(0, 0))
-            assert int(table.stream_starts[-1]) == num_tokens
+            table = shuffled.table(shuffled.window(0, 0))
+            assert int(table.shuffled_starts[-1]) == num_tokens
             assert table.cut(np.array([0]), np.array([num_tokens]))[1].lengths.sum() == num_tokens
         else:
             with pytest.raises(ValueError, match="a window of 4294967296 tokens does not fit"):
-                stream.table(stream.window(0, 0))
+                shuffled.table(shuffled.window(0, 0))
     with pytest.raises(PlanError, match=r"a window of 3 blocks of 1073741824 tokens has 2\*\*32 tokens or more"):
         StreamPlan(PeriodicSource(100), seq_len=4, block_tokens=2**30, window_blocks=3)
     StreamPlan(PeriodicSource(100), seq_len=4, block_tokens=2**30 - 1, window_blocks=3)

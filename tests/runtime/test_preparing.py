@@ -22,7 +22,7 @@ from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
 from tokshard.runtime import steps
 from tokshard.runtime.order import tables
-from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.order.tables import PieceTable, _Preparation
 from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.plan import StreamPlan
@@ -31,7 +31,7 @@ from tokshard.runtime.tensors import StreamingLoader
 
 SEQ_LEN, BLOCK, WINDOW = 8, 64, 32
 BATCH = 4
-FIELDS = ("stream_starts", "unshuffled_starts", "block_starts", "block_stops", "ends_document")
+FIELDS = ("shuffled_starts", "unshuffled_starts", "block_starts", "block_stops", "ends_document")
 
 
 class Watch:
@@ -155,14 +155,14 @@ def test_a_table_that_is_made_in_parts_is_the_one_that_is_made_at_once(
     lengths: list[int], seq_len: int, block: int, window: int, parts: list[float], index: int
 ) -> None:
     shape = Shape(seq_len=seq_len, block_tokens=block, window_blocks=window)
-    slowly, at_once = (CorpusStream(ListSource(lengths), shape, seed=3) for _ in range(2))
+    slowly, at_once = (ShuffledCorpus(ListSource(lengths), shape, seed=3) for _ in range(2))
     index %= slowly.num_windows
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "_BLOCKS_PER_STEP", 1)
         patch.setattr(tables, "_PIECES_PER_STEP", 3)
         for part in sorted(parts):
             slowly.tables.prepare(slowly.window(1, index), 0.0, part)
-        one, other = (stream.table(stream.window(1, index)) for stream in (slowly, at_once))
+        one, other = (shuffled.table(shuffled.window(1, index)) for shuffled in (slowly, at_once))
     for field in FIELDS:
         assert getattr(one, field).tolist() == getattr(other, field).tolist()
 
@@ -306,7 +306,7 @@ def test_a_forked_child_reads_while_a_thread_of_its_parent_makes_a_table(
 
     def make() -> None:
         for first in range(0, 240, 40):
-            plan.streams[0].pieces_of(np.arange(first, first + 40), is_sequential=True)
+            plan.corpora[0].pieces_of(np.arange(first, first + 40), is_sequential=True)
 
     thread = threading.Thread(target=make)
     monkeypatch.setattr(source, "ends_of", slow)
@@ -349,8 +349,8 @@ class AskedSource(ListSource):
 
 def test_a_source_is_told_the_blocks_of_a_window_and_then_asked_for_their_documents_in_one_call() -> None:
     source = AskedSource([9, 14, 30, 1, 12] * 10)
-    stream = CorpusStream(source, Shape(seq_len=8, block_tokens=50, window_blocks=8), seed=3)
-    stream.table(stream.window(0, 1))
+    shuffled = ShuffledCorpus(source, Shape(seq_len=8, block_tokens=50, window_blocks=8), seed=3)
+    shuffled.table(shuffled.window(0, 1))
     blocks = source.asked[0][1]
     assert source.asked == [("will_read", blocks), ("ends", blocks)]
     assert len(blocks) == 13 % 8 + 1

@@ -1,4 +1,4 @@
-"""Corpora on disk are the same streams as in memory, through a memory map and through pread."""
+"""Corpora on disk are the same tokens as in memory, through a memory map and through pread."""
 
 from __future__ import annotations
 
@@ -450,16 +450,16 @@ def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tm
             position = place.offsets_position + 8 * int(rng.integers(place.num_documents + 1))
             overwrite(shard, position, np.int64(rng.choice(values)).tobytes())
             for sample in range(10):
-                for stream in plan.streams:
-                    stream.tables._kept.clear()
+                for corpus in plan.corpora:
+                    corpus.tables._kept.clear()
                 found = outcome(lambda: read_all(plan, sample, sample % 10))  # noqa: B023
                 if isinstance(found, str):
                     assert shard.name in found
                     reported += 1
             overwrite(shard, 0, content)
         assert reported > 100
-        for stream in plan.streams:
-            stream.tables._kept.clear()
+        for corpus in plan.corpora:
+            corpus.tables._kept.clear()
         assert [read_all(plan, sample, sample % 10) for sample in range(10)] == expected
 
 

@@ -19,7 +19,7 @@ SOURCE = ListSource([5, 6, 3, 7, 4])
 PLAN = StreamPlan(
     {"letters": SOURCE}, seq_len=4, block_tokens=8, window_blocks=2, seed=1013291, allow_small_blocks=True
 )
-STREAM = PLAN.streams[0]
+SHUFFLED = PLAN.corpora[0]
 STOPS = SOURCE.stops.tolist()
 
 
@@ -34,7 +34,7 @@ def tokens(start: int, stop: int) -> str:
 
 
 def shuffled(purpose: Purpose, window: Window, length: int) -> list[int]:
-    return STREAM.order._make_permutation(purpose, window.epoch, window.index, length).all().tolist()
+    return SHUFFLED.order._make_permutation(purpose, window.epoch, window.index, length).all().tolist()
 
 
 def blocks_example() -> str:
@@ -47,30 +47,30 @@ def blocks_example() -> str:
 
 def windows_example() -> str:
     lines = [
-        f"blocks of epoch {epoch}: {' '.join(map(str, shuffled('blocks', STREAM.window(epoch, 0), 3)))}"
+        f"blocks of epoch {epoch}: {' '.join(map(str, shuffled('blocks', SHUFFLED.window(epoch, 0), 3)))}"
         for epoch in range(2)
     ]
-    for index in range(STREAM.num_windows):
-        window = STREAM.window(0, index)
-        table = STREAM.table(window)
+    for index in range(SHUFFLED.num_windows):
+        window = SHUFFLED.window(0, index)
+        table = SHUFFLED.table(window)
         _, pieces = table.cut(np.array([0]), np.array([window.stop - window.start]))
         spans = list(zip(pieces.starts.tolist(), (pieces.starts + pieces.lengths).tolist(), strict=True))
         cut = [spans[entry] for entry in np.argsort(table.unshuffled_starts).tolist()]
         blocks = ["tail" if start == 24 else str(start // 8) for start in table.block_starts.tolist()]
         lines += [
             "",
-            f"window {index}, blocks {' '.join(blocks)}, stream {window.start} to {window.stop}",
+            f"window {index}, blocks {' '.join(blocks)}, sequence {window.start} to {window.stop}",
             "  cut      " + " | ".join(f"{number}: {tokens(*span)}" for number, span in enumerate(cut)),
             f"  order    {' '.join(str(cut.index(span)) for span in spans)}",
-            "  stream   " + " | ".join(tokens(*span) for span in spans),
+            "  sequence " + " | ".join(tokens(*span) for span in spans),
         ]
     return "\n".join(lines)
 
 
 def slices_example() -> str:
     lines = []
-    for index in range(STREAM.num_windows):
-        window = STREAM.window(0, index)
+    for index in range(SHUFFLED.num_windows):
+        window = SHUFFLED.window(0, index)
         first, stop = -(-window.start // 4), -(-window.stop // 4)
         inside = window.stop // 4
         slices = [first + entry for entry in shuffled("samples", window, inside - first)] + list(range(inside, stop))

@@ -152,25 +152,25 @@ def test_labels_are_the_next_token_of_the_document_also_where_it_goes_on_in_a_bl
 @pytest.mark.parametrize(("part", "blocks"), [(0.29, 29), (0.57, 57), (0.999, 99), (0.01, 1), (1 / 3, 33), (1.0, 100)])
 def test_a_part_is_so_many_of_a_hundred_blocks(part: float, blocks: int) -> None:
     plan = plan_of(ListSource([10] * 200), take=part, epochs=1, seq_len=5, block_tokens=20)
-    assert plan.streams[0].num_tokens == 20 * blocks
+    assert plan.corpora[0].num_tokens == 20 * blocks
 
 
 @given(blocks=st.integers(1, 500), data=st.data())
 def test_one_of_n_blocks_is_a_part_of_1_over_n_and_k_of_n_of_k_over_n(blocks: int, data: st.DataObject) -> None:
     taken = data.draw(st.integers(1, blocks))
     plan = plan_of(ListSource([2] * blocks), take=taken / blocks, seq_len=1, block_tokens=2)
-    assert plan.streams[0].num_full_blocks == taken
+    assert plan.corpora[0].num_full_blocks == taken
 
 
 def test_each_corpus_of_a_plan_has_its_own_part() -> None:
     sources = {"a": ListSource([10] * 8), "b": ListSource([10] * 8, name="b"), "c": ListSource([10] * 8, name="c")}
     sizes = {"seq_len": 5, "block_tokens": 20, "seed": 1}
     plan = StreamPlan(sources, take={"a": 0.5, "c": 0.25}, **sizes)
-    assert [stream.num_tokens for stream in plan.streams] == [40, 80, 20]
+    assert [corpus.num_tokens for corpus in plan.corpora] == [40, 80, 20]
     # weights that are left out are the tokens that are taken
     assert plan.cursor().segments[0].weights == (40.0, 80.0, 20.0)
     everywhere = StreamPlan(sources, take=0.5, **sizes)
-    assert [stream.num_tokens for stream in everywhere.streams] == [40, 40, 40]
+    assert [corpus.num_tokens for corpus in everywhere.corpora] == [40, 40, 40]
 
 
 def test_limits_and_epochs_count_the_tokens_that_are_taken() -> None:

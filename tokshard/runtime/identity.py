@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from tokshard.runtime.order.seeds import ORDER_VERSION
-from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.order.windows import Shape
 
 
@@ -50,7 +50,7 @@ class PlanIdentity:
         return hashlib.sha256(b"tokshard plan 1\n" + content.encode()).hexdigest()
 
 
-def identity_of(shape: Shape, seed: int, streams: Sequence[CorpusStream]) -> PlanIdentity:
+def identity_of(shape: Shape, seed: int, corpora: Sequence[ShuffledCorpus]) -> PlanIdentity:
     """The identity of a plan."""
     fields = {
         "order_version": ORDER_VERSION,
@@ -59,13 +59,13 @@ def identity_of(shape: Shape, seed: int, streams: Sequence[CorpusStream]) -> Pla
         "block_tokens": shape.block_tokens,
         "window_blocks": shape.window_blocks,
     }
-    corpora = tuple(
+    identities = tuple(
         CorpusIdentity(
-            fingerprint=stream.source.fingerprint,
-            ordinal=stream.copy_index,
-            start_epoch=stream.start_epoch,
-            take=stream.take,
+            fingerprint=corpus.source.fingerprint,
+            ordinal=corpus.copy_index,
+            start_epoch=corpus.start_epoch,
+            take=corpus.take,
         )
-        for stream in streams
+        for corpus in corpora
     )
-    return PlanIdentity(fields=fields, corpora=corpora)
+    return PlanIdentity(fields=fields, corpora=identities)

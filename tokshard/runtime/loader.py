@@ -193,8 +193,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             "samples": self._cursor.sample,
             "skipped_samples": sum(stop - start for start, stop in self._cursor.skipped),
             "corpora": {
-                name: {"samples": count, "tokens": read, "epoch": read / stream.num_tokens}
-                for name, count, read, stream in zip(plan.names, counts, tokens, plan.streams, strict=True)
+                name: {"samples": count, "tokens": read, "epoch": read / corpus.num_tokens}
+                for name, count, read, corpus in zip(plan.names, counts, tokens, plan.corpora, strict=True)
             },
         }
 

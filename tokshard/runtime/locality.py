@@ -20,8 +20,8 @@ def steps_per_window(plan: StreamPlan, global_batch_size: int, cursor: Cursor | 
     window_tokens = plan.shape.window_blocks * plan.shape.block_tokens
     tokens = _tokens_per_step(plan, global_batch_size, cursor)
     return {
-        name: math.inf if stream.num_windows == 1 or not count else window_tokens / count
-        for name, stream, count in zip(plan.names, plan.streams, tokens, strict=True)
+        name: math.inf if corpus.num_windows == 1 or not count else window_tokens / count
+        for name, corpus, count in zip(plan.names, plan.corpora, tokens, strict=True)
     }
 
 
@@ -32,9 +32,9 @@ def blocks_per_step(plan: StreamPlan, global_batch_size: int, cursor: Cursor | N
     """
     found = {}
     per_step = _tokens_per_step(plan, global_batch_size, cursor)
-    for name, stream, tokens in zip(plan.names, plan.streams, per_step, strict=True):
-        window = stream.window(0, 0)
-        table = stream.table(window)
+    for name, corpus, tokens in zip(plan.names, plan.corpora, per_step, strict=True):
+        window = corpus.window(0, 0)
+        table = corpus.table(window)
         blocks, draws = len(table.block_starts), table.num_pieces * tokens / (window.stop - window.start)
         found[name] = blocks * -math.expm1(draws * math.log1p(-1 / blocks)) if blocks > 1 else float(bool(tokens))
     return found

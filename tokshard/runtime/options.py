@@ -12,7 +12,7 @@ from typing import Any
 from tokshard.errors import PlanError
 from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
 from tokshard.runtime.order.mixture import Segment, are_weights
-from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.transforms import Transform
@@ -189,7 +189,7 @@ def transforms_of(transforms: Any, *, loss_across_documents: bool) -> tuple[Tran
     return found
 
 
-def streams_of(
+def corpora_of(
     names: Sequence[str],
     sources: Sequence[TokenSource],
     shape: Shape,
@@ -197,13 +197,13 @@ def streams_of(
     seed: int,
     start_epoch: Mapping[str, int] | None,
     take: float | Mapping[str, float],
-) -> tuple[CorpusStream, ...]:
+) -> tuple[ShuffledCorpus, ...]:
     """The corpora in shuffled order, in plan order."""
     first_epochs = _start_epochs(names, {} if start_epoch is None else start_epoch)
     takes = per_corpus("take", take, names, default=1.0)
     contents = [source.fingerprint for source in sources]
-    streams = tuple(
-        CorpusStream(
+    corpora = tuple(
+        ShuffledCorpus(
             source,
             shape,
             seed=seed,
@@ -213,8 +213,8 @@ def streams_of(
         )
         for index, source in enumerate(sources)
     )
-    _check_takes(names, streams)
-    return streams
+    _check_takes(names, corpora)
+    return corpora
 
 
 def _start_epochs(names: Sequence[str], given: Any) -> list[int]:
@@ -241,25 +241,25 @@ def per_corpus(
     return tuple(real(f"{argument} of {name!r}", value.get(name, default)) for name in names)
 
 
-def _check_takes(names: Sequence[str], streams: Sequence[CorpusStream]) -> None:
-    for name, stream in zip(names, streams, strict=True):
-        if not 0 < stream.take <= 1:
-            raise PlanError(f"take is {stream.take} for corpus {name!r}", hint="give a part above 0 and at most 1")
-        if not stream.num_tokens:
-            block_tokens = stream.shape.block_tokens
-            blocks = stream.source.num_tokens // block_tokens
+def _check_takes(names: Sequence[str], corpora: Sequence[ShuffledCorpus]) -> None:
+    for name, corpus in zip(names, corpora, strict=True):
+        if not 0 < corpus.take <= 1:
+            raise PlanError(f"take is {corpus.take} for corpus {name!r}", hint="give a part above 0 and at most 1")
+        if not corpus.num_tokens:
+            block_tokens = corpus.shape.block_tokens
+            blocks = corpus.source.num_tokens // block_tokens
             raise PlanError(
-                f"take={stream.take} of corpus {name!r} is less than one of its {blocks} blocks of "
+                f"take={corpus.take} of corpus {name!r} is less than one of its {blocks} blocks of "
                 f"{block_tokens} tokens",
                 hint="take more, or give a smaller block_tokens",
             )
 
 
-def samples_of_epochs(max_epochs: Sequence[float], streams: Sequence[CorpusStream]) -> tuple[int | None, ...]:
+def samples_of_epochs(max_epochs: Sequence[float], corpora: Sequence[ShuffledCorpus]) -> tuple[int | None, ...]:
     """How many samples of each corpus `max_epochs` allows; None: any number."""
     return tuple(
-        None if math.isinf(epochs) else math.ceil(Fraction(epochs) * stream.num_tokens / stream.shape.seq_len)
-        for epochs, stream in zip(max_epochs, streams, strict=True)
+        None if math.isinf(epochs) else math.ceil(Fraction(epochs) * corpus.num_tokens / corpus.shape.seq_len)
+        for epochs, corpus in zip(max_epochs, corpora, strict=True)
     )
 
 

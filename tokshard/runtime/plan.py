@@ -58,11 +58,11 @@ class StreamPlan:
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
 
     Attributes:
-        names, sources, streams: of the corpora, in plan order; streams are the sources in shuffled order.
+        names, sources, corpora: in plan order; corpora are the sources in shuffled order.
         shape, seq_len: seq_len, block_tokens and window_blocks, with their defaults.
         schedule: the weights, and their planned changes.
         num_samples: of a finite pass, the last one perhaps short; None: endless.
-        stream_stop: tokens of a finite pass; None: endless.
+        pass_stop: tokens of a finite pass; None: endless.
         max_epochs, max_samples: how much may be read of each corpus, in plan order; infinity and None: any amount.
         identity: what must be equal for a saved cursor to mean the same samples.
         has_default_windows: `window_blocks` was not given.
@@ -106,11 +106,11 @@ class StreamPlan:
         self.epochs = options.epochs_of(epochs, len(self.names))
         self.transforms = options.transforms_of(transforms, loss_across_documents=loss_across_documents)
         self.loss_across_documents = loss_across_documents
-        self.streams = options.streams_of(
+        self.corpora = options.corpora_of(
             self.names, self.sources, self.shape, seed=self.seed, start_epoch=start_epoch, take=take
         )
-        self.stream_stop = None if self.epochs is None else self.epochs * self.streams[0].num_tokens
-        self.num_samples = None if self.stream_stop is None else -(-self.stream_stop // self.seq_len)
+        self.pass_stop = None if self.epochs is None else self.epochs * self.corpora[0].num_tokens
+        self.num_samples = None if self.pass_stop is None else -(-self.pass_stop // self.seq_len)
         if self.num_samples is not None and self.num_samples > MAX_SAMPLE:
             raise PlanError(
                 f"{epochs} epochs are {self.num_samples} samples, expected at most 2**62", hint="give fewer"
@@ -119,13 +119,13 @@ class StreamPlan:
         most = math.inf if max_epochs is None else max_epochs
         self.max_epochs = options.per_corpus("max_epochs", most, self.names, default=math.inf)
         options.check_max_epochs(max_epochs, self.max_epochs, on_max_epochs)
-        self.max_samples = options.samples_of_epochs(self.max_epochs, self.streams)
-        default = {name: float(stream.num_tokens) for name, stream in zip(self.names, self.streams, strict=True)}
+        self.max_samples = options.samples_of_epochs(self.max_epochs, self.corpora)
+        default = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, self.corpora, strict=True)}
         self.schedule = options.schedule_of(self.names, default if weights is None else weights, schedule)
         # one object, so that `mixture` recognizes its weights
         self._start = Cursor(sample=0, segments=self.schedule.segments, balance=Balance.at_start(len(self.names)))
         self._kept_mixture: Mixture | None = None
-        self.identity = identity_of(self.shape, self.seed, self.streams)
+        self.identity = identity_of(self.shape, self.seed, self.corpora)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (dict(zip(self.names, self.sources, strict=True)), self._arguments))
@@ -142,7 +142,7 @@ class StreamPlan:
         """The same plan with tables of its own, so that readers at different places do not evict each other's."""
         reader = object.__new__(StreamPlan)
         reader.__dict__.update(self.__dict__)
-        reader.streams = tuple(stream.reader() for stream in self.streams)
+        reader.corpora = tuple(corpus.reader() for corpus in self.corpora)
         return reader
 
     def reopened(self) -> StreamPlan:
@@ -259,9 +259,9 @@ class StreamPlan:
         parts = []
         for number in np.unique(located).tolist():
             mine = np.flatnonzero(located == number)
-            counts, pieces = self.streams[number].pieces_of(
+            counts, pieces = self.corpora[number].pieces_of(
                 ordinals[mine],
-                self.stream_stop,
+                self.pass_stop,
                 extra_tokens=int(self.loss_across_documents),
                 is_sequential=is_sequential,
             )

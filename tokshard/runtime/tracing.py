@@ -60,7 +60,7 @@ def pieces_of_samples(plan: StreamPlan, mixture: Mixture, samples: NDArray[np.in
     found: list[list[Piece]] = [[] for _ in samples]
     for number in np.unique(located).tolist():
         mine = np.flatnonzero(located == number)
-        counts, pieces = plan.streams[number].pieces_of(corpus_samples[mine], plan.stream_stop)
+        counts, pieces = plan.corpora[number].pieces_of(corpus_samples[mine], plan.pass_stop)
         source, name = plan.sources[number], plan.names[number]
         rows = np.repeat(mine, counts).tolist()
         for row, start, length in zip(rows, pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
@@ -82,10 +82,10 @@ def occurrences(
     Raises:
         IndexError: the corpus has no such document.
     """
-    stream, place = plan.streams[number], plan.sources[number].place_of(document)
+    corpus, place = plan.corpora[number], plan.sources[number].place_of(document)
     found = []
     for epoch in epochs:
-        parts = find_document(stream, epoch, place.start, place.stop, stream_stop=plan.stream_stop)
+        parts = find_document(corpus, epoch, place.start, place.stop, pass_stop=plan.pass_stop)
         for part in parts:
             is_known = part.corpus_sample >= mixture.balance.counts[number]
             sample = mixture.sample_of(number, part.corpus_sample) if is_known else None

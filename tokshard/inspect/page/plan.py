@@ -16,7 +16,7 @@ from tokshard.inspect.page.page import Section, cards, chart, lines, render_page
 from tokshard.inspect.plan.preview import PlanReport
 from tokshard.inspect.plan.run import Run
 from tokshard.runtime.locality import blocks_per_step
-from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
 
@@ -64,7 +64,7 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
 
 def _cards(run: Run, report: PlanReport) -> Section:
     plan, size = run.plan, run.global_batch_size
-    total = sum(stream.num_tokens for stream in plan.streams)
+    total = sum(corpus.num_tokens for corpus in plan.corpora)
     items = [
         ("corpora", f"{len(plan.names)}", f"{total:,} tokens"),
         ("steps shown", f"{report.num_steps:,}", f"{report.num_tokens:,} tokens; --tokens shows more or fewer"),
@@ -109,7 +109,7 @@ def _mixture_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]
 
 
 def _epochs_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
-    epochs = counts * (run.plan.seq_len / np.array([stream.num_tokens for stream in run.plan.streams]))
+    epochs = counts * (run.plan.seq_len / np.array([corpus.num_tokens for corpus in run.plan.corpora]))
     return chart(
         "Epochs per corpus",
         "How often each corpus has been read.",
@@ -130,18 +130,18 @@ def _over_steps(run: Run, marks: NDArray[np.int64], values: NDArray[Any], **styl
 
 
 def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
-    stream, name = plan.streams[number], plan.names[number]
-    per_epoch = max(1, stream.num_tokens // plan.seq_len)
-    ordinals = _ordinals(stream, plan.seq_len, per_epoch)
-    counts, pieces = stream.pieces_of(ordinals)
+    shuffled, name = plan.corpora[number], plan.names[number]
+    per_epoch = max(1, shuffled.num_tokens // plan.seq_len)
+    ordinals = _ordinals(shuffled, plan.seq_len, per_epoch)
+    counts, pieces = shuffled.pieces_of(ordinals)
     firsts = np.cumsum(counts) - counts
-    windows = f"the {_WINDOWS} windows shown" if stream.num_windows > _WINDOWS else "its first epoch"
+    windows = f"the {_WINDOWS} windows shown" if shuffled.num_windows > _WINDOWS else "its first epoch"
     dots = {
         "type": "scatter",
         "mode": "markers",
         "color": number,
         "x": (ordinals / per_epoch).tolist(),
-        "y": (pieces.starts[firsts] / stream.source.num_tokens).tolist(),
+        "y": (pieces.starts[firsts] / shuffled.source.num_tokens).tolist(),
         "hovertemplate": "%{x:.1%} into the epoch<br>%{y:.1%} into the corpus<extra></extra>",
     }
     return chart(
@@ -155,13 +155,13 @@ def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
     )
 
 
-def _ordinals(stream: CorpusStream, seq_len: int, per_epoch: int) -> NDArray[np.int64]:
+def _ordinals(shuffled: ShuffledCorpus, seq_len: int, per_epoch: int) -> NDArray[np.int64]:
     """Evenly spaced samples of the first epoch; for a large corpus, from a few of its windows only."""
-    if stream.num_windows <= _WINDOWS:
+    if shuffled.num_windows <= _WINDOWS:
         return np.unique(np.linspace(0, per_epoch - 1, _POINTS).astype(np.int64))
     parts = []
-    for index in np.linspace(0, stream.num_windows - 1, _WINDOWS).astype(np.int64).tolist():
-        window = stream.window(0, index)
+    for index in np.linspace(0, shuffled.num_windows - 1, _WINDOWS).astype(np.int64).tolist():
+        window = shuffled.window(0, index)
         first, last = -(-window.start // seq_len), min(per_epoch, window.stop // seq_len) - 1
         parts.append(np.linspace(first, max(first, last), _POINTS // _WINDOWS).astype(np.int64))
     return np.unique(np.concatenate(parts))

@@ -91,7 +91,7 @@ def current_epoch(run: Run, name: str) -> int:
     """The epoch of a corpus that the run is in."""
     number = run.plan.names.index(name)
     count = run.plan.mixture(run.cursor).counts_before(run.cursor.sample)[number]
-    return count * run.plan.seq_len // run.plan.streams[number].num_tokens
+    return count * run.plan.seq_len // run.plan.corpora[number].num_tokens
 
 
 def _place(run: Run, reading: tracing.Occurrence, ranks: RankView) -> Occurrence:

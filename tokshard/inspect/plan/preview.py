@@ -101,7 +101,7 @@ def report_plan(
     """
     plan, size = run.plan, run.global_batch_size
     if num_tokens is None:
-        num_tokens = sum(stream.num_tokens for stream in plan.streams) * (plan.epochs or 1)
+        num_tokens = sum(corpus.num_tokens for corpus in plan.corpora) * (plan.epochs or 1)
     wanted = max(1, -(-num_tokens // (size * plan.seq_len)))
     steps, samples, reason = _end_of(run, wanted)
     check_sample(samples)
@@ -156,28 +156,28 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
     plan, found = run.plan, []
     windows = steps_per_window(plan, run.global_batch_size, run.cursor)
     shares = _shares(plan.names, run.cursor.segments[0].weights)
-    for name, source, stream, most, count in zip(
-        plan.names, plan.sources, plan.streams, plan.max_epochs, counts, strict=True
+    for name, source, shuffled, most, count in zip(
+        plan.names, plan.sources, plan.corpora, plan.max_epochs, counts, strict=True
     ):
         assert isinstance(source, CorpusSource)
         corpus, tokens = source.corpus, count * plan.seq_len
-        part = min(1.0, tokens / stream.num_tokens) * stream.num_tokens / source.num_tokens
+        part = min(1.0, tokens / shuffled.num_tokens) * shuffled.num_tokens / source.num_tokens
         found.append(
             CorpusPlan(
                 name=name,
                 directory=corpus.location,
                 fingerprint=source.fingerprint,
                 weight_share=shares[name],
-                take=stream.take,
-                start_epoch=stream.start_epoch,
+                take=shuffled.take,
+                start_epoch=shuffled.start_epoch,
                 max_epochs=None if math.isinf(most) else most,
-                epoch_tokens=stream.num_tokens,
+                epoch_tokens=shuffled.num_tokens,
                 num_documents=corpus.num_documents,
-                num_blocks=stream.num_full_blocks,
-                num_windows=stream.num_windows,
+                num_blocks=shuffled.num_full_blocks,
+                num_windows=shuffled.num_windows,
                 samples=count,
                 tokens=tokens,
-                epochs=tokens / stream.num_tokens,
+                epochs=tokens / shuffled.num_tokens,
                 share=count / samples if samples else 0.0,
                 documents=math.ceil(part * corpus.num_documents),
                 bytes=tokens * source.dtype.itemsize,

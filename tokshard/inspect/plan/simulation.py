@@ -76,7 +76,7 @@ def simulate(run: Run, num_samples: int) -> Simulation:
         hit = []
         for number in np.unique(located).tolist():
             mine = np.flatnonzero(located == number)
-            counts, pieces = plan.streams[number].pieces_of(ordinals[mine], is_sequential=True)
+            counts, pieces = plan.corpora[number].pieces_of(ordinals[mine], is_sequential=True)
             positions[number].append(samples[mine])
             places[number].append(pieces.starts[np.cumsum(counts) - counts])
             steps = np.repeat(mine // size, counts)

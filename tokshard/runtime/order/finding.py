@@ -1,6 +1,6 @@
 """The samples that read a stretch of a corpus: a plan followed backwards.
 
-    document ──▶ blocks ──▶ their positions in the epoch ──▶ window ──▶ pieces in the stream ──▶ slices ──▶ samples
+    document ──▶ blocks ──▶ their positions in the epoch ──▶ window ──▶ pieces in the sequence ──▶ slices ──▶ samples
 
 Nothing is replayed. The pieces come from the table of their window; every other arrow inverts a permutation.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
-from tokshard.runtime.order.stream import CorpusStream
+from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.order.windows import CorpusOrder, Window
 
 _NOT_TAKEN = -1
@@ -35,14 +35,14 @@ class FoundTokens:
 
 
 def find_document(
-    stream: CorpusStream, epoch: int, start: int, stop: int, *, stream_stop: int | None = None
+    corpus: ShuffledCorpus, epoch: int, start: int, stop: int, *, pass_stop: int | None = None
 ) -> list[FoundTokens]:
     """The samples of an epoch that read a document. Costs the table of each window that holds one of its blocks.
 
     Args:
         epoch: pass over the corpus, from 0.
         start, stop: the document's tokens in the corpus.
-        stream_stop: where a finite pass ends.
+        pass_stop: where a finite pass ends.
 
     Returns:
         Each token of the document that is read, once; ascending by sample and position.
@@ -50,26 +50,26 @@ def find_document(
     Raises:
         DamagedCorpusError: a window has no piece where the document lies: its shard was changed meanwhile.
     """
-    if stream_stop is not None and epoch * stream.num_tokens >= stream_stop:
+    if pass_stop is not None and epoch * corpus.num_tokens >= pass_stop:
         return []
-    size = stream.shape.block_tokens
+    size = corpus.shape.block_tokens
     blocks = np.arange(start // size, -(-stop // size))
-    positions = positions_of_blocks(stream.order, epoch, blocks)
-    indices = np.minimum(positions // stream.shape.window_blocks, stream.num_windows - 1)
+    positions = positions_of_blocks(corpus.order, epoch, blocks)
+    indices = np.minimum(positions // corpus.shape.window_blocks, corpus.num_windows - 1)
     indices[positions == _NOT_TAKEN] = _NOT_TAKEN
     found: list[FoundTokens] = []
     for index in np.unique(indices[indices != _NOT_TAKEN]).tolist():
-        window = stream.window(epoch, index)
+        window = corpus.window(epoch, index)
         here = np.flatnonzero(indices == index)
         starts = np.maximum(blocks[here] * size, start)
         lengths = np.minimum((blocks[here] + 1) * size, stop) - starts
         in_window = (positions[here] - window.first_block) * size + starts - blocks[here] * size
-        found += _found_in_window(stream, window, in_window, starts, lengths)
+        found += _found_in_window(corpus, window, in_window, starts, lengths)
     return sorted(found, key=lambda part: (part.corpus_sample, part.start))
 
 
 def _found_in_window(
-    stream: CorpusStream,
+    corpus: ShuffledCorpus,
     window: Window,
     positions: NDArray[np.int64],
     starts: NDArray[np.int64],
@@ -81,13 +81,13 @@ def _found_in_window(
         positions: int64 [pieces], of their first tokens in the window before it is shuffled.
         starts, lengths: int64 [pieces], in the corpus.
     """
-    table, seq_len = stream.table(window), stream.shape.seq_len
+    table, seq_len = corpus.table(window), corpus.shape.seq_len
     entries = np.flatnonzero(np.isin(table.unshuffled_starts, positions.astype(np.uint32)))
     entries = entries[np.argsort(table.unshuffled_starts[entries])]
     by_position = np.argsort(positions)
     starts, lengths = starts[by_position], lengths[by_position]
-    if not np.array_equal(table.stream_starts[entries + 1] - table.stream_starts[entries], lengths):
-        shard = stream.source.document_at(int(starts[0])).shard
+    if not np.array_equal(table.shuffled_starts[entries + 1] - table.shuffled_starts[entries], lengths):
+        shard = corpus.source.document_at(int(starts[0])).shard
         raise DamagedCorpusError(
             f"{shard}: the document at token {starts[0]} of the corpus is not a piece of window {window.index} of "
             f"epoch {window.epoch}: the shard was changed under the running job",
@@ -96,18 +96,18 @@ def _found_in_window(
     found = []
     for entry, start, length in zip(entries.tolist(), starts.tolist(), lengths.tolist(), strict=True):
         # Python integers: a position can lie beyond 2**63
-        position = window.start + int(table.stream_starts[entry])
+        position = window.start + int(table.shuffled_starts[entry])
         slices = np.arange(position // seq_len, (position + length - 1) // seq_len + 1)
-        for number, sample in zip(slices.tolist(), _samples_of(stream, slices, window), strict=True):
+        for number, sample in zip(slices.tolist(), _samples_of(corpus, slices, window), strict=True):
             first = max(position, number * seq_len)
             last = min(position + length, (number + 1) * seq_len)
             found.append(FoundTokens(sample, start + first - position, start + last - position))
     return found
 
 
-def _samples_of(stream: CorpusStream, slices: NDArray[np.int64], window: Window) -> list[int]:
+def _samples_of(corpus: ShuffledCorpus, slices: NDArray[np.int64], window: Window) -> list[int]:
     """The samples of ascending slices that reach into a window: the first may start in one before."""
-    order, start = stream.order, int(slices[0]) * stream.shape.seq_len
+    order, start = corpus.order, int(slices[0]) * corpus.shape.seq_len
     num_before = int(start < window.start)
     found = [samples_of(order, slices[num_before:], window)]
     if num_before:
@@ -117,7 +117,7 @@ def _samples_of(stream: CorpusStream, slices: NDArray[np.int64], window: Window)
 
 
 def samples_of(order: CorpusOrder, slices: NDArray[np.int64], window: Window) -> NDArray[np.int64]:
-    """The samples that read slices of the stream: the inverse of `CorpusOrder.slices`.
+    """The samples that read slices of the sequence: the inverse of `CorpusOrder.slices`.
 
     Args:
         slices: int64 [n], each starts in `window`.

@@ -54,7 +54,7 @@ class PieceTable:
     Unshuffled positions count the tokens of the window before the pieces are permuted: block after block.
 
     Args:
-        stream_starts: uint32 [n + 1], where each piece starts in the window, and the window's length.
+        shuffled_starts: uint32 [n + 1], where each piece starts in the window, and the window's length.
         unshuffled_starts: uint32 [n], the unshuffled position of each piece's first token.
         block_tokens: tokens of each block but a tail.
         block_starts: int64 [blocks], position in the corpus of each block's first token.
@@ -62,7 +62,7 @@ class PieceTable:
         ends_document: bool [blocks], whether the last token of each block is a delimiter.
     """
 
-    stream_starts: NDArray[np.uint32]
+    shuffled_starts: NDArray[np.uint32]
     unshuffled_starts: NDArray[np.uint32]
     block_tokens: int
     block_starts: NDArray[np.int64]
@@ -80,13 +80,13 @@ class PieceTable:
             and the last piece of a stretch are cut to it.
         """
         stops = starts + lengths
-        first = self.stream_starts.searchsorted(starts.astype(np.uint32), "right") - 1
-        counts = self.stream_starts.searchsorted(stops.astype(np.uint32), "left") - first
+        first = self.shuffled_starts.searchsorted(starts.astype(np.uint32), "right") - 1
+        counts = self.shuffled_starts.searchsorted(stops.astype(np.uint32), "left") - first
         # piece k of a stretch is entry first + k of the table
         after = np.cumsum(counts)
         entry = np.arange(int(after[-1])) + np.repeat(first - after + counts, counts)
-        piece_starts = self.stream_starts[entry].astype(np.int64)
-        piece_stops = self.stream_starts[entry + 1].astype(np.int64)
+        piece_starts = self.shuffled_starts[entry].astype(np.int64)
+        piece_stops = self.shuffled_starts[entry + 1].astype(np.int64)
         cut_starts, cut_stops = piece_starts.copy(), piece_stops.copy()
         cut_starts[after - counts] = starts
         cut_stops[after - 1] = stops
@@ -134,17 +134,17 @@ def table_steps(source: TokenSource, order: CorpusOrder, window: Window) -> Gene
     del parts
     count = len(starts) - 1
     permutation = order.piece_permutation(window, count)
-    stream_starts, unshuffled_starts = np.zeros(count + 1, np.uint32), np.empty(count, np.uint32)
+    shuffled_starts, unshuffled_starts = np.zeros(count + 1, np.uint32), np.empty(count, np.uint32)
     for first in range(0, count, _PIECES_PER_STEP):
         yield 0.5 + 0.5 * first / count
         stop = min(first + _PIECES_PER_STEP, count)
         entry = permutation(np.arange(first, stop, dtype=np.uint64)).astype(np.int64)
         unshuffled_starts[first:stop] = starts[entry]
         lengths = starts[entry + 1] - unshuffled_starts[first:stop]
-        np.cumsum(lengths, out=stream_starts[first + 1 : stop + 1])
-        stream_starts[first + 1 : stop + 1] += stream_starts[first]
+        np.cumsum(lengths, out=shuffled_starts[first + 1 : stop + 1])
+        shuffled_starts[first + 1 : stop + 1] += shuffled_starts[first]
     return PieceTable(
-        stream_starts=stream_starts,
+        shuffled_starts=shuffled_starts,
         unshuffled_starts=unshuffled_starts,
         block_tokens=size,
         block_starts=block_starts,

@@ -39,15 +39,15 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The place of a window in the stream of a corpus.
+    """The place of a window in the sequence of a corpus.
 
     Args:
         epoch: pass over the corpus, from 0.
         index: window of that epoch, from 0.
-        start, stop: its tokens in the endless stream.
+        start, stop: its tokens in the endless sequence.
         first_block, num_blocks: its full blocks in the shuffled order of the epoch.
         tail_tokens: tokens of the corpus's last, short block if this window has it, or 0.
-        first_slice: the first slice of the stream that starts in it.
+        first_slice: the first slice of the sequence that starts in it.
         num_inside: slices that lie wholly in it; negative if it is shorter than its parts of two slices.
     """
 
@@ -63,7 +63,7 @@ class Window:
 
 
 class CorpusOrder:
-    """Which blocks a window has, and which slice of the stream a sample reads.
+    """Which blocks a window has, and which slice of the sequence a sample reads.
 
     Positions are Python integers, because they can exceed 2**63. The only state is a cache of permutations, so readers
     at different places have an order each.
@@ -120,7 +120,7 @@ class CorpusOrder:
         return self.shape.window_blocks * self.shape.block_tokens
 
     def window_at(self, position: int) -> Window:
-        """The window that holds a position of the stream."""
+        """The window that holds a position of the sequence."""
         epoch, within = divmod(position, self.num_tokens)
         return self.window(epoch, min(within // self.window_tokens, self.num_windows - 1))
 

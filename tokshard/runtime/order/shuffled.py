@@ -1,4 +1,4 @@
-"""One corpus as the endless stream of shuffled pieces that a plan reads."""
+"""One corpus as the endless sequence of shuffled pieces that a plan reads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tokshard.runtime.order.windows import CorpusOrder, Shape, Window
 from tokshard.runtime.source import TokenSource
 
 
-class CorpusStream:
-    """One corpus as the endless stream of shuffled pieces that a plan reads.
+class ShuffledCorpus:
+    """One corpus as the endless sequence of shuffled pieces that a plan reads.
 
     The window of a sample follows from arithmetic. Making the table of a window scans its document boundaries; the
     tables of two windows are kept, the current and the next. Safe to use from several
@@ -42,9 +42,9 @@ class CorpusStream:
         )
         self.tables = Tables(source, self.order)
 
-    def reader(self) -> CorpusStream:
-        """The same stream with tables of its own."""
-        return CorpusStream(
+    def reader(self) -> ShuffledCorpus:
+        """The same with tables of its own."""
+        return ShuffledCorpus(
             self.source,
             self.shape,
             seed=self.order.seed,
@@ -69,7 +69,7 @@ class CorpusStream:
         return self.order.num_windows
 
     def window_at(self, position: int) -> Window:
-        """The window that holds a position of the stream."""
+        """The window that holds a position of the sequence."""
         return self.order.window_at(position)
 
     def window(self, epoch: int, index: int) -> Window:
@@ -83,21 +83,21 @@ class CorpusStream:
     def pieces_of(
         self,
         samples: NDArray[np.int64],
-        stream_stop: int | None = None,
+        pass_stop: int | None = None,
         *,
         extra_tokens: int = 0,
         is_sequential: bool = False,
     ) -> tuple[NDArray[np.int64], Pieces]:
         """The pieces that samples read.
 
-        Sample k reads slice ``[j * seq_len, (j + 1) * seq_len)`` of the stream, where j is the entry of k in a
+        Sample k reads slice ``[j * seq_len, (j + 1) * seq_len)`` of the sequence, where j is the entry of k in a
         permutation of all samples that lie in the same window. A slice that continues in the next window comes last, so
         the next window is not needed earlier.
 
         Args:
             samples: int64 [n], ascending.
-            stream_stop: where a finite pass ends; slices are cut there.
-            extra_tokens: how many tokens of the stream to read beyond each slice.
+            pass_stop: where a finite pass ends; slices are cut there.
+            extra_tokens: how many tokens of the sequence to read beyond each slice.
             is_sequential: the following samples will be read next, so part of the next window's table is made now.
 
         Returns:
@@ -113,11 +113,11 @@ class CorpusStream:
             first, stop = window.first_slice, -(-window.stop // seq_len)
             here = samples[done : done + int(np.searchsorted(samples[done:], stop))]
             starts = self.order.slices(window, here - first) * seq_len + (first * seq_len - window.start)
-            found = self._read(window, starts, seq_len + extra_tokens, stream_stop)
+            found = self._read(window, starts, seq_len + extra_tokens, pass_stop)
             counts += found[0]
             parts += found[1]
             done += len(here)
-            if is_sequential and (stream_stop is None or stream_stop > window.stop):
+            if is_sequential and (pass_stop is None or pass_stop > window.stop):
                 before, after = int(here[0]) - first, int(here[-1]) + 1 - first
                 self.tables.prepare(self.window_at(window.stop), before / (stop - first), after / (stop - first))
         if not parts:
@@ -136,17 +136,17 @@ class CorpusStream:
         window: Window,
         starts: NDArray[np.int64],
         length: int,
-        stream_stop: int | None,
+        pass_stop: int | None,
     ) -> tuple[list[NDArray[np.int64]], list[Pieces]]:
         """The pieces of stretches that start in one window, in order. Few of them reach beyond it."""
         counts: list[NDArray[np.int64]] = []
         parts: list[Pieces] = []
         room = window.stop - window.start
-        if stream_stop is not None:
-            room = min(room, stream_stop - window.start)
+        if pass_stop is not None:
+            room = min(room, pass_stop - window.start)
         lengths = np.minimum(length, room - starts)
         is_over = starts + length > window.stop - window.start
-        if stream_stop is not None and stream_stop <= window.stop:
+        if pass_stop is not None and pass_stop <= window.stop:
             is_over[:] = False
         table = self.table(window)
         for group in np.split(np.arange(len(starts)), np.flatnonzero(is_over) + 1):
@@ -156,14 +156,14 @@ class CorpusStream:
             counts.append(found)
             parts.append(pieces)
             if is_over[group[-1]]:  # goes on in the next window, or in several if they are short
-                more = self._continue(window.stop, length - int(lengths[group[-1]]), stream_stop)
+                more = self._continue(window.stop, length - int(lengths[group[-1]]), pass_stop)
                 found[-1] += sum(len(part.starts) for part in more)
                 parts.extend(more)
         return counts, parts
 
-    def _continue(self, position: int, length: int, stream_stop: int | None) -> list[Pieces]:
-        if stream_stop is not None:
-            length = min(length, stream_stop - position)
+    def _continue(self, position: int, length: int, pass_stop: int | None) -> list[Pieces]:
+        if pass_stop is not None:
+            length = min(length, pass_stop - position)
         parts = []
         while length > 0:
             window = self.window_at(position)
