@@ -27,6 +27,8 @@ WRONG_ARROWS = [
     ("pipeline/encode/tokenizer.py", "torch"),
     ("pipeline/tasks/schedule.py", "tokshard.pipeline.executors.base"),
     ("pipeline/executors/inline.py", "tokshard.pipeline.run"),
+    ("pipeline/stage.py", "tokshard.pipeline.job_array.log"),
+    ("pipeline/stage.py", "tokshard.pipeline.job_array.run_job"),
     ("pipeline/resolve.py", "tokshard.pipeline.executors.processes"),
     ("pipeline/build.py", "tokenizers"),
     ("pipeline/encode/tokenizer.py", "tokshard.interop.tokenizers"),

@@ -19,7 +19,8 @@ from tokshard import build_corpus, open_corpus
 from tokshard.errors import ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
-from tokshard.pipeline.job_array import commit_jobs, run_job
+from tokshard.pipeline.job_array.commit_jobs import commit_jobs
+from tokshard.pipeline.job_array.run_job import run_job
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import hashing, sorted_rows
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store

@@ -12,7 +12,8 @@ from tests.store.memory import REQUESTS, SCHEME, MemoryStore
 from tests.store.servers import file_server
 from tokshard import build_corpus
 from tokshard.pipeline.estimate import estimate_build
-from tokshard.pipeline.job_array import commit_jobs, run_job
+from tokshard.pipeline.job_array.commit_jobs import commit_jobs
+from tokshard.pipeline.job_array.run_job import run_job
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.status import read_status

@@ -18,7 +18,9 @@ from tokshard.cli.sizes import BYTES, COUNT
 from tokshard.format.source_table import read_sources
 from tokshard.pipeline.build import build_corpus
 from tokshard.pipeline.estimate import estimate_build
-from tokshard.pipeline.job_array import STAGES, commit_jobs, run_job
+from tokshard.pipeline.job_array.commit_jobs import commit_jobs
+from tokshard.pipeline.job_array.run_job import run_job
+from tokshard.pipeline.job_array.stages import STAGES
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.result import BuildResult
 from tokshard.store import open_store

@@ -12,7 +12,8 @@ from click.core import ParameterSource
 
 from tokshard.cli.recipe import is_recipe_path
 from tokshard.errors import UsageError
-from tokshard.pipeline.job_array import DUPLICATES, HASH, JobResult
+from tokshard.pipeline.job_array.run_job import JobResult
+from tokshard.pipeline.job_array.stages import DUPLICATES, HASH
 from tokshard.wording import counted
 
 _OPTIONS_OF_COMMIT = frozenset({"commit", "workers", "quiet", "verbose", "as_json"})

@@ -15,7 +15,7 @@ from tokshard.pipeline.kept_fields import check_kept_fields
 from tokshard.pipeline.prepare import PreparedBuild
 from tokshard.pipeline.report import build_report
 from tokshard.pipeline.result import BuildResult
-from tokshard.pipeline.run import Outcome
+from tokshard.pipeline.stage import Outcome
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning
 from tokshard.pipeline.workspace.output_directory import BuiltCorpus
 from tokshard.pipeline.workspace.receipts import progress_of

@@ -9,9 +9,9 @@ from tokshard.errors import BuildError
 from tokshard.format import names
 from tokshard.pipeline.executors.base import cpu_seconds
 from tokshard.pipeline.executors.surroundings import prepare_workers
+from tokshard.pipeline.job_array.saved_build import save_build
 from tokshard.pipeline.options import LOCAL
 from tokshard.pipeline.resolve import ResolvedBuild, continuing_command
-from tokshard.pipeline.saved_build import save_build
 from tokshard.pipeline.tasks.planning import MIN_TASK_BYTES, StreamTask, Task
 from tokshard.pipeline.workspace.output_directory import has_begun, is_removing, remove_build
 from tokshard.pipeline.workspace.places import REMOVING, TOKENIZER

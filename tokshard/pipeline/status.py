@@ -14,7 +14,7 @@ from tokshard.format.generations import combined_manifest
 from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig
 from tokshard.format.opening import read_generations
 from tokshard.pipeline.append import newest_generation
-from tokshard.pipeline.job_status import JobStatus, job_statuses, seconds_left
+from tokshard.pipeline.job_array.status import JobStatus, job_statuses, seconds_left
 from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.workspace.lease import lock_holder
 from tokshard.pipeline.workspace.places import Stage, Workspace, open_workspace

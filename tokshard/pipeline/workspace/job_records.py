@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 import msgspec
@@ -14,6 +14,8 @@ import msgspec
 from tokshard.errors import BuildError
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.workspace.places import JOBS, Stage, Workspace
+from tokshard.pipeline.workspace.receipts import receipt_name
+from tokshard.pipeline.workspace.settings import load_bad_inputs
 from tokshard.store import present
 
 
@@ -120,6 +122,33 @@ def _load(workspace: Workspace, name: str) -> JobRecord | None:
             f"{workspace.store.where(name)} is damaged: {error}",
             hint="remove that file and run the job again: finished tasks are kept",
         ) from error
+
+
+def given_up(workspace: Workspace, stage: Stage) -> frozenset[Key]:
+    """The tasks and segments of a stage that jobs gave up and no other has done since."""
+    return frozenset(_failed(workspace, stage, load_records(workspace)))
+
+
+def known_bad_inputs(workspace: Workspace) -> dict[int, str]:
+    """The inputs that are left out: those that were judged, and those that jobs found before any failure."""
+    found = load_bad_inputs(workspace)
+    records = load_records(workspace)
+    for stage in (Stage.HASHING, Stage.ENCODING):
+        lowest = min(_failed(workspace, stage, records), default=None)
+        for record in records:
+            for left_out in record.left_out if record.stage == stage.value else ():
+                if lowest is None or left_out.key <= lowest:
+                    found.setdefault(left_out.index, left_out.problem)
+    return found
+
+
+def _failed(workspace: Workspace, stage: Stage, records: Iterable[JobRecord]) -> list[Key]:
+    failed = [key for record in records if record.stage == stage.value for key in record.failed]
+    if not failed:
+        return []
+    folder = workspace.hashing.receipts if stage is Stage.HASHING else workspace.receipts
+    done = present(workspace.store, folder)
+    return [key for key in failed if f"{receipt_name(key)}.arrow" not in done]
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""What a job of an array writes down while it runs, and what the records of all jobs say together."""
+"""What a job of an array writes down while it runs: how far it is, and what it leaves to the commit to judge."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from operator import itemgetter
 
 import msgspec
@@ -18,20 +18,18 @@ from tokshard.pipeline.workspace.job_records import (
     JobState,
     LeftOutInput,
     load_record,
-    load_records,
     save_record,
     this_process,
 )
 from tokshard.pipeline.workspace.places import Stage, Workspace
-from tokshard.pipeline.workspace.receipts import Progress, progress_of, receipt_name
+from tokshard.pipeline.workspace.receipts import Progress, progress_of
 from tokshard.pipeline.workspace.settings import load_bad_inputs
-from tokshard.store import present
 
 _SAVE_SECONDS = 10.0
 
 
 class JobLog:
-    """An observer that keeps the record of a job: saved every few seconds, and when something happens that counts.
+    """The share of a job, and an observer that keeps its record: saved every few seconds, and when damage is found.
 
     Args:
         workspace: of the build.
@@ -84,22 +82,25 @@ class JobLog:
         if time.monotonic() - self._last_save >= _SAVE_SECONDS:
             self.save()
 
-    def left_out(self, key: Key, index: int, problem: str) -> None:
-        """Write down that an input is left out whole.
+    @property
+    def is_whole(self) -> bool:
+        """Whether the job has all tasks of the build; even one that does leaves the judgement to the commit."""
+        return False
 
-        Args:
-            key: of the task that met the damage.
-        """
-        self._update(left_out=[*self.record.left_out, LeftOutInput(key=key, index=index, problem=problem)])
+    def leave_out(self, key: Key, index: int, bad_inputs: Mapping[int, str]) -> None:
+        """Write down that an input is left out whole: see `Share`."""
+        left_out = LeftOutInput(key=key, index=index, problem=bad_inputs[index])
+        self._update(left_out=[*self.record.left_out, left_out])
         self.save()
 
-    def failed(self, failures: Mapping[Key, Exception], *, is_passing_damage: bool) -> Failure | None:
-        """Leave to the commit what would fail again; returns the failure that ends the job, if there is one.
-
-        Args:
-            failures: of the tasks and segments of the job, at least one.
-            is_passing_damage: damaged inputs do not end the job: a limit may fall before them.
-        """
+    def deciding_failure(
+        self,
+        lowest: Failure,  # noqa: ARG002 -- of `Share`
+        failures: Mapping[Key, Exception],
+        *,
+        is_passing_damage: bool,
+    ) -> Failure | None:
+        """Leave to the commit what would fail again, and find the failure that ends the job: see `Share`."""
         again = sorted(key for key, error in failures.items() if not isinstance(error, BuildError))
         self._update(failed=again)
         ending = [
@@ -127,30 +128,3 @@ class JobLog:
 
     def _update(self, **changes: object) -> None:
         self.record = msgspec.structs.replace(self.record, **changes)
-
-
-def given_up(workspace: Workspace, stage: Stage) -> frozenset[Key]:
-    """The tasks and segments of a stage that jobs gave up, and that nobody has done since."""
-    return frozenset(_failed(workspace, stage, load_records(workspace)))
-
-
-def known_bad_inputs(workspace: Workspace) -> dict[int, str]:
-    """The inputs that are left out: those that were judged, and those that jobs found before any failure."""
-    found = load_bad_inputs(workspace)
-    records = load_records(workspace)
-    for stage in (Stage.HASHING, Stage.ENCODING):
-        lowest = min(_failed(workspace, stage, records), default=None)
-        for record in records:
-            for left_out in record.left_out if record.stage == stage.value else ():
-                if lowest is None or left_out.key <= lowest:
-                    found.setdefault(left_out.index, left_out.problem)
-    return found
-
-
-def _failed(workspace: Workspace, stage: Stage, records: Iterable[JobRecord]) -> list[Key]:
-    failed = [key for record in records if record.stage == stage.value for key in record.failed]
-    if not failed:
-        return []
-    folder = workspace.hashing.receipts if stage is Stage.HASHING else workspace.receipts
-    done = present(workspace.store, folder)
-    return [key for key in failed if f"{receipt_name(key)}.arrow" not in done]

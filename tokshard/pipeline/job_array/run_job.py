@@ -6,22 +6,20 @@ What needs all receipts is judged by the commit: limits, the share of bad record
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import shlex
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Unpack
 
-from tokshard.errors import BuildError, TokshardError, UsageError
-from tokshard.format import names
-from tokshard.format.opening import read_manifest
-from tokshard.pipeline.append import newest_generation
-from tokshard.pipeline.commit import commit
+from tokshard.errors import TokshardError, UsageError
+from tokshard.pipeline.executors.choice import executors
 from tokshard.pipeline.executors.surroundings import leaving_the_program_alone
-from tokshard.pipeline.job_log import JobLog
+from tokshard.pipeline.job_array.log import JobLog
+from tokshard.pipeline.job_array.missing import explained
+from tokshard.pipeline.job_array.saved_build import SavedBuild, load_build, save_resolved
+from tokshard.pipeline.job_array.stages import DUPLICATES, HASH, STAGES
 from tokshard.pipeline.options import (
     LOCAL,
     BuildOptions,
@@ -31,33 +29,19 @@ from tokshard.pipeline.options import (
     takes_build_options,
 )
 from tokshard.pipeline.prepare import PreparedBuild, prepare, prepared_before
-from tokshard.pipeline.progress import Observer, ignore
+from tokshard.pipeline.progress import Observer, Report, ignore
 from tokshard.pipeline.resolve import ResolvedBuild, resolve
-from tokshard.pipeline.result import BuildResult
-from tokshard.pipeline.run import Access, UnfinishedStageError, find_duplicates_of_jobs, run
-from tokshard.pipeline.run import run_job as run_tasks
-from tokshard.pipeline.saved_build import SavedBuild, load_build, save_resolved
+from tokshard.pipeline.run import find_drops, has_more_bad_inputs
 from tokshard.pipeline.sources.inputs import STDIN, read_once_name
 from tokshard.pipeline.sources.iterables import as_sources
+from tokshard.pipeline.stage import Access, Outcome, StageRunner, WholeBuild, Work
 from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.tasks.saved_plan import share_bytes
-from tokshard.pipeline.workspace.job_records import JobRecord, JobState, load_records, running
-from tokshard.pipeline.workspace.lease import cannot_write, check_no_build, lock, lock_to_prepare
-from tokshard.pipeline.workspace.output_directory import BuiltCorpus, check_directory, check_own, finished_corpora
+from tokshard.pipeline.workspace.job_records import JobRecord, JobState, known_bad_inputs, running
+from tokshard.pipeline.workspace.lease import check_no_build, lock, lock_to_prepare
+from tokshard.pipeline.workspace.output_directory import check_directory, check_own, finished_corpora
 from tokshard.pipeline.workspace.places import Stage, Workspace, open_workspace
-from tokshard.pipeline.workspace.settings import (
-    check_same_settings,
-    load_command,
-    load_settings,
-    save_bad_inputs,
-    save_settings,
-)
-from tokshard.store import present
-
-HASH, DUPLICATES, WRITE = STAGES = ("hash", "duplicates", "write")
-"""Values of ``--stage``, in the order in which a build with ``--dedup exact`` needs them."""
-
-_STAGE_NAMES = {Stage.HASHING: HASH, Stage.DUPLICATES: DUPLICATES, Stage.ENCODING: WRITE}
+from tokshard.pipeline.workspace.settings import check_same_settings, load_settings, save_bad_inputs, save_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +97,7 @@ def run_job(
         if not isinstance(argument, str) or argument == STDIN:
             raise _read_once(str(argument))
     workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
-    with _saying_what_failed(workspace):
+    with explained(workspace):
         prepared = _prepared(workspace, [str(argument) for argument in arguments], options, num_jobs)
         if prepared is None:
             return JobResult(directory=workspace.out, record=None, stage=stage)
@@ -123,33 +107,6 @@ def run_job(
         else:
             record = _run_share(prepared, job_index, num_jobs, stage, observer)
     return JobResult(directory=workspace.out, record=record, stage=stage, seconds=time.monotonic() - started)
-
-
-@leaving_the_program_alone()
-def commit_jobs(out: str | os.PathLike[str], *, workers: int | None = None, observer: Observer = ignore) -> BuildResult:
-    """Make the corpus of the tasks that jobs ran: the bytes and the errors are those of a build by one process.
-
-    Runs what only all receipts decide: the task at which a limit falls, and those that jobs gave up.
-
-    Raises:
-        UsageError: no jobs have begun a build in `out`.
-        SourceError: the lowest failure of any job.
-        BuildError: tasks are missing, or jobs still run; it says which.
-    """
-    workspace = open_workspace(path_option("out", out), attempt=secrets.token_hex(8))
-    if load_build(workspace, workers=workers) is None:
-        return _complete(workspace)
-    with _saying_what_failed(workspace), lock(workspace):
-        saved = load_build(workspace, workers=workers)
-        if saved is None:
-            return _complete(workspace)
-        outputs = saved.resolved.context.outputs
-        if all(names.MANIFEST in present(output.store) for output in outputs):
-            workspace.remove()  # a commit was killed between its manifest and its last step
-            return _complete(workspace)
-        workspace.take_over()
-        prepared = prepared_before(saved.resolved, saved.tasks)
-        return commit(prepared, run(prepared, observer=observer, access=Access.JUDGE))
 
 
 def _check_job(options: BuildOptions, job_index: int, num_jobs: int, stage: str | None) -> None:
@@ -184,20 +141,6 @@ def _read_once(name: str) -> UsageError:
         f"{read_once_name(name)} can be read once only, and every job of an array reads its sources",
         hint="write it to a file first, or leave out --job-index and --num-jobs",
     )
-
-
-@contextlib.contextmanager
-def _saying_what_failed(workspace: Workspace) -> Iterator[None]:
-    """Say how a job that is interrupted continues, which tasks are missing, and that the output cannot be written."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        error.add_note("run the same command to continue")
-        raise
-    except UnfinishedStageError as error:
-        raise _incomplete(workspace, error) from None
-    except OSError as error:  # what is read names its input, so this is the output
-        raise cannot_write(workspace.out, error) from error
 
 
 def _prepared(workspace: Workspace, sources: list[str], options: BuildOptions, num_jobs: int) -> PreparedBuild | None:
@@ -253,7 +196,7 @@ def _run_share(
     with running(workspace, job_index, num_jobs):
         check_no_build(workspace)
         try:
-            run_tasks(prepared, tasks, log, observer=observer)
+            _run_tasks(prepared, tasks, log, observer=observer)
         except TokshardError as error:
             log.end(JobState.FAILED, error.problem)
             raise
@@ -263,62 +206,41 @@ def _run_share(
     return log.record
 
 
+def _run_tasks(prepared: PreparedBuild, tasks: Sequence[Task | StreamTask], log: JobLog, *, observer: Observer) -> None:
+    """Run the tasks of one job that have no receipt yet, in the stage of its log.
+
+    Failures are raised, and those that would come again are left to the commit to judge, with all that only the
+    receipts of all jobs decide.
+
+    Raises:
+        TokshardError: as `run`.
+    """
+
+    def observe(report: Report) -> None:
+        log(report)
+        observer(report)
+
+    outcome = Outcome(bad_inputs=log.bad_inputs())
+    with executors(prepared.resolved.options, observer) as make:
+        work = Work(prepared=prepared, share=log, outcome=outcome, observer=observe, make=make)
+        context = work.context
+        if log.stage is Stage.HASHING:
+            context = replace(context, workspace=context.workspace.hashing)
+        elif prepared.resolved.options.dedup == "exact":
+            looking = replace(work, share=WholeBuild(context.workspace), observer=ignore)
+            context = replace(context, drops=find_drops(looking, hashing=Access.LOOK, merging=Access.LOOK))
+        StageRunner(work, context, Access.RUN).run(tasks)
+
+
 def _find_duplicates(prepared: PreparedBuild, observer: Observer) -> None:
+    """The second stage of ``--dedup exact``: judge the failures of those that hashed, and find the duplicates."""
     workspace = prepared.resolved.context.workspace
-    with lock(workspace):
+    with lock(workspace), executors(prepared.resolved.options, observer) as make:
         workspace.take_over()
-        outcome = find_duplicates_of_jobs(prepared, observer=observer)
+        outcome = Outcome(bad_inputs=known_bad_inputs(workspace))
+        work = Work(prepared=prepared, share=WholeBuild(workspace), outcome=outcome, observer=observer, make=make)
+        find_drops(work, hashing=Access.JUDGE, merging=Access.RUN)
+        while has_more_bad_inputs(work):
+            find_drops(work, hashing=Access.JUDGE, merging=Access.RUN)
         # those that write go by the duplicates among all other inputs
         save_bad_inputs(workspace, outcome.bad_inputs)
-
-
-def _complete(workspace: Workspace) -> BuildResult:
-    for is_split in (False, True):
-        outputs = workspace.outputs(is_split=is_split)
-        if all(names.MANIFEST in present(output.store) for output in outputs):
-            outputs = workspace.outputs(is_split=is_split, generation=newest_generation(outputs))
-            corpora = [
-                BuiltCorpus(directory=output.store.location, manifest=read_manifest(output.store)) for output in outputs
-            ]
-            return BuildResult(directory=workspace.out, corpora=tuple(corpora), is_new=False, ignored={}, notes=())
-    raise UsageError(
-        f"{workspace.out} holds no build that jobs have begun",
-        hint="run the jobs first: tokshard build ... --job-index I --num-jobs N",
-    )
-
-
-_MAX_JOBS_NAMED = 10
-
-
-def _incomplete(workspace: Workspace, error: UnfinishedStageError) -> BuildError:
-    """What is missing, of which jobs, and the command that runs the first of them."""
-    saved = load_build(workspace, workers=None)
-    assert saved is not None
-    command = load_command(workspace)
-    words = [] if command is None else command.words
-    is_staged = saved.resolved.options.dedup == "exact"
-    if is_staged:
-        words = [*words, "--stage", _STAGE_NAMES[error.stage]]
-    if error.stage is Stage.DUPLICATES:
-        problem = f"{workspace.out} is not complete: the duplicates among its texts have not been found yet"
-        return BuildError(problem, hint=f"run {shlex.join(words)}")
-    verb = "hashed" if error.stage is Stage.HASHING else "written"
-    first = saved.resolved.found.inputs[saved.tasks[error.tasks[0]].key[0]].location
-    problem = (
-        f"{workspace.out} is not complete: {len(error.tasks):,} of {len(saved.tasks):,} tasks have not been {verb}, "
-        f"the first of which reads {first}"
-    )
-    records = [record for record in load_records(workspace) if record.stage == error.stage.value]
-    if not records:
-        return BuildError(problem, hint=f"run for every I below N: {shlex.join(words)} --job-index I --num-jobs N")
-    num_jobs = max(records, key=lambda record: record.updated).num_jobs
-    jobs = sorted({index % num_jobs for index in error.tasks})
-    named = ", ".join(map(str, jobs[:_MAX_JOBS_NAMED])) + (" and more" if len(jobs) > _MAX_JOBS_NAMED else "")
-    problem += f"; they belong to job{'s' if len(jobs) > 1 else ''} {named} of {num_jobs}"
-    failed = [
-        record for record in records if record.num_jobs == num_jobs and record.job_index in jobs and record.problem
-    ]
-    if failed:
-        problem += f"; job {failed[0].job_index} failed: {failed[0].problem}"
-    words += ["--job-index", str(jobs[0]), "--num-jobs", str(num_jobs)]
-    return BuildError(problem, hint=f"run {'them' if len(jobs) > 1 else 'it'} again: {shlex.join(words)}")
