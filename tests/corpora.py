@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import ipc
 
 from tokshard.format import names
@@ -33,7 +34,8 @@ from tokshard.format.manifest import (
 )
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
-from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
+from tokshard.format.stride_hashes import StrideHasher, stride_hash_bytes
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, shard_rows, write_table
 from tokshard.format.writer import ShardWriter
 from tokshard.store import open_store, written
 
@@ -135,11 +137,12 @@ def write_corpus(
             _extend(writer, index, source, np.dtype(dtype), documents_per_call)
         rows = writer.finish()
     with written(open_store(directory), names.SHARD_TABLE) as file:
-        write_table(file, SHARD_TABLE_SCHEMA, [rows], rows_per_batch=SHARDS_PER_BATCH)
+        write_table(file, SHARD_TABLE_SCHEMA, [shard_rows(rows)], rows_per_batch=SHARDS_PER_BATCH)
+    open_store(directory).put(names.STRIDE_HASHES, stride_hash_bytes(rows).to_pybytes())
     with written(open_store(directory), names.SOURCE_TABLE) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, [_source_rows(sources)], rows_per_batch=65_536)
     open_store(directory).put(names.TOKENIZER, content)
-    files = [names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER]
+    files = [names.SHARD_TABLE, names.STRIDE_HASHES, names.SOURCE_TABLE, names.TOKENIZER]
     if rejects:
         open_store(directory).put(names.REJECTS, rejects)
         files.append(names.REJECTS)
@@ -196,16 +199,19 @@ def sign_files(directory: Path) -> None:
 
 
 def sign_shards(directory: Path) -> None:
-    """Make tables and manifest vouch for the shards as they are now."""
+    """Make tables, stride hashes and manifest vouch for the shards as they are now."""
     shards = sorted(directory.glob("shard-*"))
     hashes = [bytes.fromhex(file_sha256(open_store(directory), path.name)) for path in shards]
     contents: list[TokenHash] = []
+    tokens = [_tokens(path) for path in shards]
 
     def change_rows(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        for path, content, num_tokens in zip(shards, rows["tokens_hash"], rows["num_tokens"], strict=True):
-            contents.append(_tokens_hash(path) or TokenHash.from_bytes(content, num_tokens))
+        for found, content, num_tokens in zip(tokens, rows["tokens_hash"], rows["num_tokens"], strict=True):
+            contents.append(TokenHash.from_bytes(content, num_tokens) if found is None else hash_tokens(found))
         return {**rows, "sha256": hashes, "tokens_hash": [content.to_bytes() for content in contents]}
 
+    if all(found is not None for found in tokens):
+        (directory / names.STRIDE_HASHES).write_bytes(b"".join(map(_stride_hashes, tokens)))
     change_table(directory, names.SHARD_TABLE, change_rows)
 
     def change(fields: dict[str, Any]) -> None:
@@ -220,12 +226,18 @@ def sign_shards(directory: Path) -> None:
     rewrite_manifest(directory, change)
 
 
-def _tokens_hash(shard: Path) -> TokenHash | None:
-    """Of the ids that a shard holds, whatever its offsets say; None if Arrow cannot read it."""
+def _stride_hashes(tokens: NDArray[Any]) -> bytes:
+    hasher = StrideHasher()
+    hasher.add(tokens)
+    return hasher.finish().tobytes()
+
+
+def _tokens(shard: Path) -> NDArray[Any] | None:
+    """The ids that a shard holds, whatever its offsets say; None if Arrow cannot read it."""
     try:
         reader = ipc.open_file(shard.read_bytes())
         batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
-        return join_hashes(hash_tokens(batch.column("tokens").values.to_numpy()) for batch in batches)
+        return np.concatenate([batch.column("tokens").values.to_numpy() for batch in batches])
     except (pa.ArrowException, OSError, ValueError):
         return None
 

@@ -31,8 +31,8 @@ from tests.benchmark.report import machine, markdown, versions
 from tests.pipeline.inputs import write_byte_tokenizer
 from tokshard.format.arrays import table_batch
 from tokshard.format.names import shard_name
-from tokshard.format.schema import ORDINAL_STRIDE
-from tokshard.format.tables import SHARD_TABLE_SCHEMA
+from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE
+from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.numbers import read_count
 from tokshard.pipeline.commit import commit
 from tokshard.pipeline.executors import choice
@@ -132,7 +132,7 @@ def leave(context: WorkerContext, key: Key) -> Receipt:
         "num_bytes": len(SHARD),
         "sha256": bytes(32),
         "tokens_hash": np.array([*key, 1, 2], "<u8").tobytes()[
-            : SHARD_TABLE_SCHEMA.field("tokens_hash").type.byte_width
+            : WRITTEN_SHARD_SCHEMA.field("tokens_hash").type.byte_width
         ],
         "batch_documents": batches,
         "batch_tokens": [TASK_TOKENS // 8] * 8,
@@ -142,9 +142,10 @@ def leave(context: WorkerContext, key: Key) -> Receipt:
         "run_document": [0],
         "run_source": [key[0]],
         "run_record": [0],
+        "stride_hashes": list(range(-(-TASK_TOKENS // HASH_STRIDE))),
     }
     context.outputs[0].store.put(name, SHARD)
-    write_receipt(context.workspace, receipt, [table_batch({n: [v] for n, v in row.items()}, SHARD_TABLE_SCHEMA)])
+    write_receipt(context.workspace, receipt, [table_batch({n: [v] for n, v in row.items()}, WRITTEN_SHARD_SCHEMA)])
     return receipt
 
 

@@ -22,7 +22,8 @@ from tokshard.format.manifest import (
     recipe_fingerprint,
 )
 from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
-from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
+from tokshard.format.stride_hashes import stride_hash_bytes
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, shard_rows, write_table
 from tokshard.format.writer import ShardWriter
 from tokshard.store import open_store, written
 
@@ -109,7 +110,8 @@ def _finish(
         [pa.array([values[item.name]], type=item.type) for item in SOURCE_TABLE_SCHEMA], schema=SOURCE_TABLE_SCHEMA
     )
     with written(open_store(directory), names.SHARD_TABLE) as file:
-        write_table(file, SHARD_TABLE_SCHEMA, [rows], rows_per_batch=SHARDS_PER_BATCH)
+        write_table(file, SHARD_TABLE_SCHEMA, [shard_rows(rows)], rows_per_batch=SHARDS_PER_BATCH)
+    open_store(directory).put(names.STRIDE_HASHES, stride_hash_bytes(rows).to_pybytes())
     with written(open_store(directory), names.SOURCE_TABLE) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, [sources], rows_per_batch=65_536)
     open_store(directory).put(names.TOKENIZER, content)
@@ -157,7 +159,7 @@ def _finish(
             name: FileFacts(
                 num_bytes=(directory / name).stat().st_size, sha256=file_sha256(open_store(directory), name)
             )
-            for name in (names.SHARD_TABLE, names.SOURCE_TABLE, names.TOKENIZER)
+            for name in (names.SHARD_TABLE, names.STRIDE_HASHES, names.SOURCE_TABLE, names.TOKENIZER)
         },
     )
     open_store(directory).put(names.MANIFEST, encode_manifest(manifest))

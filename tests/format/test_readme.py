@@ -3,6 +3,7 @@
 import hashlib
 import json
 import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,8 @@ def example(corpus):
         manifest.rstrip("\n"),
         f"The row of `shards.arrow`, after `name` `{SHARD}`:",
         row,
+        "`stride-hashes.bin`, the CRC-32 of the only stride:",
+        (corpus / "stride-hashes.bin").read_bytes().hex(" "),
         "The shard, from the body of its record batch to the end of its kept text (the rest is Arrow's own metadata):",
         _hex((corpus / SHARD).read_bytes(), 0x338, 0x388),
     ]
@@ -118,6 +121,11 @@ def test_a_build_that_compares_texts_keeps_their_hashes_as_the_page_says(tmp_pat
     pairs = sorted(struct.unpack("<2Q", hashlib.blake2b(text, digest_size=16).digest()) for text in (b"a", b"b"))
     expected = b"".join(struct.pack("<2Q", *pair) for pair in pairs) + struct.pack("<Q", pairs[0][0])
     assert (tmp_path / "corpus" / "hashes.bin").read_bytes() == expected
+
+
+def test_the_stride_hash_of_the_worked_example_is_the_crc_32_of_its_ids(corpus):
+    ids = struct.pack("<8H", 1, 2, 0, 0, 3, 3, 1, 0)
+    assert (corpus / "stride-hashes.bin").read_bytes() == struct.pack("<I", zlib.crc32(ids))
 
 
 def test_the_fingerprint_of_the_worked_example_follows_from_the_page(corpus):

@@ -38,16 +38,18 @@ def change_a_byte(rng: random.Random, files: Files, name: str) -> Changes:
 
 def invert_a_range(rng: random.Random, files: Files, name: str) -> Changes:
     content = files[name]
-    start = rng.randrange(len(content) - 64)
-    return {name: content[:start] + bytes(b ^ 255 for b in content[start : start + 64]) + content[start + 64 :]}
+    size = min(64, len(content) // 2)
+    start = rng.randrange(len(content) - size)
+    return {name: content[:start] + bytes(b ^ 255 for b in content[start : start + size]) + content[start + size :]}
 
 
 def zero_a_range(rng: random.Random, files: Files, name: str) -> Changes:
     content = files[name]
-    start = rng.randrange(len(content) - 64)
-    while not any(content[start : start + 64]):  # what is zero already is no damage
-        start = rng.randrange(len(content) - 64)
-    return {name: content[:start] + bytes(64) + content[start + 64 :]}
+    size = min(64, len(content) // 2)
+    start = rng.randrange(len(content) - size)
+    while not any(content[start : start + size]):  # what is zero already is no damage
+        start = rng.randrange(len(content) - size)
+    return {name: content[:start] + bytes(size) + content[start + size :]}
 
 
 def cut_while_it_is_read(rng: random.Random, files: Files, name: str) -> Changes:

@@ -16,8 +16,8 @@ from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.inspect.damage import DAMAGES, SAME_SIZE
 
 ROOT = Path(__file__).parents[2]
-CASES = 1_008
-CASES_PER_PROCESS = 252
+CASES = 1_120
+CASES_PER_PROCESS = 280
 SECONDS_PER_CASE = 20
 """A case takes a few milliseconds; one that takes so long hangs."""
 DESCRIBE_OTHERS = ("manifest.json", "shards.arrow")
@@ -25,7 +25,7 @@ DESCRIBE_OTHERS = ("manifest.json", "shards.arrow")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Nine files: manifest, tables, tokenizer, rejects and four shards with kept columns."""
+    """Ten files: manifest, tables, stride hashes, tokenizer, rejects and four shards with kept columns."""
     rng = random.Random(3)
     documents = documents_of([rng.randint(1, 40) for _ in range(60)])
     metadata = {

@@ -22,7 +22,7 @@ from tests.corpora import (
 )
 from tokshard.cli.main import run
 from tokshard.errors import CorpusError, TokshardError
-from tokshard.format import names
+from tokshard.format import names, stride_hashes
 from tokshard.format.manifest import BuildConfig, TokenizerInfo, recipe_fingerprint
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.verify.verification import Problem, verify_corpus
@@ -105,6 +105,40 @@ def test_an_id_outside_the_vocabulary_is_reported(corpus):
     assert problems(corpus) == [
         f"{FIRST_SHARD} batch 0, document 1 of the corpus: id 4 is outside the vocabulary of 4 ids"
     ]
+
+
+def test_a_stride_hash_that_is_not_that_of_its_tokens_is_reported_with_shard_and_stride(corpus):
+    path = corpus / "stride-hashes.bin"
+    hashes = np.fromfile(path, "<u4")
+    hashes[1] ^= 1
+    path.write_bytes(hashes.tobytes())
+    named = open_corpus(corpus).shards[1].name
+    wrong = f"gives stride 0 of {named} the CRC-32 {hashes[1]:08x}, its tokens have {hashes[1] ^ 1:08x}"
+    assert [message for message in problems(corpus) if "has SHA-256" not in message] == [f"stride-hashes.bin {wrong}"]
+    assert len(problems(corpus)) == 2
+    sign_files(corpus)
+    assert problems(corpus) == [f"stride-hashes.bin {wrong}"]
+
+
+def test_only_the_first_wrong_hash_of_a_shard_is_reported_and_how_many_more_there_are(corpus, monkeypatch):
+    monkeypatch.setattr(stride_hashes, "HASH_STRIDE", 4)
+    write_corpus(corpus, documents_of([10, 2, 4]), tokenizer=TINY_TOKENIZER)
+    path = corpus / "stride-hashes.bin"
+    hashes = np.fromfile(path, "<u4")
+    hashes[[1, 3]] += 1
+    path.write_bytes(hashes.tobytes())
+    sign_files(corpus)
+    (found,) = (message for message in problems(corpus) if message.startswith("stride-hashes.bin"))
+    assert found.startswith(f"stride-hashes.bin gives stride 1 of {FIRST_SHARD} the CRC-32 {hashes[1]:08x}")
+    assert found.endswith(", and 1 more")
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "is missing"), (b"1234567", "has 7 bytes, expected 8")])
+def test_a_missing_or_short_file_of_stride_hashes_is_reported_once(corpus, content, message):
+    (corpus / "stride-hashes.bin").unlink()
+    if content is not None:
+        (corpus / "stride-hashes.bin").write_bytes(content)
+    assert problems(corpus) == [f"stride-hashes.bin {message}"]
 
 
 def test_a_document_that_does_not_start_with_bos_is_reported(tmp_path):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,8 +21,9 @@ from tokshard.format.manifest import Manifest
 from tokshard.format.schema import ShardFacts, shard_schema
 from tokshard.format.shard import Shard
 from tokshard.format.shard_table import ShardTable
-from tokshard.format.source_table import open_table, read_sources
-from tokshard.format.tables import SHARD_TABLE_SCHEMA, SOURCE_TABLE_SCHEMA, SourceInfo
+from tokshard.format.source_table import all_sources, first_sources, open_table
+from tokshard.format.stride_hashes import read_stride_hashes
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, SourceInfo
 from tokshard.store import Store
 
 _MAX_OPEN_SHARDS = 256
@@ -67,6 +66,8 @@ class Corpus:
         """That of the corpus; if it grew, with the sums over all generations."""
         self.location = store.location
         """Where it is: a path or a URI."""
+        self.directory = Path(store.location)
+        """The local directory; of a corpus that is elsewhere, nothing that exists."""
         self.num_documents = manifest.num_documents
         self.num_tokens = manifest.num_tokens
         """Delimiters included."""
@@ -81,10 +82,15 @@ class Corpus:
         self.fingerprint = manifest.fingerprints.content
         """The content fingerprint: equal when the tokens are, however they are cut into shards."""
         self._load_table = load_table
+        self.num_generations = len(self.manifests)
+        """1, and 1 more for each append that is part of it."""
+        self.content_fingerprints = _content_fingerprints(self.manifests)
+        """The content fingerprint of the documents up to each generation."""
+        self._generations = _places(store, self.manifests)
         self.shards = ShardTable(
             [
                 (open_table(below, names.SHARD_TABLE, SHARD_TABLE_SCHEMA, each, load_table), each)
-                for below, each in self._generations()
+                for below, each in self._generations
             ]
         )
         """The shards in order, with everything that the shard table says about them."""
@@ -92,6 +98,7 @@ class Corpus:
         """The Arrow schema of every shard."""
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._decode: Callable[[NDArray[Any]], str] | None = None
+        self._first_sources: list[int] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -104,28 +111,8 @@ class Corpus:
     def __repr__(self) -> str:
         return f"<Corpus {self.location!r}: {self.num_documents:,} documents, {self.num_tokens:,} tokens>"
 
-    @property
-    def num_generations(self) -> int:
-        """1, and 1 more for each append that is part of it."""
-        return len(self.manifests)
-
-    @property
-    def content_fingerprints(self) -> tuple[str, ...]:
-        """The content fingerprint of the documents up to each generation."""
-        first, *later = self.manifests
-        return first.fingerprints.content, *(each.generation.content for each in later if each.generation is not None)
-
-    @property
-    def directory(self) -> Path:
-        """The local directory; of a corpus that is elsewhere, nothing that exists."""
-        return Path(self.location)
-
     def __len__(self) -> int:
         return self.num_documents
-
-    def __getitem__(self, index: int) -> NDArray[Any]:
-        """The same as `document`."""
-        return self.document(index)
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         """All documents in order, one shard mapped at a time."""
@@ -140,6 +127,8 @@ class Corpus:
         """
         number, row = self.shards.find(index)
         return self.shard(number).document(row)
+
+    __getitem__ = document
 
     def documents(self, start: int = 0, stop: int | None = None) -> Iterator[NDArray[Any]]:
         """The documents ``[start, stop)`` in order, each as `document` gives it, one shard mapped at a time."""
@@ -189,6 +178,8 @@ class Corpus:
                 f"cover document {row}",
                 hint=RESTORE,
             )
+        if self._first_sources is None:
+            self._first_sources = first_sources(self._generations, load=self._load_table)
         first_source = self._first_sources[self.shards.generation(shard_index)]
         return Provenance(
             first_source + int(runs.source[run]), 1 + int(runs.record[run]) + row - int(runs.document[run])
@@ -196,30 +187,7 @@ class Corpus:
 
     def sources(self) -> list[SourceInfo]:
         """The inputs of all builds in order, with what was read, written and left out."""
-        found: list[SourceInfo] = []
-        num_arguments = 0
-        for below, manifest in self._generations():
-            sources = read_sources(below, manifest, load=self._load_table)
-            found += (replace(source, argument=num_arguments + source.argument) for source in sources)
-            num_arguments += len(manifest.arguments)
-        return found
-
-    @cached_property
-    def _first_sources(self) -> list[int]:
-        """The index in `sources` of the first input of each generation."""
-        counts = [
-            open_table(below, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, manifest, self._load_table).num_rows
-            for below, manifest in self._generations()[:-1]
-        ]
-        return list(accumulate(counts, initial=0))
-
-    def _generations(self) -> list[tuple[Store, Manifest]]:
-        """Where each generation lies, and its manifest."""
-        folders = map(names.generation_folder, range(len(self.manifests)))
-        return [
-            (self.store.below(folder) if folder else self.store, manifest)
-            for folder, manifest in zip(folders, self.manifests, strict=True)
-        ]
+        return all_sources(self._generations, load=self._load_table)
 
     def shard(self, index: int) -> Shard:
         """One shard, mapped and checked against the manifest when it is first touched.
@@ -238,9 +206,39 @@ class Corpus:
                 self._open.popitem(last=False)
         return shard
 
+    def stride_hashes(self, shard: int) -> NDArray[np.uint32]:
+        """The CRC-32 of every `HASH_STRIDE` tokens of one shard: uint32 [strides], of which the last may be short.
+
+        Hashed are the bytes of the tokens from the first of the shard on, whatever record batch they lie in. Each call
+        reads the hashes from the store, 4 bytes for every 8,192 tokens.
+
+        Raises:
+            IndexError: the corpus has no such shard.
+            DamagedCorpusError: the file of the hashes is missing or too short.
+            StoreError: the store does not answer.
+        """
+        index = range(len(self.shards))[shard]
+        below, _ = self._generations[self.shards.generation(index)]
+        strides = self.shards.strides(index)
+        return read_stride_hashes(below, strides.start, strides.stop)
+
     def close(self) -> None:
         """Drop the mapped shards. Views that are still referenced stay valid."""
         self._open.clear()
+
+
+def _places(store: Store, manifests: Sequence[Manifest]) -> list[tuple[Store, Manifest]]:
+    """Where each generation lies, and its manifest."""
+    folders = map(names.generation_folder, range(len(manifests)))
+    return [
+        (store.below(folder) if folder else store, manifest)
+        for folder, manifest in zip(folders, manifests, strict=True)
+    ]
+
+
+def _content_fingerprints(manifests: Sequence[Manifest]) -> tuple[str, ...]:
+    first, *later = manifests
+    return first.fingerprints.content, *(each.generation.content for each in later if each.generation is not None)
 
 
 def _shard_facts(manifest: Manifest) -> ShardFacts:

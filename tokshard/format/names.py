@@ -10,6 +10,8 @@ SOURCE_TABLE = "sources.arrow"
 TOKENIZER = "tokenizer.json"
 REPORT = "build-report.json"
 REJECTS = "rejects.jsonl"
+STRIDE_HASHES = "stride-hashes.bin"
+"""Hashes of the tokens of all shards, by stride."""
 HASHES = "hashes.bin"
 """Sorted hashes of the texts of a build with ``--dedup exact``, for the appends that follow."""
 WORK = ".tokshard-build"
@@ -22,7 +24,7 @@ _GENERATION = re.compile(r"generation-([0-9]{2,})")
 
 _SHARD = re.compile(r"shard-[0-9]{2,}-[0-9]{7,}-[0-9]{6,}-[0-9]{4,}\.arrow")
 
-REQUIRED_FILES = frozenset({SHARD_TABLE, SOURCE_TABLE, TOKENIZER})
+REQUIRED_FILES = frozenset({SHARD_TABLE, STRIDE_HASHES, SOURCE_TABLE, TOKENIZER})
 """Files that every manifest lists with their hash."""
 
 OPTIONAL_FILES = frozenset({REJECTS, HASHES})

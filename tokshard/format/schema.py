@@ -22,6 +22,9 @@ MAX_BATCH_CHARACTERS = 64 << 20
 ORDINAL_STRIDE = 65_536
 """The shard table names the document at every token position that is a multiple of this. Part of FORMAT_VERSION."""
 
+HASH_STRIDE = 8_192
+"""Tokens of a shard that are hashed together in ``stride-hashes.bin``. Part of FORMAT_VERSION."""
+
 ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, NotImplementedError, OverflowError)
 """What pyarrow raises for bytes that are not what they should be."""
 

@@ -18,6 +18,7 @@ from tokshard.format import names
 from tokshard.format.content import TokenHash
 from tokshard.format.manifest import Manifest
 from tokshard.format.schema import ORDINAL_STRIDE
+from tokshard.format.stride_hashes import HASH_BYTES, num_strides
 from tokshard.format.tables import SHARDS_PER_BATCH, BatchPlace, ShardInfo, Table
 
 _MAX_KNOWN_RUNS = 256
@@ -56,9 +57,14 @@ class ShardTable(Sequence[ShardInfo]):
         self._first_shards = list(accumulate((manifest.num_shards for _, manifest in generations), initial=0))
         self._length = self._first_shards[-1]
         self._num_documents = sum(manifest.num_documents for _, manifest in generations)
-        self._first_documents = _starts(self._numbers("num_documents"))
-        self.first_tokens = _starts(self._numbers("num_tokens"))
+        tables = self._tables
+        self.first_documents = _starts(_numbers(tables, "num_documents"))
+        """int64 [shards + 1], the number in the corpus of each shard's first document, and the total."""
+        self.first_tokens = _starts(_numbers(tables, "num_tokens"))
         """int64 [shards + 1], the position in the corpus of each shard's first token, and the total."""
+        self.sizes = _numbers(tables, "num_bytes")
+        """int64 [shards], bytes of each."""
+        self._first_strides = _starts(num_strides(np.diff(self.first_tokens)))
         self._runs: dict[int, Runs] = {}
 
     def __len__(self) -> int:
@@ -71,11 +77,12 @@ class ShardTable(Sequence[ShardInfo]):
     def __getitem__(self, index: int | slice) -> ShardInfo | list[ShardInfo]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._length))]
-        number, position = self._place(range(self._length)[index])
+        index = range(self._length)[index]
+        table, position = self._place(index)
         row = position % SHARDS_PER_BATCH
-        batch = self._tables[number].batch(position // SHARDS_PER_BATCH)
+        batch = table.batch(position // SHARDS_PER_BATCH)
         return ShardInfo(
-            name=names.in_folder(names.generation_folder(number), batch.column("name")[row].as_py()),
+            name=names.in_folder(names.generation_folder(self.generation(index)), batch.column("name")[row].as_py()),
             num_documents=batch.column("num_documents")[row].as_py(),
             num_tokens=batch.column("num_tokens")[row].as_py(),
             num_bytes=batch.column("num_bytes")[row].as_py(),
@@ -94,15 +101,7 @@ class ShardTable(Sequence[ShardInfo]):
 
     def generation(self, index: int) -> int:
         """The generation that one shard belongs to."""
-        return self._place(index)[0]
-
-    def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each shard, int64 [shards]."""
-        return self._numbers("num_bytes")
-
-    def first_document(self, index: int) -> int:
-        """The number of the first document of one shard."""
-        return int(self._first_documents[index])
+        return bisect_right(self._first_shards, index) - 1
 
     def find(self, document: int) -> tuple[int, int]:
         """Which shard holds a document, and its row there.
@@ -114,8 +113,8 @@ class ShardTable(Sequence[ShardInfo]):
             position = range(self._num_documents)[operator.index(document)]
         except IndexError:
             raise IndexError(f"document {document} of a corpus of {self._num_documents} documents") from None
-        index = bisect_right(self._first_documents, position) - 1
-        return index, position - int(self._first_documents[index])
+        index = bisect_right(self.first_documents, position) - 1
+        return index, position - int(self.first_documents[index])
 
     def batch_places(self, index: int) -> list[BatchPlace]:
         """The places of the record batches of one shard."""
@@ -131,7 +130,7 @@ class ShardTable(Sequence[ShardInfo]):
             or min(*columns[0], *columns[1]) < 1
         ):
             raise DamagedCorpusError(
-                f"{self._path(index)}: the batches of {info.name} hold {sum(columns[0])} documents and "
+                f"{self._place(index)[0].path}: the batches of {info.name} hold {sum(columns[0])} documents and "
                 f"{sum(columns[1])} tokens, the shard {info.num_documents} and {info.num_tokens}; "
                 "every batch holds at least 1",
                 hint=RESTORE,
@@ -158,7 +157,7 @@ class ShardTable(Sequence[ShardInfo]):
         if len(wrong) or (len(tokens) and int(tokens.min()) < 1):
             index = int(wrong[0]) if len(wrong) else 0
             raise DamagedCorpusError(
-                f"{self._path(index)}: the batches of {self[index].name} do not hold the tokens of the shard",
+                f"{self._place(index)[0].path}: the batches of {self[index].name} do not hold the tokens of the shard",
                 hint=RESTORE,
             )
         return first, tokens
@@ -170,9 +169,15 @@ class ShardTable(Sequence[ShardInfo]):
         if len(ordinals) != expected:
             name = self[index].name
             raise DamagedCorpusError(
-                f"{self._path(index)}: {name} has {len(ordinals)} stride entries, expected {expected}", hint=RESTORE
+                f"{self._place(index)[0].path}: {name} has {len(ordinals)} stride entries, expected {expected}",
+                hint=RESTORE,
             )
         return ordinals
+
+    def strides(self, index: int) -> range:
+        """Where the hashes of one shard are among those of its generation, as ``stride-hashes.bin`` holds them."""
+        first = int(self._first_strides[self._first_shards[self.generation(index)]])
+        return range(int(self._first_strides[index]) - first, int(self._first_strides[index + 1]) - first)
 
     def runs(self, index: int) -> Runs:
         """Where the documents of one shard come from. Sources are counted within its generation."""
@@ -182,8 +187,9 @@ class ShardTable(Sequence[ShardInfo]):
         runs = Runs(*(self._list(name, index) for name in ("run_document", "run_source", "run_record")))
         if not len(runs.document) == len(runs.source) == len(runs.record):
             raise DamagedCorpusError(
-                f"{self._path(index)}: the runs of shard {self[index].name} have {len(runs.document)} documents, "
-                f"{len(runs.source)} sources and {len(runs.record)} records; expected as many of each",
+                f"{self._place(index)[0].path}: the runs of shard {self[index].name} have "
+                f"{len(runs.document)} documents, {len(runs.source)} sources "
+                f"and {len(runs.record)} records; expected as many of each",
                 hint=RESTORE,
             )
         if len(self._runs) >= _MAX_KNOWN_RUNS:
@@ -191,23 +197,20 @@ class ShardTable(Sequence[ShardInfo]):
         self._runs[index] = runs
         return runs
 
-    def _place(self, index: int) -> tuple[int, int]:
-        """The generation of one shard, and its row in that one's table."""
-        number = bisect_right(self._first_shards, index) - 1
-        return number, index - self._first_shards[number]
-
-    def _path(self, index: int) -> str:
-        """The table that describes one shard."""
-        return self._tables[self._place(index)[0]].path
+    def _place(self, index: int) -> tuple[Table, int]:
+        """The table that describes one shard, and the row there."""
+        number = self.generation(index)
+        return self._tables[number], index - self._first_shards[number]
 
     def _list(self, column: str, index: int) -> NDArray[np.int64]:
         """The list in the row of one shard."""
-        number, row = self._place(index)
-        return self._tables[number].list_at(column, row)
+        table, row = self._place(index)
+        return table.list_at(column, row)
 
-    def _numbers(self, column: str) -> NDArray[np.int64]:
-        """An int64 column of all tables, one after the other."""
-        return np.concatenate([table.numbers(column) for table in self._tables])
+
+def _numbers(tables: Sequence[Table], column: str) -> NDArray[np.int64]:
+    """An int64 column of all tables, one after the other."""
+    return np.concatenate([table.numbers(column) for table in tables])
 
 
 def _check_table(table: Table, manifest: Manifest) -> None:
@@ -228,6 +231,13 @@ def _check_table(table: Table, manifest: Manifest) -> None:
                 f"the manifest says {getattr(manifest, column)}, and every shard holds at least 1",
                 hint=RESTORE,
             )
+    expected = HASH_BYTES * int(num_strides(table.numbers("num_tokens")).sum())
+    if manifest.files[names.STRIDE_HASHES].num_bytes != expected:
+        raise DamagedCorpusError(
+            f"{path}: the hashes of its shards take {expected} bytes, the manifest says "
+            f"{manifest.files[names.STRIDE_HASHES].num_bytes} of {names.STRIDE_HASHES}",
+            hint=RESTORE,
+        )
     for batch in table.batches():
         # in Python: importing `pyarrow.compute` takes a process as long as 100,000 names do
         for name in _shard_names(batch, path):

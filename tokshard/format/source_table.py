@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
 import pyarrow as pa
 
 from tokshard.errors import RESTORE, DamagedCorpusError
@@ -32,6 +36,34 @@ def read_sources(store: Store, manifest: Manifest, *, load: LoadFile = map_file)
                 hint=RESTORE,
             )
     return sources
+
+
+def all_sources(generations: Sequence[tuple[Store, Manifest]], *, load: LoadFile = map_file) -> list[SourceInfo]:
+    """The inputs of all generations in order; their arguments are counted through, too.
+
+    Raises:
+        DamagedCorpusError: a source table is missing or does not match its manifest.
+    """
+    found: list[SourceInfo] = []
+    num_arguments = 0
+    for store, manifest in generations:
+        sources = read_sources(store, manifest, load=load)
+        found += (replace(source, argument=num_arguments + source.argument) for source in sources)
+        num_arguments += len(manifest.arguments)
+    return found
+
+
+def first_sources(generations: Sequence[tuple[Store, Manifest]], *, load: LoadFile = map_file) -> list[int]:
+    """The index among `all_sources` of the first input of each generation.
+
+    Raises:
+        DamagedCorpusError: a source table is missing or does not match its manifest.
+    """
+    counts = [
+        open_table(store, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, manifest, load).num_rows
+        for store, manifest in generations[:-1]
+    ]
+    return list(accumulate(counts, initial=0))
 
 
 def open_table(store: Store, name: str, schema: pa.Schema, manifest: Manifest, load: LoadFile) -> Table:

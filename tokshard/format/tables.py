@@ -55,6 +55,9 @@ SHARD_TABLE_SCHEMA = _schema(
     }
 )
 
+WRITTEN_SHARD_SCHEMA = SHARD_TABLE_SCHEMA.append(pa.field("stride_hashes", _numbers(pa.uint32()), nullable=False))
+"""What the writer says of a shard: its row of the shard table, and its part of ``stride-hashes.bin``."""
+
 SOURCE_TABLE_SCHEMA = _schema(
     {
         "argument": pa.int64(),
@@ -115,6 +118,11 @@ class SourceInfo:
     tokens: int
     text_bytes: int
     left_out: Mapping[str, int]
+
+
+def shard_rows(shards: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of the shard table, from rows of `WRITTEN_SHARD_SCHEMA`."""
+    return shards.select(SHARD_TABLE_SCHEMA.names)
 
 
 def write_table(

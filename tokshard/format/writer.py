@@ -23,7 +23,8 @@ from tokshard.format.schema import (
     ShardFacts,
     shard_schema,
 )
-from tokshard.format.tables import SHARD_TABLE_SCHEMA
+from tokshard.format.stride_hashes import StrideHasher
+from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.store import Store
 
 
@@ -114,12 +115,12 @@ class ShardWriter:
         """Close the last shard.
 
         Returns:
-            One row of the shard table per shard, run_record as it was given to `extend`.
+            One row of `WRITTEN_SHARD_SCHEMA` per shard, run_record as it was given to `extend`.
         """
         if self._fill or self._file is not None:
             self._close_shard()
-        columns = {field.name: [row[field.name] for row in self._rows] for field in SHARD_TABLE_SCHEMA}
-        return table_batch(columns, SHARD_TABLE_SCHEMA)
+        columns = {field.name: [row[field.name] for row in self._rows] for field in WRITTEN_SHARD_SCHEMA}
+        return table_batch(columns, WRITTEN_SHARD_SCHEMA)
 
     @property
     def num_shards(self) -> int:
@@ -182,8 +183,8 @@ class ShardWriter:
             number_array(offsets), number_array(self._buffer[: self._fill]), type=self._schema.field(TOKENS).type
         )
         columns = [pa.array(self._columns[name], type=self._schema.field(name).type) for name in self._columns]
-        content = hash_tokens(self._buffer[: self._fill])
-        self._file.write(pa.record_batch([documents, *columns], schema=self._schema), offsets, content)
+        batch = pa.record_batch([documents, *columns], schema=self._schema)
+        self._file.write(batch, offsets, self._buffer[: self._fill])
         if self._fill > MAX_BATCH_TOKENS:
             self._buffer = np.empty(0, self._buffer.dtype)  # give back what one huge document needed
         self._start_batch()
@@ -206,6 +207,7 @@ class _OpenShard:
         self.num_tokens = 0
         self._num_documents = 0
         self._content = TokenHash()
+        self._hasher = StrideHasher()
         self._strides: list[NDArray[np.int64]] = []
         self._batch_documents: list[int] = []
         self._batch_tokens: list[int] = []
@@ -214,14 +216,15 @@ class _OpenShard:
     def add_run(self, source: int, records: NDArray[np.int64]) -> None:
         self._runs.add(source, records)
 
-    def write(self, batch: pa.RecordBatch, offsets: NDArray[np.int64], content: TokenHash) -> None:
+    def write(self, batch: pa.RecordBatch, offsets: NDArray[np.int64], tokens: NDArray[Any]) -> None:
         length = int(offsets[-1])
         first = -(-self.num_tokens // ORDINAL_STRIDE) * ORDINAL_STRIDE
         positions = np.arange(first, self.num_tokens + length, ORDINAL_STRIDE)
         within = np.searchsorted(offsets, positions - self.num_tokens, "right") - 1
         self._strides.append(within + self._num_documents)
         self._writer.write_batch(batch)
-        self._content = self._content.then(content)
+        self._content = self._content.then(hash_tokens(tokens))
+        self._hasher.add(tokens)
         self._batch_documents.append(batch.num_rows)
         self._batch_tokens.append(length)
         self.num_tokens += length
@@ -248,6 +251,7 @@ class _OpenShard:
             "run_document": np.concatenate(self._runs.documents),
             "run_source": np.concatenate(self._runs.sources),
             "run_record": np.concatenate(self._runs.records),
+            "stride_hashes": self._hasher.finish(),
         }
 
     def discard(self) -> None:

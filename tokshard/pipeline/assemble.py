@@ -34,11 +34,13 @@ from tokshard.format.manifest import (
     recipe_fingerprint,
 )
 from tokshard.format.schema import FORMAT_VERSION, token_dtype
+from tokshard.format.stride_hashes import stride_hash_bytes
 from tokshard.format.tables import (
     SHARD_TABLE_SCHEMA,
     SHARDS_PER_BATCH,
     SOURCE_TABLE_SCHEMA,
     SourceInfo,
+    shard_rows,
     write_table,
 )
 from tokshard.pipeline.sources.inputs import Input, display_path
@@ -99,11 +101,11 @@ def assemble(
     _claim(workspace, output)
     totals = _Totals(number, len(inputs), bad_inputs)
     files: dict[str, FileFacts] = {}
-    with _side_file(out, names.SHARD_TABLE, files) as file:
-        rows = _shard_rows(workspace, keys, totals)
+    with _side_file(out, names.STRIDE_HASHES, files) as hashes, _side_file(out, names.SHARD_TABLE, files) as file:
+        rows = _shard_rows(workspace, keys, totals, hashes)
         write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
     if not totals.documents:
-        out.delete(names.SHARD_TABLE)
+        out.delete(names.SHARD_TABLE, names.STRIDE_HASHES)
         raise _nothing_written(totals, output)
     with _side_file(out, names.SOURCE_TABLE, files) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, _source_rows(inputs, totals), rows_per_batch=_SOURCES_PER_BATCH)
@@ -280,10 +282,16 @@ class _Totals:
 _COUNTED = ("records_read", "documents", "tokens", "text_bytes")
 
 
-def _shard_rows(workspace: Workspace, keys: Sequence[Key], totals: _Totals) -> Iterator[pa.RecordBatch]:
+def _shard_rows(
+    workspace: Workspace, keys: Sequence[Key], totals: _Totals, hashes: HashingFile
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the shard table, task by task; meanwhile the stride hashes of their shards go into a file."""
     columns = ("name", "num_bytes", "tokens_hash", "num_tokens")
     for receipt, shards in receipts_of(workspace, keys):
-        rows = shards[totals.number]
+        written_shards = shards[totals.number]
+        rows = shard_rows(written_shards)
+        if rows.num_rows:
+            hashes.write(stride_hash_bytes(written_shards))
         totals.add(receipt)
         for name, num_bytes, content, tokens in zip(
             *(rows.column(column).to_pylist() for column in columns), strict=True

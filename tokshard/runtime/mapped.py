@@ -243,7 +243,7 @@ class MappedCorpus:
             raise self._changed(batch)
         shard = self._shard_of(batch)
         places = self._corpus.shards.batch_places(shard)[: batch - self._first_batches[shard]]
-        document = self._corpus.shards.first_document(shard) + sum(place.num_documents for place in places) + row
+        document = int(self._corpus.shards.first_documents[shard]) + sum(place.num_documents for place in places) + row
         return document, base + start, base + stop
 
     def bounds(self, shard: int, row: int) -> tuple[int, int]:

@@ -100,7 +100,7 @@ class RangedCorpus:
         first, last = shard.rows(within, within + 1)
         offsets = shard.offsets(first, last, within, within + 1, self._bytes.read(shard.offset_ranges(first, last)))
         row = int(np.searchsorted(offsets, within, "right")) - 1
-        document = self._corpus.shards.first_document(index) + first + row
+        document = int(self._corpus.shards.first_documents[index]) + first + row
         return document, base + int(offsets[row]), base + int(offsets[row + 1])
 
     def bounds(self, shard: int, row: int) -> tuple[int, int]:

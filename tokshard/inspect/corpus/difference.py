@@ -124,7 +124,7 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str 
 
 
 def _check_sizes(corpus: Corpus) -> None:
-    for name, expected in zip(corpus.shards.names(), corpus.shards.sizes().tolist(), strict=True):
+    for name, expected in zip(corpus.shards.names(), corpus.shards.sizes.tolist(), strict=True):
         path = corpus.store.where(name)
         try:
             found = corpus.store.stat(name).size

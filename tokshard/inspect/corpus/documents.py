@@ -211,7 +211,7 @@ def search(corpus: Corpus, pattern: re.Pattern[str], *, on_progress: OnProgress 
     first_token = int(corpus.bos_id is not None)
     done = 0
     for index in range(len(corpus.shards)):
-        shard, first = corpus.shard(index), corpus.shards.first_document(index)
+        shard, first = corpus.shard(index), int(corpus.shards.first_documents[index])
         for row in range(shard.info.num_documents):
             tokens = shard.document(row)
             text = decode(tokens[first_token:-1])

@@ -157,7 +157,7 @@ def _with_id(corpus: Corpus, key: str) -> list[int]:
     """Numbers of the documents with this id."""
     found: list[int] = []
     for index in range(len(corpus.shards)):
-        shard, first = corpus.shard(index), corpus.shards.first_document(index)
+        shard, first = corpus.shard(index), int(corpus.shards.first_documents[index])
         for number, place in enumerate(shard.places):
             is_equal = pc.equal(pc.cast(shard.columns(number)[ID], "string"), key)
             rows = np.flatnonzero(is_equal.fill_null(False).to_numpy(zero_copy_only=False))

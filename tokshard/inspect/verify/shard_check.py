@@ -16,6 +16,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.format.shard import Shard
 from tokshard.format.shard_table import Runs
+from tokshard.format.stride_hashes import StrideHasher
 from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.inspect.verify.safe_read import ByteCounter, SparseImage, UnreadableError, hash_chunks, opened
 from tokshard.store import Store
@@ -69,7 +70,9 @@ class ShardFindings:
     runs: SourceRuns | None = None
 
 
-def check_shard(corpus: Corpus, index: int, counter: ByteCounter, *, is_quick: bool) -> ShardFindings:
+def check_shard(
+    corpus: Corpus, index: int, counter: ByteCounter, *, is_quick: bool, has_hashes: bool = True
+) -> ShardFindings:
     """Check one shard against the shard table. Threads may share the corpus.
 
     Reads each byte of the file once, offsets twice. Memory is 24 bytes per document and two megabytes, plus the kept
@@ -78,6 +81,7 @@ def check_shard(corpus: Corpus, index: int, counter: ByteCounter, *, is_quick: b
     Args:
         is_quick: only check the structure (sizes, schema, record batches, offsets, runs), which reads 8 bytes per
             document.
+        has_hashes: whether ``stride-hashes.bin`` can be compared with the tokens.
     """
     info = corpus.shards[index]
     found = ShardFindings()
@@ -90,19 +94,40 @@ def check_shard(corpus: Corpus, index: int, counter: ByteCounter, *, is_quick: b
             if is_quick:
                 counter.settle(info.num_bytes)
             else:
-                tokens = _TokenCheck(corpus, structure, first_document=corpus.shards.first_document(index))
+                tokens = _TokenCheck(corpus, structure, first_document=int(corpus.shards.first_documents[index]))
                 digest = hash_chunks(file, info.num_bytes, counter, tokens.look)
                 if digest != info.sha256:
                     found.problems.insert(0, hash_problem(info.name, digest, info.sha256))
-                elif found.lengths is not None and tokens.content != info.tokens_hash:
-                    message = f"gives {info.name} another hash of its tokens than the shard has"
-                    found.problems.append(Problem(file=names.SHARD_TABLE, message=message))
+                elif found.lengths is not None:
+                    if tokens.content != info.tokens_hash:
+                        message = f"gives {info.name} another hash of its tokens than the shard has"
+                        found.problems.append(Problem(file=names.SHARD_TABLE, message=message))
+                    if has_hashes:
+                        found.problems += _stride_faults(corpus, index, tokens.strides.finish())
                 found.problems += (Problem(file=info.name, message=message) for message in tokens.messages())
     except UnreadableError as error:
         # the content of a missing or truncated file adds no information
         return ShardFindings(problems=[Problem(file=info.name, message=str(error))])
     structure.check_table()
     return found
+
+
+def _stride_faults(corpus: Corpus, index: int, found: NDArray[np.uint32]) -> Iterator[Problem]:
+    """Where the stride hashes of a shard are not those of its tokens."""
+    try:
+        stored = corpus.stride_hashes(index)
+    except CorpusError as error:
+        yield problem_of(corpus.store, names.STRIDE_HASHES, error)
+        return
+    wrong = np.flatnonzero(stored != found)
+    if len(wrong):
+        first = int(wrong[0])
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        message = (
+            f"gives stride {first} of {corpus.shards[index].name} the CRC-32 {stored[first]:08x}, "
+            f"its tokens have {found[first]:08x}{more}"
+        )
+        yield Problem(file=names.STRIDE_HASHES, message=message)
 
 
 class _Structure:
@@ -207,6 +232,7 @@ class _TokenCheck:
         self._batch = 0
         self._first_token = 0  # position of the batch in the shard
         self.content = TokenHash()
+        self.strides = StrideHasher()
         self._faults: dict[str, list[int]] = {}
         """Kind of fault to its first document in the corpus, the batch of that, and the number of faults."""
 
@@ -230,6 +256,7 @@ class _TokenCheck:
     def _check(self, tokens: NDArray[Any], first: int) -> None:
         eos_id, bos_id = self._corpus.eos_id, self._corpus.bos_id
         self.content = self.content.then(hash_tokens(tokens))
+        self.strides.add(tokens)
         begin, end = np.searchsorted(self._starts, [first, first + len(tokens)])
         starts = self._starts[begin:end] - first
         begin, end = np.searchsorted(self._starts[1:], [first + 1, first + len(tokens) + 1])

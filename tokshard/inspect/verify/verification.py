@@ -190,7 +190,11 @@ def _problems(store: Store, manifest: Manifest, settings: _Settings) -> Iterator
         except CorpusError as error:
             yield problem_of(store, names.SHARD_TABLE, error)
     if corpus is not None:
-        yield from _check_content(corpus, names.SOURCE_TABLE not in damaged, settings)
+        # with flipped bytes it still says which strides differ
+        has_hashes = _size(store, names.STRIDE_HASHES) == manifest.files[names.STRIDE_HASHES].num_bytes
+        yield from _check_content(
+            corpus, settings, has_sources=names.SOURCE_TABLE not in damaged, has_hashes=has_hashes
+        )
     records = manifest.records
     if records.with_special_text > records.written:
         message = f"says that {records.with_special_text} documents spell a special token, of {records.written}"
@@ -211,10 +215,22 @@ def _check_other_files(store: Store, manifest: Manifest, counter: ByteCounter) -
         yield from check_tokenizer(store, manifest)
 
 
-def _check_content(corpus: Corpus, has_sources: bool, settings: _Settings) -> Iterator[Problem]:
-    """The shards, and every number that follows from them."""
+def _size(store: Store, name: str) -> int | None:
+    """Bytes of a file; None if it is not a file."""
+    try:
+        return store.stat(name).size
+    except OSError:
+        return None
+
+
+def _check_content(corpus: Corpus, settings: _Settings, *, has_sources: bool, has_hashes: bool) -> Iterator[Problem]:
+    """The shards, and every number that follows from them.
+
+    Args:
+        has_sources, has_hashes: whether the source table and the stride hashes can be compared with the shards.
+    """
     tally = Tally()
-    for findings in _in_order(corpus, settings):
+    for findings in _in_order(corpus, settings, has_hashes=has_hashes):
         yield from findings.problems
         yield from tally.add(findings)
     yield from check_names(corpus)
@@ -229,9 +245,9 @@ def _check_content(corpus: Corpus, has_sources: bool, settings: _Settings) -> It
             yield from check_sources(corpus.manifest, sources, tally)
 
 
-def _in_order(corpus: Corpus, settings: _Settings) -> Iterator[ShardFindings]:
+def _in_order(corpus: Corpus, settings: _Settings, *, has_hashes: bool) -> Iterator[ShardFindings]:
     """The findings of all shards in order. Threads do the work, because hashing releases the interpreter's lock."""
-    check = partial(check_shard, corpus, counter=settings.counter, is_quick=settings.is_quick)
+    check = partial(check_shard, corpus, counter=settings.counter, is_quick=settings.is_quick, has_hashes=has_hashes)
     waiting: deque[Future[ShardFindings]] = deque()
     with ThreadPoolExecutor(settings.num_threads) as pool:
         try:

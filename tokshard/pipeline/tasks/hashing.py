@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tokshard.format.arrays import table_batch
 from tokshard.format.files import HashingFile
-from tokshard.format.tables import SHARD_TABLE_SCHEMA
+from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.pipeline.sources.records import EMPTY, Records
 from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import Key
@@ -86,7 +86,7 @@ def read_repeats(store: Store, name: str, parts: Sequence[tuple[int, int]]) -> N
 
 def no_shards() -> pa.RecordBatch:
     """The shards of a task that writes none, for its receipt."""
-    return table_batch({name: [] for name in SHARD_TABLE_SCHEMA.names}, SHARD_TABLE_SCHEMA)
+    return table_batch({name: [] for name in WRITTEN_SHARD_SCHEMA.names}, WRITTEN_SHARD_SCHEMA)
 
 
 def text_hashes(texts: Sequence[str]) -> bytes:

@@ -1,8 +1,8 @@
 """Receipts: a small file per finished task or segment, which says what it did.
 
-A receipt is an Arrow file: it has a record batch per corpus that the build writes, whose rows are those of the shard
-table for the shards that the task wrote, and its metadata holds a `Receipt` as JSON. One file, so that all appear
-together or not at all.
+A receipt is an Arrow file: it has a record batch per corpus that the build writes, with a row of `WRITTEN_SHARD_SCHEMA`
+for each shard that the task wrote, and its metadata holds a `Receipt` as JSON. One file, so that all appear together or
+not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyarrow import ipc
 
 from tokshard.errors import BuildError
 from tokshard.format.files import map_file
-from tokshard.format.tables import SHARD_TABLE_SCHEMA
+from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.workspace.places import Workspace
 from tokshard.store import Store, present, written
@@ -208,9 +208,9 @@ def write_receipt(workspace: Workspace, receipt: Receipt, shards: Sequence[pa.Re
     """Publish a receipt, whole and durable.
 
     Args:
-        shards: per corpus of the build, its rows of the shard table.
+        shards: per corpus of the build, a row of `WRITTEN_SHARD_SCHEMA` for each of its shards.
     """
-    schema = SHARD_TABLE_SCHEMA.with_metadata({_METADATA_KEY: msgspec.json.encode(receipt)})
+    schema = WRITTEN_SHARD_SCHEMA.with_metadata({_METADATA_KEY: msgspec.json.encode(receipt)})
     name = receipt_path(workspace, receipt.key)
     with written(workspace.store, name) as file, ipc.new_file(file, schema) as writer:
         for rows in shards:
@@ -220,7 +220,7 @@ def write_receipt(workspace: Workspace, receipt: Receipt, shards: Sequence[pa.Re
 def read_receipts(
     workspace: Workspace, is_wanted: Callable[[Key], bool] | None = None
 ) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
-    """The receipts of a stage, by key, each with its rows of the shard table. Those that vanish meanwhile are skipped.
+    """The receipts of a stage, by key, each with the shards that it wrote. Those that vanish meanwhile are skipped.
 
     Args:
         is_wanted: whether the receipt of a task is; default: all.
@@ -236,7 +236,7 @@ def read_receipts(
 
 
 def receipts_of(workspace: Workspace, keys: Iterable[Key]) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
-    """Receipts in the order of `keys`, and per corpus of the build the rows of the shard table of each.
+    """Receipts in the order of `keys`, and per corpus of the build the shards of each.
 
     Raises:
         BuildError: a file is gone or damaged.
@@ -245,7 +245,7 @@ def receipts_of(workspace: Workspace, keys: Iterable[Key]) -> Iterator[tuple[Rec
 
 
 def read_receipt(workspace: Workspace, key: Key) -> tuple[Receipt, list[pa.RecordBatch]]:
-    """One receipt, and per corpus of the build its rows of the shard table.
+    """One receipt, and per corpus of the build the shards that it wrote.
 
     Raises:
         BuildError: the file is gone or damaged.
@@ -302,4 +302,4 @@ def _read(store: Store, name: str) -> tuple[Receipt, list[pa.RecordBatch]]:
             f"{store.where(name)} is damaged: {error}",
             hint="delete that file and run the same command again: its task runs again",
         ) from error
-    return receipt, [batch.replace_schema_metadata(SHARD_TABLE_SCHEMA.metadata) for batch in batches]
+    return receipt, [batch.replace_schema_metadata(WRITTEN_SHARD_SCHEMA.metadata) for batch in batches]

@@ -1,0 +1,89 @@
+"""``stride-hashes.bin``: a CRC-32 for every `HASH_STRIDE` tokens, so that a ranged read is checked before it is used.
+
+It finds what goes wrong by accident; against forgery there is the SHA-256 of every file.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.format import names
+from tokshard.format.schema import HASH_STRIDE
+from tokshard.store import Store
+
+HASH_BYTES = 4
+"""A hash is a little-endian uint32."""
+
+
+class StrideHasher:
+    """Hashes the strides of one shard, whose tokens come piece by piece; 4 GB per second."""
+
+    def __init__(self) -> None:
+        self._hashes = array("I")
+        self._hash = 0
+        self._num_bytes = 0  # of the stride that is not full yet
+
+    def add(self, tokens: NDArray[Any]) -> None:
+        """Take the next tokens of the shard: uint16 or uint32 [n], contiguous."""
+        if not len(tokens):
+            return
+        content = tokens.data.cast("B")
+        stride_bytes = HASH_STRIDE * tokens.itemsize
+        start = 0
+        while start < len(content):
+            stop = min(start + stride_bytes - self._num_bytes, len(content))
+            self._hash = zlib.crc32(content[start:stop], self._hash)
+            self._num_bytes += stop - start
+            start = stop
+            if self._num_bytes == stride_bytes:
+                self._close_stride()
+
+    def finish(self) -> NDArray[np.uint32]:
+        """The hashes of all strides; the last one may be short. uint32 [strides]."""
+        if self._num_bytes:
+            self._close_stride()
+        return np.array(self._hashes, np.uint32)
+
+    def _close_stride(self) -> None:
+        self._hashes.append(self._hash)
+        self._hash = self._num_bytes = 0
+
+
+def num_strides(num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many hashes shards of these lengths have; int64 [n], as is `num_tokens`."""
+    return -(-num_tokens // HASH_STRIDE)
+
+
+def stride_hash_bytes(shards: pa.RecordBatch) -> pa.Buffer:
+    """The bytes of the file for some shards.
+
+    Args:
+        shards: rows of `WRITTEN_SHARD_SCHEMA`.
+    """
+    return pa.py_buffer(shards.column("stride_hashes").flatten().to_numpy())
+
+
+def read_stride_hashes(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
+    """Some of the hashes of a generation, by one ranged read: uint32 [stop - start].
+
+    Raises:
+        DamagedCorpusError: the file is missing or ends before.
+        StoreError: the store does not answer.
+    """
+    path = store.where(names.STRIDE_HASHES)
+    try:
+        (content,) = store.read(names.STRIDE_HASHES, [(HASH_BYTES * start, HASH_BYTES * (stop - start))])
+    except FileNotFoundError:
+        raise DamagedCorpusError(f"{path} is missing", hint=RESTORE) from None
+    except OSError as error:
+        raise DamagedCorpusError(
+            f"{path}: hashes {start} to {stop} cannot be read: {error.strerror or error}", hint=RESTORE
+        ) from error
+    return np.frombuffer(content, "<u4")
