@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -21,9 +22,18 @@ from tokshard.format.manifest import (
     encode_manifest,
     recipe_fingerprint,
 )
+from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
 from tokshard.format.stride_hashes import stride_hash_bytes
-from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, shard_rows, write_table
+from tokshard.format.tables import (
+    SHARD_TABLE_SCHEMA,
+    SHARDS_PER_BATCH,
+    SOURCE_TABLE_SCHEMA,
+    WRITTEN_SHARD_SCHEMA,
+    Table,
+    shard_rows,
+    write_table,
+)
 from tokshard.format.writer import ShardWriter
 from tokshard.store import open_store, written
 
@@ -32,7 +42,9 @@ _CALL_TOKENS = 4_000_000
 _SIGMA = 0.8  # of the logarithm of a length: the longest of a million documents has about 30 times the mean
 
 
-def corpus(folder: Path, *, num_tokens: int, document_tokens: int, number: int = 0) -> Path:
+def corpus(
+    folder: Path, *, num_tokens: int, document_tokens: int, number: int = 0, shard_tokens: int = SHARD_TOKENS
+) -> Path:
     """The corpus of these sizes, which is written if the folder has none.
 
     Args:
@@ -41,14 +53,39 @@ def corpus(folder: Path, *, num_tokens: int, document_tokens: int, number: int =
         number: tells corpora of the same sizes apart.
     """
     directory = folder / f"{document_tokens}-tokens-{num_tokens}-{number}"
+    if shard_tokens != SHARD_TOKENS:
+        directory = directory.with_name(f"{directory.name}-by-{shard_tokens}")
     if not (directory / names.MANIFEST).exists():
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        _write(directory, num_tokens, document_tokens, seed=(num_tokens, document_tokens, number))
+        _write(directory, num_tokens, document_tokens, seed=(num_tokens, document_tokens, number), most=shard_tokens)
     return directory
 
 
-def _write(directory: Path, num_tokens: int, document_tokens: int, *, seed: tuple[int, ...]) -> None:
+def repeated(folder: Path, one: Path, *, num_shards: int) -> Path:
+    """The tables and the manifest of a corpus whose shards all have the bytes of the only shard of another corpus.
+
+    They name shards that are not there: a server that gives each the bytes of that one serves a whole corpus.
+    """
+    directory = folder / f"{num_shards}-times-{one.name}"
+    if not (directory / names.MANIFEST).exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        with open_corpus(one) as corpus:
+            (row,) = Table(corpus.store, names.SHARD_TABLE, SHARD_TABLE_SCHEMA).batches()
+            hashes, manifest = corpus.stride_hashes(0), corpus.manifest
+        row = pa.record_batch([*row.columns, pa.array([hashes])], WRITTEN_SHARD_SCHEMA)
+        rows = row.take(pa.array([0] * num_shards))
+        all_names = [names.shard_name(generation=0, first_input=i, segment=0, part=0) for i in range(num_shards)]
+        rows = rows.set_column(0, "name", pa.array(all_names)).cast(WRITTEN_SHARD_SCHEMA)
+        lengths = msgspec.structs.replace(
+            manifest.document_lengths, counts=[num_shards * n for n in manifest.document_lengths.counts]
+        )
+        _finish(directory, rows, num_shards * manifest.num_tokens, num_shards * manifest.num_documents, lengths)
+    return directory
+
+
+def _write(directory: Path, num_tokens: int, document_tokens: int, *, seed: tuple[int, ...], most: int) -> None:
     tokenizer = tokenizer_info(TOKENIZER.read_bytes())
     dtype = token_dtype(tokenizer.vocab_size)
     facts = ShardFacts(
@@ -66,7 +103,7 @@ def _write(directory: Path, num_tokens: int, document_tokens: int, *, seed: tupl
         store=open_store(directory),
         name=lambda part: names.shard_name(generation=0, first_input=0, segment=0, part=part),
         facts=facts,
-        shard_tokens=SHARD_TOKENS,
+        shard_tokens=most,
     ) as writer:
         while written < num_tokens:
             lengths = _lengths(rng, min(_CALL_TOKENS, num_tokens - written), document_tokens)
