@@ -121,8 +121,12 @@ class SourceInfo:
 
 
 def shard_rows(shards: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of the shard table, from rows of `WRITTEN_SHARD_SCHEMA`."""
-    return shards.select(SHARD_TABLE_SCHEMA.names)
+    """The rows of the shard table, from rows of `WRITTEN_SHARD_SCHEMA`.
+
+    They are copied: views would keep the hashes in memory, which are several times larger.
+    """
+    rows = shards.select(SHARD_TABLE_SCHEMA.names)
+    return ipc.read_record_batch(rows.serialize(), rows.schema)
 
 
 def write_table(
