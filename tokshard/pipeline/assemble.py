@@ -6,12 +6,11 @@ import contextlib
 import heapq
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from tokshard.errors import BuildError, UsageError
@@ -39,7 +38,6 @@ from tokshard.format.tables import (
     SHARD_TABLE_SCHEMA,
     SHARDS_PER_BATCH,
     SOURCE_TABLE_SCHEMA,
-    SourceInfo,
     shard_rows,
     write_table,
 )
@@ -48,8 +46,9 @@ from tokshard.pipeline.tasks.duplicates import write_text_hashes
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.tasks.sorted_rows import Run
+from tokshard.pipeline.totals import Totals
 from tokshard.pipeline.workspace.places import ASSEMBLED, Output, Workspace
-from tokshard.pipeline.workspace.receipts import Receipt, receipts_of
+from tokshard.pipeline.workspace.receipts import receipts_of
 from tokshard.pipeline.workspace.settings import load_names, save_names
 from tokshard.store import Store, present, written
 
@@ -99,7 +98,7 @@ def assemble(
     """
     out = output.store
     _claim(workspace, output)
-    totals = _Totals(number, len(inputs), bad_inputs)
+    totals = Totals(number, len(inputs), bad_inputs)
     files: dict[str, FileFacts] = {}
     with _side_file(out, names.STRIDE_HASHES, files) as hashes, _side_file(out, names.SHARD_TABLE, files) as file:
         rows = _shard_rows(workspace, keys, totals, hashes)
@@ -117,11 +116,7 @@ def assemble(
     )
     rejects = heapq.merge(_rejects(workspace, totals), damaged, key=itemgetter("source"))
     _write_rejects(out, rejects, files, inputs, arguments)
-    if texts:
-        with _side_file(out, names.HASHES, files) as file:
-            write_text_hashes(workspace.store, texts, file)
-    else:
-        out.delete(names.HASHES)
+    _write_text_hashes(workspace, out, texts, files)
     manifest = _manifest(
         totals,
         inputs,
@@ -200,90 +195,8 @@ def shard_sizes(store: Store) -> dict[str, int]:
     return {entry.name: entry.size for entry in store.list() if names.is_shard_name(entry.name)}
 
 
-class _Totals:
-    """Sums over receipts in order, and how many records of each source came before the task at hand."""
-
-    def __init__(self, number: int, num_sources: int, bad_inputs: Iterable[int]) -> None:
-        # 32 bytes a source: there may be a million
-        self._counts = np.zeros((num_sources, len(_COUNTED)), np.int64)
-        self._left_out: dict[int, dict[str, int]] = {}
-        for index in bad_inputs:
-            self._counts[index, 0] = 1
-            self._left_out[index] = {DAMAGED_INPUT: 1}
-        self.documents = 0
-        self.tokens = 0
-        self.shard_sizes: dict[str, int] = {}
-        self.content = TokenHash()
-        self.lengths = np.zeros(0, np.int64)
-        self.shortest = 0
-        self.longest = 0
-        self.with_special_text = 0
-        self.records_before: dict[Key, dict[int, int]] = {}
-        self.with_rejects: list[Key] = []
-        self.number = number
-
-    def add(self, receipt: Receipt) -> None:
-        before: dict[int, int] = {}
-        part = receipt.outputs[self.number]
-        for counts in part.sources:
-            row = self._counts[counts.index]
-            if row[0]:
-                before[counts.index] = int(row[0])
-            row += [getattr(counts, name) for name in _COUNTED]
-            self.tokens += counts.tokens
-            self.with_special_text += counts.with_special_text
-            if counts.left_out:
-                left_out = self._left_out.setdefault(counts.index, {})
-                for reason, count in counts.left_out.items():
-                    left_out[reason] = left_out.get(reason, 0) + count
-        if before:
-            self.records_before[receipt.key] = before
-        if receipt.num_rejects:
-            self.with_rejects.append(receipt.key)
-        self.documents += part.documents
-        lengths = np.zeros(max(len(self.lengths), len(part.length_counts)), np.int64)
-        lengths[: len(self.lengths)] += self.lengths
-        lengths[: len(part.length_counts)] += np.array(part.length_counts, np.int64)
-        self.lengths = lengths
-        if part.documents:
-            self.shortest = min(self.shortest or part.shortest, part.shortest)
-            self.longest = max(self.longest, part.longest)
-
-    def source(self, source: Input) -> SourceInfo:
-        counts = dict(zip(_COUNTED, self._counts[source.index].tolist(), strict=True))
-        return SourceInfo(
-            argument=source.argument,
-            path=source.path,
-            num_bytes=source.num_bytes,
-            left_out=dict(sorted(self._left_out.get(source.index, {}).items())),
-            **counts,
-        )
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """Reason to count, over all sources."""
-        result: dict[str, int] = {}
-        for counts in self._left_out.values():
-            for reason, count in counts.items():
-                result[reason] = result.get(reason, 0) + count
-        return dict(sorted(result.items()))
-
-    @property
-    def records_read(self) -> int:
-        """Records over all sources."""
-        return int(self._counts[:, 0].sum())
-
-    @property
-    def text_bytes(self) -> int:
-        """UTF-8 bytes of all documents."""
-        return int(self._counts[:, 3].sum())
-
-
-_COUNTED = ("records_read", "documents", "tokens", "text_bytes")
-
-
 def _shard_rows(
-    workspace: Workspace, keys: Sequence[Key], totals: _Totals, hashes: HashingFile
+    workspace: Workspace, keys: Sequence[Key], totals: Totals, hashes: HashingFile
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the shard table, task by task; meanwhile the stride hashes of their shards go into a file."""
     columns = ("name", "num_bytes", "tokens_hash", "num_tokens")
@@ -314,12 +227,21 @@ def _with_record_base(rows: pa.RecordBatch, before: Mapping[int, int]) -> pa.Rec
     return rows.set_column(rows.schema.get_field_index("run_record"), rows.schema.field("run_record"), moved)
 
 
-def _source_rows(inputs: Sequence[Input], totals: _Totals) -> Iterator[pa.RecordBatch]:
+def _source_rows(inputs: Sequence[Input], totals: Totals) -> Iterator[pa.RecordBatch]:
     for start in range(0, len(inputs), _SOURCES_PER_BATCH):
         stop = min(start + _SOURCES_PER_BATCH, len(inputs))
         part = [totals.source(inputs[index]) for index in range(start, stop)]
         columns = {field.name: [getattr(source, field.name) for source in part] for field in SOURCE_TABLE_SCHEMA}
         yield table_batch(columns, SOURCE_TABLE_SCHEMA)
+
+
+def _write_text_hashes(workspace: Workspace, out: Store, texts: Sequence[Run], files: dict[str, FileFacts]) -> None:
+    """The hashes of the texts of the build; no file if none are kept."""
+    if not texts:
+        out.delete(names.HASHES)
+        return
+    with _side_file(out, names.HASHES, files) as file:
+        write_text_hashes(workspace.store, texts, file)
 
 
 def _write_rejects(
@@ -344,7 +266,7 @@ def _write_rejects(
             file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _rejects(workspace: Workspace, totals: _Totals) -> Iterator[dict[str, Any]]:
+def _rejects(workspace: Workspace, totals: Totals) -> Iterator[dict[str, Any]]:
     """What the tasks listed, with records counted from the start of their input."""
     for key in totals.with_rejects:
         before = totals.records_before.get(key, {})
@@ -354,7 +276,7 @@ def _rejects(workspace: Workspace, totals: _Totals) -> Iterator[dict[str, Any]]:
 
 
 def _manifest(
-    totals: _Totals,
+    totals: Totals,
     inputs: Sequence[Input],
     *,
     config: BuildConfig,
@@ -400,7 +322,7 @@ def _manifest(
     )
 
 
-def _nothing_written(totals: _Totals, output: Output) -> BuildError:
+def _nothing_written(totals: Totals, output: Output) -> BuildError:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.left_out.items())
     found = f"{totals.records_read:,} records read" + (f", {reasons}" if reasons else "")
     if output.split and IN_OTHER_SPLIT[output.split] in totals.left_out:
