@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+import traceback
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -42,6 +48,11 @@ def examples() -> list[tuple[str, str]]:
     return found
 
 
+def needs_torch(kind: str, example: str) -> bool:
+    """Whether most of an example's time would be the import of torch."""
+    return "runtime import" in example if kind == "python" else example.startswith(("tokshard trace", "tokshard bench"))
+
+
 def run(arguments: list[str] | str, directory: Path) -> None:
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -57,16 +68,88 @@ def run(arguments: list[str] | str, directory: Path) -> None:
     assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
 
 
+class Forks:
+    """Runs scripts and command lines of tokshard, each in a fork of a process that has imported torch. A context."""
+
+    def __init__(self, directory: Path) -> None:
+        command = [sys.executable, "-c", "from tests.readme import test_readme; test_readme.serve()"]
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._server = subprocess.Popen(
+            command,
+            cwd=directory,
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.communicate()
+
+    def run(self, arguments: list[str]) -> None:
+        """Run `tokshard` with arguments, or a script."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(arguments) + "\n")
+        self._server.stdin.flush()
+        exit_code, said = json.loads(self._server.stdout.readline())
+        assert exit_code == 0, f"{arguments}\n{said}"
+
+
+def serve() -> None:
+    """The process of `Forks`."""
+    import torch.utils.data  # noqa: F401
+
+    import tokshard.cli.main
+    import tokshard.runtime.tensors  # noqa: F401
+
+    for line in sys.stdin:
+        with tempfile.TemporaryFile("w+") as output:
+            if not (pid := os.fork()):
+                _become(json.loads(line), output.fileno())
+            _, status = os.waitpid(pid, 0)
+            output.seek(0)
+            sys.stdout.write(json.dumps([os.waitstatus_to_exitcode(status), output.read()]) + "\n")
+            sys.stdout.flush()
+
+
+def _become(arguments: list[str], output: int) -> None:
+    from tokshard.cli.main import main
+
+    code = 1
+    try:
+        for descriptor in (1, 2):
+            os.dup2(output, descriptor)
+        sys.argv = arguments
+        if arguments[0] == "tokshard":
+            main()
+        else:
+            runpy.run_path(arguments[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:  # noqa: BLE001 - the edge of the process
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 @pytest.mark.timeout(300)  # some thirty processes, one after another
 def test_the_commands_and_the_python_examples_run_one_after_another(directory: Path) -> None:
     assert {kind for kind, _ in examples()} == {"console", "python"}
-    for number, (kind, example) in enumerate(examples()):
-        if kind == "console":
-            run(example, directory)
-        else:
+    with Forks(directory) as forks:
+        for number, (kind, example) in enumerate(examples()):
             script = directory / f"example_{number}.py"
             script.write_text(example, encoding="utf-8")
-            run([sys.executable, str(script)], directory)
+            if needs_torch(kind, example):
+                forks.run([str(script)] if kind == "python" else shlex.split(example))
+            else:
+                run([sys.executable, str(script)] if kind == "python" else example, directory)
 
 
 def test_every_block_says_what_it_is() -> None:
