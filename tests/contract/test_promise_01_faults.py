@@ -8,7 +8,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from tests.contract import builds
-from tests.contract.faults import Fault, Launcher, Outcome
+from tests.contract.faults import Fault, Launcher, Outcome, is_refused, kills
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 
@@ -47,7 +47,7 @@ class Workshop:
     sources: Sequence[str]
     tokenizer: Path
     out: Path
-    references: dict[tuple[str, ...], tuple[State, int]]
+    references: dict[tuple[str, ...], tuple[State, list[str]]]
 
     def build(self, *options: str, workers: int = 1, fault: Fault | None = None) -> Outcome:
         """Run one build of the sources into `out`."""
@@ -60,18 +60,22 @@ class Workshop:
         """What an undisturbed build makes."""
         return self._reference(options)[0]
 
-    def num_steps(self, options: tuple[str, ...]) -> int:
-        """In how many steps it does."""
+    def steps(self, options: tuple[str, ...]) -> list[str]:
+        """In which steps it does."""
         return self._reference(options)[1]
 
-    def _reference(self, options: tuple[str, ...]) -> tuple[State, int]:
+    def num_steps(self, options: tuple[str, ...]) -> int:
+        """In how many."""
+        return len(self.steps(options))
+
+    def _reference(self, options: tuple[str, ...]) -> tuple[State, list[str]]:
         if options not in self.references:
             self.clear()
             done = self.build(*options)
             assert done.exit_code == 0, done.errors
             splits = [path for name in (names.TRAIN, names.VALIDATION) if (path := self.out / name).exists()]
             assert [problem for split in splits or [self.out] for problem in verify_corpus(split).problems] == []
-            self.references[options] = (self.state(), len(done.steps))
+            self.references[options] = (self.state(), done.steps)
             self.clear()
         return self.references[options]
 
@@ -126,9 +130,14 @@ def lines(seed: int, count: int, words: int) -> list[bytes]:
     return [json.dumps({"text": builds.text(rng, rng.randint(1, 2 * words))}).encode() + b"\n" for _ in range(count)]
 
 
-def write_sources(directory: Path) -> list[str]:
+def write_sources(directory: Path, *, documents: int = 60) -> list[str]:
+    """Inputs of every kind.
+
+    Args:
+        documents: of each of the two longest.
+    """
     directory.mkdir()
-    plain, streamed, others = lines(1, 60, 12), lines(2, 60, 12), lines(3, 40, 12)
+    plain, streamed, others = lines(1, documents, 12), lines(2, documents, 12), lines(3, documents * 2 // 3, 12)
     twice = [*plain[::3], *lines(4, 5, 12)]
     random.Random(5).shuffle(twice)
     bad = [b'{"text": 7}\n', b"{\n", b'{"text": ""}\n']
@@ -158,11 +167,11 @@ def shop(workshop: Workshop) -> Iterator[Workshop]:
     workshop.clear()
 
 
-def stops(shop: Workshop, options: tuple[str, ...], act: str) -> Iterator[Outcome]:
-    """Builds by one worker, each stopped before another step."""
-    for at in range(1, shop.num_steps(options) + 1):
+def stops(shop: Workshop, options: tuple[str, ...], act: str, at: Iterable[int]) -> Iterator[Outcome]:
+    """Builds by one worker, each stopped before one of the steps."""
+    for step in at:
         shop.clear()
-        yield shop.build(*options, fault=Fault(at=at, act=act))
+        yield shop.build(*options, fault=Fault(at=step, act=act))
 
 
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -190,44 +199,22 @@ def test_a_build_killed_while_it_writes_a_file_of_the_corpus_leaves_nothing_besi
 def test_a_build_killed_at_some_steps_and_run_again_gives_the_same_bytes(
     shop: Workshop, options: tuple[str, ...]
 ) -> None:
-    steps = shop.num_steps(options)
-    for at in random.Random(0).sample(range(1, steps + 1), 4):
-        shop.clear()
-        killed = shop.build(*options, fault=Fault(at=at))
-        assert killed.exit_code == -9
-        shop.check(options, what=killed.steps[-1])
+    for fault in random.Random(0).sample(kills(shop.steps(options)), 4):
+        check_killed(shop, options, fault)
 
 
-def steps_of_duplicates(shop: Workshop) -> list[int]:
-    """The steps of a build that look for duplicates and make that durable."""
-    steps = shop.build(*OPTIONS["dedup"]).steps
-    found = [at for at, step in enumerate(steps, 1) if re.search(r"/duplicates/|/\.[0-9]{7}-[0-9]{6}\.bin", step)]
+def kills_of_duplicates(shop: Workshop) -> list[Fault]:
+    """Kills of a build that looks for duplicates, while it does that and makes it durable."""
+    steps = shop.steps(OPTIONS["dedup"])
     keys = {key for step in steps for key in re.findall(r"/duplicates/hashes/([0-9]+)-[0-9]+\.bin", step)}
     assert len(keys) >= 3, "it joins hashes, looks for duplicates, and joins what it found"
-    return found
+    is_found = [bool(re.search(r"/duplicates/|/\.[0-9]{7}-[0-9]{6}\.bin", step)) for step in steps]
+    return [fault for fault in kills(steps) if is_found[fault.at - 1]]
 
 
-@pytest.mark.parametrize("is_after", [False, True])
-def test_a_build_killed_at_some_steps_of_the_search_for_duplicates_gives_the_same_bytes(
-    shop: Workshop, is_after: bool
-) -> None:
-    for at in random.Random(is_after).sample(steps_of_duplicates(shop), 5):
-        shop.clear()
-        killed = shop.build(*OPTIONS["dedup"], fault=Fault(at=at, is_after=is_after))
-        assert killed.exit_code == -9
-        shop.check(OPTIONS["dedup"], what=killed.steps[-1])
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("is_after", [False, True])
-def test_a_build_killed_at_any_step_of_the_search_for_duplicates_gives_the_same_bytes(
-    shop: Workshop, is_after: bool
-) -> None:
-    for at in steps_of_duplicates(shop):
-        shop.clear()
-        killed = shop.build(*OPTIONS["dedup"], fault=Fault(at=at, is_after=is_after))
-        assert killed.exit_code == -9
-        shop.check(OPTIONS["dedup"], workers=1 if at % 10 else 2, what=killed.steps[-1])
+def test_a_build_killed_at_some_steps_of_the_search_for_duplicates_gives_the_same_bytes(shop: Workshop) -> None:
+    for fault in random.Random(0).sample(kills_of_duplicates(shop), 10):
+        check_killed(shop, OPTIONS["dedup"], fault)
 
 
 @pytest.mark.soak
@@ -235,9 +222,16 @@ def test_a_build_killed_at_any_step_of_the_search_for_duplicates_gives_the_same_
 def test_a_build_killed_at_any_step_and_run_again_gives_the_same_bytes(
     shop: Workshop, options: tuple[str, ...]
 ) -> None:
-    for at, killed in enumerate(stops(shop, options, "kill")):
-        assert killed.exit_code == -9
-        shop.check(options, workers=1 if at % 20 else 2, what=killed.steps[-1])
+    for number, fault in enumerate(kills(shop.steps(options))):
+        check_killed(shop, options, fault, workers=1 if number % 20 else 2)
+
+
+def check_killed(shop: Workshop, options: tuple[str, ...], fault: Fault, *, workers: int = 1) -> None:
+    """Kill a build by one worker, and run it again."""
+    shop.clear()
+    killed = shop.build(*options, fault=fault)
+    assert killed.exit_code == -9
+    shop.check(options, workers=workers, what=(fault, killed.steps[-1]))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -257,7 +251,9 @@ def test_with_a_limit_a_failure_that_does_not_come_again_ends_no_build_early(sho
 def test_a_step_that_fails_is_a_clear_error_or_of_no_account_and_the_next_run_continues(
     shop: Workshop, options: tuple[str, ...], act: str
 ) -> None:
-    for failed in stops(shop, options, act):
+    # a full disk is noticed where it refuses something
+    at = [at for at, step in enumerate(shop.steps(options), 1) if act == "error" or is_refused(step)]
+    for failed in stops(shop, options, act, at):
         check_ending(failed, act)
         if failed.exit_code == 0:  # what remains of the work folder is removed by the next run
             corpora = {name: sha for name, sha in shop.state().items() if not name.startswith(names.WORK)}
@@ -271,9 +267,7 @@ def test_a_step_that_fails_is_a_clear_error_or_of_no_account_and_the_next_run_co
 def test_a_build_interrupted_at_any_step_and_run_again_gives_the_same_bytes(
     shop: Workshop, options: tuple[str, ...], act: str
 ) -> None:
-    for at, stopped in enumerate(stops(shop, options, act)):
-        if at % 2 == (act == "SIGINT"):
-            continue
+    for stopped in stops(shop, options, act, range(1 + (act == "SIGTERM"), shop.num_steps(options) + 1, 2)):
         check_ending(stopped, act)
         shop.check(options, what=stopped.steps[-1])
 
