@@ -18,9 +18,11 @@ import pytest
 
 from tests.contract import builds
 from tests.pipeline.places import files
+from tests.store.faulty_proxy import FaultyProxy, status
 from tokshard import build_corpus
 from tokshard.errors import BadRecordError, BuildError, UsageError
 from tokshard.format import names
+from tokshard.store import files_below, open_store
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
@@ -194,6 +196,61 @@ def test_a_node_with_other_versions_is_refused(cluster, sources, tmp_path, monke
     monkeypatch.setattr(ray_worker, "_versions", lambda: {**here, "tokenizers": "0.0.1"})
     with pytest.raises(BuildError, match=rf"node .* has tokenizers {here['tokenizers']}, and the driver 0.0.1"):
         build_corpus([sources[2]], **options(tmp_path / "out", executor="ray", ray_address=cluster.address))
+
+
+# buckets
+
+
+@contextlib.contextmanager
+def connected(cluster: Any, variables: dict[str, str]) -> Iterator[None]:
+    """This program, connected to the cluster, whose workers get variables of the environment."""
+    import ray
+
+    before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": variables})
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+        signal.signal(signal.SIGTERM, handler)
+
+
+def credentials() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+
+
+def content(location: str) -> dict[str, bytes]:
+    store = open_store(location)
+    return {name: store.get(name) for name in files_below(store, "") if not name.endswith(names.REPORT)}
+
+
+@pytest.mark.parametrize("is_source_remote", [False, True])
+@pytest.mark.parametrize("name", ["split", "dedup"])
+def test_a_build_into_a_bucket_gives_the_bytes_of_a_local_one(name, is_source_remote, cluster, s3, sources, tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for source in sources[:-1]:
+        (raw / source.name).write_bytes(source.read_bytes())
+        open_store(f"{s3}/raw").put(source.name, source.read_bytes())
+    build_corpus(raw, **options(tmp_path / "out", workers=2), **OPTIONS[name])
+    given = f"{s3}/raw" if is_source_remote else raw
+    with connected(cluster, credentials()):
+        build_corpus(given, **options(f"{s3}/out", executor="ray"), **OPTIONS[name])
+    assert content(f"{s3}/out") == content(tmp_path / "out")
+
+
+def test_a_node_that_the_bucket_refuses_is_named_at_the_start(cluster, s3, s3_port, sources):
+    refusing = FaultyProxy(("127.0.0.1", s3_port), for_ever=status(403, "InvalidAccessKeyId"))
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(refusing.running()).port
+        stack.enter_context(connected(cluster, {**credentials(), "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}))
+        with pytest.raises(BuildError, match=r"^node .* cannot take part: s3://.* access denied: 403") as caught:
+            build_corpus([sources[2]], **options(f"{s3}/out", executor="ray"))
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+    assert "the env_vars of Ray's runtime environment" in caught.value.hint
+    assert not [name for name in files_below(open_store(f"{s3}/out"), "") if "receipts" in name]
 
 
 # losses and stops

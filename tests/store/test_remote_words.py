@@ -59,6 +59,15 @@ def test_a_build_with_refused_credentials_says_so(s3, s3_proxy, tmp_path, capsys
     assert "access denied: 403" in err
 
 
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:9000", "https://"])
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+def test_an_endpoint_that_is_not_a_url_is_refused_by_its_variable(s3, name, endpoint, capsys, monkeypatch):
+    monkeypatch.setenv(name, endpoint)
+    code, err = words(capsys, "inspect", f"{s3}/corpus")
+    assert code == 2
+    assert f"{name} is '{endpoint}', expected a URL such as https://s3.example.com" in err
+
+
 WITHOUT_THE_EXTRA = """
 import sys
 sys.modules["obstore"] = None

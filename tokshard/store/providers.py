@@ -43,6 +43,9 @@ _S3_IDENTITIES = (
 """Variables that `obstore` takes an identity from by itself."""
 
 
+_S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
 def open_provider(address: Address, *, is_large: bool) -> ObjectStore:
     """A client for a bucket or server. Sends nothing.
 
@@ -79,9 +82,22 @@ def _open_s3(bucket: str, options: dict[str, Any], environment: Mapping[str, str
     is_anonymous = environment.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes")
     if not is_anonymous and not any(environment.get(name) for name in _S3_IDENTITIES) and _has_profile(environment):
         settings = _profile_settings()
-    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or settings.get("endpoint")
-    options["client_options"]["allow_http"] = (endpoint or environment.get("AWS_ENDPOINT", "")).startswith("http://")
+    for name in _S3_ENDPOINTS:
+        if name in environment:
+            _check_endpoint(name, environment[name])
+    found = (environment.get(name) for name in _S3_ENDPOINTS[:2])
+    endpoint = next(filter(None, found), None) or settings.get("endpoint") or environment.get(_S3_ENDPOINTS[2], "")
+    options["client_options"]["allow_http"] = endpoint.startswith("http://")
     return S3Store(bucket, **settings, **options)
+
+
+def _check_endpoint(name: str, value: str) -> None:
+    """Refuse what `obstore` would end the process for: an empty address, or one without its scheme."""
+    if not value.startswith(("http://", "https://")) or not value.partition("://")[2]:
+        raise UsageError(
+            f"{name} is {value!r}, expected a URL such as https://s3.example.com",
+            hint="give it with its scheme, or unset it to reach Amazon's S3",
+        )
 
 
 def _has_profile(environment: Mapping[str, str]) -> bool:
@@ -110,6 +126,7 @@ def _profile_settings() -> dict[str, Any]:
             f"the AWS profile cannot be used: {error}", hint="check AWS_PROFILE and ~/.aws, or run 'aws sso login'"
         ) from error
     if scoped.get("endpoint_url"):
+        _check_endpoint("endpoint_url of the AWS profile", scoped["endpoint_url"])
         settings["endpoint"] = scoped["endpoint_url"]
     return settings
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 
-from tokshard.errors import BuildError, SourceError, TokshardError
+from tokshard.errors import BuildError, SourceError, StoreError, TokshardError, UsageError
 from tokshard.format import names
 from tokshard.pipeline.executors.base import Usage, cpu_seconds, peak_bytes
 from tokshard.pipeline.executors.messages import TaskDone, portable
@@ -64,6 +64,16 @@ def set_up(context: WorkerContext) -> Setup:
 def look(setup: list[Any]) -> BuildError | None:
     """What keeps this node from taking part in a build, as the end of a sentence; None if nothing does."""
     found: Setup = ray.get(setup[0])
+    try:
+        return _look(found)
+    except (StoreError, UsageError) as error:  # of a bucket that the driver reaches
+        return BuildError(
+            f"cannot take part: {error.problem}",
+            hint=f"{error.hint}; nodes get variables from the env_vars of Ray's runtime environment",
+        )
+
+
+def _look(found: Setup) -> BuildError | None:
     here = _versions()
     for package, version in found.versions.items():
         if here[package] != version:
