@@ -406,7 +406,7 @@ def test_the_command_that_continues_a_build_names_the_commits_of_the_hub(place, 
     dataset = HubFiles(str(place), "hf://someone/notes@c0ffee:train", ["a.jsonl"])
     model = HubFiles(str(place / "tok"), "someone/bytes@facade", ["tokenizer.json"])
     monkeypatch.setattr("tokshard.pipeline.sources.hub.fetch_dataset", lambda _: dataset)
-    monkeypatch.setattr("tokshard.pipeline.encode.tokenizer.fetch_tokenizer", lambda _: model)
+    monkeypatch.setattr("tokshard.pipeline.encode.tokenizer_file.fetch_tokenizer", lambda _: model)
     stop("hf://someone/notes", tokenizer="someone/bytes")
     command = read_status(place / "out").command
     assert "hf://someone/notes@c0ffee:train" in command

@@ -19,14 +19,13 @@ from tokenizers import Tokenizer
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token, write_byte_tokenizer
 from tokshard.errors import SourceError, TokenizerError
 from tokshard.format.manifest import TokenizerInfo
-from tokshard.pipeline.encode import tokenizer
+from tokshard.pipeline.encode import tokenizer, tokenizer_file
 from tokshard.pipeline.encode.encoder import DocumentEncoder, EncodingError
-from tokshard.pipeline.encode.tokenizer import (
+from tokshard.pipeline.encode.tokenizer import Encoder, inline_groups
+from tokshard.pipeline.encode.tokenizer_file import (
     BOS_FROM_TOKENIZER,
     MAX_VOCABULARY,
-    Encoder,
     TokenizerFile,
-    inline_groups,
     read_tokenizer,
 )
 
@@ -708,7 +707,7 @@ def test_a_name_in_a_directory_that_exists_here_is_said_not_to_exist_before_the_
     def refuse(location: str) -> None:
         raise SourceError(f"{location} cannot be fetched: no network", hint="check the network")
 
-    monkeypatch.setattr(tokenizer, "fetch_tokenizer", refuse)
+    monkeypatch.setattr(tokenizer_file, "fetch_tokenizer", refuse)
     with pytest.raises(SourceError, match=r"^tok/typo does not exist here, and on the hub: tok/typo cannot be fetched"):
         read(Path("tok/typo"))
 

@@ -30,17 +30,27 @@ def convert_ranks(path: Path, content: bytes) -> Conversion:
         raise TokenizerError(f"{path} is not a tiktoken rank file: {error}", hint="fetch the file again") from error
     pattern, specials = _pattern_of(path, content, ranks)
     encoding = tiktoken.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=dict(specials))
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        refuse(path, f"byte {missing[0]:#04x} has no rank")
+    return Conversion(
+        content=tokenizer_json(_byte_level_bpe(ranks, pattern, specials)),
+        config={"eos_token": "<|endoftext|>"} if "<|endoftext|>" in specials else {},
+        original=encoding.encode_ordinary,
+        note=f"converted from the tiktoken ranks {path.name}, SHA-256 {hashlib.sha256(content).hexdigest()}",
+    )
+
+
+def _byte_level_bpe(ranks: Mapping[bytes, int], pattern: str, specials: Mapping[str, int]) -> dict[str, Any]:
+    """The ``tokenizer.json`` that splits and merges as tiktoken does."""
     spell = dict(_byte_characters())
 
     def spelled(token: bytes) -> str:
         return "".join(spell[byte] for byte in token)
 
-    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
-    if missing:
-        refuse(path, f"byte {missing[0]:#04x} has no rank")
     made = sorted((token for token in ranks if len(token) > 1), key=ranks.__getitem__)
     merges = [(spelled(left), spelled(right)) for token in made for left, right in merge_pairs(token, ranks, ranks)]
-    parsed = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -71,12 +81,6 @@ def convert_ranks(path: Path, content: bytes) -> Conversion:
             "merges": merges,
         },
     }
-    return Conversion(
-        content=tokenizer_json(parsed),
-        config={"eos_token": "<|endoftext|>"} if "<|endoftext|>" in specials else {},
-        original=encoding.encode_ordinary,
-        note=f"converted from the tiktoken ranks {path.name}, SHA-256 {hashlib.sha256(content).hexdigest()}",
-    )
 
 
 _PATTERN_FILE = "tiktoken.json"

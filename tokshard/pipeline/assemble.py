@@ -3,56 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
-import pyarrow as pa
+import msgspec
 
-from tokshard.errors import BuildError, UsageError
+from tokshard.errors import BuildError
 from tokshard.format import names
-from tokshard.format.arrays import number_array, table_batch
-from tokshard.format.content import TokenHash
 from tokshard.format.files import HashingFile
 from tokshard.format.manifest import (
-    DAMAGED_INPUT,
     IN_OTHER_SPLIT,
-    BuildConfig,
     DocumentLengths,
     FileFacts,
     Fingerprints,
     Manifest,
     Records,
-    TokenizerInfo,
     content_fingerprint,
     encode_manifest,
     recipe_fingerprint,
 )
 from tokshard.format.schema import FORMAT_VERSION, token_dtype
-from tokshard.format.stride_hashes import stride_hash_bytes
-from tokshard.format.tables import (
-    SHARD_TABLE_SCHEMA,
-    SHARDS_PER_BATCH,
-    SOURCE_TABLE_SCHEMA,
-    shard_rows,
-    write_table,
-)
-from tokshard.pipeline.sources.inputs import Input, display_path
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
+from tokshard.pipeline.corpus_tables import SOURCES_PER_BATCH, rejects, source_rows, table_rows
+from tokshard.pipeline.resolve import ResolvedBuild
+from tokshard.pipeline.sources.discover import Discovery
+from tokshard.pipeline.sources.inputs import display_path
+from tokshard.pipeline.stage import Outcome
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
-from tokshard.pipeline.tasks.planning import Key
-from tokshard.pipeline.tasks.rejects import read_rejects
-from tokshard.pipeline.tasks.sorted_rows import Run
 from tokshard.pipeline.totals import Totals
-from tokshard.pipeline.workspace.places import ASSEMBLED, Output, Workspace
-from tokshard.pipeline.workspace.receipts import receipts_of
-from tokshard.pipeline.workspace.settings import load_names, save_names
+from tokshard.pipeline.workspace.output_directory import claim
+from tokshard.pipeline.workspace.places import Output
 from tokshard.store import Store, present, written
-
-_SOURCES_PER_BATCH = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,65 +52,43 @@ class AssembledCorpus:
     shards: Mapping[str, int]
 
 
-def assemble(
-    workspace: Workspace,
-    keys: Sequence[Key],
-    *,
-    number: int,
-    output: Output,
-    config: BuildConfig,
-    columns: Mapping[str, str],
-    tokenizer: TokenizerInfo,
-    tokenizer_content: bytes,
-    inputs: Sequence[Input],
-    arguments: Sequence[str],
-    bad_inputs: Mapping[int, str],
-    texts: Sequence[Run] = (),
-) -> AssembledCorpus:
+def assemble(resolved: ResolvedBuild, outcome: Outcome, number: int) -> AssembledCorpus:
     """Turn the receipts of a finished build into a corpus; the manifest is written by `publish`.
 
     Args:
-        keys: of the receipts that belong to the corpus, in order.
-        number, output: which of the build's corpora.
-        bad_inputs: index of each input that was left out whole, and what is wrong with it.
-        texts: the hashes to keep of all texts of the build.
+        number: which of the build's corpora.
 
     Raises:
         BuildError: a receipt or rejects file is damaged, or no document was written.
         UsageError: a file is in the way that no build wrote.
         OSError: the output directory takes no more.
     """
+    workspace, inputs = resolved.context.workspace, resolved.found.inputs
+    output = resolved.context.outputs[number]
     out = output.store
-    _claim(workspace, output)
-    totals = Totals(number, len(inputs), bad_inputs)
+    claim(workspace, output)
+    totals = Totals(number, len(inputs), outcome.bad_inputs)
     files: dict[str, FileFacts] = {}
     with _side_file(out, names.STRIDE_HASHES, files) as hashes, _side_file(out, names.SHARD_TABLE, files) as file:
-        rows = _shard_rows(workspace, keys, totals, hashes)
+        rows = table_rows(workspace, (receipt.key for receipt in outcome.receipts), totals, hashes)
         write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
     if not totals.documents:
         out.delete(names.SHARD_TABLE, names.STRIDE_HASHES)
         raise _nothing_written(totals, output)
     with _side_file(out, names.SOURCE_TABLE, files) as file:
-        write_table(file, SOURCE_TABLE_SCHEMA, _source_rows(inputs, totals), rows_per_batch=_SOURCES_PER_BATCH)
+        write_table(file, SOURCE_TABLE_SCHEMA, source_rows(inputs, totals), rows_per_batch=SOURCES_PER_BATCH)
     with _side_file(out, names.TOKENIZER, files) as file:
-        file.write(tokenizer_content)
-    damaged = (
-        {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
-        for index, problem in sorted(bad_inputs.items())
+        file.write(resolved.read.content)
+    _write_rejects(out, rejects(workspace, totals, outcome.bad_inputs), files, resolved.found)
+    # with a limit, some texts became no document; of a split, the first corpus keeps those of both
+    if outcome.texts and resolved.options.limit is None and not number:
+        with _side_file(out, names.HASHES, files) as file:
+            write_text_hashes(workspace.store, outcome.texts, file)
+    else:
+        out.delete(names.HASHES)
+    return AssembledCorpus(
+        output=output, manifest=_manifest(resolved, output, totals, files), shards=totals.shard_sizes
     )
-    rejects = heapq.merge(_rejects(workspace, totals), damaged, key=itemgetter("source"))
-    _write_rejects(out, rejects, files, inputs, arguments)
-    _write_text_hashes(workspace, out, texts, files)
-    manifest = _manifest(
-        totals,
-        inputs,
-        config=config,
-        columns=columns,
-        tokenizer=tokenizer,
-        arguments=arguments,
-        files=files,
-    )
-    return AssembledCorpus(output=output, manifest=manifest, shards=totals.shard_sizes)
 
 
 @contextlib.contextmanager
@@ -136,6 +98,23 @@ def _side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[H
         hashing = HashingFile(file)
         yield hashing
     files[name] = FileFacts(num_bytes=hashing.tell(), sha256=hashing.digest().hex())
+
+
+def check_shards(corpus: AssembledCorpus) -> None:
+    """Look that every shard of an assembled corpus is there, as long as its receipt says.
+
+    Raises:
+        BuildError: one is gone or has another size.
+    """
+    output = corpus.output
+    found = output.shard_sizes()
+    for name, num_bytes in corpus.shards.items():
+        if found.get(name) != num_bytes:
+            what = "is gone" if name not in found else f"has {found[name]:,} bytes, and had {num_bytes:,}"
+            raise BuildError(
+                f"{output.store.where(name)} {what} since its task was done",
+                hint="run the same command again: the task that wrote it runs again",
+            )
 
 
 def publish(corpus: AssembledCorpus, report: Mapping[str, Any]) -> None:
@@ -149,143 +128,27 @@ def publish(corpus: AssembledCorpus, report: Mapping[str, Any]) -> None:
     out.put(names.MANIFEST, encode_manifest(corpus.manifest))
 
 
-def _claim(workspace: Workspace, output: Output) -> None:
-    """Write down which files of an output are the build's, before the first is written: `--force` removes no others.
-
-    Raises:
-        BuildError: there is such a file, and the build did not write it.
-    """
-    known = load_names(workspace, ASSEMBLED)
-    files = set(map(output.name_of, names.SIDE_FILES))
-    if files <= known:
-        return
-    for name in sorted(names.SIDE_FILES & present(output.store)):
-        if output.name_of(name) not in known:
-            raise in_the_way(output.store.where(name))
-    save_names(workspace, ASSEMBLED, known | files)
-
-
-def in_the_way(path: str) -> UsageError:
-    """The error for a file that a build would write over, though no build wrote it."""
-    return UsageError(
-        f"{path} was not written by a build, and the build would replace it",
-        hint="move it away and run the same command again, or give another --out",
-    )
-
-
-def check_shards(corpus: AssembledCorpus) -> None:
-    """Look that every shard of an assembled corpus is there, as long as its receipt says.
-
-    Raises:
-        BuildError: one is gone or has another size.
-    """
-    output = corpus.output
-    found = shard_sizes(output.store)
-    for name, num_bytes in corpus.shards.items():
-        if found.get(name) != num_bytes:
-            what = "is gone" if name not in found else f"has {found[name]:,} bytes, and had {num_bytes:,}"
-            raise BuildError(
-                f"{output.store.where(name)} {what} since its task was done",
-                hint="run the same command again: the task that wrote it runs again",
-            )
-
-
-def shard_sizes(store: Store) -> dict[str, int]:
-    """The shards of a corpus, with their sizes."""
-    return {entry.name: entry.size for entry in store.list() if names.is_shard_name(entry.name)}
-
-
-def _shard_rows(
-    workspace: Workspace, keys: Sequence[Key], totals: Totals, hashes: HashingFile
-) -> Iterator[pa.RecordBatch]:
-    """The rows of the shard table, task by task; meanwhile the stride hashes of their shards go into a file."""
-    columns = ("name", "num_bytes", "tokens_hash", "num_tokens")
-    for receipt, shards in receipts_of(workspace, keys):
-        written_shards = shards[totals.number]
-        rows = shard_rows(written_shards)
-        if rows.num_rows:
-            hashes.write(stride_hash_bytes(written_shards))
-        totals.add(receipt)
-        for name, num_bytes, content, tokens in zip(
-            *(rows.column(column).to_pylist() for column in columns), strict=True
-        ):
-            totals.shard_sizes[name] = num_bytes
-            totals.content = totals.content.then(TokenHash.from_bytes(content, tokens))
-        before = totals.records_before.get(receipt.key)
-        yield rows if before is None else _with_record_base(rows, before)
-
-
-def _with_record_base(rows: pa.RecordBatch, before: Mapping[int, int]) -> pa.RecordBatch:
-    """Record numbers counted from the start of the source rather than of the task."""
-    sources, records = rows.column("run_source"), rows.column("run_record")
-    values = records.values.to_numpy().copy()
-    of_value = sources.values.to_numpy()
-    for source, base in before.items():
-        values[of_value == source] += base
-    kind = rows.schema.field("run_record").type
-    moved = pa.LargeListArray.from_arrays(records.offsets, number_array(values), type=kind)
-    return rows.set_column(rows.schema.get_field_index("run_record"), rows.schema.field("run_record"), moved)
-
-
-def _source_rows(inputs: Sequence[Input], totals: Totals) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(inputs), _SOURCES_PER_BATCH):
-        stop = min(start + _SOURCES_PER_BATCH, len(inputs))
-        part = [totals.source(inputs[index]) for index in range(start, stop)]
-        columns = {field.name: [getattr(source, field.name) for source in part] for field in SOURCE_TABLE_SCHEMA}
-        yield table_batch(columns, SOURCE_TABLE_SCHEMA)
-
-
-def _write_text_hashes(workspace: Workspace, out: Store, texts: Sequence[Run], files: dict[str, FileFacts]) -> None:
-    """The hashes of the texts of the build; no file if none are kept."""
-    if not texts:
-        out.delete(names.HASHES)
-        return
-    with _side_file(out, names.HASHES, files) as file:
-        write_text_hashes(workspace.store, texts, file)
-
-
 def _write_rejects(
     out: Store,
-    rejects: Iterator[dict[str, Any]],
+    left_out: Iterator[dict[str, Any]],
     files: dict[str, FileFacts],
-    inputs: Sequence[Input],
-    arguments: Sequence[str],
+    found: Discovery,
 ) -> None:
-    """One line per bad record or damaged input that was left out, in input order; no file if there were none.
-
-    Source, record counted from 1 (null for an input), reason, detail.
-    """
-    first = next(rejects, None)
+    """A line of JSON for each record or input that was left out, which names its source; no file if there was none."""
+    first = next(left_out, None)
     if first is None:
         out.delete(names.REJECTS)
         return
     with _side_file(out, names.REJECTS, files) as file:
-        for reject in itertools.chain([first], rejects):
-            source = inputs[reject["source"]]
-            reject["source"] = display_path(arguments[source.argument], source.path)
+        for reject in itertools.chain([first], left_out):
+            source = found.inputs[reject["source"]]
+            reject["source"] = display_path(found.arguments[source.argument], source.path)
             file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _rejects(workspace: Workspace, totals: Totals) -> Iterator[dict[str, Any]]:
-    """What the tasks listed, with records counted from the start of their input."""
-    for key in totals.with_rejects:
-        before = totals.records_before.get(key, {})
-        for reject in read_rejects(workspace, key):
-            reject["record"] += before.get(reject["source"], 0) + 1
-            yield reject
-
-
-def _manifest(
-    totals: Totals,
-    inputs: Sequence[Input],
-    *,
-    config: BuildConfig,
-    columns: Mapping[str, str],
-    tokenizer: TokenizerInfo,
-    arguments: Sequence[str],
-    files: Mapping[str, FileFacts],
-) -> Manifest:
-    dtype = token_dtype(tokenizer.vocab_size)
+def _manifest(resolved: ResolvedBuild, output: Output, totals: Totals, files: Mapping[str, FileFacts]) -> Manifest:
+    tokenizer, inputs = resolved.read.info, resolved.found.inputs
+    config = msgspec.structs.replace(resolved.settings.config, split=output.split or None)
     return Manifest(
         format_version=FORMAT_VERSION,
         num_documents=totals.documents,
@@ -293,8 +156,8 @@ def _manifest(
         num_shards=len(totals.shard_sizes),
         num_bytes=sum(totals.shard_sizes.values()),
         text_bytes=totals.text_bytes,
-        dtype=dtype,
-        columns=dict(columns),
+        dtype=token_dtype(tokenizer.vocab_size),
+        columns=dict(resolved.context.columns),
         fingerprints=Fingerprints(
             content=content_fingerprint(
                 totals.content,
@@ -307,7 +170,7 @@ def _manifest(
             ),
         ),
         tokenizer=tokenizer,
-        arguments=list(arguments),
+        arguments=list(resolved.found.arguments),
         build=config,
         records=Records(
             read=totals.records_read,

@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
-
 from tokshard.pipeline.append import in_its_corpus
 from tokshard.pipeline.assemble import AssembledCorpus, assemble, check_shards, publish
 from tokshard.pipeline.executors.base import cpu_seconds
@@ -28,27 +26,9 @@ def commit(prepared: PreparedBuild, outcome: Outcome) -> BuildResult:
         UsageError: a kept field is in no record.
         BuildError: no document was written, or a shard is gone.
     """
-    resolved, receipts = prepared.resolved, outcome.receipts
-    outputs = resolved.context.outputs
-    check_kept_fields(receipts, resolved.context.spec, resolved.found.inputs)
-    corpora = [
-        assemble(
-            resolved.context.workspace,
-            [receipt.key for receipt in receipts],
-            number=number,
-            output=output,
-            config=msgspec.structs.replace(resolved.settings.config, split=output.split or None),
-            columns=resolved.context.columns,
-            tokenizer=resolved.read.info,
-            tokenizer_content=resolved.read.content,
-            inputs=resolved.found.inputs,
-            arguments=resolved.found.arguments,
-            bad_inputs=outcome.bad_inputs,
-            # with a limit, some of them became no document; of a split, one corpus has those of both
-            texts=outcome.texts if resolved.options.limit is None and not number else (),
-        )
-        for number, output in enumerate(outputs)
-    ]
+    resolved = prepared.resolved
+    check_kept_fields(outcome.receipts, resolved.context.spec, resolved.found.inputs)
+    corpora = [assemble(resolved, outcome, number) for number in range(len(resolved.context.outputs))]
     if resolved.settings.generation:
         of_each = zip(corpora, resolved.settings.previous, strict=True)
         corpora = [

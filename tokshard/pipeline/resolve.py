@@ -13,7 +13,7 @@ from tokshard.format import names
 from tokshard.format.manifest import BuildConfig
 from tokshard.pipeline.append import Place, find_place, generation_outputs
 from tokshard.pipeline.encode.documents import DocumentRules
-from tokshard.pipeline.encode.tokenizer import TokenizerFile, read_tokenizer
+from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenizer
 from tokshard.pipeline.options import RAY, BuildOptions, checked_options, command_words
 from tokshard.pipeline.sources.discover import Discovery, discover
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
@@ -34,6 +34,9 @@ from tokshard.pipeline.tasks.planning import (
 from tokshard.pipeline.workspace.places import Workspace, open_workspace
 from tokshard.pipeline.workspace.settings import Command, Settings
 from tokshard.store import look_at, real_location
+
+Columns = dict[str, tuple[str, str]]
+"""Name of each kept column to the path of its field and its type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +128,36 @@ def derive(
     Raises:
         UsageError: kept fields are named in a way that means nothing.
     """
-    total_bytes = found.inputs.num_bytes
     try:
         columns = parse_columns(options.id_field, options.keep)
     except ValueError as error:
         raise UsageError(str(error), hint="give --keep FIELD or --keep FIELD:TYPE") from error
-    config = BuildConfig(
+    settings = Settings(
+        config=_config(options, columns, found.inputs.num_bytes),
+        tokenizer=read.info,
+        on_bad_record=options.on_bad_record,
+        on_bad_source=options.on_bad_source,
+        sources=found.inputs.absolute(),
+        arguments=list(found.arguments),
+    )
+    if options.append:
+        place = place or find_place(workspace, settings, options)
+        settings = place.settings(settings)
+    return ResolvedBuild(
+        arguments=arguments,
+        options=options,
+        settings=settings,
+        context=_context(options, columns, settings, workspace, found),
+        read=read,
+        found=found,
+        num_workers=options.workers or _cpu_count(),
+        started=started,
+    )
+
+
+def _config(options: BuildOptions, columns: Columns, total_bytes: int) -> BuildConfig:
+    """What the manifest says of the options."""
+    return BuildConfig(
         text_field=options.text_field,
         id_field=options.id_field,
         keep={path: kind for name, (path, kind) in columns.items() if not (name == "id" and path == options.id_field)},
@@ -145,18 +172,13 @@ def derive(
         max_tokens=options.max_tokens,
         validation_fraction=options.validation_fraction,
     )
-    settings = Settings(
-        config=config,
-        tokenizer=read.info,
-        on_bad_record=options.on_bad_record,
-        on_bad_source=options.on_bad_source,
-        sources=found.inputs.absolute(),
-        arguments=list(found.arguments),
-    )
-    if options.append:
-        place = place or find_place(workspace, settings, options)
-        settings = place.settings(settings)
-    context = WorkerContext(
+
+
+def _context(
+    options: BuildOptions, columns: Columns, settings: Settings, workspace: Workspace, found: Discovery
+) -> WorkerContext:
+    """What the tasks need."""
+    return WorkerContext(
         workspace=workspace,
         inputs=found.inputs,
         spec=RecordSpec(
@@ -166,7 +188,7 @@ def derive(
             text_mode=options.text_mode,
         ),
         columns={name: kind for name, (_, kind) in columns.items()},
-        tokenizer=read.info,
+        tokenizer=settings.tokenizer,
         task_bytes=settings.config.task_bytes,
         shard_tokens=settings.config.shard_tokens,
         is_skipping=options.on_bad_record == "skip",
@@ -177,16 +199,6 @@ def derive(
             max_tokens=options.max_tokens,
             validation_fraction=options.validation_fraction,
         ),
-    )
-    return ResolvedBuild(
-        arguments=arguments,
-        options=options,
-        settings=settings,
-        context=context,
-        read=read,
-        found=found,
-        num_workers=options.workers or _cpu_count(),
-        started=started,
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import pyarrow as pa
 
-from tokshard.pipeline.assemble import shard_sizes
 from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.duplicates import merge_bytes
 from tokshard.pipeline.tasks.hashing import hashes_bytes, hashes_path
@@ -35,7 +34,7 @@ def valid_receipts(
     """
     workspace = context.workspace
     drops = "" if context.drops is None else context.drops.digest
-    shards_there = [shard_sizes(output.store) for output in context.outputs]
+    shards_there = [output.shard_sizes() for output in context.outputs]
     others_there = _sizes(workspace.store, workspace.rejects, workspace.hashes)
     for receipt, shards in read_receipts(workspace, None if tasks is None else _belongs_to(tasks)):
         is_wanted = receipt.drops == drops and not any(index in bad_inputs for index in receipt.inputs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,13 +204,7 @@ class Bucket:
         if self.address.scheme == "s3":  # up to a thousand by one request
             self.requests.make(lambda store: store.delete(list(keys)), key=keys[0], is_write=True)
         else:
-            list(self.pool.map(self._delete_one, keys))
-
-    def _delete_one(self, key: str) -> None:
-        try:
-            self.requests.make(lambda store: store.delete(key), key=key, is_write=True)
-        except FileNotFoundError:
-            return
+            list(self.pool.map(partial(_delete_one, self.requests), keys))
 
     def _side_by_side(
         self, key: str, pieces: Sequence[tuple[int, int]], version: str | None
@@ -233,6 +228,11 @@ class Bucket:
                 task.cancel()
             raise
         return answers
+
+
+def _delete_one(requests: Requests, key: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        requests.make(lambda store: store.delete(key), key=key, is_write=True)
 
 
 def _pieces(start: int, length: int) -> list[tuple[int, int]]:

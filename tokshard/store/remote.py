@@ -61,7 +61,7 @@ class RemoteStore:
         return [entry.name.rpartition("/")[2] for entry in files] + [f"{key.rpartition('/')[2]}/" for key in folders]
 
     def stat(self, name: str) -> Entry:
-        return replace(self.bucket.entry(self._file_key(name)), name=name)
+        return replace(self.bucket.entry(_of_file(self._key(name), self.location)), name=name)
 
     def open(self, name: str) -> IO[bytes]:
         return open_remote(self.bucket, self._key(name))
@@ -70,7 +70,7 @@ class RemoteStore:
         return self.bucket.read(self._key(name), ranges, version=version)
 
     def get(self, name: str) -> bytes:
-        return self.bucket.whole(self._file_key(name))
+        return self.bucket.whole(_of_file(self._key(name), self.location))
 
     def put(self, name: str, content: bytes) -> None:
         self.bucket.put(self._key(name), content)
@@ -95,12 +95,6 @@ class RemoteStore:
 
     def lease(self, name: str) -> RemoteLease:
         return RemoteLease(self.bucket, self._key(name))
-
-    def _file_key(self, name: str) -> str:
-        key = self._key(name)
-        if not key:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.location)
-        return key
 
     def _key(self, name: str) -> str:
         if self.bucket.address.is_server:
@@ -175,6 +169,13 @@ def remote_store(location: str, options: RemoteOptions | None = None) -> RemoteS
     """
     address = parse_address(location)
     return RemoteStore(location.rstrip("/"), address.path, Bucket(address, options or RemoteOptions()))
+
+
+def _of_file(key: str, location: str) -> str:
+    """The key, unless it is that of the bucket itself, which holds no bytes."""
+    if not key:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), location)
+    return key
 
 
 def _inside(folder: str, key: str) -> str:

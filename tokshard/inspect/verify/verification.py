@@ -44,12 +44,12 @@ class VerifyReport:
     """
 
     directory: str
-    num_documents: int
-    num_tokens: int
-    num_shards: int
-    num_generations: int
-    checked_bytes: int
     problems: tuple[Problem, ...]
+    num_documents: int = 0
+    num_tokens: int = 0
+    num_shards: int = 0
+    num_generations: int = 0
+    checked_bytes: int = 0
 
     @property
     def is_ok(self) -> bool:
@@ -86,24 +86,9 @@ def verify_corpus(
         StoreError: the store does not answer.
     """
     store = open_store(location)
-    try:
-        _require_file(store, names.MANIFEST)
-        manifest = read_manifest(store)
-    except MissingCorpusError:
-        raise
-    except CorpusError as error:
-        if isinstance(error, UnfinishedCorpusError) and not _has_lost_manifest(store):
-            raise
-        problem = problem_of(store, names.MANIFEST, error)
-        return VerifyReport(
-            directory=store.location,
-            num_documents=0,
-            num_tokens=0,
-            num_shards=0,
-            num_generations=0,
-            checked_bytes=0,
-            problems=(problem,),
-        )
+    manifest = _manifest_or_problem(store)
+    if isinstance(manifest, Problem):
+        return VerifyReport(directory=store.location, problems=(manifest,))
     found = find_generations(store, manifest)
     manifests = list(found.manifests.values())
     to_check = sum(each.num_bytes + sum(facts.num_bytes for facts in each.files.values()) for each in manifests)
@@ -127,6 +112,23 @@ def verify_corpus(
         problems=tuple(problems),
         checked_bytes=settings.counter.checked_bytes,
     )
+
+
+def _manifest_or_problem(store: Store) -> Manifest | Problem:
+    """The manifest of a corpus, or why it cannot be read.
+
+    Raises:
+        CorpusError: there is no finished corpus.
+    """
+    try:
+        _require_file(store, names.MANIFEST)
+        return read_manifest(store)
+    except MissingCorpusError:
+        raise
+    except CorpusError as error:
+        if isinstance(error, UnfinishedCorpusError) and not _has_lost_manifest(store):
+            raise
+        return problem_of(store, names.MANIFEST, error)
 
 
 def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progress) -> None:

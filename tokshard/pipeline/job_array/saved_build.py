@@ -11,7 +11,7 @@ import msgspec
 
 from tokshard.errors import BuildError
 from tokshard.pipeline.append import Place
-from tokshard.pipeline.encode.tokenizer import TokenizerFile
+from tokshard.pipeline.encode.tokenizer_file import TokenizerFile
 from tokshard.pipeline.options import LOCAL, BuildOptions, checked_options
 from tokshard.pipeline.resolve import ResolvedBuild, derive
 from tokshard.pipeline.sources.discover import Discovery

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tokshard.pipeline.failures import BadInputError
@@ -86,7 +86,7 @@ class StageState:
     def restarted(self, key: Key, task: Task | StreamTask) -> None:
         """Everything was stopped; the receipt with this key is discarded, and its task is under way again, alone."""
         self.running = {task.key}
-        self._forgive(task)
+        self.failures = _without_those_of(task, self.failures)
         self.receipts.remove(key)
         self._recount()
 
@@ -109,7 +109,7 @@ class StageState:
         """A task is no longer under way: it is done, it failed, or its worker was lost and it has to run again."""
         self.running.discard(task.key)
         if is_lost:
-            self._forgive(task)
+            self.failures = _without_those_of(task, self.failures)
         if is_lost or (self._bad_inputs and self._limit is not None):
             self._next = 0  # in the second case it may have had too little room, before an input was left out
         self._pass_settled()
@@ -131,12 +131,6 @@ class StageState:
         self._recount()
 
     # what follows
-
-    def _forgive(self, task: Task | StreamTask) -> None:
-        """Forget the failures of a task that runs again; it will meet them again."""
-        if isinstance(task, StreamTask):
-            self.failures = {key: error for key, error in self.failures.items() if key[0] != task.key[0]}
-        self.failures.pop(task.key, None)
 
     def _is_settled(self, task: Task | StreamTask) -> bool:
         """Whether a task is done, under way, or failed."""
@@ -236,6 +230,13 @@ class Receipts:
     def segments_of(self, stream: StreamTask) -> frozenset[int]:
         """Segments of a stream that have a receipt."""
         return frozenset(segment for first, segment in self._by_key if first == stream.key[0])
+
+
+def _without_those_of(task: Task | StreamTask, failures: Mapping[Key, Exception]) -> dict[Key, Exception]:
+    """The failures without those of a task that runs again, and will meet them again."""
+    if isinstance(task, StreamTask):
+        return {key: error for key, error in failures.items() if key[0] != task.key[0]}
+    return {key: error for key, error in failures.items() if key != task.key}
 
 
 def _without(task: Task | StreamTask, bad_inputs: Collection[int]) -> Task | StreamTask | None:

@@ -17,7 +17,6 @@ from tokshard.format import names
 from tokshard.format.generations import generation_numbers
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.opening import open_corpus
-from tokshard.pipeline.assemble import in_the_way
 from tokshard.pipeline.sources.inputs import InputTable, InputTableBuilder
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.places import ASSEMBLED, LOCK, REMOVING, SETTINGS, Output, Workspace
@@ -108,7 +107,31 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
             _check_empty(output.store, what)
         for name in sorted(names.SIDE_FILES & present(output.store)):
             if output.name_of(name) not in ours:
-                raise in_the_way(output.store.where(name))
+                raise _in_the_way(output.store.where(name))
+
+
+def claim(workspace: Workspace, output: Output) -> None:
+    """Write down which files of an output are the build's, before the first is written: `--force` removes no others.
+
+    Raises:
+        UsageError: there is such a file, and the build did not write it.
+    """
+    known = load_names(workspace, ASSEMBLED)
+    files = set(map(output.name_of, names.SIDE_FILES))
+    if files <= known:
+        return
+    for name in sorted(names.SIDE_FILES & present(output.store)):
+        if output.name_of(name) not in known:
+            raise _in_the_way(output.store.where(name))
+    save_names(workspace, ASSEMBLED, known | files)
+
+
+def _in_the_way(path: str) -> UsageError:
+    """The error for a file that a build would write over, though no build wrote it."""
+    return UsageError(
+        f"{path} was not written by a build, and the build would replace it",
+        hint="move it away and run the same command again, or give another --out",
+    )
 
 
 def _check_empty(store: Store, expected: str) -> None:

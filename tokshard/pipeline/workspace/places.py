@@ -84,6 +84,10 @@ class Output:
         """A file of the corpus, as the store of the whole build names it."""
         return names.in_folder(self.name, file)
 
+    def shard_sizes(self) -> dict[str, int]:
+        """The shards that are there, with their sizes."""
+        return {entry.name: entry.size for entry in self.store.list() if names.is_shard_name(entry.name)}
+
 
 @dataclass(frozen=True, slots=True)
 class Workspace:

@@ -1,0 +1,289 @@
+"""What a ``tokenizer.json`` and its configuration say: vocabulary, delimiters, normalizer. Loads no library."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tokshard.errors import SourceError, TokenizerError, UsageError
+from tokshard.format.manifest import TokenizerInfo, canonical_json
+from tokshard.pipeline.sources.hub import SCHEME, fetch_tokenizer, is_model_id
+from tokshard.store import locate, look_at, open_store, present, real_location
+
+_FILES = ("tokenizer.json", "tokenizer.model")
+"""The files that are looked for in a directory, in this order."""
+_CONFIG = "tokenizer_config.json"
+_FOREIGN_SUFFIXES = (".model", ".tiktoken", ".bpe")
+"""File names of SentencePiece models and tiktoken ranks."""
+_LOCAL_SUFFIXES = (".json", *_FOREIGN_SUFFIXES)
+"""A location with one of these endings is a file, never a model of the hub."""
+BOS_FROM_TOKENIZER = "auto"
+"""Value of ``--bos`` that stands for the token in the tokenizer's own configuration."""
+MAX_VOCABULARY = 1 << 24
+"""The limit on ids: tens of times the largest vocabulary in use. Readers of a corpus allocate memory by this size."""
+_SPACE = "\u2581"
+"""How a vocabulary of SentencePiece spells a space."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFile:
+    """A tokenizer as read from disk, nothing loaded yet.
+
+    Args:
+        content: the bytes of ``tokenizer.json``.
+        clean: the same JSON without its truncation and padding blocks, which would silently truncate and pad documents.
+        info: what the manifest says of it.
+        notes: what the user should know, a line each.
+        normalizer: what changes text before it is encoded, such as ``NFKC, Lowercase``; None if nothing does.
+    """
+
+    content: bytes
+    clean: bytes
+    info: TokenizerInfo
+    notes: tuple[str, ...]
+    normalizer: str | None = None
+
+
+def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> TokenizerFile:
+    """Read a tokenizer, and determine its delimiters.
+
+    EOS and BOS come from `eos` and `bos`, else from ``tokenizer_config.json`` in the same directory.
+
+    Args:
+        location: a ``tokenizer.json``, a directory that holds one, or a model of the hub. If a local path has the name
+            of a model, the path is meant.
+        bos: None for no BOS, a token, or `BOS_FROM_TOKENIZER`.
+
+    Raises:
+        TokenizerError: the file cannot be read, has no EOS, lacks a token, or has an id of `MAX_VOCABULARY` or more.
+    """
+    path, name = _find(location)
+    if path.endswith(_FOREIGN_SUFFIXES) and look_at(path) is not None:
+        raise TokenizerError(
+            f"{path} is not a tokenizer.json, which is all that a build reads",
+            hint=f"make one of it: tokshard convert-tokenizer {shlex.quote(path)} --out DIR",
+        )
+    content, parsed = _read_json(path)
+    vocabulary, added = _vocabulary(parsed, path)
+    config_path, config = _read_config(path)
+    notes = _notes(parsed, config, bos)
+    ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
+    unknown = _unknown(parsed)  # it stands for pieces of text, so it does not control anything, however it is flagged
+    flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special") and token != unknown}
+    eos = eos or _configured_eos(config, location, flagged)
+    if bos == BOS_FROM_TOKENIZER:
+        bos = _configured_bos(config, config_path)
+    _check_known({"--eos": eos, "--bos": bos}, ids, path, flagged)
+    specials = {**flagged, eos: ids[eos], **({bos: ids[bos]} if bos else {})}
+    info = TokenizerInfo(
+        name=name,
+        sha256=hashlib.sha256(content).hexdigest(),
+        canonical_sha256=hashlib.sha256(canonical_json(parsed)).hexdigest(),
+        vocab_size=_vocabulary_size(ids, path),
+        library="tokenizers",
+        library_version=importlib.metadata.version("tokenizers"),
+        special_ids=dict(sorted(specials.items(), key=lambda item: item[1])),
+        eos=eos,
+        eos_id=ids[eos],
+        bos=bos,
+        bos_id=ids[bos] if bos else None,
+    )
+    return TokenizerFile(
+        content=content,
+        clean=_without_truncation(parsed, content),
+        info=info,
+        notes=notes,
+        normalizer=normalizer_name(parsed.get("normalizer")),
+    )
+
+
+def _vocabulary_size(ids: Mapping[str, int], path: str) -> int:
+    """The highest id and one more."""
+    last = max(ids, key=ids.__getitem__)
+    if ids[last] >= MAX_VOCABULARY:
+        raise TokenizerError(
+            f"{path} gives {last!r} the id {ids[last]:,}; ids up to {MAX_VOCABULARY - 1:,} are supported",
+            hint="number its tokens without such a gap: a model has a row of its embedding for every id",
+        )
+    return 1 + ids[last]
+
+
+def _read_config(path: str) -> tuple[str, dict[str, Any]]:
+    """The ``tokenizer_config.json`` next to a tokenizer: its place and its content, empty if there is no such file."""
+    folder, _ = locate(path)
+    config_path = folder.where(_CONFIG)
+    return config_path, _read_json(config_path)[1] if _CONFIG in present(folder) else {}
+
+
+def _configured_eos(config: Mapping[str, Any], location: str, flagged: Mapping[str, int]) -> str:
+    eos = _token_of(config, "eos_token")
+    if eos is None:
+        raise TokenizerError(
+            f"{location} names no EOS token, and every document has to end in one",
+            hint="give it with --eos TOKEN" + (f"; its special tokens are {_listed(flagged)}" if flagged else ""),
+        )
+    return eos
+
+
+def _configured_bos(config: Mapping[str, Any], config_path: str) -> str:
+    bos = _token_of(config, "bos_token")
+    if bos is None:
+        raise TokenizerError(
+            f"{config_path} names no bos_token, which --bos {BOS_FROM_TOKENIZER} asks for",
+            hint="give the token with --bos TOKEN, or leave --bos out",
+        )
+    return bos
+
+
+def _check_known(
+    delimiters: Mapping[str, str | None], ids: Mapping[str, int], path: str, flagged: Mapping[str, int]
+) -> None:
+    """Refuse delimiters, given by their option, that are not in the vocabulary. The hint lists `flagged` tokens."""
+    for option, token in delimiters.items():
+        if token is not None and token not in ids:
+            raise TokenizerError(
+                f"token {token!r} ({option}) is not in the vocabulary of {path}",
+                hint="give one of its tokens" + (f", such as {_listed(flagged)}" if flagged else ""),
+            )
+
+
+def _find(location: str) -> tuple[str, str]:
+    """The file of a tokenizer, fetched first if it is on the hub, and the name of the tokenizer."""
+    found = None if location.startswith(SCHEME) else look_at(location)
+    is_hub_id = found is None and is_model_id(location) and not location.endswith(_LOCAL_SUFFIXES)
+    if location.startswith(SCHEME) or is_hub_id:
+        try:
+            files = fetch_tokenizer(location)
+        except (SourceError, UsageError) as error:
+            if location.startswith(SCHEME) or look_at(os.path.dirname(location) or ".") is None:
+                raise
+            raise type(error)(
+                f"{location} does not exist here, and on the hub: {error.problem}", hint=error.hint
+            ) from error
+        return open_store(files.root).where(_FILES[0]), files.label
+    path = location
+    if found is not None and found.name.endswith("/"):
+        folder = open_store(location)
+        path = folder.where(next((name for name in _FILES if name in present(folder)), _FILES[0]))
+    folder, name = locate(path)
+    return path, os.path.basename(real_location(folder.location if name in _FILES else path))
+
+
+def _read_json(path: str) -> tuple[bytes, dict[str, Any]]:
+    try:
+        store, name = locate(path)
+        content = store.get(name)
+    except OSError as error:
+        raise TokenizerError(
+            f"{path} cannot be read: {error.strerror}",
+            hint="give a tokenizer.json, or a directory that holds one, with --tokenizer",
+        ) from error
+    try:
+        try:
+            parsed = msgspec.json.decode(content)
+        except (msgspec.MsgspecError, UnicodeError):
+            parsed = json.loads(content)  # accepts lone surrogates and NaN, and says where the JSON is wrong
+        if not isinstance(parsed, dict):
+            raise TypeError(f"it holds a {type(parsed).__name__}, expected an object")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TokenizerError(
+            f"{path} is not JSON: {error}", hint="give a Hugging Face tokenizer.json with --tokenizer"
+        ) from error
+    return content, parsed
+
+
+def _vocabulary(parsed: Mapping[str, Any], path: str) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+    """Token to id of the model, and token to entry of the added tokens."""
+    try:
+        vocab = parsed["model"]["vocab"]
+        if isinstance(vocab, dict):
+            is_sound = set(map(type, vocab.values())) <= {int}
+            tokens = vocab if is_sound else {token: int(index) for token, index in vocab.items()}
+        else:  # Unigram: a list of (token, score)
+            tokens = {str(entry[0]): index for index, entry in enumerate(vocab)}
+        added = {str(entry["content"]): {**entry, "id": int(entry["id"])} for entry in parsed.get("added_tokens") or []}
+        if not tokens and not added:
+            raise ValueError("the vocabulary is empty")
+        if min([*tokens.values(), *(entry["id"] for entry in added.values())]) < 0:
+            raise ValueError("the vocabulary has a negative id")
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise TokenizerError(
+            f"{path} is not a tokenizer.json: {error!r}", hint="give a Hugging Face tokenizer.json with --tokenizer"
+        ) from error
+    return tokens, added
+
+
+def _unknown(parsed: Mapping[str, Any]) -> str | None:
+    """The token that a model gives for text outside of its vocabulary."""
+    model = parsed["model"]
+    unknown = model.get("unk_token")
+    if unknown is None and isinstance(model.get("unk_id"), int) and isinstance(model["vocab"], list):
+        unknown = next((entry[0] for entry in model["vocab"][model["unk_id"] :]), None)  # Unigram
+    return unknown if isinstance(unknown, str) else None
+
+
+def normalizer_name(normalizer: Any) -> str | None:
+    """The steps of a normalizer that decoding does not undo, in order; None if it undoes all of them.
+
+    Args:
+        normalizer: the ``normalizer`` of a ``tokenizer.json``.
+    """
+    names: list[str] = []
+    pending = [normalizer]
+    while pending:
+        step = pending.pop()
+        if not isinstance(step, dict):
+            continue
+        steps = step.get("normalizers")
+        if isinstance(steps, list):
+            pending += reversed(steps)
+        elif not _is_undone(step):
+            names.append(str(step.get("type")))
+    return ", ".join(dict.fromkeys(names)) or None
+
+
+def _is_undone(step: Mapping[str, Any]) -> bool:
+    """Whether a step only spells text as the vocabulary does: bytes as characters, spaces as U+2581."""
+    if step.get("type") == "Replace":
+        return step.get("pattern") == {"String": " "} and step.get("content") == _SPACE
+    return step.get("type") == "ByteLevel" or (step.get("type") == "Prepend" and step.get("prepend") == _SPACE)
+
+
+def _without_truncation(parsed: dict[str, Any], content: bytes) -> bytes:
+    """The tokenizer without the blocks that truncate and pad documents."""
+    if not parsed.get("truncation") and not parsed.get("padding"):
+        return content
+    return json.dumps({**parsed, "truncation": None, "padding": None}).encode()
+
+
+def _token_of(config: Mapping[str, Any], key: str) -> str | None:
+    value = config.get(key)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _notes(parsed: Mapping[str, Any], config: Mapping[str, Any], bos: str | None) -> tuple[str, ...]:
+    notes = [
+        f"the tokenizer asks for {block}; documents are never truncated or padded, so this is ignored"
+        for block in ("truncation", "padding")
+        if parsed.get(block)
+    ]
+    if config.get("add_bos_token") is True and bos is None and _token_of(config, "bos_token"):
+        notes.append(
+            f"the tokenizer's configuration asks for BOS; documents get it with --bos {BOS_FROM_TOKENIZER} only"
+        )
+    return tuple(notes)
+
+
+def _listed(tokens: Mapping[str, int]) -> str:
+    shown = list(tokens)[:5]
+    return ", ".join(repr(token) for token in shown) + (", ..." if len(tokens) > 5 else "")
