@@ -47,13 +47,32 @@ class ArrowFile:
         Raises:
             pa.ArrowException, OSError, ValueError: it is compressed, reaches beyond the file, or is not valid.
         """
+        batch = self.view(index)
+        batch.validate()
+        return batch
+
+    def view(self, index: int) -> pa.RecordBatch:
+        """One record batch whose buffers are views of the file; only its description has to be filled in.
+
+        Raises:
+            pa.ArrowException, OSError, ValueError: it is compressed, or reaches beyond the file.
+        """
         try:
             self._check(index)
         except struct.error as error:
             raise ValueError(f"its description is damaged: {error}") from error
-        batch = self._reader.get_batch(index)
-        batch.validate()
-        return batch
+        return self._reader.get_batch(index)
+
+    def descriptions(self) -> list[tuple[int, int]]:
+        """Where the description of each record batch lies: its first byte and its length, as the footer says.
+
+        Raises:
+            ValueError: the footer is damaged.
+        """
+        try:
+            return [(position, num_bytes) for position, num_bytes, _ in self._blocks]
+        except struct.error as error:
+            raise ValueError(f"its footer is damaged: {error}") from error
 
     def _check(self, index: int) -> None:
         position, message_bytes, _ = self._blocks[index]

@@ -12,8 +12,12 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.files import LoadFile, map_file
 from tokshard.format.manifest import Manifest
-from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, Table
+from tokshard.format.partial_file import PartialFile
+from tokshard.format.tables import LISTS_OF_DOCUMENTS, SOURCE_TABLE_SCHEMA, SourceInfo, Table
 from tokshard.store import Store
+
+_WHOLE_BYTES = 128 << 20
+"""A table in another store is read whole up to this size: the shard table of two trillion tokens."""
 
 
 def read_sources(store: Store, manifest: Manifest, *, load: LoadFile = map_file) -> list[SourceInfo]:
@@ -69,16 +73,21 @@ def first_sources(generations: Sequence[tuple[Store, Manifest]], *, load: LoadFi
 def open_table(store: Store, name: str, schema: pa.Schema, manifest: Manifest, load: LoadFile) -> Table:
     """A table of a corpus, if it has the size that the manifest says.
 
+    Of a large shard table in another store, only what concerns whole shards is read.
+
     Raises:
         DamagedCorpusError: it has not, or is missing, or is not such a table.
     """
     path, facts = store.where(name), manifest.files[name]
     try:
-        size = store.stat(name).size
+        entry = store.stat(name)
     except FileNotFoundError:
         raise DamagedCorpusError(f"{path} is missing", hint=RESTORE) from None
     except OSError as error:
         raise DamagedCorpusError(f"{path} cannot be opened: {error}", hint=RESTORE) from error
-    if size != facts.num_bytes:
-        raise DamagedCorpusError(f"{path} has {size} bytes, expected {facts.num_bytes}", hint=RESTORE)
-    return Table(store, name, schema, load=load)
+    if entry.size != facts.num_bytes:
+        raise DamagedCorpusError(f"{path} has {entry.size} bytes, expected {facts.num_bytes}", hint=RESTORE)
+    partial = None
+    if entry.size > _WHOLE_BYTES and load is map_file and store.local_path(name) is None:
+        partial = PartialFile(store, name, entry, by_row=LISTS_OF_DOCUMENTS)
+    return Table(store, name, schema, load=load, partial=partial)

@@ -15,6 +15,7 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.arrow_file import ArrowFile
 from tokshard.format.content import HASH_BYTES, TokenHash
 from tokshard.format.files import HashingFile, LoadFile, map_file
+from tokshard.format.partial_file import PartialFile
 from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema
 from tokshard.store import Store
 
@@ -57,6 +58,9 @@ SHARD_TABLE_SCHEMA = _schema(
 
 WRITTEN_SHARD_SCHEMA = SHARD_TABLE_SCHEMA.append(pa.field("stride_hashes", _numbers(pa.uint32()), nullable=False))
 """What the writer says of a shard: its row of the shard table, and its part of ``stride-hashes.bin``."""
+
+LISTS_OF_DOCUMENTS = ("stride_documents", "run_document", "run_source", "run_record")
+"""The columns of the shard table that are long, and needed of single shards only."""
 
 SOURCE_TABLE_SCHEMA = _schema(
     {
@@ -154,15 +158,25 @@ class Table:
 
     Args:
         load: how the file is read: `map_file` or `read_file`.
+        partial: the file, if it is read in parts instead.
 
     Raises:
         DamagedCorpusError: the file is not an Arrow IPC file of the expected schema.
     """
 
-    def __init__(self, store: Store, name: str, schema: pa.Schema, *, load: LoadFile = map_file) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        schema: pa.Schema,
+        *,
+        load: LoadFile = map_file,
+        partial: PartialFile | None = None,
+    ) -> None:
         self.path = path = store.where(name)
+        self._partial = partial
         try:
-            self._file = ArrowFile(load(store, name))
+            self._file = ArrowFile(load(store, name)) if partial is None else partial.open()
         except ARROW_ERRORS as error:
             raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
         if not self._file.schema.equals(schema, check_metadata=True):
@@ -213,6 +227,8 @@ class Table:
     def lists(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """A column of lists: int64 [rows], how long each is, and the values of all of them one after another.
 
+        Not one that is read by row.
+
         Raises:
             DamagedCorpusError: the offsets of the lists do not ascend within their values.
         """
@@ -246,5 +262,14 @@ class Table:
                 f"expected ascending within {len(values)}",
                 hint=RESTORE,
             )
+        if self._partial is not None and column in self._partial.by_row:
+            return self._numbers_of(self._partial, values, *ends.tolist())
         numbers: NDArray[np.int64] = values.slice(ends[0], ends[1] - ends[0]).to_numpy().astype(np.int64, copy=False)
         return numbers
+
+    def _numbers_of(self, partial: PartialFile, values: pa.Array, start: int, stop: int) -> NDArray[np.int64]:
+        try:
+            content = partial.read(values, start, stop)
+        except OSError as error:
+            raise DamagedCorpusError(f"{self.path} cannot be read: {error.strerror}", hint=RESTORE) from error
+        return np.frombuffer(content, values.type.to_pandas_dtype()).astype(np.int64)
