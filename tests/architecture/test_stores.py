@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "tokshard"
 THROUGH_THE_STORE = ["format", "pipeline", "runtime"]
 
 LOCAL = {
+    "format/partial_file.py": "maps memory that belongs to no file",
     "pipeline/estimate.py": "samples into a temporary directory, and tells what is free on a disk of this machine",
     "pipeline/executors/ray_cluster.py": "starts Ray in an empty directory, because workers may import from there",
     "pipeline/executors/ray_worker.py": "changes to the current directory of the driver, where relative paths start",

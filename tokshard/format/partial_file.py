@@ -35,7 +35,7 @@ class PartialFile:
         self._memory = mmap.mmap(-1, entry.size)
         self.content = pa.py_buffer(self._memory)
 
-    def open(self) -> ArrowFile:
+    def load(self) -> ArrowFile:
         """Read the footer, then the descriptions of all record batches, then all that is not read by row.
 
         Raises:

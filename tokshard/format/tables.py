@@ -176,7 +176,7 @@ class Table:
         self.path = path = store.where(name)
         self._partial = partial
         try:
-            self._file = ArrowFile(load(store, name)) if partial is None else partial.open()
+            self._file = ArrowFile(load(store, name)) if partial is None else partial.load()
         except ARROW_ERRORS as error:
             raise DamagedCorpusError(f"{path} cannot be read: {error}", hint=RESTORE) from error
         if not self._file.schema.equals(schema, check_metadata=True):
