@@ -25,15 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.benchmark.report import commit, machine, markdown, versions
-from tokshard.format.files import HashingFile
+from tests.pipeline.hashed import leave_hashes
 from tokshard.numbers import read_count
 from tokshard.pipeline.tasks.duplicates import DropLists, find_duplicates, run_merge
-from tokshard.pipeline.tasks.hashing import hashes_path, no_shards
+from tokshard.pipeline.tasks.hashing import hashes_bytes, hashes_path
 from tokshard.pipeline.tasks.planning import Task
-from tokshard.pipeline.tasks.sorted_rows import Join, RunWriter
+from tokshard.pipeline.tasks.sorted_rows import Join
 from tokshard.pipeline.workspace.places import Workspace, open_workspace
-from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, read_receipts, write_receipt
-from tokshard.store import written
+from tokshard.pipeline.workspace.receipts import Receipt, read_receipts
 from tokshard.store.posix import PosixStore
 
 ROOT = Path(__file__).parents[2]
@@ -127,31 +126,7 @@ def hashes_of(texts: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 def write_hashes(workspace: Workspace, index: int, start: int, stop: int) -> int:
     """What the hashing task of the texts ``[start, stop)`` leaves; returns the bytes of its file."""
-    hashes = hashes_of(np.arange(start, stop))
-    order = np.argsort(hashes[:, 0], kind="stable")
-    rows = np.column_stack([hashes[order], order.astype(np.uint64)])
-    _, first = np.unique(rows[:, 0], return_index=True)
-    repeats = np.setdiff1d(order, order[first]).astype("<u4")
-    with written(workspace.store, hashes_path(workspace, (index, 0))) as file:
-        hashing = HashingFile(file)
-        writer = RunWriter(hashing)
-        writer.append(rows[first])
-        writer.finish()
-        hashing.write(repeats.tobytes())
-        num_bytes, digest = hashing.tell(), hashing.digest().hex()
-    receipt = Receipt(
-        key=(index, 0),
-        previous=None,
-        is_last=True,
-        max_documents=None,
-        input_bytes=0,
-        outputs=[OutputCounts(sources=[])],
-        num_rejects=0,
-        parts=[(len(first), len(repeats))],
-        hashes=digest,
-    )
-    write_receipt(workspace, receipt, [no_shards()])
-    return num_bytes
+    return hashes_bytes(leave_hashes(workspace, index, hashes_of(np.arange(start, stop))).parts)
 
 
 def check_drops(drops: DropLists, index: int, start: int, stop: int) -> None:

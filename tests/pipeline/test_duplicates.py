@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.pipeline.hashed import leave_hashes
 from tests.pipeline.inputs import patch_merges, texts_of
 from tests.pipeline.places import TEXTS, build, write
 from tokshard import open_corpus
 from tokshard.errors import BuildError
-from tokshard.format.files import HashingFile
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.executors.processes import ProcessExecutor
 from tokshard.pipeline.sources.records import RecordSpec
@@ -26,7 +26,7 @@ from tokshard.pipeline.tasks import decisions, duplicates, hashing, runner, sort
 from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.duplicates import DropLists, find_duplicates, run_merge
 from tokshard.pipeline.tasks.events import Lost
-from tokshard.pipeline.tasks.hashing import hash_runs, hashes_path, no_shards
+from tokshard.pipeline.tasks.hashing import hash_runs, hashes_path
 from tokshard.pipeline.tasks.planning import Task
 from tokshard.pipeline.tasks.schedule import Schedule
 from tokshard.pipeline.tasks.sorted_rows import (
@@ -40,7 +40,7 @@ from tokshard.pipeline.tasks.sorted_rows import (
     run_bytes,
 )
 from tokshard.pipeline.workspace.places import Workspace, open_workspace
-from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, write_receipt
+from tokshard.pipeline.workspace.receipts import Receipt
 from tokshard.store import Store, open_store
 from tokshard.store.posix import PosixStore
 
@@ -118,31 +118,10 @@ def hashed(workspace: Workspace, num_tasks: int, per_task: int, num_texts: int) 
     """What hashing tasks leave of `per_task` texts each, which are random ones of `num_texts`."""
     rng = np.random.default_rng(num_tasks)
     known = rng.integers(0, 1 << 63, (num_texts, 2)).astype(np.uint64)
-    receipts = []
-    for index in range(num_tasks):
-        texts = rng.choice(num_texts, per_task, replace=False)
-        hashes = known[texts]
-        order = np.argsort(hashes[:, 0])
-        content = io.BytesIO()
-        sink = HashingFile(content)
-        writer = RunWriter(sink)
-        writer.append(np.column_stack([hashes[order], order.astype(np.uint64)]))
-        writer.finish()
-        workspace.store.put(hashes_path(workspace, (index, 0)), content.getvalue())
-        receipt = Receipt(
-            key=(index, 0),
-            previous=None,
-            is_last=True,
-            max_documents=None,
-            input_bytes=0,
-            outputs=[OutputCounts(sources=[])],
-            num_rejects=0,
-            parts=[(per_task, 0)],
-            hashes=sink.digest().hex(),
-        )
-        write_receipt(workspace, receipt, [no_shards()])
-        receipts.append(receipt)
-    return receipts
+    return [
+        leave_hashes(workspace, index, known[rng.choice(num_texts, per_task, replace=False)])
+        for index in range(num_tasks)
+    ]
 
 
 def search(workspace: Workspace, receipts: Sequence[Receipt], steps: list[list[Task]]) -> DropLists:

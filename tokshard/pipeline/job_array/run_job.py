@@ -34,8 +34,10 @@ from tokshard.pipeline.resolve import ResolvedBuild, resolve
 from tokshard.pipeline.run import find_drops, has_more_bad_inputs
 from tokshard.pipeline.sources.inputs import STDIN, read_once_name
 from tokshard.pipeline.sources.iterables import as_sources
-from tokshard.pipeline.stage import Access, Outcome, StageRunner, WholeBuild, Work
+from tokshard.pipeline.stage import Access, Outcome, StageRunner, UnfinishedStageError, WholeBuild, Work
+from tokshard.pipeline.tasks.duplicates import DropLists
 from tokshard.pipeline.tasks.planning import StreamTask, Task
+from tokshard.pipeline.tasks.saved_drops import load_drops, save_drops
 from tokshard.pipeline.tasks.saved_plan import share_bytes
 from tokshard.pipeline.workspace.job_records import JobRecord, JobState, known_bad_inputs, running
 from tokshard.pipeline.workspace.lease import check_no_build, lock, lock_to_prepare
@@ -227,9 +229,23 @@ def _run_tasks(prepared: PreparedBuild, tasks: Sequence[Task | StreamTask], log:
         if log.stage is Stage.HASHING:
             context = replace(context, workspace=context.workspace.hashing)
         elif prepared.resolved.options.dedup == "exact":
-            looking = replace(work, share=WholeBuild(context.workspace), observer=ignore)
-            context = replace(context, drops=find_drops(looking, hashing=Access.LOOK, merging=Access.LOOK))
+            context = replace(context, drops=_found_drops(work))
         StageRunner(work, context, Access.RUN).run(tasks)
+
+
+def _found_drops(work: Work) -> DropLists:
+    """The duplicates that `_find_duplicates` found.
+
+    Raises:
+        UnfinishedStageError: it has not, or not among the inputs that are left.
+    """
+    hashing = work.context.workspace.hashing
+    drops = load_drops(hashing, work.outcome.bad_inputs)
+    if drops is None:
+        looking = replace(work, share=WholeBuild(work.context.workspace), observer=ignore)
+        StageRunner(looking, replace(work.context, workspace=hashing), Access.LOOK).run(work.prepared.tasks)
+        raise UnfinishedStageError(Stage.DUPLICATES)
+    return drops
 
 
 def _find_duplicates(prepared: PreparedBuild, observer: Observer) -> None:
@@ -239,8 +255,9 @@ def _find_duplicates(prepared: PreparedBuild, observer: Observer) -> None:
         workspace.take_over()
         outcome = Outcome(bad_inputs=known_bad_inputs(workspace))
         work = Work(prepared=prepared, share=WholeBuild(workspace), outcome=outcome, observer=observer, make=make)
-        find_drops(work, hashing=Access.JUDGE, merging=Access.RUN)
+        drops = find_drops(work, hashing=Access.JUDGE, merging=Access.RUN)
         while has_more_bad_inputs(work):
-            find_drops(work, hashing=Access.JUDGE, merging=Access.RUN)
+            drops = find_drops(work, hashing=Access.JUDGE, merging=Access.RUN)
         # those that write go by the duplicates among all other inputs
         save_bad_inputs(workspace, outcome.bad_inputs)
+        save_drops(drops, outcome.bad_inputs)

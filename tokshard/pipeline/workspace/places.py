@@ -28,6 +28,9 @@ TASKS = f"{names.WORK}/tasks.arrow"
 RESOLVED = f"{names.WORK}/resolved.json"
 """What was asked for and found, so that another process need not look again. The last file that prepares a build."""
 
+DROPS = f"{names.WORK}/drops.arrow"
+"""Where the duplicates of each task are found, for jobs that write."""
+
 JOBS = f"{names.WORK}/jobs"
 """Folder of what the jobs of an array say of themselves."""
 
