@@ -37,6 +37,9 @@ class Source:
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         pass
 
+    def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        pass
+
     dtype: np.dtype[Any]
 
     def ends_of(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -113,6 +116,7 @@ class PeriodicSource(Source):
 
     dtype = np.dtype(np.uint16)
     tokenizer = "tokenizer"
+    is_in_memory = True
 
     def __init__(self, num_tokens: int, document_tokens: int = 1000) -> None:
         self.num_tokens, self._length = num_tokens, document_tokens

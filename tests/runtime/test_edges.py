@@ -27,10 +27,11 @@ from tests.runtime import naive
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, global_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError, LoaderError, PlanMismatchError
-from tokshard.runtime import shard_bytes
+from tokshard.runtime.cache import Cache
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.tensors import StreamingLoader
+from tokshard.store.posix import PosixStore
 
 ROOT = Path(__file__).parents[2]
 ACCESS = ["mmap", "pread"]
@@ -156,16 +157,18 @@ def test_fewer_documents_than_ranks_feed_every_rank() -> None:
 def test_delimiter_ids_inside_documents_cut_nothing(tmp_path: Path) -> None:
     documents = [[1, EOS, 2, EOS, EOS, 3, EOS], [EOS, EOS], [2, EOS]]
     corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=TINY_TOKENIZER)
-    for access in ACCESS:
-        plan = StreamPlan({"corpus": CorpusSource(corpus, access=access)}, seq_len=11, epochs=1)
-        row = plan.sample(0)
-        bounds = row["cu_seqlens"].tolist()
-        for number, piece in enumerate(plan.trace(0)):
-            start, stop = bounds[number], bounds[number + 1]
-            tokens = documents[piece.document]
-            assert row["input_ids"][start:stop].tolist() == tokens
-            assert row["labels"][start:stop].tolist() == [*tokens[1:], -100]
-            assert row["position_ids"][start:stop].tolist() == list(range(len(tokens)))
+    plan = StreamPlan({"corpus": CorpusSource(corpus)}, seq_len=11, epochs=1)
+    row = plan.sample(0)
+    bounds = row["cu_seqlens"].tolist()
+    for number, piece in enumerate(plan.trace(0)):
+        start, stop = bounds[number], bounds[number + 1]
+        tokens = documents[piece.document]
+        assert row["input_ids"][start:stop].tolist() == tokens
+        assert row["labels"][start:stop].tolist() == [*tokens[1:], -100]
+        assert row["position_ids"][start:stop].tolist() == list(range(len(tokens)))
+    read_by_range = CorpusSource(corpus, access="pread")
+    with pytest.raises(DamagedCorpusError, match=r"7 documents end .*, by their delimiters; .* says 3 to 3"):
+        StreamPlan({"corpus": read_by_range}, seq_len=11, epochs=1).sample(0)
 
 
 def test_samples_of_one_token_are_each_token_once() -> None:
@@ -277,7 +280,8 @@ print(len(source.corpus.shards), read)
 @pytest.fixture(scope="module")
 def many_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     memory = ListSource([10] * 600)
-    memory.tokens %= 4
+    memory.tokens = memory.tokens % 3 + 1
+    memory.tokens[memory.stops - 1] = EOS
     return write(tmp_path_factory.mktemp("many") / "corpus", memory, shard_tokens=10)
 
 
@@ -391,6 +395,7 @@ CHILD_OF_A_KILLED_JOB = r"""
 import os, signal, sys
 from tests.runtime.sources import ListSource
 from tokshard.runtime import StreamPlan, StreamingLoader
+from tokshard.store.posix import PosixStore
 if __name__ == "__main__":
     plan = StreamPlan({"corpus": ListSource([9, 4, 30])}, seq_len=8)
     loader = StreamingLoader(plan, global_batch_size=2, num_workers=3, multiprocessing_context=sys.argv[1])
@@ -430,13 +435,14 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     names: list[str] = []
     over = threading.Event()
 
-    class Hanging(shard_bytes._OpenFile):
-        def read(self, position: int, length: int) -> bytes:
-            if os.path.basename(self._file.name) in names:
-                over.wait(100)
-            return super().read(position, length)
+    read = PosixStore.read
 
-    monkeypatch.setattr(shard_bytes, "_OpenFile", Hanging)
+    def hang(store: PosixStore, name: str, *arguments: Any, **options: Any) -> Any:
+        if name in names:
+            over.wait(100)
+        return read(store, name, *arguments, **options)
+
+    monkeypatch.setattr(PosixStore, "read", hang)
     yield names
     over.set()
 
@@ -516,7 +522,7 @@ def test_a_worker_that_touches_a_changed_shard_reports_it_by_name(tmp_path: Path
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shard_truncated_under_a_running_job_is_an_error_with_pread(tmp_path: Path, workers: int) -> None:
     corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=300)
-    source = CorpusSource(corpus, access="pread")
+    source = CorpusSource(corpus, access="pread", cache=Cache(memory_bytes=0))
     plan = small_plan(source)
     loader = StreamingLoader(plan, global_batch_size=2, num_workers=workers, multiprocessing_context="fork")
     batches = iter(loader)
@@ -524,7 +530,7 @@ def test_a_shard_truncated_under_a_running_job_is_an_error_with_pread(tmp_path: 
         next(batches)
     shard = shard_of(source, 1)
     os.truncate(shard, 600)
-    with pytest.raises(DamagedCorpusError, match=f"{shard.name} ends at byte .* it was cut under the running job"):
+    with pytest.raises(DamagedCorpusError, match=f"{shard.name}: the file ends at byte .* it was cut under"):
         take_until_error(batches)
     loader.close()
 

@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import IO
@@ -38,6 +38,12 @@ _LOCK = threading.RLock()
 
 REQUESTS: Counter[str] = Counter()
 """How often stores in memory were asked for something, by the name of the method."""
+
+READS: list[tuple[str, int, int]] = []
+"""The ranges that were read: name, first byte and length. Cleared by the tests that look at it."""
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {}
+"""By name, what happens to the ranges of a file on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,9 @@ class MemoryStore:
         for start, length in ranges:
             if start + length > len(file.content):
                 raise OSError(errno.EIO, f"the file ends before byte {start + length}", self.where(name))
-        return [file.content[start : start + length] for start, length in ranges]
+        READS.extend((name, start, length) for start, length in ranges)
+        changed = CHANGES.get(name, bytes)
+        return [changed(file.content[start : start + length]) for start, length in ranges]
 
     def get(self, name: str) -> bytes:
         REQUESTS["get"] += 1

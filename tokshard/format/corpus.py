@@ -206,11 +206,14 @@ class Corpus:
                 self._open.popitem(last=False)
         return shard
 
-    def stride_hashes(self, shard: int) -> NDArray[np.uint32]:
+    def stride_hashes(self, shard: int, start: int = 0, stop: int | None = None) -> NDArray[np.uint32]:
         """The CRC-32 of every `HASH_STRIDE` tokens of one shard: uint32 [strides], of which the last may be short.
 
         Hashed are the bytes of the tokens from the first of the shard on, whatever record batch they lie in. Each call
         reads the hashes from the store, 4 bytes for every 8,192 tokens.
+
+        Args:
+            start, stop: read the hashes of these strides of the shard only.
 
         Raises:
             IndexError: the corpus has no such shard.
@@ -219,7 +222,7 @@ class Corpus:
         """
         index = range(len(self.shards))[shard]
         below, _ = self._generations[self.shards.generation(index)]
-        strides = self.shards.strides(index)
+        strides = self.shards.strides(index)[start:stop]
         return read_stride_hashes(below, strides.start, strides.stop)
 
     def close(self) -> None:

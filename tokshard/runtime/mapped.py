@@ -1,8 +1,4 @@
-"""A corpus whose shards are memory maps. Its tokens are copied as slices, or gathered by their addresses.
-
-A slice costs about a quarter of a microsecond, whatever its length; gathering costs about a nanosecond per token,
-whatever the pieces are. So pieces of up to a few hundred tokens are gathered.
-"""
+"""A corpus whose shards are memory maps. Its tokens are copied as slices, or gathered by their addresses."""
 
 from __future__ import annotations
 
@@ -15,16 +11,11 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
+from tokshard.runtime import copying
 from tokshard.runtime.order.forking import ForkLock
 
 MAX_BATCHES = 8_192
 """Record batches kept open: a map costs about a kilobyte and no file descriptor."""
-
-GATHER_BELOW = 350
-"""Mean tokens of a piece below which gathering is faster than slices. Changes speed only, not results."""
-
-_GATHER_TOKENS = 1 << 15
-"""Tokens that are gathered at a time, so that their index stays in the cache."""
 
 
 class MappedTokens:
@@ -45,7 +36,6 @@ class MappedTokens:
         self._stop = 0
         self._memory = np.empty(0, dtype), 0
         self._are_aligned = True
-        self._numbers = np.arange(_GATHER_TOKENS)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -86,69 +76,17 @@ class MappedTokens:
             starts, lengths, out, at: as in `TokenSource.read`.
         """
         within = starts - self._first_tokens[batches]
-        ends = np.cumsum(lengths)
-        if not self._are_aligned or ends[-1] >= GATHER_BELOW * len(lengths):
-            self._copy(batches, within, lengths, out, at)
+        if self._are_aligned and copying.are_short(lengths):
+            memory, start = self._memory
+            elements = (self._addresses[batches] - start) // self._dtype.itemsize + within
+            copying.gather(memory, elements, lengths, out, at)
             return
-        low = 0
-        while low < len(lengths):
-            done = int(ends[low - 1]) if low else 0
-            high = max(low + 1, int(ends.searchsorted(done + _GATHER_TOKENS, "right")))
-            part = slice(low, high)
-            self._gather(batches[part], within[part], lengths[part], out, at[part])
-            low = high
-
-    def _gather(
-        self,
-        batches: NDArray[np.int64],
-        within: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        out: NDArray[Any],
-        at: NDArray[np.int64],
-    ) -> None:
-        """Take the tokens of all pieces with one index."""
-        memory, start = self._memory
-        elements = (self._addresses[batches] - start) // self._dtype.itemsize + within
-        # short pieces wait for memory: the first and the last token of each, asked for in a row, bring many at a time
-        memory.take(elements, mode="wrap")
-        memory.take(elements + (lengths - 1), mode="wrap")
-        index = np.repeat(elements - np.cumsum(lengths) + lengths, lengths)
-        index += self._numbers[: len(index)] if len(index) <= len(self._numbers) else np.arange(len(index))
-        low = 0
-        for _, place, stop in _runs(lengths, at):
-            high = low + stop - place
-            # 'wrap' checks nothing that was not checked, and needs no second buffer as 'raise' does
-            memory.take(index[low:high], out=out[place:stop], mode="wrap")
-            low = high
-
-    def _copy(
-        self,
-        batches: NDArray[np.int64],
-        within: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        out: NDArray[Any],
-        at: NDArray[np.int64],
-    ) -> None:
-        """Copy every piece as a slice."""
         values, ends = self._values, within + lengths
         views = [
             values[batch][start:stop]
             for batch, start, stop in zip(batches.tolist(), within.tolist(), ends.tolist(), strict=True)
         ]
-        low = 0
-        for high, place, stop in _runs(lengths, at):
-            np.concatenate(views[low:high], out=out[place:stop])
-            low = high
-
-
-def _runs(lengths: NDArray[np.int64], at: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Pieces that follow each other without a gap: the one after the last, and the places from and to which they go."""
-    stops = at + lengths
-    is_last = np.ones(len(at), np.bool_)
-    np.not_equal(at[1:], stops[:-1], out=is_last[:-1])
-    last = np.flatnonzero(is_last)
-    first = np.concatenate([[0], last[:-1] + 1])
-    return list(zip((last + 1).tolist(), at[first].tolist(), stops[last].tolist(), strict=True))
+        copying.copy_slices(views, lengths, out, at)
 
 
 class MappedCorpus:

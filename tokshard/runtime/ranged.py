@@ -1,13 +1,12 @@
-"""A corpus of which only the ranges of its shards that are asked for are read."""
+"""A corpus of which only the strides that hold what is asked for are read, ahead of need where that is known."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,90 +14,108 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
-from tokshard.format.schema import ORDINAL_STRIDE
-from tokshard.runtime.shard_bytes import ByteRange, ShardFile, shard_bytes
+from tokshard.format.schema import HASH_STRIDE
+from tokshard.runtime.cache import Cache, CachedStrides
+from tokshard.runtime.checked_shards import CheckedShards, StrideHashes
+from tokshard.runtime.shard_bytes import ShardBytes
+from tokshard.runtime.shard_places import ShardPlaces
+from tokshard.runtime.strides import Strides
 
 _MAX_SHARDS = 8_192
 """Shards whose places of record batches are kept."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one shard holds of a stretch of the corpus.
-
-    Args:
-        stretch: number of the stretch.
-        base: where the shard begins in the corpus.
-        first, last: documents of the shard; those that end in the part are among them.
-        start, stop: the part, counted from the first token of the shard.
-    """
-
-    stretch: int
-    shard: RangedShard
-    base: int
-    first: int
-    last: int
-    start: int
-    stop: int
+_ENDS_TOKENS = 4 << 20
+"""Tokens in which ends of documents are looked for at a time."""
 
 
 class RangedCorpus:
-    """A corpus of which only the tokens and offsets that are asked for are read, all of one call together.
+    """A corpus of which only the strides that hold what is asked for are read, checked, and kept in a cache.
+
+    A block is read as the strides that cover it and the token after it, the label of a document that goes on. Where
+    documents end follows from their delimiters. Only the places of single documents are read from the offsets, and all
+    ends if the delimiter begins documents too.
 
     Args:
-        touch: called with the path of a shard before it is read.
+        touch: called with the path of a shard before it is waited for.
+        cache: where strides are kept.
     """
 
-    def __init__(self, corpus: Corpus, touch: Callable[[str], None]) -> None:
-        self._corpus = corpus
+    def __init__(self, corpus: Corpus, touch: Callable[[str], None], cache: Cache) -> None:
+        self._corpus, self._touch, self._cache = corpus, touch, cache
+        self._begins_with_delimiter = corpus.bos_id == corpus.eos_id
         self._first_tokens = corpus.shards.first_tokens
         self._starts: list[int] = self._first_tokens.tolist()
-        self._bytes = shard_bytes(corpus.store, touch)
-        self._shards: OrderedDict[int, RangedShard] = OrderedDict()
+        self._shards: OrderedDict[int, ShardPlaces] = OrderedDict()
+
+        def count(requests: int, num_bytes: int) -> None:
+            cache.count(requests=requests, fetched_bytes=num_bytes)
+
+        self._bytes = ShardBytes(corpus.store, count)
+        checked = CheckedShards(
+            corpus,
+            self._shard,
+            self._bytes,
+            StrideHashes(corpus, count),
+            kept=cache.disk,
+            stride_tokens=HASH_STRIDE,
+            count=cache.count,
+        )
+        self._strides = Strides(self._first_tokens, HASH_STRIDE)
+        self._cached = CachedStrides(
+            cache, self._strides, corpus.dtype, checked.fetch, lambda shard: touch(self._shard(shard).file.path)
+        )
 
     def read(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
     ) -> None:
-        """Copy the tokens of pieces, as `TokenSource.read` does, one shard after another.
+        """Copy the tokens of pieces, as `TokenSource.read` does.
 
         Raises:
             DamagedCorpusError: a shard is missing or not what the manifest says.
+            StoreError: the store does not answer.
         """
-        order = np.argsort(starts)  # so that each shard is opened once
-        starts, lengths, at = starts[order], lengths[order], at[order]
-        shards = np.searchsorted(self._first_tokens, starts, "right") - 1
-        within = starts - self._first_tokens[shards]
-        wanted = [
-            self._shard(shard).token_range(start, length)
-            for shard, start, length in zip(shards.tolist(), within.tolist(), lengths.tolist(), strict=True)
-        ]
-        answers = self._bytes.read(wanted)
-        for place, length, data in zip(at.tolist(), lengths.tolist(), answers, strict=True):
-            out[place : place + length] = np.frombuffer(data, self._corpus.dtype)
+        if len(starts):
+            self._cached.read(self._strides.cut(starts, lengths, at), out)
+
+    def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Fetch blocks ahead of need, as `TokenSource.will_read` says."""
+        if len(starts):
+            self._cached.announce(self._strides_of_blocks(starts, stops))
+
+    def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Forget blocks, as `TokenSource.has_read` says."""
+        if len(starts):
+            self._cached.release(self._strides_of_blocks(starts, stops))
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
 
         Raises:
             DamagedCorpusError: a shard is missing or not what the manifest says.
+            StoreError: the store does not answer.
         """
-        parts = self._cut_at_shards(starts, stops)
-        answers = self._bytes.read([each for part in parts for each in part.shard.offset_ranges(part.first, part.last)])
-        found = [np.empty(0, np.int64)]
-        for part in parts:
-            offsets = part.shard.offsets(part.first, part.last, part.start, part.stop, answers)
-            low, high = np.searchsorted(offsets, [part.start, part.stop], "right")
-            found.append(offsets[low:high] + part.base)
-        counts = np.bincount([part.stretch for part in parts], [len(ends) for ends in found[1:]], len(starts))
-        return np.concatenate([[0], np.cumsum(counts.astype(np.int64))]), np.concatenate(found)
+        stretches, begins, stops = self._cut_at_shards(starts, stops)
+        counts, found = np.zeros(len(starts), np.int64), [np.empty(0, np.int64)]
+        totals = np.cumsum(stops - begins)
+        low = 0
+        while low < len(stretches):
+            done = int(totals[low - 1]) if low else 0
+            high = max(low + 1, int(totals.searchsorted(done + _ENDS_TOKENS, "right")))
+            parts, ends = self._delimiters(begins[low:high], stops[low:high])
+            if self._begins_with_delimiter:
+                parts, ends = self._ends_by_offsets(begins[low:high], stops[low:high], parts, ends)
+            counts += np.bincount(stretches[low:high][parts], minlength=len(counts))
+            found.append(ends)
+            low = high
+        return np.concatenate([[0], np.cumsum(counts)]), np.concatenate(found)
 
     def document_at(self, position: int) -> tuple[int, int, int]:
         """The document that holds a token: its number, and its start and stop in the corpus."""
         index = bisect_right(self._starts, position) - 1
-        shard, base = self._shard(index), self._starts[index]
+        base = self._starts[index]
         within = position - base
-        first, last = shard.rows(within, within + 1)
-        offsets = shard.offsets(first, last, within, within + 1, self._bytes.read(shard.offset_ranges(first, last)))
+        self._touch(self._shard(index).file.path)
+        first, offsets = self._offsets(index, within, within + 1)
         row = int(np.searchsorted(offsets, within, "right")) - 1
         document = int(self._corpus.shards.first_documents[index]) + first + row
         return document, base + int(offsets[row]), base + int(offsets[row + 1])
@@ -106,133 +123,100 @@ class RangedCorpus:
     def bounds(self, shard: int, row: int) -> tuple[int, int]:
         """Start and stop in the corpus of a document of a shard."""
         found = self._shard(shard)
-        start, stop = found.bounds(row, next(self._bytes.read([found.bounds_range(row)])))
+        self._touch(found.file.path)
+        (answer,) = self._bytes.read(found.file, [found.bounds_range(row)])
+        start, stop = found.bounds(row, answer)
         return self._starts[shard] + start, self._starts[shard] + stop
 
-    def _cut_at_shards(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[_Part]:
-        parts = []
-        for stretch, (begin, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-            position = begin
-            while position < stop:
-                index = bisect_right(self._starts, position) - 1
-                base, end = self._starts[index], min(stop, self._starts[index + 1])
-                shard = self._shard(index)
-                first, last = shard.rows(position - base, end - base)
-                parts.append(_Part(stretch, shard, base, first, last, position - base, end - base))
-                position = end
-        return parts
+    def _delimiters(
+        self, begins: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where delimiters lie in stretches that each lie in one shard.
 
-    def _shard(self, index: int) -> RangedShard:
+        Returns:
+            int64 [n] each: number of the stretch, and the position after the delimiter.
+        """
+        lengths = stops - begins
+        after = np.cumsum(lengths)
+        tokens = np.empty(int(after[-1]), self._corpus.dtype)
+        self.read(begins, lengths, tokens, after - lengths)
+        places = np.flatnonzero(tokens == self._corpus.eos_id)
+        parts = after.searchsorted(places, "right")
+        if not self._begins_with_delimiter:
+            self._check_numbers(begins, stops, np.bincount(parts, minlength=len(begins)))
+        return parts, places + (begins - after + lengths)[parts] + 1
+
+    def _check_numbers(self, begins: NDArray[np.int64], stops: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Refuse delimiters inside documents, as far as the shard table tells."""
+        for begin, stop, count in zip(begins.tolist(), stops.tolist(), counts.tolist(), strict=True):
+            index = bisect_right(self._starts, begin) - 1
+            shard, base = self._shard(index), self._starts[index]
+            least, most = shard.num_ends(begin - base, stop - base)
+            if not least <= count <= most:
+                raise DamagedCorpusError(
+                    f"{shard.file.path}: {count} documents end in the tokens {begin - base} to {stop - base}, by their "
+                    f"delimiters; the shard table says {least} to {most}",
+                    hint=RESTORE,
+                )
+
+    def _ends_by_offsets(
+        self,
+        begins: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        parts: NDArray[np.int64],
+        after: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ends of documents that begin with a delimiter, too: the offsets say which of the delimiters are the last.
+
+        Args:
+            parts, after: all delimiters, as `_delimiters` gives them.
+        """
+        indices = (np.searchsorted(self._first_tokens, begins, "right") - 1).tolist()
+        bases = self._first_tokens[indices]
+        inside = list(zip(indices, (begins - bases).tolist(), (stops - bases).tolist(), strict=True))
+        tasks = [self._cache.fetchers.start(partial(self._offsets, *each), is_urgent=True) for each in inside]
+        found = []
+        for part, ((index, begin, stop), task) in enumerate(zip(inside, tasks, strict=True)):
+            self._touch(self._shard(index).file.path)
+            _, offsets = task.result()
+            delimiters = np.union1d(offsets[:-1] + 1, offsets[1:])
+            delimiters = delimiters[(delimiters > begin) & (delimiters <= stop)]
+            if not np.array_equal(after[parts == part] - self._starts[index], delimiters):
+                raise DamagedCorpusError(
+                    f"{self._shard(index).file.path}: the documents in the tokens {begin} to {stop} do not begin and "
+                    "end at delimiters",
+                    hint=RESTORE,
+                )
+            found.append(offsets[1:][(offsets[1:] > begin) & (offsets[1:] <= stop)] + self._starts[index])
+        return np.repeat(np.arange(len(found)), [len(ends) for ends in found]), np.concatenate(found)
+
+    def _offsets(self, index: int, start: int, stop: int) -> tuple[int, NDArray[np.int64]]:
+        """Of the documents that hold some tokens of a shard: the first, and where they start and the last one stops."""
+        shard = self._shard(index)
+        first, last = shard.rows(start, stop)
+        answers = self._bytes.read(shard.file, shard.offset_ranges(first, last))
+        return first, shard.offsets(first, last, start, stop, answers)
+
+    def _cut_at_shards(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Stretches of the corpus cut where shards begin: int64 [n] each, number of the stretch, start and stop."""
+        first = self._first_tokens.searchsorted(starts, "right") - 1
+        counts = self._first_tokens.searchsorted(stops, "left") - first
+        stretches = np.repeat(np.arange(len(starts)), counts)
+        shards = np.arange(len(stretches)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        begins = np.maximum(starts[stretches], self._first_tokens[shards])
+        return stretches, begins, np.minimum(stops[stretches], self._first_tokens[shards + 1])
+
+    def _strides_of_blocks(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The strides that hold blocks, and the token after each, which may be the label of its last one."""
+        shards = self._first_tokens.searchsorted(stops - 1, "right") - 1
+        return self._strides.covering(starts, np.minimum(stops + 1, self._first_tokens[shards + 1]))
+
+    def _shard(self, index: int) -> ShardPlaces:
         # every step is atomic: threads that race for a shard may make it twice, which is harmless
         shard = self._shards.get(index)
         if shard is None:
-            shard = self._shards[index] = RangedShard(self._corpus, index)
+            shard = self._shards[index] = ShardPlaces(self._corpus, index)
             if len(self._shards) > _MAX_SHARDS:
                 with contextlib.suppress(KeyError):
                     self._shards.popitem(last=False)
         return shard
-
-
-class RangedShard:
-    """Where the tokens and offsets of one shard are, and what those mean. Reads nothing.
-
-    Positions of tokens and documents count from the first ones of the shard.
-    """
-
-    def __init__(self, corpus: Corpus, index: int) -> None:
-        info = corpus.shards[index]
-        self._file = ShardFile(name=info.name, path=corpus.store.where(info.name), num_bytes=info.num_bytes)
-        self._item = corpus.dtype.itemsize
-        self._places = corpus.shards.batch_places(index)
-        self._strides = corpus.shards.stride_documents(index)
-        self._starts = _starts([place.num_tokens for place in self._places])
-        self._first_documents = _starts([place.num_documents for place in self._places])
-
-    def token_range(self, start: int, length: int) -> ByteRange:
-        """Where some tokens are, all of one record batch."""
-        batch = bisect_right(self._starts, start) - 1
-        position = self._places[batch].values_position + (start - self._starts[batch]) * self._item
-        return ByteRange(self._file, position, length * self._item)
-
-    def rows(self, start: int, stop: int) -> tuple[int, int]:
-        """The first and the last document that may end in a stretch of tokens, as the shard table says."""
-        # the documents of the strides that hold the first and the last token bound those in between
-        beyond = -(-stop // ORDINAL_STRIDE)
-        last = int(self._strides[beyond]) if beyond < len(self._strides) else self._first_documents[-1] - 1
-        return int(self._strides[start // ORDINAL_STRIDE]), last
-
-    def offset_ranges(self, first: int, last: int) -> list[ByteRange]:
-        """Where the offsets of some documents are; one range per record batch."""
-        return [
-            ByteRange(self._file, self._places[batch].offsets_position + 8 * row, 8 * (row_stop - row + 1))
-            for batch, row, row_stop in self._rows_of_batches(first, last)
-        ]
-
-    def offsets(self, first: int, last: int, start: int, stop: int, answers: Iterator[bytes]) -> NDArray[np.int64]:
-        """Starts of the documents ``[first, last]``, which hold the tokens ``[start, stop)``, and where they end.
-
-        Args:
-            answers: the next ones are to `offset_ranges`.
-
-        Raises:
-            DamagedCorpusError: they do not ascend, or the documents do not hold these tokens.
-        """
-        parts = [np.empty(0, np.int64)]
-        end = 0
-        for batch, row, row_stop in self._rows_of_batches(first, last):
-            place = self._places[batch]
-            found = np.frombuffer(next(answers), np.int64)
-            is_whole = (row > 0 or found[0] == 0) and (row_stop < place.num_documents or found[-1] == place.num_tokens)
-            if not is_whole or not bool(np.all(found[1:] > found[:-1])) or found[0] < 0 or found[-1] > place.num_tokens:
-                raise DamagedCorpusError(
-                    f"{self._file.path}, batch {batch}: offsets of documents {row} to {row_stop} must ascend within "
-                    f"[0, {place.num_tokens}], found {found[0]} to {found[-1]}",
-                    hint=RESTORE,
-                )
-            parts.append(found[:-1] + self._starts[batch])
-            end = int(found[-1]) + self._starts[batch]
-        offsets = np.append(np.concatenate(parts), end)
-        if offsets[0] > start or offsets[-1] < stop:  # else pieces would run over the ends of documents
-            raise DamagedCorpusError(
-                f"{self._file.path}: the shard table says that documents {first} to {last} hold tokens {start} to "
-                f"{stop}, they hold {offsets[0]} to {offsets[-1]}",
-                hint=RESTORE,
-            )
-        return offsets
-
-    def bounds_range(self, row: int) -> ByteRange:
-        """Where the start and the stop of one document are."""
-        batch = bisect_right(self._first_documents, row) - 1
-        position = self._places[batch].offsets_position + 8 * (row - self._first_documents[batch])
-        return ByteRange(self._file, position, 16)
-
-    def bounds(self, row: int, answer: bytes) -> tuple[int, int]:
-        """Start and stop of one document.
-
-        Args:
-            answer: to `bounds_range`.
-        """
-        batch = bisect_right(self._first_documents, row) - 1
-        place, base = self._places[batch], self._starts[batch]
-        start, stop = np.frombuffer(answer, np.int64).tolist()
-        if not 0 <= start < stop <= place.num_tokens:
-            raise DamagedCorpusError(
-                f"{self._file.path}, batch {batch}: document {row - self._first_documents[batch]} is at {start} to "
-                f"{stop}, expected within [0, {place.num_tokens}]",
-                hint=RESTORE,
-            )
-        return base + start, base + stop
-
-    def _rows_of_batches(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """The documents ``[first, last]``: record batch, the first there, and the one after the last there."""
-        row = first
-        while row <= min(last, self._first_documents[-1] - 1):
-            batch = bisect_right(self._first_documents, row) - 1
-            base = self._first_documents[batch]
-            row_stop = min(last + 1, base + self._places[batch].num_documents)
-            yield batch, row - base, row_stop - base
-            row = row_stop
-
-
-def _starts(counts: list[int]) -> list[int]:
-    return [0, *itertools.accumulate(counts)]

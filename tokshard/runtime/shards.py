@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tokshard.format import names
 from tokshard.format.opening import open_corpus
+from tokshard.runtime.cache import Cache
 from tokshard.runtime.mapped import MappedCorpus, changed_shard
 from tokshard.runtime.ranged import RangedCorpus
 from tokshard.runtime.source import DocumentSpan
@@ -41,12 +42,11 @@ class TouchedShard:
 class CorpusSource:
     """A corpus as one sequence of tokens, shard after shard.
 
-    Shards are memory-mapped, or with ``access="pread"`` read piece by piece through open files. That suits network
-    file systems: a shard that is cut or vanishes under a running job raises an error then, where a map would kill the
-    process with SIGBUS. Sizes are checked when a shard is first touched, offsets whenever they are read.
-
-    Of a corpus in an object store or on a web server, only ranges are read, whatever `access` says: those of one call
-    side by side. A shard that is replaced under a running job is refused.
+    Shards are memory-mapped. With ``access="pread"``, and of a corpus in an object store or on a web server, blocks are
+    read by range, many at a time and ahead of need, into a cache; their tokens are checked against the hashes of the
+    corpus. That suits network file systems, too: a shard that is cut or vanishes under a running job raises an error
+    then, where a map would kill the process with SIGBUS. A shard that is replaced in a store under a running job is
+    refused.
 
     Pickles as its arguments, so that a worker process opens the corpus for itself.
 
@@ -55,6 +55,7 @@ class CorpusSource:
         access: ``"mmap"`` or ``"pread"``.
         generation: read the documents up to this generation; default: the newest. A copy in another process reads the
             same, whatever is appended meanwhile.
+        cache: for what is not mapped; corpora may share one. Default: one of its own.
 
     Attributes:
         corpus: the open corpus.
@@ -62,13 +63,19 @@ class CorpusSource:
         is_remote: whether the corpus is not on this machine. A process that was forked after it was opened cannot read
             it.
         touched: the shard that was touched last.
+        cache: what was read of it, unless it is mapped.
 
     Raises:
         CorpusError: the corpus cannot be opened.
     """
 
     def __init__(
-        self, location: str | os.PathLike[str], *, access: str = "mmap", generation: int | None = None
+        self,
+        location: str | os.PathLike[str],
+        *,
+        access: str = "mmap",
+        generation: int | None = None,
+        cache: Cache | None = None,
     ) -> None:
         if access not in ("mmap", "pread"):
             raise ValueError(f"access must be 'mmap' or 'pread', got {access!r}")
@@ -82,10 +89,11 @@ class CorpusSource:
         self.is_remote = self.corpus.store.local_path(names.MANIFEST) is None
         self.is_in_memory = access == "mmap" and not self.is_remote
         self.touched = TouchedShard()
+        self.cache = Cache() if cache is None else cache
 
     def __reduce__(self) -> tuple[Any, ...]:
         generation = self.corpus.num_generations - 1
-        return (partial(CorpusSource, access=self.access, generation=generation), (self.location,))
+        return (_reopened, (self.location, self.access, generation, self.cache))
 
     def __repr__(self) -> str:
         return repr(self.corpus)
@@ -119,7 +127,14 @@ class CorpusSource:
         self._reader.read(starts, lengths, out, at)
 
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Does nothing: the kernel reads ahead by itself."""
+        """Fetch these blocks in the background; does nothing with maps, of which the kernel reads ahead by itself."""
+        if not self.is_in_memory and isinstance(self._reader, RangedCorpus):
+            self._reader.will_read(starts, stops)
+
+    def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Forget blocks that were announced to `will_read`."""
+        if not self.is_in_memory and isinstance(self._reader, RangedCorpus):
+            self._reader.has_read(starts, stops)
 
     def document_at(self, position: int) -> DocumentSpan:
         """The document that holds a token.
@@ -150,4 +165,10 @@ class CorpusSource:
 
     @cached_property
     def _reader(self) -> MappedCorpus | RangedCorpus:
-        return (MappedCorpus if self.is_in_memory else RangedCorpus)(self.corpus, self.touched)
+        if self.is_in_memory:
+            return MappedCorpus(self.corpus, self.touched)
+        return RangedCorpus(self.corpus, self.touched, self.cache)
+
+
+def _reopened(location: str, access: str, generation: int, cache: Cache) -> CorpusSource:
+    return CorpusSource(location, access=access, generation=generation, cache=cache)

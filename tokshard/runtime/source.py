@@ -92,3 +92,6 @@ class TokenSource(Protocol):
         Args:
             starts, stops: int64 [n], positions of the first token of each and of the one after its last.
         """
+
+    def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """A hint that the reader that announced these blocks to `will_read` is done with them."""

@@ -2,19 +2,22 @@
 
 To make a table, the corpus is asked for its document ends, and the pieces between them are permuted. For a window of
 64M tokens this takes milliseconds in documents of 1,000 tokens, and seconds in documents of 10. So the table of the
-next window is made in small steps while the current one is read. ORDER.md, section 5, has the rules.
+next window is made in small steps while the current one is read. A source whose answers are slow is told the blocks in
+the first half of that, and asked for their ends later. ORDER.md, section 5, has the rules.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.runtime.order.announcing import Announcements, blocks_of
 from tokshard.runtime.order.forking import ForkLock
 from tokshard.runtime.order.windows import CorpusOrder, Window
 from tokshard.runtime.source import TokenSource
@@ -24,6 +27,11 @@ _MAX_TABLES = 2
 
 _READY_AT = 0.8
 """The table of the next window is finished when this part of the current one has been read."""
+
+_ANNOUNCED_AT = 0.5
+_ASKED_FROM, _LATE = 0.65, 0.95
+"""The same for a source whose answers are slow, counted from where the job began to read the current window: when all
+blocks of the next one are announced, and between which parts its table is made."""
 
 _SHORT = 0.25
 """A window shorter than this part of a full one is prepared together with the one after it."""
@@ -117,9 +125,8 @@ def table_steps(source: TokenSource, order: CorpusOrder, window: Window) -> Gene
     size, length = order.shape.block_tokens, window.stop - window.start
     if length >= 1 << 32:
         raise ValueError(f"a window of {length} tokens does not fit: give a smaller window_blocks")
-    block_starts = order.blocks(window) * size
-    block_stops = np.minimum(np.arange(1, len(block_starts) + 1) * size, length)
-    source.will_read(block_starts, block_starts + np.diff(block_stops, prepend=0))
+    block_starts, block_ends = blocks_of(order, window)
+    block_stops = np.cumsum(block_ends - block_starts)
     ends_document = np.empty(len(block_starts), np.bool_)
     parts: list[NDArray[np.uint32]] = []
     low, at_once = 0, _BLOCKS_PER_STEP
@@ -182,15 +189,21 @@ class _Preparation:
 
     Args:
         begun_at: the part of the current window that was already read: a job that begins inside a window has less time.
+        is_late: the source fetches the blocks first.
     """
 
-    def __init__(self, window: Window, steps: Generator[float, int | None, PieceTable], begun_at: float) -> None:
-        self.window, self._steps, self._begun_at = window, steps, begun_at
+    def __init__(
+        self, window: Window, steps: Generator[float, int | None, PieceTable], *, begun_at: float, is_late: bool
+    ) -> None:
+        self.window, self._steps, self._begun_at, self._is_late = window, steps, begun_at, is_late
         self._done: float | None = None
         self._table: PieceTable | None = None
 
     def advance_with(self, part_of_current: float) -> None:
         """Keep pace with the reading of the current window."""
+        if self._is_late:
+            self.advance((_since(self._begun_at, part_of_current) - _ASKED_FROM) / (_LATE - _ASKED_FROM))
+            return
         end = _READY_AT if self._begun_at < _READY_AT else 1.0
         if self._begun_at < 1:
             self.advance((part_of_current - self._begun_at) / (end - self._begun_at))
@@ -223,7 +236,11 @@ class Tables:
         self._source, self._order = source, order
         self._kept: OrderedDict[tuple[int, int], PieceTable] = OrderedDict()
         self._ahead: list[_Preparation] = []
+        self._announced = Announcements(source, order)
+        self._current: Window | None = None
+        self._begun_at = 0.0
         self._lock = ForkLock()
+        weakref.finalize(self, self._announced.keep, ()).atexit = False
 
     def table(self, window: Window) -> PieceTable:
         """The pieces of a window, made when it is first asked for."""
@@ -231,6 +248,7 @@ class Tables:
         with self._lock:
             table = self._kept.get(key)
             if table is None:
+                self._announced.announce(window)
                 table = self._preparation(window).finish()
                 self._kept[key] = table
                 if len(self._kept) > _MAX_TABLES:
@@ -252,6 +270,7 @@ class Tables:
             following = [window]
             if window.stop - window.start < _SHORT * self._order.window_tokens:
                 following.append(self._order.window_at(window.stop))
+            self._announce(following, before, after)
             ahead = []
             for one in following:
                 if (one.epoch, one.index) not in self._kept:
@@ -259,6 +278,17 @@ class Tables:
                     preparation.advance_with(after)
                     ahead.append(preparation)
             self._ahead = ahead
+
+    def _announce(self, following: Sequence[Window], before: float, after: float) -> None:
+        """Announce the blocks of the next windows little by little."""
+        current = self._order.window_at(following[0].start - 1)
+        if current != self._current:
+            # the last rows of the window before are laid out, and perhaps not read yet
+            self._current, self._begun_at = current, before
+            return
+        self._announced.keep([current, *following])
+        for window in following:
+            self._announced.announce(window, _since(self._begun_at, after) / _ANNOUNCED_AT)
 
     def clear(self) -> None:
         """Drop all tables."""
@@ -270,4 +300,10 @@ class Tables:
         for index, ahead in enumerate(self._ahead):
             if ahead.window == window:
                 return self._ahead.pop(index)  # an error ends its generator: it is not used again
-        return _Preparation(window, table_steps(self._source, self._order, window), begun_at)
+        steps = table_steps(self._source, self._order, window)
+        return _Preparation(window, steps, begun_at=begun_at, is_late=not self._source.is_in_memory)
+
+
+def _since(begun_at: float, part: float) -> float:
+    """A part of a window as a part of what was left of it when the reading began."""
+    return 1.0 if begun_at >= 1 else (part - begun_at) / (1 - begun_at)

@@ -1,0 +1,237 @@
+"""Corpora that are read by range: the same batches, checked, from few requests, with as much memory as there is."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.corpora import TINY_TOKENIZER, write_corpus
+from tests.store import memory
+from tests.store.memory import SCHEME, MemoryStore
+from tokshard.errors import DamagedCorpusError, StoreError
+from tokshard.format import stride_hashes
+from tokshard.runtime import NumpyLoader, StreamPlan, ranged, steps
+from tokshard.runtime.cache import Cache
+from tokshard.runtime.shards import CorpusSource
+from tokshard.store import STORES_BY_SCHEME, files_below, open_store
+
+STRIDE, BLOCK, WINDOW = 32, 256, 8
+SIZES: dict[str, Any] = {"seq_len": 64, "block_tokens": BLOCK, "window_blocks": WINDOW, "allow_small_blocks": True}
+STRIDE_BYTES = 2 * STRIDE
+ONE_WINDOW = WINDOW * (BLOCK + STRIDE) * 2
+
+
+@pytest.fixture(autouse=True)
+def small_strides(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    for module in (stride_hashes, ranged):
+        monkeypatch.setattr(module, "HASH_STRIDE", STRIDE)
+    # layouts of a step, in windows of eight
+    monkeypatch.setattr(steps, "_MAX_LAYOUT_ROWS", 4)
+    monkeypatch.setattr(steps, "_ROWS_PER_CORPUS", 1)
+    yield
+    memory.CHANGES.clear()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """A corpus of 30,000 tokens in some shards of several record batches."""
+    rng = np.random.default_rng(0)
+    documents = [[*rng.integers(1, 4, length - 1).tolist(), 0] for length in rng.integers(1, 200, 300).tolist()]
+    return write_corpus(tmp_path / "corpus", documents, shard_tokens=9_000, tokenizer=TINY_TOKENIZER)
+
+
+@pytest.fixture
+def remote(local: Path) -> str:
+    """The same corpus in a store."""
+    uri = f"{SCHEME}:/{local}"
+    for name in files_below(open_store(local), ""):
+        open_store(uri).put(name, (local / name).read_bytes())
+    memory.READS.clear()
+    return uri
+
+
+def shards_of(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("shard-*.arrow"))
+
+
+def rows_of(source: CorpusSource, count: int = 40) -> list[dict[str, Any]]:
+    with NumpyLoader(StreamPlan({"corpus": source}, **SIZES), global_batch_size=4) as loader:
+        return [{name: array.tolist() for name, array in batch.items()} for batch in itertools.islice(loader, count)]
+
+
+@pytest.mark.parametrize("memory_bytes", [0, STRIDE_BYTES, 5 * STRIDE_BYTES, ONE_WINDOW, 3 * ONE_WINDOW, 1 << 20])
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_batches_are_those_of_a_mapped_corpus_however_little_memory_there_is(local, remote, memory_bytes, is_remote):
+    source = CorpusSource(remote if is_remote else local, access="pread", cache=Cache(memory_bytes=memory_bytes))
+    assert not source.is_in_memory
+    assert rows_of(source) == rows_of(CorpusSource(local))
+
+
+def test_a_corpus_is_read_from_disk_in_its_second_epoch(local, remote, tmp_path):
+    expected = rows_of(CorpusSource(local), 140)
+    for store_is_there in (True, False):
+        cache = Cache(memory_bytes=2 * ONE_WINDOW, cache_dir=tmp_path / "cache")
+        source = CorpusSource(remote, cache=cache)
+        if not store_is_there:
+            memory.READS.clear()
+        assert rows_of(source, 140) == expected, "more than an epoch"
+        if not store_is_there:
+            assert cache.counts.disk_bytes > 60_000
+            assert not [name for name, _, _ in memory.READS if name.startswith("shard-")]
+
+
+def test_a_window_is_asked_for_once_with_a_request_for_each_block_and_none_for_offsets(local, remote):
+    plan = StreamPlan({"corpus": CorpusSource(remote)}, **SIZES)
+    num_blocks = 3 * WINDOW
+    with NumpyLoader(plan, global_batch_size=4, prefetch_factor=1) as loader:
+        for _ in itertools.islice(loader, 12):  # a window and a half; the third is fetched ahead
+            time.sleep(0.005)
+    reads = [(name, start, length) for name, start, length in memory.READS if name.startswith("shard-")]
+    assert max(Counter(reads).values()) == 1
+    assert len(reads) <= num_blocks + len(shards_of(local)) + 1, "a block may lie in two shards"
+    most = num_blocks * (BLOCK + STRIDE) * 2
+    assert 2 * WINDOW * BLOCK * 2 <= sum(length for _, _, length in reads) <= most
+    places = {name: [] for name in shards_of(local)}
+    for index, shard in enumerate(plan.sources[0].corpus.shards):  # type: ignore[attr-defined]
+        places[shard.name] = plan.sources[0].corpus.shards.batch_places(index)  # type: ignore[attr-defined]
+    for name, start, length in reads:
+        assert any(
+            place.values_position <= start < start + length <= place.values_position + 2 * place.num_tokens
+            for place in places[name]
+        )
+
+
+def test_the_blocks_of_the_next_window_are_there_before_they_are_needed(remote):
+    cache = Cache()
+    with NumpyLoader(StreamPlan({"corpus": CorpusSource(remote, cache=cache)}, **SIZES), global_batch_size=4) as loader:
+        batches = iter(loader)
+        next(batches)
+        first = cache.counts.misses
+        for _ in itertools.islice(batches, 60):
+            time.sleep(0.005)  # a step of training
+    assert cache.counts.misses - first < cache.counts.hits / 20
+
+
+def test_memory_stays_within_its_limit_over_many_windows(local):
+    cache = Cache(memory_bytes=3 * ONE_WINDOW)
+    rows_of(CorpusSource(local, access="pread", cache=cache), 200)
+    (kept,) = cache._memories.values()
+    assert kept.tokens.nbytes <= 3 * ONE_WINDOW
+    assert cache.counts.fetched_bytes < 3 * 60_000, "the corpus is read twice, and every stride about once in an epoch"
+
+
+def flip(content: bytes) -> bytes:
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 1
+    return bytes(changed)
+
+
+def test_a_bit_that_flips_on_the_way_is_asked_for_again_and_never_reaches_a_batch(local, remote):
+    left = 20
+
+    def sometimes(content: bytes) -> bytes:
+        nonlocal left
+        left -= 1
+        return flip(content) if left % 2 else content
+
+    memory.CHANGES.update(dict.fromkeys(shards_of(local), sometimes))
+    cache = Cache(connections=1)  # so that the second try is the next request
+    source = CorpusSource(remote, cache=cache)
+    assert rows_of(source) == rows_of(CorpusSource(local))
+    assert cache.counts.wrong_strides >= 5
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_flipped_bit_of_a_token_is_damage_with_its_place(local, remote, is_remote):
+    (first, *_), expected = shards_of(local), rows_of(CorpusSource(local), 100)
+    content = (local / first).read_bytes()
+    corpus = CorpusSource(local).corpus
+    position = corpus.shards.batch_places(0)[0].values_position + 2 * 1_000
+    changed = bytearray(content)
+    changed[position] ^= 2
+    (local / first).write_bytes(changed)
+    open_store(remote).put(first, bytes(changed))
+    source = CorpusSource(remote if is_remote else local, access="pread")
+    start = 1_000 // STRIDE * STRIDE
+    found = []
+    with (
+        NumpyLoader(StreamPlan({"corpus": source}, **SIZES), global_batch_size=4) as loader,
+        pytest.raises(
+            DamagedCorpusError, match=rf"{first}: tokens {start} to {start + STRIDE}, from byte \d+ on"
+        ) as error,
+    ):
+        found.extend(batch["input_ids"].tolist() for batch in itertools.islice(loader, 200))
+    assert "verify" in error.value.hint or "restore" in error.value.hint
+    assert found == [row["input_ids"] for row in expected[: len(found)]]
+
+
+def test_a_store_that_fails_while_blocks_are_fetched_ahead_fails_the_next_batch(local, remote):
+    def fail(_: bytes) -> bytes:
+        raise StoreError("memory does not answer", hint="try again")
+
+    with NumpyLoader(StreamPlan({"corpus": CorpusSource(remote)}, **SIZES), global_batch_size=4) as loader:
+        batches = iter(loader)
+        next(batches)
+        memory.CHANGES.update(dict.fromkeys(shards_of(local), fail))
+        with pytest.raises(StoreError, match="memory does not answer"):
+            for _ in itertools.islice(batches, 400):
+                pass
+        memory.CHANGES.clear()
+        assert len(list(itertools.islice(loader, 3))) == 3, "it goes on when the store does"
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "foreign"])
+def test_a_damaged_cache_on_disk_is_repaired(local, remote, tmp_path, damage):
+    expected = rows_of(CorpusSource(local), 100)
+    options: dict[str, Any] = {"memory_bytes": 0, "cache_dir": tmp_path / "cache"}
+    rows_of(CorpusSource(remote, cache=Cache(**options)), 100)
+    files = sorted(path for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    assert len(files) == len(shards_of(local))
+    for path, other in zip(files, files[1:] + files[:1], strict=True):
+        content = bytearray(path.read_bytes())
+        if damage == "flipped":
+            content[100::500] = bytes(byte ^ 1 for byte in content[100::500])
+        elif damage == "truncated":
+            del content[len(content) // 3 :]
+        else:
+            content = bytearray(other.read_bytes())
+        path.with_suffix(".new").write_bytes(content)
+    for path in files:
+        path.with_suffix(".new").replace(path)
+    for is_repaired in (False, True):
+        cache = Cache(**options)
+        assert rows_of(CorpusSource(remote, cache=cache), 100) == expected
+        if is_repaired:
+            assert cache.counts.fetched_bytes < 20_000, "tables and hashes"
+
+
+def test_a_document_that_begins_and_ends_with_the_same_token_is_found_by_its_offsets(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    documents = [[0, *rng.integers(1, 4, length).tolist(), 0] for length in rng.integers(0, 50, 200).tolist()]
+    corpus = write_corpus(tmp_path / "corpus", documents, shard_tokens=2_000, tokenizer=TINY_TOKENIZER, bos="<eos>")
+    source = CorpusSource(corpus, access="pread")
+    assert source.corpus.bos_id == source.corpus.eos_id
+    assert rows_of(source) == rows_of(CorpusSource(corpus))
+    shutil.rmtree(corpus)
+
+
+def test_a_source_pickles_with_the_options_of_its_cache_and_not_with_what_is_in_it(local, tmp_path):
+    options: dict[str, Any] = {"memory_bytes": 1 << 20, "cache_dir": str(tmp_path / "cache"), "cache_bytes": 1 << 30}
+    source = CorpusSource(local, access="pread", cache=Cache(**options))
+    rows_of(source)
+    content = pickle.dumps([source, CorpusSource(local, access="pread", cache=source.cache)])
+    assert len(content) < 1_000
+    one, other = pickle.loads(content)
+    assert one.cache is other.cache
+    assert one.cache.counts.hits == 0
+    assert {**one.cache._arguments, **options} == one.cache._arguments
