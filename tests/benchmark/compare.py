@@ -8,6 +8,7 @@ Each run is a process of its own, which imports the package of its tree alone. N
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -81,12 +82,24 @@ class Case:
         return [ours / others for others, ours in self.pairs]
 
 
+_MAKERS = ("tokshard/format/**/*.py", "tests/benchmark/shards.py", "tests/corpora.py")
+"""The modules of a tree on which the bytes of its corpora depend."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A checkout, and where its corpora are made."""
+    """A checkout, and where corpora are made."""
 
     root: Path
-    folder: Path
+    base: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where the corpora of this tree are made: another one if it moves, or if what makes them changes."""
+        digest = hashlib.sha256(str(self.root).encode())
+        for path in sorted(found for pattern in _MAKERS for found in self.root.glob(pattern)):
+            digest.update(f"{path.relative_to(self.root)} {path.stat().st_size} ".encode() + path.read_bytes())
+        return self.base / f"{self.root.name}-{digest.hexdigest()[:12]}"
 
     def corpora(self, length: int, sizes: Sequence[int]) -> list[str]:
         return self._python(_MAKE, str(self.folder), str(length), *map(str, sizes)).split("\n")[:-1]
@@ -159,9 +172,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=default, help="where corpora are made once")
     arguments = parser.parse_args()
     here = machine()
-    folder = arguments.folder.resolve()
-    other = Tree(root=arguments.other.resolve(), folder=folder / "other")
-    ours = Tree(root=ROOT, folder=folder / "this")
+    base = arguments.folder.resolve()
+    other, ours = Tree(root=arguments.other.resolve(), base=base), Tree(root=ROOT, base=base)
     cases = measure(other, ours, arguments)
     line = {
         "benchmark": "compare",

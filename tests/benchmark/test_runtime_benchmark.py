@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmark import page_cache
+from tests.benchmark.compare import Tree
 from tests.benchmark.shards import corpus
 from tokshard.inspect.verify.verification import verify_corpus
 
@@ -82,6 +83,19 @@ def test_two_checkouts_are_compared_by_pairs_in_turn(tmp_path):
     ]
     assert all(0 < case["this_to_other"]["min"] <= case["this_to_other"]["max"] for case in line["cases"])
     assert str(tmp_path) not in done.stdout
+
+
+def test_corpora_to_compare_are_made_again_for_another_tree_and_another_format(tmp_path):
+    folders = set()
+    for tree in ("one", "two"):
+        module = tmp_path / tree / "tokshard" / "format" / "writer.py"
+        module.parent.mkdir(parents=True)
+        module.write_text("VERSION = 1")
+        folders.add(Tree(root=tmp_path / tree, base=tmp_path).folder)
+    assert Tree(root=tmp_path / "two", base=tmp_path).folder in folders
+    module.write_text("VERSION = 2")
+    folders.add(Tree(root=tmp_path / "two", base=tmp_path).folder)
+    assert len(folders) == 3
 
 
 def test_the_corpora_are_whole_have_the_sizes_that_were_asked_for_and_are_made_once(tmp_path):
