@@ -149,8 +149,8 @@ def test_a_source_of_an_unknown_argument_is_refused(corpus):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["num_documents"], 0, "expected `int` >= 1"),
-        (["num_tokens"], -5, "expected `int` >= 1"),
+        (["num_documents"], 0, "0 documents of"),
+        (["num_tokens"], -5, "expected `int` >= 0"),
         (["num_shards"], "three", "expected `int`, got `str`"),
         (["tokenizer", "vocab_size"], 0, "expected `int` >= 1"),
         (["tokenizer", "vocab_size"], 70_000, "dtype is uint16, a vocabulary of 70000 ids has uint32"),

@@ -16,13 +16,22 @@ from tests.contract.test_promise_01_faults import write_tokenizer
 from tests.pipeline.inputs import jsonl
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import build_corpus, open_corpus
-from tokshard.errors import ConfigurationChangedError, DamagedCorpusError, UsageError
+from tokshard.errors import (
+    BuildError,
+    ConfigurationChangedError,
+    CorpusError,
+    DamagedCorpusError,
+    PlanError,
+    UsageError,
+)
 from tokshard.format import names
+from tokshard.inspect.corpus.report import read_report
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.job_array.commit_jobs import commit_jobs
 from tokshard.pipeline.job_array.run_job import run_job
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import hashing, sorted_rows
+from tokshard.runtime.plan import StreamPlan
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 
@@ -228,12 +237,61 @@ def test_both_corpora_of_a_validation_split_grow(shop: Shop) -> None:
     assert read_status(shop.directory / "corpus").documents == 60
 
 
-def test_a_split_that_would_get_nothing_is_refused(shop: Shop) -> None:
-    options: dict[str, Any] = {"validation_fraction": 0.3}
-    shop.build(shop.source("one", [f"text {number}" for number in range(30)]), **options)
-    with pytest.raises(Exception, match="split got no document") as caught:
-        shop.build(shop.source("two", ["a"]), append=True, **options)
+@pytest.mark.parametrize("dedup", ["none", "exact"])
+def test_a_split_grows_by_nothing_where_all_new_documents_are_of_the_other_one(shop: Shop, dedup: str) -> None:
+    options: dict[str, Any] = {"validation_fraction": 0.3, "dedup": dedup}
+    first, later = [f"text {number}" for number in range(30)], ["a", "b", "c", "d"]
+    shop.build([shop.source("one", first), *(shop.source(text, [text]) for text in later)], "whole", **options)
+    shop.build(shop.source("one", first), **options)
+    for text in later:
+        shop.build(shop.source(text, [text]), append=True, **options)
+    empty = []
+    for split in ("train", "validation"):
+        grown, whole = shop.open(f"corpus/{split}"), shop.open(f"whole/{split}")
+        assert texts_of(grown) == texts_of(whole)
+        assert grown.fingerprint == whole.fingerprint
+        assert grown.manifest.document_lengths == whole.manifest.document_lengths
+        assert grown.manifest.records == whole.manifest.records
+        assert [grown.provenance(index) for index in range(len(grown))] == [
+            whole.provenance(index) for index in range(len(whole))
+        ]
+        assert verify_corpus(shop.directory / "corpus" / split).problems == ()
+        empty += [number for number, each in enumerate(grown.manifests) if not each.num_documents]
+        for number in empty[-1:]:
+            alone = shop.directory / "corpus" / split / names.generation_folder(number)
+            assert verify_corpus(alone).problems == ()
+            with pytest.raises(CorpusError, match="holds no document: all that was appended went into the other split"):
+                read_report(alone, num_samples=1, with_tokens=True)
+            with pytest.raises(PlanError, match="holds no tokens"):
+                StreamPlan({"new": alone}, seq_len=8)
+    assert sorted(empty) == [1, 2, 3, 4], "each text went into one of the splits"
+    assert not shop.build(str(shop.directory / "d.jsonl"), append=True, **options).is_new
+    assert read_status(shop.directory / "corpus").documents == 34
+
+
+@pytest.mark.parametrize("options", [{}, {"validation_fraction": 0.3}])
+def test_an_append_of_nothing_is_refused_with_the_way_to_go_on(shop: Shop, options: dict[str, Any]) -> None:
+    first = [f"text {number}" for number in range(30)]
+    shop.build(shop.source("one", first), dedup="exact", **options)
+    with pytest.raises(BuildError, match="the append wrote no document: 1 records read, 1 duplicate") as caught:
+        shop.build(shop.source("two", ["text 3"]), append=True, dedup="exact", **options)
     assert "--append --force" in caught.value.hint
+    two = [shop.source("two", ["text 3"]), shop.source("three", ["new"])]
+    assert shop.build(two, append=True, dedup="exact", force=True, **options).is_new
+
+
+def test_a_manifest_of_nothing_is_refused(shop: Shop) -> None:
+    from tests.corpora import rewrite_manifest
+
+    shop.build(shop.source("one", ["a"]))
+
+    def empty(fields: dict[str, Any]) -> None:
+        fields |= dict.fromkeys(("num_documents", "num_tokens", "num_shards", "num_bytes"), 0)
+        fields["document_lengths"] = {"shortest": 0, "longest": 0, "counts": []}
+
+    rewrite_manifest(shop.directory / "corpus", empty)
+    with pytest.raises(DamagedCorpusError, match="0 documents of 0 tokens in 0 shards of 0 bytes, expected at least 1"):
+        shop.open()
 
 
 @pytest.mark.parametrize("options", [{}, {"dedup": "exact", "limit": 1}])

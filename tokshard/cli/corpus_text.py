@@ -69,6 +69,8 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
         width: characters per line.
     """
     records = manifest.records
+    if not manifest.num_documents:
+        return [("documents", "none: all that was appended went into the other split")]
     per_token = manifest.text_bytes / manifest.num_tokens
     lines = [
         ("documents", f"{manifest.num_documents:,}, of {_lengths_range(manifest)}"),

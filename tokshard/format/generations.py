@@ -109,7 +109,7 @@ def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
             with_special_text=sum(each.records.with_special_text for each in manifests),
         ),
         document_lengths=DocumentLengths(
-            shortest=min(each.document_lengths.shortest for each in manifests),
+            shortest=min(each.document_lengths.shortest for each in manifests if each.num_documents),
             longest=max(each.document_lengths.longest for each in manifests),
             counts=[
                 sum(counts)

@@ -115,8 +115,8 @@ class DocumentLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         counts: ``counts[k]`` documents have a length in ``[2**k, 2**(k+1))``.
     """
 
-    shortest: Total
-    longest: Total
+    shortest: Count
+    longest: Count
     counts: list[Count]
 
 
@@ -161,10 +161,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     format_version: int
-    num_documents: Total
-    num_tokens: Total
-    num_shards: Total
-    num_bytes: Total
+    num_documents: Count
+    num_tokens: Count
+    num_shards: Count
+    num_bytes: Count
     text_bytes: Count
     dtype: str
     columns: dict[str, str]
@@ -221,9 +221,24 @@ def decode_manifest(content: bytes, *, file: str) -> Manifest:
                 f"{file} has format version {version}; this tokshard reads up to {FORMAT_VERSION}",
                 hint="install a newer tokshard",
             )
-        return msgspec.convert(fields, Manifest)
+        manifest = msgspec.convert(fields, Manifest)
+        _check_totals(manifest)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise DamagedCorpusError(f"{file} does not hold a manifest: {error!r}", hint=_RESTORE) from error
+    return manifest
+
+
+def _check_totals(manifest: Manifest) -> None:
+    """Refuse a manifest of nothing, unless all that was appended went into the other split."""
+    lengths = manifest.document_lengths
+    totals = [manifest.num_documents, manifest.num_tokens, manifest.num_shards, manifest.num_bytes]
+    totals += [lengths.shortest, lengths.longest]
+    may_be_empty = manifest.generation is not None and manifest.build.split is not None
+    if not all(totals) and (any(totals) or not may_be_empty):
+        raise ValueError(
+            f"{manifest.num_documents} documents of {manifest.num_tokens} tokens in {manifest.num_shards} "
+            f"shards of {manifest.num_bytes} bytes, expected at least 1 of each"
+        )
 
 
 def canonical_json(value: Any) -> bytes:

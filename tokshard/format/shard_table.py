@@ -227,7 +227,7 @@ def _check_table(table: Table, manifest: Manifest) -> None:
         total = int(values.sum())
         if total != getattr(manifest, column) or (len(values) and int(values.min()) < 1):
             raise DamagedCorpusError(
-                f"{path}: column {column} adds up to {total} with a smallest entry of {values.min()}; "
+                f"{path}: column {column} adds up to {total} with a smallest entry of {values.min(initial=total)}; "
                 f"the manifest says {getattr(manifest, column)}, and every shard holds at least 1",
                 hint=RESTORE,
             )

@@ -72,7 +72,7 @@ def assemble(resolved: ResolvedBuild, outcome: Outcome, number: int) -> Assemble
     with _side_file(out, names.STRIDE_HASHES, files) as hashes, _side_file(out, names.SHARD_TABLE, files) as file:
         rows = table_rows(workspace, (receipt.key for receipt in outcome.receipts), totals, hashes)
         write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
-    if not totals.documents:
+    if not totals.documents and not _may_be_empty(totals, output):
         out.delete(names.SHARD_TABLE, names.STRIDE_HASHES)
         raise _nothing_written(totals, output)
     with _side_file(out, names.SOURCE_TABLE, files) as file:
@@ -185,15 +185,23 @@ def _manifest(resolved: ResolvedBuild, output: Output, totals: Totals, files: Ma
     )
 
 
+def _may_be_empty(totals: Totals, output: Output) -> bool:
+    """Whether a corpus of a validation split grows by nothing because all new documents are of the other one."""
+    return bool(output.generation) and bool(output.split) and IN_OTHER_SPLIT[output.split] in totals.left_out
+
+
 def _nothing_written(totals: Totals, output: Output) -> BuildError:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.left_out.items())
     found = f"{totals.records_read:,} records read" + (f", {reasons}" if reasons else "")
     if output.split and IN_OTHER_SPLIT[output.split] in totals.left_out:
         return BuildError(
             f"the {output.split} split got no document: {found}",
-            hint="append more sources at once: start over with --append --force"
-            if output.generation
-            else "change --validation-fraction or leave it out, and start over with --force",
+            hint="change --validation-fraction or leave it out, and start over with --force",
+        )
+    if output.generation:
+        return BuildError(
+            f"the append wrote no document: {found}",
+            hint="check the sources, or append them together with others: start over with --append --force",
         )
     return BuildError(
         f"the build wrote no document: {found}",

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tokshard.errors import CorpusError
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import load_decoder
 from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest
@@ -88,6 +89,11 @@ def read_report(
         TokshardError: the corpus cannot be read.
     """
     with open_corpus(location) as corpus:
+        if not corpus.num_documents:
+            raise CorpusError(
+                f"{corpus.location} holds no document: all that was appended went into the other split",
+                hint="give the directory of the corpus that it was appended to",
+            )
         tokens = None
         if with_tokens:
             counts = count_tokens(corpus, is_full=is_full, on_progress=on_progress)

@@ -144,7 +144,7 @@ def check_lengths(manifest: Manifest, tally: Tally) -> Iterator[Problem]:
     stored = manifest.document_lengths
     while counts and not counts[-1]:
         counts.pop()
-    found = (tally.shortest, tally.longest, counts)
+    found = (tally.shortest if counts else 0, tally.longest, counts)
     expected = (stored.shortest, stored.longest, stored.counts)
     if found != expected:
         yield Problem(
