@@ -17,8 +17,9 @@ import pytest
 from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.store import memory
 from tests.store.memory import SCHEME, MemoryStore
-from tokshard.errors import DamagedCorpusError, StoreError
+from tokshard.errors import DamagedCorpusError, PlanError, StoreError
 from tokshard.format import stride_hashes
+from tokshard.jobs.plan_file import load_mix
 from tokshard.runtime import NumpyLoader, StreamPlan, ranged, steps
 from tokshard.runtime.cache import Cache
 from tokshard.runtime.shards import CorpusSource
@@ -113,13 +114,16 @@ def test_a_window_is_asked_for_once_with_a_request_for_each_block_and_none_for_o
 
 def test_the_blocks_of_the_next_window_are_there_before_they_are_needed(remote):
     cache = Cache()
-    with NumpyLoader(StreamPlan({"corpus": CorpusSource(remote, cache=cache)}, **SIZES), global_batch_size=4) as loader:
+    with NumpyLoader(StreamPlan({"corpus": remote}, cache=cache, **SIZES), global_batch_size=4) as loader:
         batches = iter(loader)
         next(batches)
         first = cache.counts.misses
         for _ in itertools.islice(batches, 60):
             time.sleep(0.005)  # a step of training
-    assert cache.counts.misses - first < cache.counts.hits / 20
+        found = loader.stats()["fetched"]
+    assert found["misses"] - first < found["hits"] / 20
+    assert found["fetched_bytes"] > 9 * WINDOW * BLOCK
+    assert found["wait_seconds"] > 0
 
 
 def test_memory_stays_within_its_limit_over_many_windows(local):
@@ -235,3 +239,32 @@ def test_a_source_pickles_with_the_options_of_its_cache_and_not_with_what_is_in_
     assert one.cache is other.cache
     assert one.cache.counts.hits == 0
     assert {**one.cache._arguments, **options} == one.cache._arguments
+
+
+def test_the_corpora_of_a_plan_share_a_cache_also_in_another_process(local, remote, tmp_path):
+    shutil.copytree(local, tmp_path / "other")
+    plan = StreamPlan({"a": remote, "b": str(tmp_path / "other")}, cache=Cache(memory_bytes=1 << 20), **SIZES)
+    for each in (plan, pickle.loads(pickle.dumps(plan)), plan.reopened()):
+        caches = {id(source.cache) for source in each.sources}  # type: ignore[attr-defined]
+        assert len(caches) == 1
+        assert each.sources[0].cache.memory_bytes == 1 << 20  # type: ignore[attr-defined]
+
+
+def test_a_mix_file_says_how_much_is_kept_and_where(local, tmp_path):
+    mix = tmp_path / "mix.toml"
+    keys = 'seq_len = 64\nglobal_batch_size = 4\nmemory_bytes = "64MiB"\ncache_dir = "kept"\ncache_bytes = "2GiB"\n'
+    mix.write_text(f'corpora = {{ a = "{local.name}" }}\n{keys}')
+    plan = load_mix(str(mix)).plan()
+    cache = plan.sources[0].cache  # type: ignore[attr-defined]
+    assert cache.memory_bytes == 64 << 20
+    assert cache._arguments["cache_dir"] == str(tmp_path / "kept")
+    assert cache._arguments["cache_bytes"] == 2 << 30
+    assert plan.fingerprint == StreamPlan(str(local), seq_len=64).fingerprint, "it is no part of what a plan is"
+
+
+@pytest.mark.parametrize(
+    "option", [{"memory_bytes": -1}, {"cache_bytes": 0}, {"connections": 0}, {"memory_bytes": 1.5}]
+)
+def test_impossible_sizes_are_refused(option):
+    with pytest.raises(PlanError, match=next(iter(option))):
+        Cache(**option)

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from tokshard.errors import UsageError
 from tokshard.jobs.strict_toml import convert, example_of, key, read_toml
-from tokshard.numbers import read_count, read_length
+from tokshard.numbers import read_bytes, read_count, read_length
+from tokshard.runtime.cache import CACHE_BYTES, MEMORY_BYTES, Cache
 from tokshard.runtime.plan import StreamPlan
 from tokshard.store import is_uri
 
@@ -34,6 +35,7 @@ class Mix:
         take, max_epochs: one number for all corpora, or name to number.
         schedule: (global sample, weights).
         uneven: as for `StreamingLoader`.
+        memory_bytes, cache_dir, cache_bytes: as for `Cache`; in a mix.toml the directory is relative to the file.
     """
 
     corpora: dict[str, str] = field(metadata=key('corpora = { code = "shards/code" }'))
@@ -54,6 +56,9 @@ class Mix:
     uneven: Literal["refuse", "pad"] = field(default="refuse", metadata=key('uneven = "pad"'))
     loss_across_documents: bool = field(default=False, metadata=key("loss_across_documents = true"))
     allow_small_blocks: bool = field(default=False, metadata=key("allow_small_blocks = true"))
+    memory_bytes: int = field(default=MEMORY_BYTES, metadata=key('memory_bytes = "2GiB"', read=read_bytes))
+    cache_dir: str | None = field(default=None, metadata=key('cache_dir = "/local/tokshard"'))
+    cache_bytes: int = field(default=CACHE_BYTES, metadata=key('cache_bytes = "500GiB"', read=read_bytes))
 
     def plan(self) -> StreamPlan:
         """Open the corpora, and make the plan.
@@ -79,6 +84,7 @@ class Mix:
             start_epoch=self.start_epoch,
             loss_across_documents=self.loss_across_documents,
             allow_small_blocks=self.allow_small_blocks,
+            cache=Cache(memory_bytes=self.memory_bytes, cache_dir=self.cache_dir, cache_bytes=self.cache_bytes),
             **given,
         )
 
@@ -140,7 +146,8 @@ def load_mix(
         return mix
     directory = os.path.dirname(location)
     corpora = {name: path if is_uri(path) else os.path.join(directory, path) for name, path in mix.corpora.items()}
-    return dataclasses.replace(mix, corpora=corpora)
+    cache_dir = None if mix.cache_dir is None else os.path.join(directory, mix.cache_dir)
+    return dataclasses.replace(mix, corpora=corpora, cache_dir=cache_dir)
 
 
 def is_checkpoint(location: str) -> bool:

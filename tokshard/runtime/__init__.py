@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tokshard.runtime.cache import Cache
     from tokshard.runtime.cursor import Cursor
     from tokshard.runtime.infilling import FillInTheMiddle
     from tokshard.runtime.loader import NumpyLoader
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tokshard.runtime.transforms import Sample, SampleRandom
 
 __all__ = [
+    "Cache",
     "Cursor",
     "FillInTheMiddle",
     "NumpyLoader",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Cache": "tokshard.runtime.cache",
     "Cursor": "tokshard.runtime.cursor",
     "FillInTheMiddle": "tokshard.runtime.infilling",
     "NumpyLoader": "tokshard.runtime.loader",

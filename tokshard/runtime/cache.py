@@ -5,12 +5,13 @@ The corpora of a plan share one cache: its memory, its threads and its counts.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from tokshard.runtime.copying import copy_pieces
 from tokshard.runtime.fetchers import Fetchers, Task
+from tokshard.runtime.options import integer
 from tokshard.runtime.strides import Parts, Run, Strides
 from tokshard.runtime.token_memory import TokenMemory
 from tokshard.store.record_cache import RecordCache
@@ -32,6 +34,8 @@ CACHE_BYTES = 100 << 30
 CONNECTIONS = 32
 """Requests at once: with 150 KB each and 20 ms of latency, 240 MB/s."""
 
+_MOST_CONNECTIONS = 1_024
+
 _RUN_STRIDES = 32
 """Strides of one request: 256k tokens."""
 
@@ -41,7 +45,7 @@ _CORPUS = 1 << 44
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What was read through a cache since it was made.
+    """What was read through a cache since it was made, by this process.
 
     Args:
         hits: parts of documents that were in memory when they were needed.
@@ -60,6 +64,13 @@ class ReadCounts:
     disk_bytes: int = 0
     wrong_strides: int = 0
     wait_seconds: float = 0.0
+
+
+def fetched(sources: Iterable[object]) -> dict[str, float]:
+    """What this process has read of sources that are not mapped: sums of `ReadCounts` over their caches, by name."""
+    caches = {id(cache): cache for source in sources if isinstance(cache := getattr(source, "cache", None), Cache)}
+    found = [dataclasses.asdict(cache.counts) for cache in caches.values()]
+    return {item.name: sum(each[item.name] for each in found) for item in dataclasses.fields(ReadCounts)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,7 @@ class Cache:
         disk: what is kept in the directory.
 
     Raises:
+        PlanError: a number is out of range.
         UsageError: the directory cannot be written.
     """
 
@@ -99,14 +111,16 @@ class Cache:
         cache_bytes: int = CACHE_BYTES,
         connections: int = CONNECTIONS,
     ) -> None:
+        self.memory_bytes = integer("memory_bytes", memory_bytes, least=0)
+        self.connections = integer("connections", connections, least=1, most=_MOST_CONNECTIONS)
+        cache_bytes = integer("cache_bytes", cache_bytes, least=1)
         directory = None if cache_dir is None else os.path.abspath(cache_dir)
         self._arguments: dict[str, Any] = {
-            "memory_bytes": memory_bytes,
+            "memory_bytes": self.memory_bytes,
             "cache_dir": directory,
             "cache_bytes": cache_bytes,
-            "connections": connections,
+            "connections": self.connections,
         }
-        self.memory_bytes, self.connections = memory_bytes, connections
         self.disk = None if directory is None else RecordCache(directory, cache_bytes)
         self._num_corpora = 0
         self.renew()

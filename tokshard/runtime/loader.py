@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.batches import Packed, widen
+from tokshard.runtime.cache import fetched
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, save_cursor
 from tokshard.runtime.feed import Feed
@@ -179,7 +180,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         Returns:
             batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, token
             ids in their stored width; samples of the plan so far and skipped_samples among them; per corpus samples,
-            tokens and epoch (tokens over tokens in the corpus), skipped ones included.
+            tokens and epoch (tokens over tokens in the corpus), skipped ones included. fetched: what this
+            process, without workers, read of corpora that are not mapped, as `ReadCounts` has it.
         """
         plan = self.plan
         counts = plan.mixture(self._cursor).counts_before(self._cursor.sample)
@@ -192,6 +194,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             "bytes_read": self._num_batches * batch_bytes,
             "samples": self._cursor.sample,
             "skipped_samples": sum(stop - start for start, stop in self._cursor.skipped),
+            "fetched": fetched(plan.sources),
             "corpora": {
                 name: {"samples": count, "tokens": read, "epoch": read / corpus.num_tokens}
                 for name, count, read, corpus in zip(plan.names, counts, tokens, plan.corpora, strict=True)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.batches import PADDING_INDEX, Layout, Packed, corpus_rows, first_row, lay_out, widen
+from tokshard.runtime.cache import Cache
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.identity import identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
@@ -56,6 +57,8 @@ class StreamPlan:
             together with loss_across_documents.
         loss_across_documents: the label of a delimiter is the first token of the next piece instead of -100.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
+        cache: keeps what is read of corpora in buckets and on web servers, for all that the plan opens together;
+            default: ``Cache()``, 2 GiB in memory and nothing on disk.
 
     Attributes:
         names, sources, corpora: in plan order; corpora are the sources in shuffled order.
@@ -91,13 +94,15 @@ class StreamPlan:
         transforms: Sequence[Transform] = (),
         loss_across_documents: bool = False,
         allow_small_blocks: bool = False,
+        cache: Cache | None = None,
     ) -> None:
         given = dict(locals())
         self._arguments = {name: value for name, value in given.items() if name not in _OF_SOURCES}
         named = options.named_corpora(corpora)
         self.names = tuple(named)
         wanted = options.generations_of(named, generations)
-        self.sources = tuple(_open(corpus, wanted[name]) for name, corpus in named.items())
+        cache = Cache() if cache is None else cache
+        self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
         self.has_default_windows = window_blocks is None
         self.shape = options.shape_of(seq_len, block_tokens, window_blocks, allow_small_blocks=allow_small_blocks)
@@ -150,8 +155,7 @@ class StreamPlan:
 
         A thread of the parent may have held a lock of a corpus at the fork, which no thread of the child releases.
         """
-        sources = {name: _reopened(source) for name, source in zip(self.names, self.sources, strict=True)}
-        return StreamPlan(sources, **self._arguments)
+        return StreamPlan(dict(zip(self.names, _reopened(self.sources), strict=True)), **self._arguments)
 
     def cursor(self) -> Cursor:
         """The start of the plan."""
@@ -310,22 +314,22 @@ def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -
     return StreamPlan(corpora, **arguments)
 
 
-_OF_SOURCES = ("self", "corpora", "generations")
+_OF_SOURCES = ("self", "corpora", "generations", "cache")
 """Arguments that sources stand for when a plan is pickled."""
 
 
-def _open(corpus: CorpusLike, generation: int | None) -> TokenSource:
+def _open(corpus: CorpusLike, generation: int | None, cache: Cache) -> TokenSource:
     if isinstance(corpus, str | os.PathLike):
         from tokshard.runtime.shards import CorpusSource  # imports pyarrow, which an order does not need
 
-        return CorpusSource(corpus, generation=generation)
+        return CorpusSource(corpus, generation=generation, cache=cache)
     return corpus
 
 
-def _reopened(source: TokenSource) -> TokenSource:
+def _reopened(sources: tuple[TokenSource, ...]) -> tuple[TokenSource, ...]:
     try:
-        content = pickle.dumps(source)
+        content = pickle.dumps(sources)  # together: they may share a cache
     except Exception:  # noqa: BLE001 - of a user's class; then its locks are its own
-        return source
-    reopened: TokenSource = pickle.loads(content)  # noqa: S301 - of this process
+        return sources if len(sources) == 1 else tuple(_reopened((source,))[0] for source in sources)
+    reopened: tuple[TokenSource, ...] = pickle.loads(content)  # noqa: S301 - of this process
     return reopened
