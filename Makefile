@@ -17,13 +17,14 @@ CODE := quickstart/shards/code
 PROSE := quickstart/shards/prose
 RECIPE := recipes/quickstart_train.toml
 RUN := quickstart/run
-# What does not depend on the versions of other packages is tested with one set of them: text of this project, kills,
+# What does not depend on the versions of other packages is tested with one set of them: text of this project, kills, files,
 # integer arithmetic (its vectors and the model written from the page run with both), and torch, of which there is one.
 ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% trainer/test_loop.py trainer/test_model.py \
 	trainer/test_checkpoint.py contract/test_promise_01_faults.py \
 	contract/test_promise_01_append.py contract/test_promise_11_no_code_from_data.py store/test_remote_reads.py \
 	cli/test_bench.py cli/test_numbers.py \
-	inspect/test_damage.py pipeline/test_hub.py pipeline/test_schedule.py runtime/test_shuffle_quality.py \
+	inspect/test_damage.py pipeline/test_directory.py pipeline/test_hub.py pipeline/test_plaintext.py pipeline/test_schedule.py \
+	runtime/test_shuffle_quality.py store/test_posix.py \
 	runtime/test_finding.py runtime/test_order.py runtime/test_mixture.py runtime/test_weight_changes.py \
 	runtime/test_preparing.py runtime/test_limits.py runtime/test_recycling.py runtime/test_processes.py)
 OFTEN := $(filter-out $(ONCE),$(wildcard tests/*/test_*.py))

@@ -111,6 +111,7 @@ def test_a_document_of_the_largest_size_is_encoded_in_bounded_memory(what, kind,
     assert outcome.peak_bytes < BASE_BYTES + FACTOR * LONG
 
 
+@pytest.mark.slow
 def test_a_million_empty_lines_are_a_million_empty_records(build, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n" * 1_000_000 + b'{"text": "last"}\n')
@@ -121,6 +122,7 @@ def test_a_million_empty_lines_are_a_million_empty_records(build, tmp_path):
     assert outcome.peak_bytes < BASE_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["line", "paragraph"])
 def test_a_million_empty_lines_of_text_are_no_documents(mode, build, tmp_path):
     path = tmp_path / "a.txt"
@@ -131,6 +133,7 @@ def test_a_million_empty_lines_of_text_are_no_documents(mode, build, tmp_path):
     assert outcome.peak_bytes < BASE_BYTES
 
 
+@pytest.mark.slow
 def test_very_many_bad_lines_are_counted_and_listed_in_bounded_memory(build, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"{\n" * 200_000 + b'{"text": "last"}\n')
@@ -223,8 +226,7 @@ LINES = {
 @pytest.mark.parametrize(
     ("name", "limit_mib", "num_mib"),
     [
-        ("a.jsonl.gz", 1, 512),
-        pytest.param("a.csv.gz", 1, 512, marks=pytest.mark.slow),
+        *(pytest.param(name, 1, 512, marks=pytest.mark.slow) for name in ("a.jsonl.gz", "a.csv.gz")),
         *(
             pytest.param(name, limit, 512, marks=pytest.mark.soak)
             for name, limit in (("a.jsonl.gz", 4), ("a.txt.gz", 1))
@@ -247,6 +249,7 @@ def test_a_line_that_a_bomb_unpacks_to_is_one_bad_record_and_never_held(name, li
     assert outcome.peak_bytes < most
 
 
+@pytest.mark.slow
 def test_a_text_file_that_a_bomb_unpacks_to_is_one_bad_record_and_never_held(build, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes(b"good")
@@ -257,6 +260,7 @@ def test_a_text_file_that_a_bomb_unpacks_to_is_one_bad_record_and_never_held(bui
     assert outcome.peak_bytes < BASE_BYTES + 4 * 16 * MIB
 
 
+@pytest.mark.slow
 def test_an_archive_that_a_bomb_unpacks_to_is_read_in_pieces(build, tmp_path):
     archive = tar_bytes([("a.txt", b"good"), ("b.txt", b""), ("c.jpg", b"")])
     huge = bytearray(archive)
@@ -284,6 +288,7 @@ def test_rows_of_a_table_that_are_too_long_are_bad_records(build, tmp_path):
     assert outcome.peak_bytes < BASE_BYTES + 6 * 64 * MIB
 
 
+@pytest.mark.slow
 def test_a_compressed_file_of_nothing_but_members_ends(build, tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b"") * 200_000 + gzip.compress(b'{"text": "good"}\n'))

@@ -158,8 +158,14 @@ SHORT = ["a", "bb", "bb", f"{EOS} is text", *(f"document {number}" for number in
 KEPT = ["bb", f"{EOS} is text", *(f"document {number}" for number in range(300))]
 
 
-@pytest.mark.parametrize("limit", [None, 7, 150])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "limit"),
+    [
+        pytest.param(name, limit, marks=[] if limit is None or name in (*FAST, *SLOW) else pytest.mark.soak)
+        for name in KINDS
+        for limit in (None, 7, 150)
+    ],
+)
 def test_all_options_at_once_count_every_record_of_every_kind_of_source(kind, limit, tmp_path, monkeypatch):
     patch_chunk_bytes(monkeypatch, 256)
     write_byte_tokenizer(tmp_path / ".tokenizer")

@@ -17,12 +17,17 @@ import pytest
 from tests.store import faulty_proxy as faults
 from tests.store.servers import file_server
 from tokshard.errors import StoreError, UsageError
-from tokshard.store import open_store
+from tokshard.store import open_store, requests
 from tokshard.store.bucket import REQUEST_BYTES
 from tokshard.store.remote import RemoteStore, remote_store
 from tokshard.store.requests import RemoteOptions
 
 IMPATIENT = RemoteOptions(patience=1.5, first_patience=1.0)
+
+
+@pytest.fixture(autouse=True)
+def _tries_follow_each_other_quickly(monkeypatch) -> None:
+    monkeypatch.setattr(requests, "_FIRST_DELAY", 0.02)
 
 
 @pytest.fixture
@@ -131,6 +136,7 @@ def test_a_passing_fault_is_not_noticed(store, http_proxy, content, fault):
     ids=["503", "reset", "short", "shorter-length"],
 )
 def test_a_lasting_fault_ends_in_an_error_after_the_stated_time(store, http_proxy, fault, cause):
+    store = remote_store(store.location, RemoteOptions(patience=0.5))
     version = store.stat("a.bin").version
     http_proxy.fail(matches="GET", for_ever=fault)
     began = time.monotonic()
@@ -143,6 +149,7 @@ def test_a_lasting_fault_ends_in_an_error_after_the_stated_time(store, http_prox
     assert time.monotonic() - began < 12
 
 
+@pytest.mark.remote  # half of the time of this file
 def test_a_stall_is_noticed_within_seconds(store, http_proxy, content):
     version = store.stat("a.bin").version
     http_proxy.fail(faults.stall(60), matches="GET")
@@ -224,6 +231,7 @@ def test_a_truncated_answer_inside_of_arrow_is_tried_again_and_is_no_damage(stor
     with store.open("a.parquet") as file:
         assert pq.read_table(file).equals(table)
     http_proxy.fail(matches="GET", for_ever=faults.short)
+    store = remote_store(store.location, RemoteOptions(patience=0.5))
     with pytest.raises(StoreError, match="the store failed"), store.open("a.parquet") as file:
         pq.read_table(file)
 
@@ -305,6 +313,7 @@ def test_a_store_pickles_without_secrets_and_opens_again(http, files, content, m
 
 
 def test_waiting_for_a_store_can_be_interrupted(store, http_proxy):
+    store = remote_store(store.location, RemoteOptions(patience=60))
     store.stat("a.bin")
     http_proxy.fail(for_ever=faults.status(503))
     abandoned = threading.Event()
@@ -312,7 +321,7 @@ def test_waiting_for_a_store_can_be_interrupted(store, http_proxy):
     began = time.monotonic()
     with pytest.raises(StoreError):
         store.bucket.range("a.bin", 0, 10, abandoned=abandoned)
-    assert time.monotonic() - began < 1.4
+    assert time.monotonic() - began < 30
 
 
 ABANDONED = """
