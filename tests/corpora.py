@@ -185,7 +185,7 @@ def rewrite_manifest(directory: Path, change: Any) -> None:
 
 
 def sign_files(directory: Path) -> None:
-    """Make the manifest vouch for the files beside it as they are now."""
+    """Make the manifest vouch for the files next to it as they are now."""
 
     def change(fields: dict[str, Any]) -> None:
         for name in fields["files"]:
@@ -243,7 +243,7 @@ def _tokens(shard: Path) -> NDArray[Any] | None:
 
 
 def change_table(directory: Path, name: str, change: Callable[[dict[str, list[Any]]], dict[str, list[Any]]]) -> None:
-    """Replace the columns of a table beside the manifest, which vouches for the new one."""
+    """Replace the columns of a table next to the manifest, which vouches for the new one."""
     path = directory / name
     table = ipc.open_file(path.read_bytes()).read_all()
     columns = change(table.to_pydict())

@@ -2,7 +2,7 @@
 
     python -m tests.benchmark.build [--megabytes 220] [--tokenizer PATH | --vocab 65536] [--only build encode]
 
-README.md beside this file says what each row means. Nothing is asserted of time. This process stays small, because
+README.md in this folder says what each row means. Nothing is asserted of time. This process stays small, because
 what it measures inherits its peak memory: all work is done in children.
 """
 
@@ -58,7 +58,7 @@ def write_texts(bench: Bench, megabytes: float, short_megabytes: float) -> dict[
 
 
 def _write_tiny(directory: Path) -> Text:
-    """Two inputs of one word each, made big enough for a task by a field that nobody reads: two workers start."""
+    """Two inputs of one word each, made big enough for a task by a field that is not read: two workers start."""
     directory.mkdir()
     for name in ("a.jsonl", "b.jsonl"):
         (directory / name).write_text(json.dumps({"ignored": "x" * MIB, "text": "tiny"}) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ TEXTS = ("code", "prose", "short")
 
 BUILD_1, BUILD_2 = "build, 1 worker", "build, 2 workers"
 START_1, START_2 = "start-up, 1 worker", "start-up, 2 workers"
-BATCH, PINNED, CALL = "encode_batch, as is", "encode_batch, on one CPU", "encoder as tokshard calls it"
+BATCH, PINNED, CALL = "encode_batch, unchanged", "encode_batch, on one CPU", "encoder as tokshard calls it"
 HASH = "SHA-256 of the shards"
 NAIVE_1, NAIVE_2 = "datasets, 1 process", "datasets, num_proc=2"
 SHARDS_1, SHARDS_2 = "build, 1 worker, 8M-token shards", "build, 2 workers, 8M-token shards"

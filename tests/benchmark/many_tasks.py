@@ -64,7 +64,7 @@ class StandIn:
     """An executor whose tasks are done at once.
 
     Attributes:
-        seconds, cpu_seconds: what the tasks took, which is no cost of the coordinator.
+        seconds, cpu_seconds: what the tasks took; the coordinator's cost is without it.
     """
 
     seconds = cpu_seconds = 0.0
@@ -239,7 +239,7 @@ def in_process(folder: Path, what: str, milliseconds: float) -> Any:
 def child(folder: Path, what: str) -> Any:
     """The part of one process."""
     STORES_BY_SCHEME[SCHEME] = CountedStore
-    os.fsync = lambda _: None  # the time of a disk is no cost of the coordinator
+    os.fsync = lambda _: None  # the time of a disk does not count as the coordinator's
     return task_requests(folder) if what == "task" else build(folder, is_restart=what == "restart")
 
 

@@ -41,7 +41,7 @@ def adopt_orphans() -> None:
     """Become the parent of descendants whose parent ends first (Linux).
 
     Without this the cost of a `multiprocessing` fork server, and of every worker below it, goes to process 1 and is
-    in nobody's usage: a build with two workers then looks cheaper than with one. `Bench.build` checks for that.
+    in no one's usage: a build with two workers then looks cheaper than with one. `Bench.build` checks for that.
     """
     if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")

@@ -1,4 +1,4 @@
-"""A web server of files in ranges that is as far away and as narrow as it is told: a store for benchmarks.
+"""A web server of files in ranges that is as far away and as narrow as one asks for: a store for benchmarks.
 
     python -m tests.benchmark.range_server FOLDER --milliseconds 20 --megabytes-per-second 200
 

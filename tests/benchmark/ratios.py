@@ -40,7 +40,7 @@ def ratios(runs: Runs, texts: Mapping[str, Text]) -> Iterator[Ratio]:
         for compare in (_encoding, _workers, _naive):
             for label, values in compare(runs, text):
                 yield Ratio(label, text, values)
-        for label, values in _beside_encoding(runs, text):
+        for label, values in _besides_encoding(runs, text):
             yield Ratio(label, text, [seconds / gigabytes for seconds in values])
     for label, values in _memory(runs):
         yield Ratio(label, "code", values)
@@ -54,7 +54,7 @@ def start_up_share(runs: Runs) -> float:
 
 
 def _encoding(runs: Runs, text: str) -> Iterator[tuple[str, list[float]]]:
-    """Text per CPU-second of a build against that of encoding alone: 1 is what nobody can beat."""
+    """Text per CPU-second of a build against that of encoding alone: 1 is the best there can be."""
     build, start = (BUILD_1, text), (START_1, "tiny")
     for figure in (BATCH, PINNED, CALL):
         encoding = (figure, text)
@@ -65,14 +65,14 @@ def _encoding(runs: Runs, text: str) -> Iterator[tuple[str, list[float]]]:
                 yield f"MB/CPU-s: build without start-up / {figure}", _divide(_cpu(runs, encoding), rest)
 
 
-def _beside_encoding(runs: Runs, text: str) -> Iterator[tuple[str, list[float]]]:
+def _besides_encoding(runs: Runs, text: str) -> Iterator[tuple[str, list[float]]]:
     """CPU-seconds of a build with one worker that are neither encoding nor hashing."""
     parts = [(BUILD_1, text), (CALL, text), (HASH, text)]
     if all(key in runs for key in parts):
-        beside = _minus(*(_cpu(runs, key) for key in parts))
-        yield "CPU-s/GB beside encoding and hashing", beside
+        besides = _minus(*(_cpu(runs, key) for key in parts))
+        yield "CPU-s/GB besides encoding and hashing", besides
         if (START_1, "tiny") in runs:
-            yield "CPU-s/GB beside encoding, hashing and start-up", _minus(beside, _cpu(runs, (START_1, "tiny")))
+            yield "CPU-s/GB besides encoding, hashing and start-up", _minus(besides, _cpu(runs, (START_1, "tiny")))
 
 
 def _workers(runs: Runs, text: str) -> Iterator[tuple[str, list[float]]]:

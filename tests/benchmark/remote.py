@@ -2,7 +2,7 @@
 
     python -m tests.benchmark.remote [--milliseconds 20] [--megabytes-per-second 200] [--only start speed waits local]
 
-README.md beside this file says what each row means. Nothing is asserted of time.
+README.md in this folder says what each row means. Nothing is asserted of time.
 """
 
 from __future__ import annotations

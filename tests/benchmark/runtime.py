@@ -2,7 +2,7 @@
 
     python -m tests.benchmark.runtime [--quick] [--only speed cold start state memory] [--repetitions 3]
 
-README.md beside this file says what each row means. Nothing is asserted of time.
+README.md in this folder says what each row means. Nothing is asserted of time.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Bench:
         ]
 
     def limits(self) -> Path:
-        """What limits are read from: not what is measured beside them, which may have to leave the page cache."""
+        """What limits are read from: not the corpora that are measured, which may have to leave the page cache."""
         return corpus(self.folder, num_tokens=self.run_tokens, document_tokens=1_000, number=99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """One case in one repetition, and the limits beside it."""
+    """One case in one repetition, and its limits."""
 
     reading: Reading
     limits: MemorySpeed

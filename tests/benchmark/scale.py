@@ -74,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """What lies beside the tokens, in bytes, for one copy of the corpus.
+    """What lies next to the tokens, in bytes, for one copy of the corpus.
 
     Args:
         opened_bytes: of the shard table, read by each process that opens the corpus.
@@ -140,7 +140,7 @@ class Load:
 
 
 def tables_of(job: Job, measured: Measured) -> Tables:
-    """The sizes of what lies beside the tokens."""
+    """The sizes of what lies next to the tokens."""
     num_shards = -(-job.tokens // job.shard_tokens)
     return Tables(
         num_shards=num_shards,
@@ -224,7 +224,7 @@ def ways_of(job: Job) -> Sequence[Way]:
 def size_rows(job: Job, measured: Measured) -> Iterator[list[str]]:
     """The table of sizes."""
     tables = tables_of(job, measured)
-    yield ["beside the tokens", "size", "of the tokens"]
+    yield ["next to the tokens", "size", "of the tokens"]
     for name, size in (
         (f"tokens of {job.token_bytes} bytes", tables.token_bytes),
         ("document offsets, in the shards", tables.offset_bytes),

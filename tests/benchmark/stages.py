@@ -3,7 +3,7 @@
     python -m tests.benchmark.stages TEXT... --tokenizer PATH
 
 Functions of the rooms `pipeline` and `format` are wrapped in clocks, so a stage is named by what it calls, and its time
-leaves out the stages inside of it. The clocks cost about 2 us a call, which is nothing beside a chunk of 1 MiB.
+leaves out the stages inside of it. The clocks cost about 2 us a call, which is nothing next to a chunk of 1 MiB.
 """
 
 import argparse

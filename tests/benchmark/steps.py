@@ -1,4 +1,4 @@
-"""What the benchmark measures beside `tokshard build`, one step a process, so that none pays for another.
+"""What the benchmark measures besides `tokshard build`, one step a process, so that none pays for another.
 
     python -m tests.benchmark.steps encode TEXT TOKENIZER --way batch|pinned|tokshard
     python -m tests.benchmark.steps hash BYTES
@@ -71,7 +71,7 @@ def encode(arguments: argparse.Namespace) -> dict[str, float]:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before the library counts the CPUs for its threads
     work = list(batches(read_texts(arguments.text)))
     encode_batch = tokshard_way(arguments.tokenizer) if arguments.way == "tokshard" else bare(arguments.tokenizer)
-    encode_batch(["first call"])  # in 1.x encode_batch sets up 40 to 80 ms worth, which is no speed of encoding
+    encode_batch(["first call"])  # in 1.x encode_batch sets up 40 to 80 ms worth, which are not encoding
     return timed(encode_batch, work)
 
 

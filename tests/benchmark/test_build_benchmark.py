@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 ON_EACH_TEXT = {
     "build, 1 worker",
     "build, 2 workers",
-    "encode_batch, as is",
+    "encode_batch, unchanged",
     "encode_batch, on one CPU",
     "encoder as tokshard calls it",
     "SHA-256 of the shards",
@@ -57,7 +57,7 @@ def test_one_run_ends_in_a_table_and_a_line_of_json_with_every_figure_on_both_te
     compared = {(entry["figure"], entry["text"]) for entry in line["side_by_side"]}
     for text in ("code", "prose", "short"):
         assert ("MB/CPU-s: build / encode_batch, on one CPU", text) in compared
-        assert ("CPU-s/GB beside encoding and hashing", text) in compared
+        assert ("CPU-s/GB besides encoding and hashing", text) in compared
         assert ("CPU-s/GB: 2 workers / 1", text) in compared
     shown = "\n".join(table)
     assert all(figure in shown for figure, _ in figures)

@@ -1,4 +1,4 @@
-"""The remote benchmark runs and says everything it promises, and its server is as far and narrow as it is told."""
+"""The remote benchmark runs and says everything it promises, and its server is as far and narrow as asked."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _CACHES = {"__pycache__", ".git", "node_modules"}
 
 
 class Root(NamedTuple):
-    """A folder to take files from, and what to call it: the path of a user is nobody's business."""
+    """A folder to take files from, and what to call it: no path of a user is printed."""
 
     name: str
     path: str

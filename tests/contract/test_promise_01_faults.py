@@ -352,7 +352,7 @@ def test_starting_over_killed_at_any_step_may_go_on_without_force(
         killed = shop.build(*options, "--force", fault=Fault(at=at))
         assert killed.exit_code == -9
         again = shop.build(*options)
-        if again.exit_code == 2:  # one of two corpora is gone, and nobody can say what that means
+        if again.exit_code == 2:  # one of two corpora is gone, and nothing says why
             assert "or --force to start over" in again.errors
             again = shop.build(*options, "--force")
         assert again.exit_code == 0

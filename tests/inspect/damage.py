@@ -47,7 +47,7 @@ def zero_a_range(rng: random.Random, files: Files, name: str) -> Changes:
     content = files[name]
     size = min(64, len(content) // 2)
     start = rng.randrange(len(content) - size)
-    while not any(content[start : start + size]):  # what is zero already is no damage
+    while not any(content[start : start + size]):  # zeroing what is zero damages nothing
         start = rng.randrange(len(content) - size)
     return {name: content[:start] + bytes(size) + content[start + size :]}
 

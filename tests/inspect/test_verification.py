@@ -486,9 +486,9 @@ def test_a_quick_check_finds_broken_structure_and_skips_the_content(corpus):
 
 def test_a_quick_check_reads_offsets_but_no_tokens(tmp_path):
     directory = write_corpus(tmp_path / "corpus", documents_of([400_000] * 3), tokenizer=TINY_TOKENIZER)
-    beside = sum(facts.num_bytes for facts in open_corpus(directory).manifest.files.values())
-    assert verify_corpus(directory, is_quick=True).checked_bytes < beside + 300_000
-    assert verify_corpus(directory).checked_bytes > beside + 2_400_000
+    of_tables = sum(facts.num_bytes for facts in open_corpus(directory).manifest.files.values())
+    assert verify_corpus(directory, is_quick=True).checked_bytes < of_tables + 300_000
+    assert verify_corpus(directory).checked_bytes > of_tables + 2_400_000
 
 
 def test_a_pipe_or_device_is_reported_without_waiting_for_it(corpus):

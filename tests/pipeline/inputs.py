@@ -170,7 +170,9 @@ def build(sources: Sequence[Path | str] | Path | str, out: Path, **options: Any)
     arguments = [sources] if isinstance(sources, Path | str) else list(sources)
     settings: dict[str, Any] = {"workers": 1, **options}
     if "tokenizer" not in settings:
-        settings["tokenizer"] = write_byte_tokenizer(out.parent / ".tokenizer")  # hidden, so that it is no source
+        settings["tokenizer"] = write_byte_tokenizer(
+            out.parent / ".tokenizer"
+        )  # hidden, so that it is not read as a source
     return open_corpus(build_corpus(arguments, out=out, **settings).directory)
 
 

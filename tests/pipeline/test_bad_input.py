@@ -134,7 +134,7 @@ BAD_RECORDS = {
     "malformed JSON in zstd": BadRecord(
         "a.jsonl.zst", zstd(between_good_lines(b'{"text": "open')), "malformed", TRUNCATED
     ),
-    "JSON that is no object": BadRecord(
+    "JSON that is not an object": BadRecord(
         "a.jsonl",
         between_good_lines(b'["good"]'),
         "malformed",

@@ -39,14 +39,14 @@ def real_texts() -> list[str]:
     return [*parts, *(scripts[start : start + 50] for start in range(0, len(scripts), 50)), "\n\n".join(parts[:400])]
 
 
-def write_ranks(directory: Path, name: str = "small.tiktoken", *, beside: bool = True) -> Path:
+def write_ranks(directory: Path, name: str = "small.tiktoken", *, has_pattern: bool = True) -> Path:
     """The recipe's byte-level vocabulary as ranks."""
     byte_of = {character: byte for byte, character in tiktoken_ranks._byte_characters()}
     vocabulary = json.loads((TOKENIZER / "tokenizer.json").read_bytes())["model"]["vocab"]
     ranks = {bytes(byte_of[c] for c in token): index for token, index in vocabulary.items() if token != EOS}
     lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in sorted(ranks.items(), key=lambda i: i[1]))
     (directory / name).write_bytes(b"".join(lines))
-    if beside:
+    if has_pattern:
         content = {"pat_str": WORDS, "special_tokens": {EOS: vocabulary[EOS], "<|pad|>": len(vocabulary)}}
         (directory / "tiktoken.json").write_text(json.dumps(content))
     return directory / name
@@ -172,14 +172,14 @@ def _ranks(path: Path) -> Sequence[tuple[bytes, int]]:
 
 @pytest.mark.interop
 def test_ranks_of_a_known_name_have_to_be_those_that_tiktoken_knows(tmp_path):
-    path = write_ranks(tmp_path, "cl100k_base.tiktoken", beside=False)
+    path = write_ranks(tmp_path, "cl100k_base.tiktoken", has_pattern=False)
     with pytest.raises(TokenizerError, match="is not the cl100k_base that tiktoken knows"):
         convert_and_read(path)
 
 
 @pytest.mark.interop
 def test_ranks_alone_do_not_say_how_words_are_split(tmp_path):
-    path = write_ranks(tmp_path, beside=False)
+    path = write_ranks(tmp_path, has_pattern=False)
     with pytest.raises(
         TokenizerError, match="does not say how words are split, and small is not an encoding"
     ) as caught:

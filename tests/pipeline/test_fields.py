@@ -1,4 +1,4 @@
-"""Fields that are asked for and not there, and byte order marks, from the file to what the user is told."""
+"""Fields that are asked for and missing, and byte order marks, from the file to what the user reads."""
 
 from __future__ import annotations
 

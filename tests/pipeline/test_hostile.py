@@ -26,7 +26,7 @@ MIB = 1 << 20
 BASE_BYTES = 256 * MIB
 """What a build in one process may hold whatever it reads: libraries, tokenizer, chunks, a batch of tokens."""
 FACTOR = 56
-"""Bytes that a document may cost for each of its own, beside that. Text costs 12, one letter again and again 50."""
+"""Bytes that each byte of a document may cost, on top of that. Text costs 12, one letter again and again 50."""
 
 
 class Outcome(NamedTuple):

@@ -214,7 +214,7 @@ def test_a_damaged_part_of_a_data_set_is_left_out_whole(task_bytes, tmp_path, mo
     fetched = hub.HubFiles(str(tmp_path / "cache"), "hf://a/b@0123:train", ["1.jsonl", "2.jsonl.xz", "3.jsonl"])
     (tmp_path / "cache").mkdir()
     for name in fetched.paths:
-        (tmp_path / "cache" / name).write_bytes(jsonl([{"text": name}] * 40))  # the second is no xz
+        (tmp_path / "cache" / name).write_bytes(jsonl([{"text": name}] * 40))  # the second is not xz
     monkeypatch.setattr(hub, "fetch_dataset", lambda argument: fetched)
     options: dict[str, Any] = {
         "tokenizer": tmp_path / ".tokenizer",

@@ -1,4 +1,4 @@
-"""Builds from and into stores that are no directory: the same bytes, and no path of this machine."""
+"""Builds from and into stores other than directories: the same bytes, and no path of this machine."""
 
 from __future__ import annotations
 

@@ -346,7 +346,7 @@ def test_special_tokens_in_text_stay_text_in_every_worker(workers, tmp_path):
 
 
 class SpecialIds:
-    """A tokenizer that gives any ids it is told to, for texts that are lists of numbers."""
+    """A tokenizer that gives any ids, for texts that are lists of them."""
 
     def __call__(self, texts: Sequence[str]) -> list[Any]:
         return [np.array(json.loads(text), np.uint32) for text in texts]
@@ -483,7 +483,7 @@ def test_blocks_that_cut_or_pad_documents_are_ignored_with_a_note(block, tmp_pat
     assert read(tokenizer).notes == tuple(
         f"the tokenizer asks for {name}; documents are never truncated or padded, so this is ignored" for name in asked
     )
-    # beside the corpus lies the tokenizer as it was given
+    # the tokenizer lies next to the shards as it was given
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tokenizer / "tokenizer.json").read_bytes()
 
 
@@ -654,7 +654,7 @@ def test_a_vocabulary_over_65_536_is_stored_as_uint32(num_words, dtype, tmp_path
     assert corpus.document(0).tolist() == [*some, num_words - 1]
 
 
-# what is no tokenizer
+# what is not a tokenizer
 
 
 @pytest.mark.parametrize(

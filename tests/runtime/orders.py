@@ -54,7 +54,7 @@ def numpys(length: int, seed: int) -> Order:
 def congruential(length: int, seed: int, *, rank: int = 0) -> Order:
     """How fms-fsdp walks through the documents of a shard: x -> 5x + 2 (rank + seed) + 1 mod 2**k, from 0.
 
-    A number that is no document is passed over. Ranks differ in the increment.
+    A number that is not a document's is passed over. Ranks differ in the increment.
     """
     bits = max(1, (length - 1).bit_length())
     mask = np.uint64((1 << bits) - 1)

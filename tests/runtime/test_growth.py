@@ -1,4 +1,4 @@
-"""A job over a corpus that grows: it reads on what it began with, and moves on exactly when it is told to."""
+"""A job over a corpus that grows: it reads on what it began with, and moves on exactly when it is asked to."""
 
 from __future__ import annotations
 

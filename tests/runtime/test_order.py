@@ -357,7 +357,7 @@ def test_pieces_of_samples_are_the_same_one_by_one_and_all_at_once(
 def test_the_blocks_and_pieces_of_another_epoch_ordinal_or_seed_come_in_another_order(
     lengths: list[int], shape: Shape, seed: int
 ) -> None:
-    source = ListSource([*lengths, *range(1, 40)])  # enough pieces that equal orders are no accident
+    source = ListSource([*lengths, *range(1, 40)])  # so many pieces that orders cannot be equal by chance
 
     def order(**options: Any) -> list[int]:
         shuffled = ShuffledCorpus(source, shape, **{"seed": seed, **options})

@@ -1,4 +1,4 @@
-"""Ranges of shards in a store that is no directory: the tokens of one in a directory, and one version of each shard."""
+"""Ranges of shards in a store other than a directory: the same tokens, and one version of each shard."""
 
 from __future__ import annotations
 

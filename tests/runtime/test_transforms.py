@@ -182,7 +182,7 @@ def test_provenance_is_that_of_the_tokens_before_they_were_changed() -> None:
     assert [changed.trace(sample) for sample in range(9)] == [plain.trace(sample) for sample in range(9)]
 
 
-# what is no sample
+# what is not a sample
 
 
 WRONG = {

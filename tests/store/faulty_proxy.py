@@ -1,4 +1,4 @@
-"""A proxy in front of an HTTP server, which hurts the requests that it is told to."""
+"""A proxy in front of an HTTP server, which hurts the requests that a test chooses."""
 
 from __future__ import annotations
 

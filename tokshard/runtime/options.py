@@ -99,7 +99,7 @@ def generations_of(corpora: Mapping[str, CorpusLike], generations: Any) -> dict[
     """The generation up to which each corpus is read; None: the newest.
 
     Raises:
-        PlanError: a name is unknown, or of a source that is open; or a value is no generation.
+        PlanError: a name is unknown, or of a source that is open; or a value is not a generation.
     """
     given = {} if generations is None else generations
     if not isinstance(given, Mapping) or set(given) - set(corpora):

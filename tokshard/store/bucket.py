@@ -250,7 +250,7 @@ def _version(meta: ObjectMeta) -> str:
 
 
 def _is_strong(version: str) -> bool:
-    """Whether a server compares it: it never does so with weak tags and with what is no tag."""
+    """Whether a server compares it: it never does so with weak tags, nor with versions that are not tags."""
     return not version.startswith(("W/", "modified "))
 
 

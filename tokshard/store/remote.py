@@ -26,7 +26,7 @@ from tokshard.store.requests import RemoteOptions
 class RemoteStore:
     """Files in a bucket or on a web server. Nothing is sent before the first method is called.
 
-    Credentials are no part of it: they are taken anew from the environment of the process that it is pickled to. A
+    Credentials are left out: the process that unpickles it takes them from its own environment. A
     process that was forked after a store was used refuses to use one.
 
     Failed requests are tried again for minutes (`RemoteOptions.patience`). If that does not help, or a permission is

@@ -162,7 +162,7 @@ def _find(bucket: Bucket, key: str) -> _Found | None:
     try:
         return _Found(msgspec.json.decode(content, type=LeaseRecord), tag, age)
     except msgspec.MsgspecError:
-        raise BlockingIOError(errno.EAGAIN, "it holds something that is no lease", bucket.where(key)) from None
+        raise BlockingIOError(errno.EAGAIN, "the object is not a lease", bucket.where(key)) from None
 
 
 def _is_dead(record: LeaseRecord) -> bool:

@@ -270,7 +270,7 @@ def _look_into(found: _Expansion, entry: Entry, form: str) -> tuple[Entry, str]:
     """The facts of a file, and its format: of an Arrow file its first bytes say whether it is a stream.
 
     Raises:
-        UsageError: it is no file that a build can read.
+        UsageError: a build cannot read it.
         BadSourceError: it cannot be read now.
     """
     if found.root == STDIN:
