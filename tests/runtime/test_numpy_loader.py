@@ -89,7 +89,7 @@ def test_it_reads_resumes_and_uses_workers_where_torch_cannot_be_imported() -> N
 
         sys.modules["torch"] = None  # an import of it fails
         from tests.runtime.sources import ListSource
-        from tokshard.runtime import NumpyLoader, StreamPlan
+        from tokshard.runtime import NumpyLoader, StreamPlan, expand
 
         if __name__ == "__main__":
             plan = StreamPlan(
@@ -108,6 +108,8 @@ def test_it_reads_resumes_and_uses_workers_where_torch_cannot_be_imported() -> N
                     assert batch["sample_index"].tolist() == samples[loader.cursor.sample - 4:][:4] or (
                         loader.cursor.sample == plan.num_samples
                     )
+            with NumpyLoader(plan, global_batch_size=4, compact=True) as loader:
+                assert expand(next(iter(loader)))["sample_index"].tolist() == samples[:4]
             print(sum(sample >= 0 for sample in samples), plan.num_samples)
             try:
                 from tokshard.runtime import StreamingLoader

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokshard.runtime.cache import Cache
     from tokshard.runtime.cursor import Cursor
+    from tokshard.runtime.expansion import expand
     from tokshard.runtime.infilling import FillInTheMiddle
     from tokshard.runtime.loader import NumpyLoader
     from tokshard.runtime.plan import StreamPlan
@@ -30,6 +31,7 @@ __all__ = [
     "StreamDataset",
     "StreamPlan",
     "StreamingLoader",
+    "expand",
 ]
 
 _HOMES = {
@@ -44,6 +46,7 @@ _HOMES = {
     "StreamDataset": "tokshard.runtime.tensors",
     "StreamPlan": "tokshard.runtime.plan",
     "StreamingLoader": "tokshard.runtime.tensors",
+    "expand": "tokshard.runtime.expansion",
 }
 
 

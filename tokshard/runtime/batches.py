@@ -129,7 +129,7 @@ def corpus_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReadRows:
-    """The tokens of the rows ``[start, stop)`` of a layout, and the labels that are not among them."""
+    """The tokens of the rows ``[start, stop)`` of a layout, one after another, and labels that are not among them."""
 
     start: int
     stop: int
@@ -141,8 +141,8 @@ class _ReadRows:
 class Layout:
     """Rows of one or many batches, piece by piece, ready to be read.
 
-    A row has seq_len + 1 tokens: the last one is only the label of the one before it. Places are counted over all rows;
-    places of labels leave out the last token of each row.
+    A row has seq_len + 1 tokens: the last one is only the label of the one before it. Places of tokens and numbers of
+    pieces are counted over all rows.
 
     Args:
         row_tokens: seq_len + 1.
@@ -154,9 +154,9 @@ class Layout:
         missing: int64 [rows], tokens at the end of each row that no piece covers.
         reads: int64 [4, pieces]: number of the source, position and tokens of each piece, and its place.
         lengths: int32, inputs of each piece that has any, and the padding of a row as a piece of its own.
-        ignored: int64, ascending places whose label is -100.
-        cuts: int64 [3, n]: places whose label is neither -100 nor the next token of the row, ascending; number of the
-            source and position of that label.
+        followed: int64 [2, n]: pieces whose last label is the next token of the row, ascending; place of that token.
+        cuts: int64 [3, n]: pieces whose last label is not in the row, ascending; number of the source and position of
+            that token. The last input of all other pieces has no label.
     """
 
     row_tokens: int
@@ -168,7 +168,7 @@ class Layout:
     missing: NDArray[np.int64]
     reads: Ragged
     lengths: Ragged
-    ignored: Ragged
+    followed: Ragged
     cuts: Ragged
     _ahead: _ReadRows | None = field(init=False, default=None, repr=False)
     _buffer: NDArray[Any] | None = field(init=False, default=None, repr=False)
@@ -179,18 +179,21 @@ class Layout:
         return len(self.lengths.values)
 
     def pack(self, start: int, stop: int) -> Packed:
-        """Read the rows ``[start, stop)`` together."""
+        """Read the rows ``[start, stop)`` together. The next call may overwrite their tokens."""
         read = self._rows(start, stop)
-        tokens = read.tokens[start - read.start : stop - read.start]
-        first = start * (self.row_tokens - 1)
-        places = self.cuts.of(start, stop)[0]
-        first_cut = self.cuts.first[start] - self.cuts.first[read.start]
+        first_piece, stop_piece = self.lengths.first[start], self.lengths.first[stop]
+        next_tokens = np.full(stop_piece - first_piece, IGNORED, np.int64)
+        pieces, places = self.followed.of(start, stop)
+        next_tokens[pieces - first_piece] = read.tokens[places - read.start * self.row_tokens]
+        pieces = self.cuts.of(start, stop)[0]
+        if len(pieces):
+            first_cut = self.cuts.first[start] - self.cuts.first[read.start]
+            next_tokens[pieces - first_piece] = read.cut_labels[first_cut : first_cut + len(pieces)]
+        low, high = ((row - read.start) * self.row_tokens for row in (start, stop))
         return Packed(
-            tokens=tokens.copy() if read is self._ahead else tokens,  # the buffer is used again
-            piece_lengths=self.lengths.of(start, stop),
-            ignored=self.ignored.of(start, stop) - first,
-            label_places=places - first,
-            labels=read.cut_labels[first_cut : first_cut + len(places)].astype(np.int64),
+            tokens=read.tokens[low:high].reshape(stop - start, self.row_tokens),
+            piece_lengths=self.lengths.values[first_piece:stop_piece],
+            next_tokens=next_tokens,
             num_tokens_in_row=self.num_tokens[start:stop],
             corpus_index=self.corpora[start:stop],
             sample_index=self.samples[start:stop],
@@ -237,10 +240,10 @@ class Layout:
             for low, high in itertools.pairwise(bounds):
                 source = self.sources[int(numbers[low])]
                 source.read(positions[low:high], lengths[low:high], out, places[low:high])
-        tokens = out[:size].reshape(stop - start, self.row_tokens)
         for row in np.flatnonzero(self.missing[start:stop]).tolist():
-            tokens[row, self.row_tokens - int(self.missing[start + row]) :] = 0
-        return _ReadRows(start=start, stop=stop, tokens=tokens, cut_labels=out[size:])
+            stop_of_row = (row + 1) * self.row_tokens
+            out[stop_of_row - int(self.missing[start + row]) : stop_of_row] = 0
+        return _ReadRows(start=start, stop=stop, tokens=out[:size], cut_labels=out[size:])
 
 
 def lay_out(
@@ -272,9 +275,11 @@ def lay_out(
     missing = seq_len + 1 - np.bincount(rows, tokens, num_rows).astype(np.int64)
     padding = seq_len - inputs_in_row
     places = np.cumsum(tokens) - tokens + (np.cumsum(missing) - missing)[rows]
-    label_places = np.cumsum(inputs) + (np.cumsum(padding) - padding)[rows] - 1  # of the last input of each piece
-    is_ignored &= inputs > 0
-    cuts = np.stack([label_places[is_cut], numbers[is_cut], (starts + inputs)[is_cut]])
+    is_piece, is_padded = inputs > 0, padding > 0
+    pieces = np.cumsum(is_piece) - 1 + (np.cumsum(is_padded) - is_padded)[rows]  # their numbers, padding included
+    is_followed = is_piece & ~is_ignored & ~is_cut
+    followed = np.stack([pieces[is_followed], (places + inputs)[is_followed]])
+    cuts = np.stack([pieces[is_cut], numbers[is_cut], (starts + inputs)[is_cut]])
     return Layout(
         row_tokens=seq_len + 1,
         dtype=dtype,
@@ -285,7 +290,7 @@ def lay_out(
         missing=missing,
         reads=Ragged.by_row(np.stack([numbers, starts, tokens, places]), rows, num_rows),
         lengths=_piece_lengths(rows, inputs, padding),
-        ignored=Ragged.by_row(label_places[is_ignored], rows[is_ignored], num_rows),
+        followed=Ragged.by_row(followed, rows[is_followed], num_rows),
         cuts=Ragged.by_row(cuts, rows[is_cut], num_rows),
     )
 
@@ -313,9 +318,8 @@ class Packed:
         tokens: uint16 or uint32 [rows, seq_len + 1]; a row's last token is only the label of the one before it. 0 where
             a row is padding.
         piece_lengths: int32 [pieces], the inputs only, in order; they add up to rows * seq_len, padding included.
-        ignored: int64 [k], places in the flattened batch whose label is -100.
-        label_places: int64 [m], places in it whose label is neither -100 nor the next token of the row.
-        labels: int64 [m], those labels.
+        next_tokens: int64 [pieces], the label of the last input of each, -100 for none. All other labels are the next
+            token of the row, but for padding, which has none.
         num_tokens_in_row: int32 [rows], inputs of each row that are not padding.
         corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
         sample_index: int64 [rows], global sample, or `PADDING_INDEX`.
@@ -323,9 +327,7 @@ class Packed:
 
     tokens: NDArray[Any]
     piece_lengths: NDArray[np.int32]
-    ignored: NDArray[np.int64]
-    label_places: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    next_tokens: NDArray[np.int64]
     num_tokens_in_row: NDArray[np.int32]
     corpus_index: NDArray[np.int64]
     sample_index: NDArray[np.int64]
@@ -344,35 +346,35 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
     """
     recycler = recycler or Recycler(0)
     rows, seq_len = len(packed.tokens), packed.tokens.shape[1] - 1
-    size = rows * seq_len
     input_ids, labels, position_ids = recycler.empty((3, rows, seq_len))
     np.copyto(input_ids, packed.tokens[:, :-1])
     np.copyto(labels, packed.tokens[:, 1:])
-    flat = labels.reshape(-1)
-    flat[packed.ignored] = IGNORED
-    if len(packed.labels):
-        flat[packed.label_places] = packed.labels
+    lengths = packed.piece_lengths
+    ends = np.cumsum(lengths)
+    labels.reshape(-1)[ends - 1] = packed.next_tokens
     if packed.num_tokens_in_row.min() < seq_len:
         for row in np.flatnonzero(packed.num_tokens_in_row < seq_len).tolist():
             labels[row, packed.num_tokens_in_row[row] :] = IGNORED
-    lengths = packed.piece_lengths
-    ends = np.cumsum(lengths)
-    np.subtract(recycler.numbers(size), np.repeat(ends - lengths, lengths), out=position_ids.reshape(-1))
-    # few lengths, so that a compiled model sees few shapes
-    padded = max(_MIN_CU_SEQLENS, 1 << len(ends).bit_length())
-    cu_seqlens = np.empty(padded, np.int32)
-    cu_seqlens[0] = 0
-    cu_seqlens[1 : len(ends) + 1] = ends
-    cu_seqlens[len(ends) + 1 :] = size
+    np.subtract(recycler.numbers(rows * seq_len), np.repeat(ends - lengths, lengths), out=position_ids.reshape(-1))
     return {
         "input_ids": input_ids,
         "labels": labels,
         "position_ids": position_ids,
         "corpus_index": packed.corpus_index.copy(),  # a view would keep an array of many batches alive
         "sample_index": packed.sample_index.copy(),
-        "cu_seqlens": cu_seqlens,
-        "max_seqlen": np.array(lengths.max(initial=0), np.int64),
+        "cu_seqlens": boundaries(ends),
+        "max_seqlen": np.array(lengths.max(), np.int64),
     }
+
+
+def boundaries(ends: NDArray[np.signedinteger[Any]]) -> NDArray[np.int32]:
+    """The ends of pieces as cu_seqlens: int32, from 0 on, the last one repeated."""
+    # few lengths, so that a compiled model sees few shapes
+    found = np.empty(max(_MIN_CU_SEQLENS, 1 << len(ends).bit_length()), np.int32)
+    found[0] = 0
+    found[1 : len(ends) + 1] = ends
+    found[len(ends) + 1 :] = ends[-1]
+    return found
 
 
 def first_row(batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.runtime.batches import Packed, widen
 from tokshard.runtime.cache import fetched
+from tokshard.runtime.compact import compact_batch
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, save_cursor
 from tokshard.runtime.feed import Feed
@@ -238,6 +239,7 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         dp_rank, dp_world_size: data-parallel; default: 0 of 1.
         num_workers: processes that read; 0: a thread reads, which is faster except for very short documents.
         prefetch_factor: batches made ahead per worker.
+        compact: give compact batches. States do not depend on it.
         uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
             ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
         timeout_seconds: longest wait for one batch; the error names the shard that was read.
@@ -258,6 +260,7 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         dp_world_size: int | None = None,
         num_workers: int = 0,
         prefetch_factor: int = 4,
+        compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
         timeout_seconds: float = 600.0,
         multiprocessing_context: str | None = None,
@@ -266,7 +269,7 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         super().__init__(
             plan,
             ranks=ranks_of(plan, global_batch_size, place, uneven),
-            finish=widen,
+            finish=compact_batch if compact else widen,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,

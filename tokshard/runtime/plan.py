@@ -283,7 +283,7 @@ class StreamPlan:
         return lay_out(parts, samples=samples, corpora=corpora, seq_len=self.seq_len, dtype=dtype)
 
     def pack(self, layout: Layout, start: int, stop: int) -> Packed:
-        """Copy the rows ``[start, stop)`` of a layout together, and transform them.
+        """Copy the rows ``[start, stop)`` of a layout together, and transform them. The next call may overwrite them.
 
         Raises:
             PlanError: a transform did not return a sample of the same size and dtype.

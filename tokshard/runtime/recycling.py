@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 
 class Recycler:
@@ -22,17 +23,17 @@ class Recycler:
     def __init__(self, size: int) -> None:
         has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
         self._size = size if has_gil else 0
-        self._arrays: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        self._arrays: list[NDArray[Any]] = [np.empty(0, np.int64)]
         self._unused = self._holders(0)
         self._arrays.clear()
         self._numbers = np.empty(0, np.int64)
 
-    def empty(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """An int64 array with arbitrary content."""
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.int64) -> NDArray[Any]:
+        """An array with arbitrary content. A recycler is for arrays of one dtype."""
         for index in range(len(self._arrays)):
             if self._holders(index) == self._unused and self._arrays[index].shape == shape:
                 return self._arrays[index]
-        array = np.empty(shape, np.int64)
+        array = np.empty(shape, dtype)
         if len(self._arrays) >= self._size:
             held = [index for index in range(len(self._arrays)) if self._holders(index) > self._unused]
             self._arrays = [self._arrays[index] for index in held]

@@ -116,7 +116,7 @@ def packed_steps(
     """Every step from a global sample on, or each `stride`-th of them, as one rank reads it.
 
     The first layout has one step and each later one twice as many, up to some thousand pieces. So the first batch comes
-    soon, and later ones share the cost of a layout.
+    soon, and later ones share the cost of a layout. The tokens of a step may be overwritten by the next one.
 
     Args:
         stop: where the pass ends; default: where the plan's finite pass does.

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokshard.errors import LoaderError, PlanError
-from tokshard.runtime.batches import Packed, widen
+from tokshard.runtime.batches import IGNORED, Packed, widen
+from tokshard.runtime.compact import compact_batch
 from tokshard.runtime.feed import HELD_BATCHES
 from tokshard.runtime.loader import (
     BatchLoader,
@@ -58,6 +59,14 @@ class StreamingLoader(BatchLoader[Batch]):
     - ``cu_seqlens``: int32 [n], the boundaries of all pieces in the flattened batch, for attention within documents;
       the last one is repeated until n is a power of two, at least 64. ``max_seqlen``: int64 [], the longest piece.
 
+    With ``compact=True`` it is a tenth of that, and `tokshard.runtime.expand` makes the batch above of it on a device:
+
+    - ``input_ids``: uint16 or uint32 [rows, seq_len], as the corpora store them; no ``labels`` and ``position_ids``.
+    - ``next_tokens``: int64 [n - 1], the label of the last token of each piece, -100 for none. Padding of a row is a
+      piece of its own, and what repeats the last boundary repeats the last label.
+    - ``num_tokens``: int32 [rows], tokens of each row that are not padding.
+    - ``corpus_index``, ``sample_index``, ``cu_seqlens``, ``max_seqlen``: as above.
+
     Args:
         plan: what to read.
         global_batch_size: samples of a step over all ranks.
@@ -67,6 +76,7 @@ class StreamingLoader(BatchLoader[Batch]):
         prefetch_factor: batches made ahead per worker.
         pin_memory: give tensors in page-locked memory, which ``tensor.to(device, non_blocking=True)`` needs: other
             memory is reused as soon as the tensor is freed, even if a device still copies from it.
+        compact: give compact batches. States do not depend on it.
         uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
             ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
         timeout_seconds: longest wait for one batch; the error names the shard that was read.
@@ -88,6 +98,7 @@ class StreamingLoader(BatchLoader[Batch]):
         num_workers: int = 0,
         prefetch_factor: int = 4,
         pin_memory: bool = False,
+        compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
         timeout_seconds: float = 600.0,
         multiprocessing_context: str | None = None,
@@ -99,7 +110,7 @@ class StreamingLoader(BatchLoader[Batch]):
         super().__init__(
             plan,
             ranks=ranks,
-            finish=partial(as_tensors, pin_memory=pin_memory),
+            finish=partial(as_tensors, pin_memory=pin_memory, compact=compact),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
@@ -116,7 +127,7 @@ class StreamDataset(IterableDataset[Batch]):
     earlier, the place of its workers is lost, so a second loop is refused.
 
     Args:
-        plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, uneven: as for `StreamingLoader`.
+        plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, compact, uneven: as for `StreamingLoader`.
     """
 
     def __init__(
@@ -127,9 +138,11 @@ class StreamDataset(IterableDataset[Batch]):
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
         dp_mesh: DeviceMesh | None = None,
+        compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
     ) -> None:
         self.plan = plan
+        self._is_compact = compact
         place = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
         self._ranks = ranks_of(plan, global_batch_size, place, uneven)
         self._cursor = plan.cursor()
@@ -174,7 +187,7 @@ class StreamDataset(IterableDataset[Batch]):
             if plan.on_max_epochs == "warn":
                 warn_of_use(found, self._cursor.sample, self._cursor.sample + size, self._warned)
             self._advance(num_workers)
-            yield as_tensors(packed, recycler)
+            yield as_tensors(packed, recycler, compact=self._is_compact)
         if not stop.pads_last_step:
             warn_of_stop(stop, self._cursor.sample)
         else:
@@ -213,10 +226,32 @@ class StreamDataset(IterableDataset[Batch]):
         self._cursor = self._cursor.advanced(num_steps * self._ranks.global_batch_size)
 
 
-def as_tensors(packed: Packed, recycler: Recycler | None = None, *, pin_memory: bool = False) -> Batch:
-    """A batch as CPU tensors; input_ids, labels and position_ids int64 [rows, seq_len]."""
-    batch = {key: torch.from_numpy(value) for key, value in widen(packed, recycler).items()}
+def as_tensors(
+    packed: Packed, recycler: Recycler | None = None, *, pin_memory: bool = False, compact: bool = False
+) -> Batch:
+    """A batch as CPU tensors; the docstring of `StreamingLoader` lists them."""
+    arrays = compact_batch(packed, recycler) if compact else widen(packed, recycler)
+    batch = {key: torch.from_numpy(value) for key, value in arrays.items()}
     return {key: value.pin_memory() for key, value in batch.items()} if pin_memory else batch
+
+
+def expand_tensors(batch: Mapping[str, Tensor], device: torch.device | str | int | None = None) -> Batch:
+    """The full batch of a compact one, made on a device (default: where the tensors are) without waiting for it."""
+    here = {key: value.to(device, non_blocking=value.is_pinned()) for key, value in batch.items()}
+    num_tokens, next_tokens, cu_seqlens = here.pop("num_tokens"), here.pop("next_tokens"), here["cu_seqlens"]
+    input_ids = here["input_ids"].to(torch.int64)
+    rows, seq_len = input_ids.shape
+    labels = input_ids.view(-1).roll(-1)
+    labels[cu_seqlens[1:].to(torch.int64) - 1] = next_tokens
+    is_padding = torch.arange(seq_len, device=input_ids.device) >= num_tokens[:, None]
+    # a given output_size spares asking the device for it
+    starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff(), output_size=rows * seq_len)
+    position_ids = torch.arange(rows * seq_len, device=input_ids.device) - starts
+    return here | {
+        "input_ids": input_ids,
+        "labels": labels.view(rows, seq_len).masked_fill_(is_padding, IGNORED),
+        "position_ids": position_ids.view(rows, seq_len),
+    }
 
 
 def data_parallel_place(rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> tuple[int, int]:

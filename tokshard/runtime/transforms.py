@@ -91,14 +91,13 @@ def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> P
     """
     rows, seq_len = len(packed.tokens), packed.tokens.shape[1] - 1
     ends = np.cumsum(packed.piece_lengths, dtype=np.int64)
-    next_tokens = _next_tokens(packed, ends)
     tokens = np.zeros_like(packed.tokens)
     lengths: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []
     for row in range(rows):
         first, stop = np.searchsorted(ends, [row * seq_len, (row + 1) * seq_len], "right").tolist()
         size = int(packed.num_tokens_in_row[row])
-        pieces, following = packed.piece_lengths[first:stop].astype(np.int64), next_tokens[first:stop]
+        pieces, following = packed.piece_lengths[first:stop].astype(np.int64), packed.next_tokens[first:stop]
         if packed.sample_index[row] != PADDING_INDEX:
             is_short = size < seq_len  # the padding is a piece of its own, which no transform sees
             inner = Sample(
@@ -114,25 +113,12 @@ def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> P
             following = np.append(inner.next_tokens, following[len(following) - is_short :])
         lengths.append(pieces)
         labels.append(following)
-    piece_lengths, all_labels = np.concatenate(lengths), np.concatenate(labels)
-    places = np.cumsum(piece_lengths) - 1
-    is_ignored = all_labels == IGNORED
     return replace(
         packed,
         tokens=tokens,
-        piece_lengths=piece_lengths.astype(np.int32),
-        ignored=places[is_ignored],
-        label_places=places[~is_ignored],
-        labels=all_labels[~is_ignored],
+        piece_lengths=np.concatenate(lengths).astype(np.int32),
+        next_tokens=np.concatenate(labels, dtype=np.int64, casting="unsafe"),  # a transform may give other integers
     )
-
-
-def _next_tokens(packed: Packed, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The label of the last token of each piece."""
-    flat = packed.tokens[:, 1:].astype(np.int64).reshape(-1)
-    flat[packed.ignored] = IGNORED
-    flat[packed.label_places] = packed.labels
-    return flat[ends - 1]
 
 
 def _checked(found: Sample, before: Sample, transform: Transform) -> Sample:

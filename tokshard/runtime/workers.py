@@ -15,7 +15,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -257,8 +257,11 @@ def _some(steps: Iterator[Packed | BaseException | None], most: int) -> Iterator
     size = 0
     while most and size < _MESSAGE_BYTES:
         for answer in steps:
-            yield answer
-            size += answer.tokens.nbytes if isinstance(answer, Packed) else 0
+            if isinstance(answer, Packed):
+                size += answer.tokens.nbytes
+                yield replace(answer, tokens=answer.tokens.copy())  # the next step may overwrite them
+            else:
+                yield answer
             break
         else:
             return
