@@ -40,7 +40,7 @@ _BY_SHARD = ("stride_documents", "run_document", "run_source", "run_record")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Inputs; times are medians.
+    """Inputs; times are CPU seconds of one core.
 
     Args:
         piece_seconds: to make the table of a window, for each of its pieces, when the ends of documents are known.
@@ -73,8 +73,8 @@ def measure(*, shard_tokens: int, document_tokens: int) -> Measured:
     tokens[document_tokens - 1 :: document_tokens] = 0
     return Measured(
         piece_seconds=_piece_seconds(document_tokens),
-        scan_bytes_per_second=tokens.nbytes / _median_seconds(lambda: np.flatnonzero(tokens == 0)),
-        crc_bytes_per_second=tokens.nbytes / _median_seconds(lambda: zlib.crc32(tokens)),
+        scan_bytes_per_second=tokens.nbytes / _cpu_seconds(lambda: np.flatnonzero(tokens == 0)),
+        crc_bytes_per_second=tokens.nbytes / _cpu_seconds(lambda: zlib.crc32(tokens)),
         shard_row_bytes=row_bytes,
         opened_row_bytes=opened_bytes,
         open_row_seconds=_open_seconds() / _OPENED_SHARDS,
@@ -117,14 +117,14 @@ def _piece_seconds(document_tokens: int) -> float:
         shuffled.tables.clear()
         tables.append(shuffled.table(shuffled.window(0, 0)))
 
-    return _median_seconds(make) / tables[0].num_pieces
+    return _cpu_seconds(make) / tables[0].num_pieces
 
 
 def _open_seconds() -> float:
     with tempfile.TemporaryDirectory(prefix="tokshard-scale-") as folder:
         one = corpus(Path(folder), num_tokens=50_000, document_tokens=40)
         store = open_store(repeated(Path(folder), one, num_shards=_OPENED_SHARDS))
-        return _median_seconds(lambda: Corpus(store, read_generations(store)))
+        return _cpu_seconds(lambda: Corpus(store, read_generations(store)))
 
 
 def _cursor_bytes() -> int:
@@ -137,10 +137,11 @@ def _cursor_bytes() -> int:
         return len(json.dumps(loader.state_dict()))
 
 
-def _median_seconds(work: Callable[[], object]) -> float:
+def _cpu_seconds(work: Callable[[], object]) -> float:
+    """Of this thread, the least of some runs: other load on the machine makes the others longer."""
     times = []
     for _ in range(_REPEATS):
-        started = time.perf_counter()
+        started = time.thread_time()
         work()
-        times.append(time.perf_counter() - started)
-    return sorted(times)[_REPEATS // 2]
+        times.append(time.thread_time() - started)
+    return min(times)
