@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
-from tests.store.memory import SCHEME, MemoryStore
+from tests.store.memory import REQUESTS, SCHEME, MemoryStore
 from tokshard.errors import DamagedCorpusError
 from tokshard.runtime import StreamPlan, shard_bytes
 from tokshard.runtime.shard_bytes import joined_ranges
@@ -65,6 +65,30 @@ def test_a_shard_that_is_put_again_is_refused_by_its_name(corpora):
     store.put(name, store.get(name))
     with pytest.raises(DamagedCorpusError, match=f"{name} was replaced under the running job"):
         source.place_of(0)
+
+
+def test_a_shard_that_is_put_again_is_read_on_unless_its_tokens_changed(corpora):
+    here, there = map(plan_of, corpora)
+    store = open_store(corpora[1])
+    shards = list(CorpusSource(corpora[1]).corpus.shards.names())
+    there.sample(0)
+    for name in shards:
+        store.put(name, store.get(name))
+    assert there.sample(200)["input_ids"].tolist() == here.sample(200)["input_ids"].tolist()
+    for name in shards:
+        content = bytearray(store.get(name))
+        content[len(content) // 2] ^= 1
+        store.put(name, bytes(content))
+    with pytest.raises(DamagedCorpusError, match=r"shard-.*\.arrow: tokens .* have the hash .*, expected"):
+        [plan_of(corpora[1]).sample(sample) for sample in range(400)]
+
+
+def test_training_asks_for_no_facts_of_shards_whose_bytes_are_checked_by_hashes(corpora):
+    plan = plan_of(corpora[1])
+    REQUESTS.clear()
+    for sample in range(400):
+        plan.sample(sample)
+    assert REQUESTS["stat"] == 0
 
 
 @given(places=RANGES)

@@ -7,6 +7,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
+from tokshard.runtime.fetchers import Fetchers
 from tokshard.runtime.shard_bytes import ShardBytes
 from tokshard.runtime.shard_places import ShardPlaces
 from tokshard.runtime.strides import Run
@@ -27,28 +29,41 @@ _MAX_HASHES = 16 << 20
 
 
 class StrideHashes:
-    """The hashes of the strides of a corpus. Those that were used last are kept. Threads may share it."""
+    """The hashes of the strides of a corpus. Those that were used last are kept. Threads may share it.
 
-    def __init__(self, corpus: Corpus, on_read: Callable[[int, int], None]) -> None:
-        self._corpus, self._on_read = corpus, on_read
+    Args:
+        fetchers: for requests beside those for tokens.
+        on_read: called with the number of requests and of bytes of each.
+    """
+
+    def __init__(self, corpus: Corpus, fetchers: Callable[[], Fetchers], on_read: Callable[[int, int], None]) -> None:
+        self._corpus, self._fetchers, self._on_read = corpus, fetchers, on_read
         self._kept: OrderedDict[tuple[int, int], NDArray[np.uint32]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, run: Run) -> NDArray[np.uint32]:
-        """The hashes of some strides: uint32 [strides]."""
+    def ask(self, run: Run) -> Callable[[], NDArray[np.uint32]]:
+        """What waits for the hashes of some strides, which are fetched meanwhile, and gives them: uint32 [strides]."""
         first = run.first // _HASHES_AT_ONCE
-        parts = [self._part(run.shard, part) for part in range(first, (run.stop - 1) // _HASHES_AT_ONCE + 1)]
+        keys = [(run.shard, part) for part in range(first, (run.stop - 1) // _HASHES_AT_ONCE + 1)]
         base = first * _HASHES_AT_ONCE
-        found: NDArray[np.uint32] = np.concatenate(parts)[run.first - base : run.stop - base]
-        return found
+        parts = [self._ask(key) for key in keys]
 
-    def _part(self, shard: int, part: int) -> NDArray[np.uint32]:
-        key = (shard, part)
+        def answer() -> NDArray[np.uint32]:
+            found: NDArray[np.uint32] = np.concatenate([part() for part in parts])
+            return found[run.first - base : run.stop - base]
+
+        return answer
+
+    def _ask(self, key: tuple[int, int]) -> Callable[[], NDArray[np.uint32]]:
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
                 self._kept.move_to_end(key)
-                return found
+                return lambda: found
+        return self._fetchers().start(partial(self._fetch, key), is_urgent=True).result
+
+    def _fetch(self, key: tuple[int, int]) -> NDArray[np.uint32]:
+        shard, part = key
         start = part * _HASHES_AT_ONCE
         found = self._corpus.stride_hashes(shard, start, start + _HASHES_AT_ONCE)
         self._on_read(1, found.nbytes)
@@ -105,8 +120,9 @@ class CheckedShards:
 
     def _request(self, run: Run) -> NDArray[Any]:
         """Strides from the store, checked."""
-        expected = self._hashes.of(run)
+        hashes = self._hashes.ask(run)
         tokens = self._read(run)
+        expected = hashes()
         wrong = self._wrong(tokens, expected)
         if len(wrong):
             self._count(wrong_strides=len(wrong))
@@ -119,7 +135,8 @@ class CheckedShards:
     def _read(self, run: Run) -> NDArray[Any]:
         shard = self._shards(run.shard)
         size = self._stride_tokens
-        parts = self._bytes.read(shard.file, shard.token_ranges(run.first * size, run.stop * size))
+        places = shard.token_ranges(run.first * size, run.stop * size)
+        parts = self._bytes.read(shard.file, places, has_hashes=True)
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), self._dtype)
 
     def _wrong(self, tokens: NDArray[Any], expected: NDArray[np.uint32]) -> NDArray[np.int64]:

@@ -55,7 +55,7 @@ class RangedCorpus:
             corpus,
             self._shard,
             self._bytes,
-            StrideHashes(corpus, count),
+            StrideHashes(corpus, lambda: cache.hash_fetchers, count),
             kept=cache.disk,
             stride_tokens=HASH_STRIDE,
             count=cache.count,

@@ -33,8 +33,9 @@ class ShardFile:
 class ShardBytes:
     """Reads parts of the shards of a corpus. Threads may share it.
 
-    A shard in another store keeps the version that it has when it is first read: another one is refused. In a directory
-    its size has to stay; a file may be touched or moved back.
+    A shard in another store keeps the version that it has when it is first read: another one is refused, unless the
+    bytes are checked by their hashes, which spares a request. In a directory its size has to stay; a file may be
+    touched or moved back.
 
     Args:
         on_read: called with the number of requests and of bytes of each read.
@@ -45,8 +46,11 @@ class ShardBytes:
         self._is_local = store.local_path(names.MANIFEST) is not None
         self._versions: dict[str, str] = {}
 
-    def read(self, shard: ShardFile, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read(self, shard: ShardFile, places: Sequence[tuple[int, int]], *, has_hashes: bool = False) -> list[bytes]:
         """Parts of one shard, each given as its first byte and its length.
+
+        Args:
+            has_hashes: the bytes will be checked.
 
         Raises:
             DamagedCorpusError: the shard is missing, was replaced, or is not what the manifest says.
@@ -60,7 +64,7 @@ class ShardBytes:
                 )
         joined = joined_ranges(places)
         try:
-            version = self._version(shard)
+            version = self._version(shard) if self._is_local or not has_hashes else None
             parts = self._store.read(shard.name, joined, version=None if self._is_local else version)
         except OSError as error:
             raise _problem(shard, error) from error
