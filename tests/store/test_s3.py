@@ -203,7 +203,7 @@ def test_a_lease_says_who_holds_it_since_when_and_when_it_can_be_taken_over(s3, 
     with pytest.raises(BlockingIOError) as error, lease.hold("this one"):
         pass
     assert error.value.strerror is not None
-    assert error.value.strerror.startswith("the other one holds it since 2")
+    assert error.value.strerror.startswith("the other one has held it since 2")
     assert "it can be taken over in " in error.value.strerror
 
 

@@ -122,7 +122,7 @@ def test_of_two_builds_into_one_place_one_is_refused_and_told_who_writes(texts, 
         second = subprocess.run(command(texts, f"{s3}/out"), capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode == 1
         assert f"another build is writing to {s3}/out: process {first.pid} on " in second.stderr
-        assert "holds it since 2" in second.stderr
+        assert "has held it since 2" in second.stderr
         assert f"process {first.pid} on" in run(sys.executable, "-m", "tokshard", "status", f"{s3}/out")
         s3_proxy.fail()
         assert first.wait(120) == 0

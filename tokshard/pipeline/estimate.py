@@ -37,8 +37,8 @@ _COMPRESSED_PLACES = 4
 _TEXT_BYTES_PER_COMPRESSED_PLACE = 16 << 20
 """Decompression reads ahead, so the first megabyte of text says little about the size of the whole."""
 _FIRST_CHUNKS, _EVERY_CHUNK = 4, 16
-"""Of compressed lines, the first chunks are encoded, then one of so many: reading is far cheaper, and a stream can only
-be read from its start, which may differ from its middle."""
+"""The first chunks of compressed lines are all encoded, then every 16th: reading costs far less than encoding, and a
+stream can only be read from its start, which may differ from its middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class Estimate:
         input_bytes: size of all inputs.
         sampled_documents, sampled_bad: records of the sample that would become documents, and bad ones.
         documents, tokens, text_bytes: of the corpus; duplicates are not known, and count.
-        seconds: with `num_workers`, if as many cores are free as now.
-        disk_bytes: that the build needs, of which
-        hash_bytes: go when it is done.
+        seconds: with `num_workers`, if as many cores are free as were for the sample.
+        disk_bytes: what the build takes while it runs.
+        hash_bytes: the part of it that is removed at the end.
         free_bytes: on the disk of the output directory; None if that is a URI.
     """
 
@@ -144,7 +144,7 @@ class _Sums:
 
 
 def _by_kind(request: ResolvedBuild, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[int, _Sums, _Sums]]:
-    """The bytes of the inputs of each format and compression, what was measured of them, and what that stands for."""
+    """For each format and compression: the bytes of its inputs, what was measured, and what the sample stands for."""
     inputs = request.found.inputs
     num_bytes: dict[tuple[str, str | None], int] = defaultdict(int)
     places: dict[tuple[str, str | None], list[tuple[int, Span]]] = defaultdict(list)
@@ -199,9 +199,9 @@ class _Sampler:
         self._writers.encode(["warm up: the first text builds caches"])
 
     def sample(self, input_: Input, span: Span) -> tuple[_Sums, _Sums]:
-        """The start of a span, of a damaged input what can be read: what was measured, and what that stands for.
+        """Measure the start of a span, or what can be read of a damaged one; returns that, and what it stands for.
 
-        Where chunks are passed over, documents go by lines and all else by bytes.
+        For the chunks that are passed over, documents are estimated by lines and all else by bytes.
         """
         input_bytes, text_bytes, bad, measuring = 0, 0, 0, 0.0
         measured, passed = np.zeros(2), np.zeros(2)  # bytes and lines

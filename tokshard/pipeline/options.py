@@ -65,15 +65,16 @@ class BuildOptions:
         on_bad_source: ``fail``, or ``skip`` to leave out inputs that are damaged or gone, whole.
         max_bad_records: fail when more bad records than that would be skipped: a number, or a share of the records
             read, such as ``0.1%``.
-        limit: documents to write at most, in input order; with a validation split, in both corpora.
-        workers: processes; default: the CPUs this process may use. With Ray, tasks under way at most; default: as many
-            as keep the CPUs of the cluster busy.
+        limit: documents to write at most, in input order; with a validation split, in both corpora together.
+        workers: processes; default: one for each CPU that this process may use. With Ray, the most tasks under way;
+            default: enough to keep the CPUs of the cluster busy.
         executor: what runs the tasks: ``local`` processes, or a ``ray`` cluster, whose nodes all need `out` and the
             sources at the same paths.
         ray_address: the cluster: ``auto`` for the one that runs on this machine or that RAY_ADDRESS names, HOST:PORT,
             or ``local`` to start Ray here; default: ``auto``, or what the program has connected to.
-        append: add the sources to the corpus in `out`, as its next generation; what is there stays as it is.
-        force: start over, removing the corpus or unfinished build in `out`; with `append`, only what that was adding.
+        append: add the sources to the corpus in `out`, as its next generation; what is there stays unchanged.
+        force: start over, removing the corpus or unfinished build in `out`; with `append`, only
+            the generation that was being added.
     """
 
     tokenizer: str
@@ -169,7 +170,7 @@ def checked_options(options: BuildOptions) -> BuildOptions:
         if getattr(options, name) not in allowed:
             known = ", ".join(filter(None, allowed))
             raise UsageError(f"{name} is {getattr(options, name)!r}", hint=f"give one of {known}")
-    # a manifest leaves out defaults, which msgspec tells by identity, and a word from a file is not the one from here
+    # msgspec leaves a default out of the manifest only if it is the same object, which a word from a file is not
     words: dict[str, Any] = {name: allowed[allowed.index(getattr(options, name))] for name, allowed in _CHOICES.items()}
     options = dataclasses.replace(options, **words)
     if fraction is not None and not 0 < fraction < 1:
@@ -251,7 +252,7 @@ def command_words(sources: Sequence[str], options: BuildOptions) -> list[str]:
 
 
 def change_text(name: str, before: Any, now: Any) -> str | None:
-    """How a setting of a build has changed, in the words of the command line; None if another one says it better.
+    """How a setting of a build has changed, in the words of the command line; None if it follows from another change.
 
     Args:
         name: a field of `BuildConfig` or `TokenizerInfo`, or an option.

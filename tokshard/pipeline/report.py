@@ -1,4 +1,4 @@
-"""``build-report.json``: what differs between two equal builds, such as times, machine and absolute paths."""
+"""``build-report.json``: what may differ between two builds of one corpus, such as times, machine, absolute paths."""
 
 from __future__ import annotations
 

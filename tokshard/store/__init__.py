@@ -109,7 +109,7 @@ def absolute_location(location: str | os.PathLike[str]) -> str:
 
 
 def look_at(location: str | os.PathLike[str]) -> Entry | None:
-    """The facts of the file at a location, by its name there; the bare name and a slash for a folder; else None."""
+    """What lies at a location: the facts of a file, or the name of a folder with a slash; None if nothing does."""
     try:
         store, name = locate(location)
         if name:

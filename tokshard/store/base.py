@@ -173,7 +173,7 @@ class Store(Protocol):
         """Put a file, whole or not at all, durable, in place of one that has the name."""
 
     def delete(self, *names: str) -> None:
-        """Remove files and folders, durably when it returns; a missing name is no error.
+        """Remove files and folders, durably when it returns; a missing name is not an error.
 
         A name that ends in a slash stands for a folder with all its files; no link is followed.
         """
@@ -188,7 +188,7 @@ class Store(Protocol):
         """
 
     def attempt(self, folder: str, token: str) -> Attempt:
-        """An attempt at writing into this store; what it spools in the store lies in `folder`.
+        """An attempt at writing into this store; `folder` is for its unfinished files, if they lie in the store.
 
         Args:
             token: a name that no other attempt has.

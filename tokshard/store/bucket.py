@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 Tag = Mapping[str, str]
-"""What a conditional put names the replaced content by."""
+"""How a conditional put names the content that it replaces."""
 
 REQUEST_BYTES = 4 << 20
 """Longer ranges are read by several requests."""
@@ -34,9 +34,9 @@ REQUEST_BYTES = 4 << 20
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 4
 _LARGE_BYTES = 256 << 10
-"""Longer content is uploaded without looking for stalls: a slow line would seem to be one."""
+"""Longer content is uploaded without a watch for stalls: sending it over a slow line would look like one."""
 _BULK_REQUESTS = 8
-"""Long ranges are in flight at once; at 4 MiB each, 5 Mbit per second are enough to end within a minute."""
+"""Long ranges in flight at once: at 4 MiB each, a line of 5 Mbit/s is enough for all to end within a minute."""
 
 
 class Bucket:
@@ -198,7 +198,7 @@ class Bucket:
         return self.requests.make(request, key=key)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; one that is not there is no error."""
+        """Remove objects; one that is not there is not an error."""
         if not keys:
             return
         if self.address.scheme == "s3":  # up to a thousand by one request

@@ -92,7 +92,7 @@ def _open_s3(bucket: str, options: dict[str, Any], environment: Mapping[str, str
 
 
 def _check_endpoint(name: str, value: str) -> None:
-    """Refuse what `obstore` would end the process for: an empty address, or one without its scheme."""
+    """Refuse what makes `obstore` abort the process: an empty address, or one without its scheme."""
     if not value.startswith(("http://", "https://")) or not value.partition("://")[2]:
         raise UsageError(
             f"{name} is {value!r}, expected a URL such as https://s3.example.com",

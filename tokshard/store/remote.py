@@ -26,8 +26,8 @@ from tokshard.store.requests import RemoteOptions
 class RemoteStore:
     """Files in a bucket or on a web server. Nothing is sent before the first method is called.
 
-    Credentials are left out: the process that unpickles it takes them from its own environment. A
-    process that was forked after a store was used refuses to use one.
+    Credentials are not pickled: the process that unpickles it takes them from its own environment. A process that was
+    forked after a store was used refuses to use one.
 
     Failed requests are tried again for minutes (`RemoteOptions.patience`). If that does not help, or a permission is
     missing, they end in a `StoreError`. It is not an `OSError`, because it says nothing about the file.
@@ -106,7 +106,7 @@ class RemoteStore:
 class RemoteAttempt:
     """An attempt whose unfinished files lie on this machine, in a folder of its temporary directory.
 
-    Those on other machines stay until they are restarted. A process of an earlier attempt may put a file late.
+    Those on other machines stay until these are restarted. A process of an earlier attempt may put a file late.
     """
 
     store: RemoteStore

@@ -17,11 +17,11 @@ _BUFFER = 64 << 10
 def open_remote(bucket: Bucket, key: str) -> IO[bytes]:
     """An object as a seekable, buffered file of the version that it has now.
 
-    Read from start to end, it asks for ever longer ranges, the next one ahead of time; elsewhere for little more than
-    what is wanted. Memory is at most twice 4 MiB.
+    Read from start to end, it fetches ever longer ranges, the next one ahead of time; read here and there, little more
+    than what is wanted. It takes at most twice 4 MiB of memory.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such object.
     """
     found = bucket.entry(key)
     return io.BufferedReader(_RemoteFile(bucket, key, found.size, found.version), _BUFFER)
@@ -67,7 +67,7 @@ class _RemoteFile(io.RawIOBase):
         return len(part)
 
     def close(self) -> None:
-        """Forget what was asked for ahead."""
+        """Drop what was fetched ahead."""
         self._abandoned.set()
         self._ahead, self._window = None, b""
         super().close()

@@ -18,7 +18,7 @@ from tokshard.errors import StoreError
 from tokshard.store.bucket import Bucket, Tag
 
 _BEATS = 6
-"""How often a lease is renewed in the time after which it ends."""
+"""Renewals in the time after which a lease without any would end."""
 
 _TRIES = 5
 
@@ -29,7 +29,7 @@ class LeaseRecord(msgspec.Struct, kw_only=True, frozen=True):
     Args:
         holder: for messages.
         since: when it was taken, by the clock of the holder.
-        seconds: without a new beat, the lease ends after so many.
+        seconds: from its last beat until the lease ends.
         token: of this lease and no other.
         machine, process: the process that holds it, where it can be told apart from all others; else empty.
         beat: counts the renewals.
@@ -101,7 +101,7 @@ def _take(bucket: Bucket, key: str, record: LeaseRecord) -> Tag:
         except FileExistsError:
             found = _find(bucket, key)
             tag = None if found is None else _tag_of_dead(bucket, key, found)
-    raise BlockingIOError(errno.EAGAIN, "other processes take and leave it at this moment", bucket.where(key))
+    raise BlockingIOError(errno.EAGAIN, "other processes keep taking and releasing it", bucket.where(key))
 
 
 def _tag_of_dead(bucket: Bucket, key: str, found: _Found) -> Tag:
@@ -121,8 +121,8 @@ def _tag_of_dead(bucket: Bucket, key: str, found: _Found) -> Tag:
     age = max(0.0, found.age)
     raise BlockingIOError(
         errno.EAGAIN,
-        f"{record.holder} holds it since {record.since} and was heard of {age:.0f} s ago; if that process is gone, "
-        f"it can be taken over in {max(1.0, record.seconds - age):.0f} s",
+        f"{record.holder} has held it since {record.since} and was last heard of {age:.0f} s ago; if that process is "
+        f"gone, it can be taken over in {max(1.0, record.seconds - age):.0f} s",
         bucket.where(key),
     )
 
@@ -139,7 +139,7 @@ def _renew(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag, ended: threa
             elif found is not None:
                 bucket.requests.fence = (
                     f"{bucket.where(key)} was taken over by {found.record.holder} at {found.record.since}: this "
-                    f"process was not heard of for {record.seconds:.0f} s"
+                    f"process had not been heard of for {record.seconds:.0f} s"
                 )
                 return
         except FileNotFoundError:  # deleted by its holder

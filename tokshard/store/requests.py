@@ -39,8 +39,8 @@ class RemoteOptions:
 
     Args:
         patience: for how many seconds a request is tried again, once the store has answered anything.
-        first_patience: the same until then: an address that leads nowhere should not take minutes.
-        lease_seconds: a lease whose holder is not heard of for so long may be taken over.
+        first_patience: the same before its first answer: an address that leads nowhere should not take minutes.
+        lease_seconds: a lease whose holder has not been heard of for so long may be taken over.
         connections: requests in flight at once.
     """
 
@@ -69,7 +69,7 @@ class _Process:
 
 
 class TryAgainError(OSError):
-    """An answer that is not one to what was asked."""
+    """An answer that does not fit the request, such as one that is too short."""
 
 
 class Requests:
@@ -167,9 +167,9 @@ class Requests:
 
 
 def _set_at_exit(ending: threading.Event) -> None:
-    """Set an event when the interpreter begins to end: it waits for the threads of pools, and those for their requests.
+    """Set an event when the interpreter begins to exit: it waits for the threads of pools, and they for their requests.
 
-    Functions of `atexit` come later, after the threads.
+    Functions of `atexit` would be too late: they run after those threads have ended.
     """
     reference = weakref.ref(ending)
 
