@@ -1,4 +1,4 @@
-"""Stream batches from two corpora, stop, go on as another world size, and compare with the plan.
+"""Stream batches from two corpora, stop, continue with another world size, and compare with the plan.
 
     python recipes/quickstart_stream.py CODE_CORPUS PROSE_CORPUS
 

@@ -1,4 +1,4 @@
-"""Train under Accelerate. The same command goes on where the last one stopped, on any number of processes.
+"""Train under Accelerate. The same command continues where the last one stopped, on any number of processes.
 
 accelerate launch --num_processes 2 recipes/with_accelerate.py CORPUS OUT STEPS
 """

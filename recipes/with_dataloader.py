@@ -1,4 +1,4 @@
-"""Train with torchdata's StatefulDataLoader. The same command goes on where the last one stopped, on any world size.
+"""Train with torchdata's StatefulDataLoader. The same command continues where the last one stopped, on any world size.
 
 torchrun --nproc-per-node 2 recipes/with_dataloader.py CORPUS OUT STEPS
 """

@@ -1,4 +1,4 @@
-"""Train under the Trainer of transformers. The same command goes on where the last one stopped, on any number of ranks.
+"""Train under the Trainer of transformers. The same command continues where the last stopped, on any number of ranks.
 
 torchrun --nproc-per-node 2 recipes/with_hf_trainer.py CORPUS OUT STEPS
 """

@@ -1,4 +1,4 @@
-"""Train under Lightning. The same command goes on where the last one stopped, with any number of devices.
+"""Train under Lightning. The same command continues where the last one stopped, with any number of devices.
 
 python recipes/with_lightning.py CORPUS OUT STEPS DEVICES
 """

@@ -54,7 +54,7 @@ class Fault:
         pause_on: a pause is made only before steps that this expression finds.
         in_coordinator: pauses are made there too, rather than in workers alone.
         seed: of the pauses.
-        outlives: seconds that a worker goes on when its coordinator is gone, as one may that gets no CPU.
+        outlives: seconds that a worker lives on when its coordinator is gone, as one may that gets no CPU.
     """
 
     at: int = 0

@@ -379,7 +379,7 @@ def test_a_worker_that_outlives_its_build_changes_nothing_of_the_next(twelve: Wo
     slow = {"pauses": 0.8, "pause_on": "open .*shard-00-0000000-000000"}
     killed = twelve.build(*options, workers=2, fault=Fault(on=receipt, act="orphan", lingers=0.5, outlives=3, **slow))
     assert killed.exit_code == -9
-    # the next build has done that task in another way, and is about to read the receipts, when the worker goes on
+    # the next build has done that task in another way, and is about to read the receipts, when the worker continues
     done = twelve.build(*options, fault=Fault(pauses=1, pause_on=r"open .*/\.shards\.arrow", in_coordinator=True))
     killed.wait()
     assert done.exit_code == 0, done.errors

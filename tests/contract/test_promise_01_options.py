@@ -35,7 +35,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Many texts that come twice, near and far, and behind a damaged input."""
+    """Many texts that come twice, near and far, and after a damaged input."""
     directory = tmp_path_factory.mktemp("sources")
     plain, zstd, small = builds.write_sources(directory, documents=5_000)
     lines = Path(plain).read_bytes().splitlines(keepends=True)

@@ -49,7 +49,7 @@ def test_every_token_of_every_document_is_an_input_once_per_epoch(
     )
     everything = {(document, place) for document, length in enumerate(lengths) for place in range(length)}
     assert reads == dict.fromkeys(everything, epochs)
-    # what the loop got are those tokens, and zeros behind the last
+    # what the loop got are those tokens, and zeros after the last
     padding = -(epochs * source.num_tokens) % plan.seq_len
     assert Counter(inputs) == Counter(source.tokens.tolist() * epochs) + Counter({0: padding})
 

@@ -1,4 +1,4 @@
-"""The recipes for other frameworks give each rank its rows once, and go on exactly from a checkpoint of the framework.
+"""The recipes for other frameworks give each rank its rows once, and continue exactly from its checkpoints.
 
 Each recipe trains on real gloo ranks, saves at every third step, and prints which samples a rank was given.
 """

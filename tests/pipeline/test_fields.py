@@ -96,9 +96,9 @@ def test_a_byte_order_mark_is_dropped_and_counted(name, tmp_path):
     content, options = MARKED[name]
     (tmp_path / name).write_bytes(content)
     result = build_corpus([tmp_path / name], out=tmp_path / "out", tokenizer=_tokenizer(tmp_path), workers=1, **options)
-    assert "1 byte order mark dropped: no part of a text" in result.notes
+    assert "1 byte order mark dropped: not part of a text" in result.notes
     report = json.loads((tmp_path / "out" / "build-report.json").read_text())
-    assert "1 byte order mark dropped: no part of a text" in report["notes"]
+    assert "1 byte order mark dropped: not part of a text" in report["notes"]
     (tmp_path / "again").mkdir()
     assert texts_of(build(tmp_path / name, tmp_path / "again" / "out", **options)) == ["a", "b"]
 

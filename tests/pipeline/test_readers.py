@@ -164,7 +164,7 @@ def test_provenance_and_counts_are_right_around_records_that_are_left_out(name, 
 @pytest.mark.parametrize("limit", [1, 7, len(TEXTS) - 1, len(TEXTS), len(TEXTS) + 1])
 def test_a_limit_takes_the_first_documents_and_reads_no_further(name, limit, tmp_path, monkeypatch):
     patch_chunk_bytes(monkeypatch, 128)
-    records = [record for record in RECORDS for record in ({"text": "", "n": -1}, record)]  # each behind an empty one
+    records = [record for record in RECORDS for record in ({"text": "", "n": -1}, record)]  # each after an empty one
     for number in (0, 1):
         (tmp_path / f"{number}-{name}").write_bytes(FORMATS[name](records, 3))
     corpus = build([tmp_path / f"0-{name}", tmp_path / f"1-{name}"], tmp_path / "out", task_bytes=256, limit=limit)

@@ -1,4 +1,4 @@
-"""Corpora that are added, removed, reordered and taken up again: each goes on at exactly its next sample."""
+"""Corpora that are added, removed, reordered and taken up again: each continues at exactly its next sample."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_a_store_that_fails_while_blocks_are_fetched_ahead_fails_the_next_batch(
             for _ in itertools.islice(batches, 400):
                 pass
         memory.CHANGES.clear()
-        assert len(list(itertools.islice(loader, 3))) == 3, "it goes on when the store does"
+        assert len(list(itertools.islice(loader, 3))) == 3, "it continues when the store answers again"
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "foreign"])
@@ -259,7 +259,7 @@ def test_a_mix_file_says_how_much_is_kept_and_where(local, tmp_path):
     assert cache.memory_bytes == 64 << 20
     assert cache._arguments["cache_dir"] == str(tmp_path / "kept")
     assert cache._arguments["cache_bytes"] == 2 << 30
-    assert plan.fingerprint == StreamPlan(str(local), seq_len=64).fingerprint, "it is no part of what a plan is"
+    assert plan.fingerprint == StreamPlan(str(local), seq_len=64).fingerprint, "it does not belong to the plan"
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def filled(body: list[int], original: list[int]) -> str:
     suf, mid = body.index(SUF), body.index(MID)
     assert suf < mid
     before, suffix, rest = body[1:suf], body[suf + 1 : mid], body[mid + 1 :]
-    kept = before + rest  # prefix and middle: in SPM order they stand together behind the middle's sentinel
+    kept = before + rest  # prefix and middle: in SPM order they stand together after the middle's sentinel
     assert original[: len(kept)] == kept
     assert original[len(kept) + 3 :] == suffix
     assert Counter(body) + Counter(original[len(kept) : len(kept) + 3]) == Counter(original) + Counter([PRE, SUF, MID])

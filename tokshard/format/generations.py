@@ -1,7 +1,7 @@
 """The generations of a corpus that grew: which there are, whether they belong together, and their manifests as one.
 
 What an append adds is a corpus of its own in a folder of the first one. It can be opened alone, and nothing of the
-generations before it changes, so a reader of these goes on reading.
+generations before it changes, so a reader of these can continue.
 """
 
 from __future__ import annotations

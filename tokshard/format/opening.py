@@ -82,7 +82,7 @@ def _check_no_gap(corpus: Corpus, listed: Iterable[str]) -> None:
 def read_generations(store: Store, generation: int | None = None) -> list[Manifest]:
     """The manifests of the generations of a corpus, in order: those that are complete, or those up to one of them.
 
-    A folder without manifest is of an append that goes on or was stopped; it counts for nothing.
+    A folder without a manifest belongs to an append that is under way or was stopped; it is ignored.
 
     Raises:
         CorpusError: a manifest is missing, damaged, or of a newer format, or continues something else.

@@ -62,7 +62,7 @@ def build_corpus(
     Raises:
         UsageError: an argument is wrong, or `out` belongs to another build.
         SourceError: an input is damaged, gone, or holds a bad record.
-        BuildError: the build could not go on.
+        BuildError: the build cannot continue.
         KeyboardInterrupt: the next run of the same build continues.
     """
     options = BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)

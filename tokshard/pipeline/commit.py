@@ -49,7 +49,7 @@ def commit(prepared: PreparedBuild, outcome: Outcome) -> BuildResult:
 def _result(prepared: PreparedBuild, outcome: Outcome, corpora: Sequence[AssembledCorpus]) -> BuildResult:
     resolved, usage = prepared.resolved, outcome.usage
     num_marks = sum(receipt.num_marks for receipt in outcome.receipts)
-    marks = [f"{num_marks:,} byte order mark{'s' if num_marks > 1 else ''} dropped: no part of a text"]
+    marks = [f"{num_marks:,} byte order mark{'s' if num_marks > 1 else ''} dropped: not part of a text"]
     total = progress_of(outcome.receipts)
     warning = loss_warning(total.bad, total.records, is_end=True)
     return BuildResult(

@@ -32,7 +32,7 @@ class StrideHashes:
     """The hashes of the strides of a corpus. Those that were used last are kept. Threads may share it.
 
     Args:
-        fetchers: for requests beside those for tokens.
+        fetchers: for requests besides those for tokens.
         on_read: called with the number of requests and of bytes of each.
     """
 

@@ -241,7 +241,7 @@ def _check_fields(saved: _Saved, identity: PlanIdentity) -> None:
         if saved.fields.get(name) != value
     ]
     if differences:
-        raise _mismatch(differences, "give the values of the run that is to go on")
+        raise _mismatch(differences, "give the values of the run to be resumed")
     # the hash of what is saved: other corpora are compared next
     if PlanIdentity(fields=identity.fields, corpora=saved.corpora).fingerprint != saved.fields.get("plan"):
         raise PlanMismatchError(
@@ -266,7 +266,7 @@ def _check_corpora(saved: _Saved, identity: PlanIdentity) -> None:
         ]
     raise _mismatch(
         differences,
-        "give the corpora of the run that is to go on, or load_state_dict(state, corpora='plan') to go on with these",
+        "give the corpora of the run to be resumed, or load_state_dict(state, corpora='plan') to continue with these",
     )
 
 

@@ -18,7 +18,7 @@ def check_growth(text: Any, names: Sequence[str], sources: Sequence[TokenSource]
         names, sources: of the plan.
 
     Raises:
-        PlanMismatchError: it did, and names the ways to go on; or it is not a cursor of tokshard.
+        PlanMismatchError: it did, and names the ways to continue; or it is not a cursor of tokshard.
     """
     saved = {corpus.fingerprint for corpus in saved_corpora(text)} - {source.fingerprint for source in sources}
     for name, source in zip(names, sources, strict=True):

@@ -1,4 +1,4 @@
-"""What to say where a job or a commit cannot go on: which tasks are missing, of which jobs, and the command to run."""
+"""What to say if a job or a commit cannot continue: which tasks are missing, of which jobs, and the command to run."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def run_job(
     Raises:
         UsageError: an argument is wrong, or `out` belongs to another build.
         SourceError: an input is damaged, gone, or holds a bad record; the commit judges which failure counts.
-        BuildError: the job could not go on, or the stage before is not complete.
-        KeyboardInterrupt: the next run of the same job goes on.
+        BuildError: the job cannot continue, or the stage before is not complete.
+        KeyboardInterrupt: the next run of the same job continues.
     """
     started = time.monotonic()
     given = BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)

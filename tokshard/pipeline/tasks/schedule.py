@@ -22,7 +22,7 @@ from tokshard.pipeline.workspace.receipts import Receipt
 
 
 class Schedule:
-    """What to do next in one stage of a build. It is told what was done and what happened.
+    """What to do next in one stage of a build. Callers report what was done and what happened.
 
     Args:
         tasks: in order.

@@ -1,4 +1,4 @@
-"""What a source is told of the blocks that will be read, so that one with slow answers can fetch them ahead of need."""
+"""Announces to a source the blocks that will be read, so that one with slow answers can fetch them ahead of need."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 To make a table, the corpus is asked for its document ends, and the pieces between them are permuted. For a window of
 64M tokens this takes milliseconds in documents of 1,000 tokens, and seconds in documents of 10. So the table of the
-next window is made in small steps while the current one is read. A source whose answers are slow is told the blocks in
+next window is made in small steps while the current one is read. A source whose answers are slow learns the blocks in
 the first half of that, and asked for their ends later. ORDER.md, section 5, has the rules.
 """
 
