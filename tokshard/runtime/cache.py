@@ -267,16 +267,21 @@ class CachedStrides:
 
     def _bring(self, run: Run) -> NDArray[Any]:
         """Fetch strides, and keep them in memory; in a thread of the cache."""
-        tokens: NDArray[Any] | None = None
-        cache, size = self._cache, self._strides.tokens
+        cache, keys, size = self._cache, self._keys(run), self._strides.tokens
         try:
             tokens = self._fetch(run)
+            with cache.lock:
+                memory = self._memory()
+                reserved = memory.reserve(keys)
+            for key, slot in reserved:  # without the lock: readers go on meanwhile
+                start = (key - keys.start) * size
+                memory.fill(slot, tokens[start : start + size])
+            with cache.lock:
+                memory.publish(reserved)
         finally:
             with cache.lock:
-                for index, key in enumerate(self._keys(run)):
+                for key in keys:
                     cache.running.pop(key, None)
-                    if tokens is not None:
-                        self._memory().put(key, tokens[index * size : (index + 1) * size])
         return tokens
 
     def _wait(self, fetches: list[_Fetch]) -> dict[int, tuple[int, NDArray[Any]]]:

@@ -14,7 +14,7 @@ class TokenMemory:
     """Strides of tokens, in slots of one array that is allocated once and filled as strides come.
 
     Strides that a reader has announced stay until it is done with them. Others are dropped when a slot is needed, those
-    first that were not used for longest.
+    first that were not used for longest. So memory grows to what readers announce at a time, and up to the limit.
 
     Args:
         num_slots: strides that are kept.
@@ -28,6 +28,7 @@ class TokenMemory:
         self.tokens: NDArray[Any] = np.empty(num_slots * stride_tokens, dtype)
         self.stride_tokens = stride_tokens
         self._num_slots, self._num_used = num_slots, 0
+        self._free: list[int] = []
         self._slots: dict[int, int] = {}
         self._readers: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -67,20 +68,38 @@ class TokenMemory:
             if stride in self._slots:
                 self._idle[stride] = None
 
-    def put(self, stride: int, tokens: NDArray[Any]) -> None:
-        """Keep a stride if there is room; without, it is dropped."""
-        if stride in self._slots:
-            return
-        if self._num_used < self._num_slots:
-            slot = self._num_used
-            self._num_used += 1
-        elif self._idle:
-            dropped, _ = self._idle.popitem(last=False)
-            slot = self._slots.pop(dropped)
-        else:
-            return
+    def reserve(self, strides: Iterable[int]) -> list[tuple[int, int]]:
+        """A slot for each stride that is not here, as far as there is room; nobody else uses it until it is published.
+
+        Returns:
+            Pairs of a stride and its slot.
+        """
+        return [
+            (stride, slot) for stride in strides if stride not in self._slots and (slot := self._slot()) is not None
+        ]
+
+    def fill(self, slot: int, tokens: NDArray[Any]) -> None:
+        """Write a stride into a slot that was reserved. Needs no lock."""
         start = slot * self.stride_tokens
         self.tokens[start : start + len(tokens)] = tokens
-        self._slots[stride] = slot
-        if stride not in self._readers:
-            self._idle[stride] = None
+
+    def publish(self, reserved: Iterable[tuple[int, int]]) -> None:
+        """Let all have the strides of slots that were filled."""
+        for stride, slot in reserved:
+            if stride in self._slots:  # of another fetch
+                self._free.append(slot)
+                continue
+            self._slots[stride] = slot
+            if stride not in self._readers:
+                self._idle[stride] = None
+
+    def _slot(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        if self._idle:  # before new memory is touched
+            dropped, _ = self._idle.popitem(last=False)
+            return self._slots.pop(dropped)
+        if self._num_used == self._num_slots:
+            return None
+        self._num_used += 1
+        return self._num_used - 1
