@@ -218,6 +218,7 @@ def test_a_build_killed_at_some_steps_of_the_search_for_duplicates_gives_the_sam
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @every_option
 def test_a_build_killed_at_any_step_and_run_again_gives_the_same_bytes(
     shop: Workshop, options: tuple[str, ...]
@@ -246,6 +247,7 @@ def test_with_a_limit_a_failure_that_does_not_come_again_ends_no_build_early(sho
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("act", ["error", "full"])
 @every_option
 def test_a_step_that_fails_is_a_clear_error_or_of_no_account_and_the_next_run_continues(
@@ -262,6 +264,7 @@ def test_a_step_that_fails_is_a_clear_error_or_of_no_account_and_the_next_run_co
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("act", ["SIGINT", "SIGTERM"])
 @every_option
 def test_a_build_interrupted_at_any_step_and_run_again_gives_the_same_bytes(
@@ -338,6 +341,7 @@ def test_a_work_folder_whose_settings_are_gone_belongs_to_no_build(shop: Worksho
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("options", [OPTIONS["none"], OPTIONS["all"]], ids=["none", "all"])
 @pytest.mark.parametrize("share", [0.7, 0.95, 1.0])
 def test_starting_over_killed_at_any_step_may_go_on_without_force(
