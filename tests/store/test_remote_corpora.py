@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
+from tests.contract.test_promise_01_faults import write_tokenizer
+from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.store import faulty_proxy as faults
+from tokshard import build_corpus, open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import DamagedCorpusError, PlanError, StoreError
 from tokshard.inspect.verify.verification import verify_corpus
@@ -232,6 +234,56 @@ def test_a_store_that_does_not_answer_is_no_damage(s3, s3_proxy, local):
     s3_proxy.fail(matches=f"GET .*{shards_of(local)[1]}", for_ever=faults.status(403, "AccessDenied"))
     with pytest.raises(StoreError, match="access denied: 403"):
         verify_corpus(remote)
+
+
+# corpora that grew
+
+
+@pytest.fixture
+def grown(local) -> Path:
+    """The corpus on this machine, with three generations more."""
+    for number in range(3):
+        source = Source(documents=documents_of([40 + number, 7]), metadata={"name": ["a", "b"]})
+        append_generation(local, sources=[source], columns={"name": "string"})
+    return local
+
+
+@pytest.mark.parametrize("place", ["s3", "http"])
+def test_a_corpus_that_grew_is_read_and_verified_where_it_lies(place, grown, files, request):
+    if place == "s3":
+        location = copy_to(f"{request.getfixturevalue('s3')}/corpus", grown)
+    else:
+        location = f"{request.getfixturevalue('http')}/corpus"
+        shutil.copytree(grown, files / "corpus")
+    here, there = open_corpus(grown), open_corpus(location)
+    assert (there.num_generations, there.fingerprint) == (4, here.fingerprint)
+    assert [document.tolist() for document in there] == [document.tolist() for document in here]
+    assert there.sources() == here.sources()
+    assert [there.provenance(index) for index in (0, 299, 300, 305)] == [
+        here.provenance(index) for index in (0, 299, 300, 305)
+    ]
+    assert open_corpus(location, generation=2).num_documents == 304
+    plans = [plan_of(grown), plan_of(location)]
+    assert plans[0].fingerprint == plans[1].fingerprint
+    assert plans[0].sample(100)["input_ids"].tolist() == plans[1].sample(100)["input_ids"].tolist()
+    report = verify_corpus(location)
+    assert (report.problems, report.num_generations) == ((), 4)
+
+
+def test_a_corpus_in_a_bucket_is_appended_to_again_and_again(s3, tmp_path):
+    options = {"tokenizer": write_tokenizer(tmp_path), "workers": 1, "validation_fraction": 0.3, "dedup": "exact"}
+    for number in range(4):
+        source = tmp_path / f"{number}.jsonl"
+        source.write_text("".join(f'{{"text": "text {line}"}}\n' for line in range(10 * number, 10 * number + 15)))
+        for out in (tmp_path / "corpus", f"{s3}/corpus"):
+            build_corpus(source, out=out, append=number > 0, **options)
+    for split in ("train", "validation"):
+        here, there = open_store(tmp_path / "corpus" / split), open_store(f"{s3}/corpus/{split}")
+        found = sorted(files_below(there, ""))
+        assert found == sorted(files_below(here, ""))
+        assert [name for name in found if "report" not in name and there.get(name) != here.get(name)] == []
+        assert verify_corpus(f"{s3}/corpus/{split}").problems == ()
+        assert open_corpus(f"{s3}/corpus/{split}").num_generations == 4
 
 
 # commands

@@ -21,7 +21,7 @@ from tokshard.format.manifest import Manifest
 from tokshard.format.schema import ShardFacts, shard_schema
 from tokshard.format.shard import Shard
 from tokshard.format.shard_table import ShardTable
-from tokshard.format.source_table import all_sources, first_sources, open_table
+from tokshard.format.source_table import all_sources, first_sources, open_tables
 from tokshard.format.stride_hashes import read_stride_hashes
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SourceInfo
 from tokshard.store import Store
@@ -87,12 +87,8 @@ class Corpus:
         self.content_fingerprints = _content_fingerprints(self.manifests)
         """The content fingerprint of the documents up to each generation."""
         self._generations = _places(store, self.manifests)
-        self.shards = ShardTable(
-            [
-                (open_table(below, names.SHARD_TABLE, SHARD_TABLE_SCHEMA, each, load_table), each)
-                for below, each in self._generations
-            ]
-        )
+        tables = open_tables(self._generations, names.SHARD_TABLE, SHARD_TABLE_SCHEMA, load_table)
+        self.shards = ShardTable(list(zip(tables, self.manifests, strict=True)))
         """The shards in order, with everything that the shard table says about them."""
         self.shard_schema = shard_schema(_shard_facts(manifest))
         """The Arrow schema of every shard."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
 from tokshard.format import names
@@ -12,7 +12,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.generations import check_generation, check_has_generation, generation_numbers
 from tokshard.format.manifest import Manifest, decode_manifest, manifest_hash
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES, TOKENS, token_dtype
-from tokshard.store import Store, locate, open_store, present
+from tokshard.store import Store, locate, open_store, present, side_by_side
 
 _MOST_LISTED = 10_000
 """Shards in another store that are listed when a corpus is opened: ten requests, one after the other."""
@@ -24,7 +24,8 @@ def open_corpus(location: str | os.PathLike[str], *, generation: int | None = No
     Web servers do not list their files, and of 10,000 shards and more in a bucket the list would take longer than all
     the rest: there, a missing shard is noticed when it is first read.
 
-    Costs about 0.3 s and 100 MB for 200,000 shards.
+    Costs about 0.3 s and 100 MB for 200,000 shards. Generations in another store are asked for side by side: 51 of
+    them take 0.4 s where an answer takes 20 ms.
 
     Args:
         generation: open the documents up to this generation, whatever was appended since; default: the newest.
@@ -62,9 +63,10 @@ def missing_shards(corpus: Corpus, listed: Iterable[str]) -> list[str]:
         CorpusError: the store cannot be listed.
     """
     found = set(listed)
-    for number in range(1, corpus.num_generations):
-        folder = names.generation_folder(number)
-        found.update(names.in_folder(folder, name) for name in list_names(corpus.store.below(folder)) or ())
+    folders = [names.generation_folder(number) for number in range(1, corpus.num_generations)]
+    of_folders = side_by_side(corpus.store, lambda folder: list_names(corpus.store.below(folder)) or (), folders)
+    for folder, inside in zip(folders, of_folders, strict=True):
+        found.update(names.in_folder(folder, name) for name in inside)
     return [name for name in corpus.shards.names() if name not in found]
 
 
@@ -91,27 +93,40 @@ def read_generations(store: Store, generation: int | None = None) -> list[Manife
     first, before_hash = _read_manifest(store)
     manifests = [first]
     # what was appended is a corpus of its own, and holds no generations
-    while first.generation is None and (generation is None or len(manifests) <= generation):
-        number = len(manifests)
-        below = store.below(names.generation_folder(number))
-        if not _has_manifest(below):
-            break
-        manifest, found_hash = _read_manifest(below)
-        check_generation(manifests[-1], before_hash, manifest, number=number, path=below.where(names.MANIFEST))
+    for below, content in _later_manifests(store, generation) if first.generation is None else ():
+        manifest = _decoded(below, content)
+        path = below.where(names.MANIFEST)
+        check_generation(manifests[-1], before_hash, manifest, number=len(manifests), path=path)
         manifests.append(manifest)
-        before_hash = found_hash
+        before_hash = manifest_hash(content)
     check_has_generation(generation, len(manifests) - 1, location=store.location)
     return manifests
 
 
-def _has_manifest(store: Store) -> bool:
-    try:
-        store.stat(names.MANIFEST)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True  # whatever it is, reading it says what is wrong
-    return True
+def _later_manifests(store: Store, newest: int | None) -> Iterator[tuple[Store, bytes]]:
+    """The folders of generations from 1 on, each with the bytes of its manifest, up to the first that has none.
+
+    A web server does not list folders. So they are asked for until one is missing, side by side, twice as many each
+    time: of 50 generations, in 6 turns.
+    """
+
+    def ask(number: int) -> tuple[Store, bytes | OSError]:
+        below = store.below(names.generation_folder(number))
+        try:
+            return below, below.get(names.MANIFEST)
+        except OSError as error:
+            return below, error
+
+    start, stop = 1, 2
+    while newest is None or start <= newest:
+        numbers = range(start, stop if newest is None else newest + 1)
+        for below, found in side_by_side(store, ask, numbers):
+            if isinstance(found, FileNotFoundError | NotADirectoryError):
+                return
+            if isinstance(found, OSError):
+                raise _unreadable(below, found) from found
+            yield below, found
+        start, stop = numbers.stop, 2 * numbers.stop
 
 
 def list_names(store: Store) -> list[str] | None:
@@ -144,18 +159,25 @@ def read_manifest(store: Store) -> Manifest:
 
 def _read_manifest(store: Store) -> tuple[Manifest, str]:
     """A manifest and its hash."""
-    path = store.where(names.MANIFEST)
     try:
         content = store.get(names.MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_manifest(store) from None
     except OSError as error:
-        raise CorpusError(
-            f"{path} cannot be read: {error.strerror}", hint="check the path and its permissions"
-        ) from error
+        raise _unreadable(store, error) from error
+    return _decoded(store, content), manifest_hash(content)
+
+
+def _unreadable(store: Store, error: OSError) -> CorpusError:
+    path = store.where(names.MANIFEST)
+    return CorpusError(f"{path} cannot be read: {error.strerror}", hint="check the path and its permissions")
+
+
+def _decoded(store: Store, content: bytes) -> Manifest:
+    path = store.where(names.MANIFEST)
     manifest = decode_manifest(content, file=path)
     _check_manifest(manifest, path)
-    return manifest, manifest_hash(content)
+    return manifest
 
 
 def _check_manifest(manifest: Manifest, path: str) -> None:

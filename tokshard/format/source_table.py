@@ -14,7 +14,7 @@ from tokshard.format.files import LoadFile, map_file
 from tokshard.format.manifest import Manifest
 from tokshard.format.partial_file import PartialFile
 from tokshard.format.tables import LISTS_OF_DOCUMENTS, SOURCE_TABLE_SCHEMA, SourceInfo, Table
-from tokshard.store import Store
+from tokshard.store import Store, side_by_side
 
 _WHOLE_BYTES = 128 << 20
 """A table in another store is read whole up to this size: the shard table of two trillion tokens."""
@@ -50,8 +50,8 @@ def all_sources(generations: Sequence[tuple[Store, Manifest]], *, load: LoadFile
     """
     found: list[SourceInfo] = []
     num_arguments = 0
-    for store, manifest in generations:
-        sources = read_sources(store, manifest, load=load)
+    of_each = side_by_side(generations[0][0], lambda each: read_sources(*each, load=load), generations)
+    for (_, manifest), sources in zip(generations, of_each, strict=True):
         found += (replace(source, argument=num_arguments + source.argument) for source in sources)
         num_arguments += len(manifest.arguments)
     return found
@@ -63,11 +63,20 @@ def first_sources(generations: Sequence[tuple[Store, Manifest]], *, load: LoadFi
     Raises:
         DamagedCorpusError: a source table is missing or does not match its manifest.
     """
-    counts = [
-        open_table(store, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, manifest, load).num_rows
-        for store, manifest in generations[:-1]
-    ]
-    return list(accumulate(counts, initial=0))
+    tables = open_tables(generations, names.SOURCE_TABLE, SOURCE_TABLE_SCHEMA, load)
+    return list(accumulate((table.num_rows for table in tables[:-1]), initial=0))
+
+
+def open_tables(
+    generations: Sequence[tuple[Store, Manifest]], name: str, schema: pa.Schema, load: LoadFile
+) -> list[Table]:
+    """`open_table` of each generation."""
+
+    def open_one(generation: tuple[Store, Manifest]) -> Table:
+        store, manifest = generation
+        return open_table(store, name, schema, manifest, load)
+
+    return list(side_by_side(generations[0][0], open_one, generations))
 
 
 def open_table(store: Store, name: str, schema: pa.Schema, manifest: Manifest, load: LoadFile) -> Table:

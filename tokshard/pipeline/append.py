@@ -14,13 +14,14 @@ from tokshard.format.files import file_sha256
 from tokshard.format.manifest import Generation, Manifest, content_fingerprint, manifest_hash
 from tokshard.format.opening import open_corpus, read_generations
 from tokshard.format.source_table import read_sources
+from tokshard.format.tables import SourceInfo
 from tokshard.pipeline.options import DEFAULT_SHARD_TOKENS, BuildOptions, change_text
 from tokshard.pipeline.sources.inputs import location_of
 from tokshard.pipeline.tasks.duplicates import EarlierTexts
 from tokshard.pipeline.workspace.output_directory import finished_corpora, roots_at_build
 from tokshard.pipeline.workspace.places import Output, Workspace
 from tokshard.pipeline.workspace.settings import Settings, load_settings
-from tokshard.store import Store, present
+from tokshard.store import Store, present, side_by_side
 
 _SAME_CONFIG = ("id_field", "keep", "min_tokens", "max_tokens", "validation_fraction")
 """What every generation has in common. How sources are read may differ, because that says what they are."""
@@ -219,12 +220,15 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], settings: Settings
     inputs = settings.sources
     numbers = (number for number in range(len(inputs)) if not inputs.is_read_once(number))
     places = {(inputs[number].location, inputs[number].num_bytes) for number in numbers}
-    for number, manifest in enumerate(manifests):
+
+    def read(number: int) -> tuple[Sequence[str], Sequence[SourceInfo]]:
         store = corpus.corpus.below(names.generation_folder(number)) if number else corpus.corpus
-        roots = roots_at_build(store)
-        if len(roots) != len(manifest.arguments):
+        return roots_at_build(store), read_sources(store, manifests[number])
+
+    for number, (roots, sources) in enumerate(side_by_side(corpus.corpus, read, range(len(manifests)))):
+        if len(roots) != len(manifests[number].arguments):
             continue  # without its report, nothing says where its sources were
-        for source in read_sources(store, manifest):
+        for source in sources:
             location = location_of(roots[source.argument], source.path)
             if (location, source.num_bytes) in places:
                 raise UsageError(

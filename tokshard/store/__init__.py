@@ -19,6 +19,7 @@ from tokshard.store.base import (
     written,
 )
 from tokshard.store.posix import PosixStore, obstacle
+from tokshard.store.side_by_side import side_by_side
 
 __all__ = [
     "STORES_BY_SCHEME",
@@ -37,6 +38,7 @@ __all__ = [
     "open_store",
     "present",
     "real_location",
+    "side_by_side",
     "written",
 ]
 

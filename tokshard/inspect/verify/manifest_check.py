@@ -214,11 +214,12 @@ def check_split(store: Store, manifest: Manifest) -> Iterator[Problem]:
     if split not in IN_OTHER_SPLIT:
         return
     other_name = names.VALIDATION if split == names.TRAIN else names.TRAIN
-    above, folder = locate(store.location)[0], ""
+    above, folder = locate(store.location)[0], other_name
     if manifest.generation is not None:
-        above, folder = locate(above.location)[0], names.generation_folder(manifest.generation.number)
+        above = locate(above.location)[0]
+        folder = names.in_folder(other_name, names.generation_folder(manifest.generation.number))
     try:
-        other = read_manifest(above.below(names.in_folder(other_name, folder)))
+        other = read_manifest(above.below(folder))
     except CorpusError:
         return  # it is elsewhere, or damaged, which its own verification reports
     if msgspec.structs.replace(other.build, split=split) != manifest.build or other.arguments != manifest.arguments:

@@ -7,12 +7,9 @@ not at all.
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -23,13 +20,9 @@ from tokshard.format.files import map_file
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.workspace.places import Workspace
-from tokshard.store import Store, present, written
-
-T = TypeVar("T")
+from tokshard.store import Store, present, side_by_side, written
 
 _METADATA_KEY = "tokshard.receipt"
-_READS_AT_ONCE = 32
-"""Receipts that are asked for at the same time, where they lie on another machine."""
 
 
 class SourceCounts(msgspec.Struct, kw_only=True):
@@ -231,7 +224,7 @@ def read_receipts(
     found = sorted(name for name in present(workspace.store, workspace.receipts) if name.endswith(".arrow"))
     wanted = (name for name in found if is_wanted is None or is_wanted(_key(name)))
     paths = (f"{workspace.receipts}/{name}" for name in wanted)
-    receipts = _read_in_order(workspace.store, paths, _read_if_there)
+    receipts = side_by_side(workspace.store, partial(_read_if_there, workspace.store), paths)
     return (receipt for receipt in receipts if receipt is not None)
 
 
@@ -241,7 +234,8 @@ def receipts_of(workspace: Workspace, keys: Iterable[Key]) -> Iterator[tuple[Rec
     Raises:
         BuildError: a file is gone or damaged.
     """
-    return _read_in_order(workspace.store, (receipt_path(workspace, key) for key in keys), _read_or_raise)
+    paths = (receipt_path(workspace, key) for key in keys)
+    return side_by_side(workspace.store, partial(_read_or_raise, workspace.store), paths)
 
 
 def read_receipt(workspace: Workspace, key: Key) -> tuple[Receipt, list[pa.RecordBatch]]:
@@ -251,23 +245,6 @@ def read_receipt(workspace: Workspace, key: Key) -> tuple[Receipt, list[pa.Recor
         BuildError: the file is gone or damaged.
     """
     return _read_or_raise(workspace.store, receipt_path(workspace, key))
-
-
-def _read_in_order(store: Store, names: Iterable[str], read: Callable[[Store, str], T]) -> Iterator[T]:
-    """What `read` returns for each name; many names at a time where each costs a request."""
-    names = iter(names)
-    if store.local_path("") is not None:
-        yield from (read(store, name) for name in names)
-        return
-    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="tokshard-receipts") as pool:
-        running = deque(pool.submit(read, store, name) for name in itertools.islice(names, 2 * _READS_AT_ONCE))
-        try:
-            while running:
-                yield running.popleft().result()
-                running.extend(pool.submit(read, store, name) for name in itertools.islice(names, 1))
-        finally:
-            for future in running:
-                future.cancel()
 
 
 def _read_if_there(store: Store, name: str) -> tuple[Receipt, list[pa.RecordBatch]] | None:

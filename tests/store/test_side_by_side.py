@@ -1,0 +1,90 @@
+"""Questions to a store on another machine are asked many at a time, and answered in order."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
+from tests.store import memory
+from tests.store.memory import MemoryStore
+from tokshard.format.opening import open_corpus
+from tokshard.store import STORES_BY_SCHEME, files_below, open_store, side_by_side
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def remote() -> MemoryStore:
+    return MemoryStore(f"{memory.SCHEME}://side-by-side-{next(_NUMBERS)}")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 200])
+def test_answers_come_in_the_order_of_the_questions(remote, tmp_path, count):
+    for store in (remote, open_store(tmp_path)):
+        assert list(side_by_side(store, lambda item: item * item, iter(range(count)))) == [i * i for i in range(count)]
+
+
+def test_a_store_elsewhere_is_asked_many_things_at_a_time(remote):
+    meeting = threading.Barrier(8, timeout=10)
+    assert len(list(side_by_side(remote, lambda _: meeting.wait(), range(16)))) == 16
+
+
+def test_a_store_on_this_machine_is_asked_in_this_thread(tmp_path):
+    asked = side_by_side(open_store(tmp_path), lambda _: threading.get_ident(), range(5))
+    assert set(asked) == {threading.get_ident()}
+
+
+def test_an_error_comes_in_its_turn_and_ends_the_questions(remote):
+    asked = []
+
+    def ask(item: int) -> int:
+        asked.append(item)
+        if item == 3:
+            raise FileNotFoundError(item)
+        return item
+
+    answers = side_by_side(remote, ask, itertools.count())
+    assert list(itertools.islice(answers, 3)) == [0, 1, 2]
+    with pytest.raises(FileNotFoundError):
+        next(answers)
+    assert max(asked) < 100
+
+
+class MeetingStore(MemoryStore):
+    """One whose manifests from generation 2 on are given out in pairs."""
+
+    meeting: threading.Barrier
+
+    def below(self, folder: str) -> MemoryStore:
+        return type(self)(self.where(folder))
+
+    def get(self, name: str) -> bytes:
+        place = self.where(name)
+        number = place.partition("/generation-")[2][:2]
+        if number and int(number) >= 2 and name == "manifest.json":
+            self.meeting.wait()
+        return super().get(name)
+
+
+@pytest.fixture
+def meeting_store(monkeypatch: pytest.MonkeyPatch) -> str:
+    kind = type("_Store", (MeetingStore,), {"meeting": threading.Barrier(2, timeout=10), "__slots__": ()})
+    monkeypatch.setitem(STORES_BY_SCHEME, "meeting", kind)
+    return f"meeting://grown-{next(_NUMBERS)}"
+
+
+def test_the_generations_of_a_corpus_are_asked_for_side_by_side(meeting_store, tmp_path):
+    corpus: Path = write_corpus(tmp_path / "corpus", documents_of([3, 5]), tokenizer=TINY_TOKENIZER)
+    for number in range(3):
+        append_generation(corpus, documents_of([4 + number]))
+    store = open_store(meeting_store)
+    for name in files_below(open_store(corpus), ""):
+        store.put(name, (corpus / name).read_bytes())
+    grown, here = open_corpus(meeting_store), open_corpus(corpus)
+    assert grown.num_generations == 4
+    assert [document.tolist() for document in grown] == [document.tolist() for document in here]
+    assert grown.sources() == here.sources()
