@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import sys
 
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
+from tests.store.memory import SCHEME, MemoryStore
 from tokshard.cli.main import run
+from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 SHORT = ("--seconds", "0.05", "--workers", "0")
 
@@ -54,6 +57,30 @@ def test_every_loader_mode_is_shown_with_the_limits_and_the_gpus_that_it_feeds(s
     assert "GPUs of 4,550 tokens/s (IBM's figure for training 7B parameters on an A100; --gpu-tokens" in shown
     assert "one loader process per GPU, each of which reads one row of a step, takes" in shown
     assert "90,800 tokens are few" in shown
+
+
+def test_a_corpus_in_a_store_comes_with_what_the_store_gives(shell, mix, tmp_path, monkeypatch):
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    remote = f"{SCHEME}:/{tmp_path}/prose"
+    for name in files_below(open_store(tmp_path / "prose"), ""):
+        open_store(remote).put(name, (tmp_path / "prose" / name).read_bytes())
+    text = (tmp_path / mix).read_text().replace('prose = "prose"', f'prose = "{remote}"')
+    (tmp_path / mix).write_text(text)
+    exit_code, out, err = shell(mix, *SHORT)
+    assert (exit_code, err) == (0, "")
+    shown = " ".join(out.split())
+    assert re.search(
+        rf"store {remote} gives [\d,]+ MB/s, [\d,]+ requests/s of 147 kB, 32 at once; alone a request", shown
+    )
+    assert re.search(r"fetched thread: [\d,]+ MB/s, .* bytes a token; [\d.]+% of the pieces were in memory", shown)
+    assert "from memory to int64" in shown
+    exit_code, out, err = shell(mix, *SHORT, "--json")
+    found = json.loads(out)
+    (store,) = found["stores"]
+    assert store["location"] == remote
+    assert store["bytes_per_second"] > store["requests_per_second"] > 0
+    thread = next(mode for mode in found["modes"] if mode["num_workers"] == 0)
+    assert thread["fetched"]["hits"] > 0
 
 
 def test_a_narrow_terminal_and_a_busy_machine_are_taken_into_account(shell, mix, monkeypatch):

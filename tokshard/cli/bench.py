@@ -66,7 +66,8 @@ def bench(
     override the file.
 
     Each result is shown as a share of two upper limits, which are measured for one core: copying the memory-mapped
-    shards to int64 one after another (contiguous), and in documents of 1,000 tokens from random places (gather).
+    shards to int64 one after another (contiguous), and in documents of 1,000 tokens from random places (gather). Of
+    corpora in buckets and on web servers, also what the store gives: bytes and requests per second, and latency.
 
     \b
     tokshard bench shards/code

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tokshard.cli.plan_text import step_text
 from tokshard.cli.tables import table
 from tokshard.inspect.plan.bench import CACHED_TOKENS, DOCUMENT_TOKENS, ModeSpeed, SpeedReport
+from tokshard.inspect.plan.store_speed import StoreSpeed
 from tokshard.wording import aligned, counted, one_line
 
 _BUSY = 0.5
@@ -34,16 +36,41 @@ def speed_text(report: SpeedReport, *, gpu_tokens: int, gpu_reason: str, width: 
             "data",
             f"{counted(report.num_tokens, 'token')} in documents of {report.mean_document_tokens:,.0f} on average",
         ),
-        ("limits", "the most that one core can read, from memory-mapped shards to int64:"),
+        ("limits", f"the most that one core can read, from {_origin(report)} to int64:"),
         ("contiguous", f"{_millions(memory.contiguous)} M tokens/s, one shard after another"),
         ("gather", f"{_millions(memory.gather)} M tokens/s, {gather}"),
     ]
+    head += [("store" if number == 0 else "", _store_text(store)) for number, store in enumerate(report.stores)]
     cores = report.rank_cpu_seconds * gpu_tokens
     feeds = f"one loader process per GPU, each of which reads one row of a step, takes {cores * 100:.2g} % of a core"
-    tail = [("feeds", _feeds_text(_default_mode(report), gpu_tokens, gpu_reason)), ("", feeds)]
+    default = _default_mode(report)
+    tail = [] if default.fetched is None else [("fetched", _fetched_text(default, default.fetched))]
+    tail += [("feeds", _feeds_text(default, gpu_tokens, gpu_reason)), ("", feeds)]
     tail += [("note", note) for note in notes_of(report)]
     rows = table(list(_mode_rows(report, gpu_tokens)), width=width)
     return "\n\n".join([aligned(head, width=width), rows, aligned(tail, width=width)])
+
+
+def _origin(report: SpeedReport) -> str:
+    return "memory" if report.stores else "memory-mapped shards"
+
+
+def _store_text(store: StoreSpeed) -> str:
+    return (
+        f"{store.location} gives {store.bytes_per_second / 1e6:,.0f} MB/s, {store.requests_per_second:,.0f} requests/s "
+        f"of {store.request_bytes / 1e3:,.0f} kB, {store.connections} at once; alone a request takes "
+        f"{_milliseconds(store.latency_seconds)}"
+    )
+
+
+def _fetched_text(mode: ModeSpeed, counts: Mapping[str, float]) -> str:
+    """What a mode read of stores meanwhile."""
+    seconds, tokens, num_bytes = mode.steps.wall_seconds, mode.steps.num_tokens, counts["fetched_bytes"]
+    in_memory = counts["hits"] / max(1, counts["hits"] + counts["misses"])
+    return (
+        f"{mode_name(mode)}: {num_bytes / seconds / 1e6:,.0f} MB/s, {counts['requests'] / seconds:,.0f} requests/s, "
+        f"{num_bytes / tokens:.2f} bytes a token; {in_memory:.1%} of the pieces were in memory when they were needed"
+    )
 
 
 def mode_name(mode: ModeSpeed) -> str:
@@ -107,6 +134,7 @@ def speed_json(report: SpeedReport, *, gpu_tokens: int) -> dict[str, Any]:
             "gather_tokens_per_second": memory.gather,
             "gather_document_tokens": memory.document_tokens,
         },
+        "stores": [dataclasses.asdict(store) for store in report.stores],
         "modes": [
             {
                 "mode": mode_name(mode),
@@ -118,6 +146,7 @@ def speed_json(report: SpeedReport, *, gpu_tokens: int) -> dict[str, Any]:
                 "median_step_seconds": mode.steps.median_seconds,
                 "longest_step_seconds": mode.steps.longest_seconds,
                 "gpus_fed": int(speed // gpu_tokens),
+                "fetched": None if mode.fetched is None else dict(mode.fetched),
             }
             for mode in report.modes
         ],

@@ -1,4 +1,4 @@
-"""How fast this machine reads a plan in each loader mode, compared with how fast one core reads tokens from memory."""
+"""How fast this machine reads a plan in each loader mode, compared with memory and with what stores give."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.opening import open_corpus
+from tokshard.inspect.plan.store_speed import StoreSpeed, is_elsewhere, measure_store
 from tokshard.jobs.plan_file import Mix
+from tokshard.runtime.cache import fetched
 
 DOCUMENT_TOKENS = 1_000
 """Length of the documents that the gather speed is measured with."""
@@ -33,7 +35,9 @@ _RANK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySpeed:
-    """Tokens per second of one core, from memory-mapped shards to new int64 arrays: no loader can be faster.
+    """Tokens per second of one core, from mapped shards, or what was read of a store, to new int64 arrays.
+
+    No loader can be faster.
 
     Args:
         contiguous: reading one shard after another.
@@ -75,12 +79,14 @@ class ModeSpeed:
         first_batch_seconds: time to the first batch, including opening the corpora.
         steps: the batches after the first.
         cpu_seconds: CPU time of this process for these batches, without workers.
+        fetched: what was read by range for these batches, as `ReadCounts` has it; None: in workers, or all is mapped.
     """
 
     num_workers: int | None
     first_batch_seconds: float
     steps: Steps
     cpu_seconds: float
+    fetched: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +97,7 @@ class SpeedReport:
         shares: corpus to its share of the samples at the start.
         mean_document_tokens: over all corpora, weighted by `shares`.
         num_tokens: tokens in the corpora.
+        stores: what the stores of those give that are not on this machine.
         memory: medians of one measurement before each mode.
         memory_tokens: tokens that `memory` was measured on.
         rank_cpu_seconds: CPU time per token of a rank that reads one row of each step with the prefetch thread; a
@@ -103,6 +110,7 @@ class SpeedReport:
     shares: dict[str, float]
     mean_document_tokens: float
     num_tokens: int
+    stores: Sequence[StoreSpeed]
     memory: MemorySpeed
     memory_tokens: int
     modes: Sequence[ModeSpeed]
@@ -128,7 +136,13 @@ def measure_speed(
     _require_torch()
     plan = mix.plan()  # refuses a wrong mix before anything is measured
     corpora = [open_corpus(location, generation=mix.generations.get(name)) for name, location in mix.corpora.items()]
-    reader = MemoryReader(mapped_tokens(corpora))
+    stores, arrays = [], mapped_tokens([corpus for corpus in corpora if not is_elsewhere(corpus)])
+    for corpus in filter(is_elsewhere, corpora):
+        on_mode(f"store of {corpus.location}")
+        speed, read = measure_store(corpus, block_tokens=plan.shape.block_tokens, seconds=seconds)
+        stores.append(speed)
+        arrays += read
+    reader = MemoryReader(arrays)
     memory, modes = [], []
     for num_workers in (None, *workers):
         on_mode("memory")
@@ -146,6 +160,7 @@ def measure_speed(
         shares=dict(zip(plan.names, shares, strict=True)),
         mean_document_tokens=1 / documents,
         num_tokens=sum(corpus.num_tokens for corpus in corpora),
+        stores=stores,
         memory=MemorySpeed(
             contiguous=statistics.median(each.contiguous for each in memory),
             gather=statistics.median(each.gather for each in memory),
@@ -179,13 +194,16 @@ def measure_mode(mix: Mix, num_workers: int | None, *, seconds: float, world_siz
         batches = endless(source)
         next(batches)
         first_batch_seconds = time.perf_counter() - started
-        cpu = time.process_time()
+        cpu, before = time.process_time(), fetched(plan.sources)
         steps = take_steps(batches, seconds=seconds)
+        counts = {name: count - before[name] for name, count in fetched(plan.sources).items()}
+        is_counted = not num_workers and not all(source.is_in_memory for source in plan.sources)
         return ModeSpeed(
             num_workers=num_workers,
             first_batch_seconds=first_batch_seconds,
             steps=steps,
             cpu_seconds=time.process_time() - cpu,
+            fetched=counts if is_counted else None,
         )
 
 
