@@ -161,6 +161,32 @@ def test_the_kubernetes_jobs_make_the_corpus_of_one_process(
     assert builds.corpus_hashes(out) == reference
 
 
+@pytest.mark.soak  # by default the scripts above show it
+def test_jobs_that_start_at_once_prepare_the_build_once_and_may_be_killed_or_run_twice(
+    sources: Path, reference: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    commit = [*builds.command([], out)[:3], "build", "--commit", str(out), "--quiet"]
+    jobs = [
+        builds.command([str(sources)], out, "--workers", "1", "--job-index", str(index), "--num-jobs", str(COUNT))
+        for index in range(COUNT)
+    ]
+    started = [builds.start(jobs[index]) for index in (0, 1, 1, 2)]
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not builds.visible_shards(out):
+        time.sleep(0.005)
+    os.killpg(started[3].pid, signal.SIGKILL)
+    said = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started[:3]] == [0, 0, 0], said
+    early = builds.run(commit)
+    # it may have been killed between its last receipt and its end
+    assert early.returncode == 0 or "they belong to job 2 of 3" in early.stderr
+    assert builds.run(jobs[2]).returncode == 0
+    done = builds.run(commit)
+    assert done.returncode == 0, done.stderr
+    assert builds.corpus_hashes(out) == reference
+
+
 def test_the_status_shows_all_jobs(sources: Path, cluster: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["tokshard", "build", str(sources), "--tokenizer", str(builds.TOKENIZER), "--out", str(out)]

@@ -6,11 +6,8 @@ import contextlib
 import gzip
 import io
 import json
-import os
 import random
-import signal
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract import builds
+from tests.pipeline.inputs import patch_chunk_bytes, write_byte_tokenizer
 from tokshard.cli import main
 from tokshard.format import names
 from tokshard.pipeline.workspace.job_records import running
@@ -27,6 +25,15 @@ from tokshard.pipeline.workspace.places import open_workspace
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STAGES = ("--dedup", "exact")
+SMALL = ("--task-bytes", "100KiB", "--shard-tokens", "30K", "--workers", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_job_takes_a_moment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch_chunk_bytes(patch, 100 << 10)
+        patch.setattr(builds, "TOKENIZER", write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+        yield
 
 
 class Ended(NamedTuple):
@@ -43,7 +50,7 @@ def tokshard(*arguments: str) -> Ended:
 
 def job_words(sources: Sequence[str], out: Path, index: int, count: int, *options: str) -> list[str]:
     return [
-        *builds._arguments(sources, out, "--workers", "1", *options),
+        *builds._arguments(sources, out, *SMALL, *options),
         "--job-index",
         str(index),
         "--num-jobs",
@@ -60,7 +67,7 @@ def commit(out: Path) -> Ended:
 
 
 def alone(sources: Sequence[str], out: Path, *options: str) -> Ended:
-    return tokshard(*builds._arguments(sources, out, "--workers", "1", *options))
+    return tokshard(*builds._arguments(sources, out, *SMALL, *options))
 
 
 def array(sources: Sequence[str], out: Path, count: int, *options: str) -> list[Ended]:
@@ -85,10 +92,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Lines that are cut into three tasks, a stream, and a group of small files; some texts are equal."""
     directory = tmp_path_factory.mktemp("sources")
     rng = random.Random(3)
-    texts = [builds.text(rng, rng.randint(1, 150)) for _ in range(3_000)]
-    places = {"a.jsonl": range(3_000), "b.jsonl.gz": range(1_000, 4_500), "c.jsonl": range(50), "d.jsonl": range(60)}
+    texts = [builds.text(rng, rng.randint(1, 150)) for _ in range(500)]
+    places = {"a.jsonl": range(500), "b.jsonl.gz": range(200, 800), "c.jsonl": range(50), "d.jsonl": range(60)}
     for name, numbers in places.items():
-        lines = "".join(json.dumps({"text": texts[n % 3_000], "n": n}) + "\n" for n in numbers).encode()
+        lines = "".join(json.dumps({"text": texts[n % 500], "n": n}) + "\n" for n in numbers).encode()
         (directory / name).write_bytes(gzip.compress(lines, 0) if name.endswith(".gz") else lines)
     return [str(directory / name) for name in places]
 
@@ -133,16 +140,16 @@ def test_any_number_of_jobs_in_any_order_gives_the_bytes_of_one_process(
     "options",
     [
         ("--limit", "1"),
-        ("--limit", "2500"),
-        ("--limit", "3001"),
-        ("--limit", "6555"),
+        ("--limit", "450"),
+        ("--limit", "501"),
+        ("--limit", "1155"),
         ("--keep", "n:int64"),
         ("--validation-fraction", "0.1"),
-        ("--validation-fraction", "0.1", "--limit", "4000"),
+        ("--validation-fraction", "0.1", "--limit", "700"),
         ("--min-tokens", "20", "--max-tokens", "300"),
         STAGES,
         (*STAGES, "--validation-fraction", "0.2", "--keep", "n:int64"),
-        (*STAGES, "--limit", "2000"),
+        (*STAGES, "--limit", "350"),
     ],
     ids=" ".join,
 )
@@ -160,7 +167,7 @@ def damaged(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
     """The same with bad records here and there, and two streams that break off."""
     directory = tmp_path_factory.mktemp("damaged")
     lines = Path(sources[0]).read_bytes().split(b"\n")
-    for number in (700, 1_500, 1_501, 2_800):
+    for number in (120, 250, 251, 460):
         lines[number] = b'{"text": 7}'
     stream = Path(sources[1]).read_bytes()
     contents = {
@@ -187,9 +194,9 @@ def damaged(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
             ("--on-bad-record", "skip", "--on-bad-source", "skip", "--max-bad-records", most)
             for most in ("2", "4", "5", "0.01%", "50%")
         ),
-        *(("--on-bad-record", "skip", "--on-bad-source", "skip", "--limit", most) for most in ("2000", "6600")),
-        ("--limit", "700"),
-        ("--limit", "701"),
+        *(("--on-bad-record", "skip", "--on-bad-source", "skip", "--limit", most) for most in ("350", "1200")),
+        ("--limit", "120"),
+        ("--limit", "121"),
         (*STAGES, "--on-bad-record", "skip", "--on-bad-source", "skip"),
         (*STAGES, "--on-bad-record", "skip", "--on-bad-source", "skip", "--max-bad-records", "3"),
         (*STAGES, "--on-bad-source", "skip"),
@@ -221,26 +228,6 @@ def _but_left_out(ended: Ended) -> Ended:
     """What was said, without the inputs that are left out: each is named by the process that found it."""
     lines = ended.errors.splitlines(keepends=True)
     return ended._replace(errors="".join(line for line in lines if not line.startswith("left out: ")))
-
-
-def test_jobs_that_start_at_once_prepare_the_build_once_and_may_be_killed_or_run_twice(
-    sources: list[str], reference: dict[str, dict[str, str]], tmp_path: Path
-) -> None:
-    out, count = tmp_path / "out", 3
-    words = [builds.command([], out)[0], "-m", "tokshard"]
-    started = [builds.start([*words, *job_words(sources, out, index, count)]) for index in (0, 1, 1, 2)]
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not builds.visible_shards(out):
-        time.sleep(0.005)
-    os.killpg(started[3].pid, signal.SIGKILL)
-    said = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started[:3]] == [0, 0, 0], said
-    early = commit(out)
-    # it may have been killed between its last receipt and its end
-    assert early.exit_code == 0 or "they belong to job 2 of 3" in early.errors
-    assert run_job(sources, out, 2, count) == (0, "")
-    assert commit(out) == (0, "")
-    assert hashes(out) == reference
 
 
 def test_a_commit_is_refused_while_a_job_runs_and_a_job_while_a_build_does(sources: list[str], tmp_path: Path) -> None:
