@@ -187,3 +187,34 @@ def test_wrong_usage_is_refused_with_a_hint(shell, arguments, exit_code, error, 
     assert (found, out) == (exit_code, "")
     assert error in err
     assert hint in err
+
+
+def test_nodes_recommend_as_many_streams_and_say_why(shell, tmp_path):
+    sizes = "seq_len = 16\nglobal_batch_size = 16\nblock_tokens = 64\nwindow_blocks = 32\n"
+    (tmp_path / "streams.toml").write_text(MIX + sizes)
+    advice = report_of(shell, "streams.toml", "--nodes", "4")["streams"]
+    assert (advice["num_nodes"], advice["num_streams"]) == (4, 4)
+    assert advice["reads_without"] == advice["reads_now"] > 2
+    assert 1 < advice["reads_with"] < 2  # prose has too few blocks, and a quarter of the samples
+    assert advice["whole"] == {"prose": 4 * 4 * 32}
+    exit_code, out, err = shell("streams.toml", "--nodes", "4")
+    assert (exit_code, err) == (0, "")
+    assert "num_streams = 4 for 4 nodes: 4 nodes would read" in out
+    assert f"and without streams {advice['reads_without']:.1f}" in out
+    assert "corpus 'prose' has fewer than 512 blocks" in out
+    (tmp_path / "four.toml").write_text(MIX + sizes + "num_streams = 4\n")
+    report = report_of(shell, "four.toml", "--nodes", "4")
+    assert report["streams"]["reads_now"] == advice["reads_with"]
+    assert [corpus["num_parts"] for corpus in report["corpora"]] == [4, 1]
+    out = shell("four.toml")[1]
+    assert "windows of 32 blocks, 4 streams" in out
+    assert "dealt to 4 streams" in out
+
+
+def test_one_node_needs_one_stream_and_more_nodes_than_samples_are_refused(shell):
+    advice = report_of(shell, "mix.toml", "--nodes", "1")["streams"]
+    assert (advice["num_streams"], advice["whole"]) == (1, {})
+    assert "num_streams = 1 for 1 node: with one stream" in shell("mix.toml", "--nodes", "1")[1]
+    exit_code, out, err = shell("mix.toml", "--nodes", "9")
+    assert (exit_code, out) == (2, "")
+    assert "9 nodes share steps of 8 samples" in err

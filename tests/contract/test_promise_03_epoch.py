@@ -1,4 +1,4 @@
-"""Promise 3: in one epoch every token of every document is an input exactly once, whatever the sizes."""
+"""Promise 3: in one epoch every token of every document is an input exactly once; with streams, one of each stream."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.runtime.sources import ListSource
@@ -66,3 +69,69 @@ def test_every_token_of_a_corpus_on_disk_is_an_input_once_in_an_endless_plan(
         inputs = [int(plan.sample(sample)["input_ids"][0]) for sample in range(2 * memory.num_tokens)]
     for epoch in (inputs[: memory.num_tokens], inputs[memory.num_tokens :]):
         assert sorted(epoch) == sorted(memory.tokens.tolist())
+
+
+def reads_of(plan: StreamPlan, samples: NDArray[np.int64]) -> Counter[tuple[int, int]]:
+    """How often samples read each token, as (document, place in it)."""
+    return Counter(
+        (piece.document, place)
+        for pieces in plan.traces(samples)
+        for piece in pieces
+        for place in range(piece.start, piece.stop)
+    )
+
+
+@settings(max_examples=3)
+@pytest.mark.parametrize("num_streams", [1, 2, 5, 64])
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    seq_len=st.integers(1, 3),
+    window_blocks=st.integers(1, 2),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_each_stream_reads_every_token_of_its_part_once_per_epoch_and_all_parts_are_the_corpus(
+    num_streams: int, lengths: list[int], seq_len: int, window_blocks: int, seed: int
+) -> None:
+    block_tokens = 3
+    num_blocks = 4 * num_streams * window_blocks + num_streams // 2  # some parts have a block more
+    times = -(-num_blocks * block_tokens // sum(lengths))
+    source = ListSource(lengths * times)
+    plan = StreamPlan(
+        source,
+        seq_len=seq_len,
+        block_tokens=block_tokens,
+        window_blocks=window_blocks,
+        num_streams=num_streams,
+        seed=seed,
+        allow_small_blocks=True,
+    )
+    full = source.num_tokens // block_tokens
+    everything: Counter[tuple[int, int]] = Counter()
+    for stream in range(num_streams):
+        tokens = len(range(stream, full, num_streams)) * block_tokens
+        if stream == num_streams - 1:
+            tokens += source.num_tokens % block_tokens
+        # so many samples end where an epoch does, `seq_len` epochs later
+        first, second = (
+            reads_of(plan, np.arange(start, start + tokens) * num_streams + stream) for start in (0, tokens)
+        )
+        assert set(first.values()) == {seq_len}
+        assert len(first) == tokens
+        assert second == first  # the part is the same in later epochs
+        everything += first
+    assert everything == dict.fromkeys(
+        ((document, place) for document, length in enumerate(lengths * times) for place in range(length)), seq_len
+    )
+
+
+@settings(max_examples=10)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), num_streams=st.integers(2, 64), sizes=sizes)
+def test_streams_read_a_small_corpus_in_turn_each_token_once_per_epoch(
+    lengths: list[int], num_streams: int, sizes: dict[str, int]
+) -> None:
+    source = ListSource(lengths)
+    sizes = {**sizes, "block_tokens": 80, "seq_len": sizes["seq_len"] % 4 + 1}
+    plan = StreamPlan(source, num_streams=num_streams, allow_small_blocks=True, **sizes)
+    reads = reads_of(plan, np.arange(source.num_tokens))
+    assert set(reads.values()) == {plan.seq_len}
+    assert len(reads) == source.num_tokens

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import expected_rows, rows_of, take
-from tokshard.runtime import StreamingLoader, StreamPlan
+from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
 
 BATCH = 12
 
@@ -55,6 +56,74 @@ def test_any_history_of_world_sizes_and_stops_gives_the_same_global_batches(hist
         more, state = run(state, ranks=job["ranks"], steps=job["steps"], prefetch_factor=job["prefetch"])
         rows += more
     assert rows == expected_rows(plan_of(), range(BATCH * sum(job["steps"] for job in history)))
+
+
+def plan_with_streams(num_streams: int) -> StreamPlan:
+    """One corpus that is dealt to up to 12 streams, and one that stays whole."""
+    corpora = {"a": ListSource([9, 4, 30, 1, 12, 3] * 30), "b": ListSource([5, 17, 2] * 4, first_token=5000)}
+    sizes = {"seq_len": 4, "block_tokens": 16, "window_blocks": 2, "seed": 5}
+    return StreamPlan(corpora, weights={"a": 0.7, "b": 0.3}, num_streams=num_streams, **sizes)
+
+
+stream_jobs = st.lists(
+    st.fixed_dictionaries(
+        {
+            "ranks": st.integers(1, 7),
+            "rounds": st.integers(1, 3),  # samples of each stream in a step
+            "steps": st.integers(0, 2),
+            "skip": st.sampled_from([0, 0, 1, 5]),
+            "weight": st.none() | st.sampled_from([0.0, 0.25, 0.9]),
+        }
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=4)
+@pytest.mark.parametrize("num_streams", [1, 2, 12, 64])
+@given(jobs=stream_jobs)
+def test_any_history_of_world_and_batch_sizes_gives_the_same_global_batches_with_streams(
+    num_streams: int, jobs: list[dict[str, Any]]
+) -> None:
+    plan, state, received, steps = plan_with_streams(num_streams), None, [], []
+    for job in jobs:
+        batch_size, states = num_streams * job["rounds"], []
+        of_ranks: list[list[dict[str, Any]]] = []
+        for rank in range(job["ranks"]):
+            # as another process: a plan, and tables, of its own
+            with NumpyLoader(
+                plan.reader(), global_batch_size=batch_size, dp_rank=rank, dp_world_size=job["ranks"], uneven="pad"
+            ) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                loader.skip(job["skip"])
+                if job["weight"] is not None:
+                    loader.set_weights({"a": job["weight"], "b": 1 - job["weight"]})
+                start = loader.cursor.sample
+                of_ranks.append([batch for _, batch in zip(range(job["steps"]), loader, strict=False)])
+                states.append(loader.state_dict())
+        assert states == states[:1] * job["ranks"]
+        state = states[0]
+        for step in range(job["steps"]):
+            steps.append(range(start + step * batch_size, start + (step + 1) * batch_size))
+            rows = [row for batches in of_ranks for row in rows_of([batches[step]])]
+            received += [row for row in rows if row["sample_index"] >= 0]
+    with NumpyLoader(plan, global_batch_size=num_streams) as last:
+        last.load_state_dict(state or {})
+        cursor = last.cursor
+    expected = [g for step in steps for g in sorted(step, key=lambda g: (g % num_streams, g))]
+    assert received == expected_rows(plan, expected, cursor)
+
+
+@pytest.mark.parametrize("num_streams", [2, 8])
+def test_ranks_that_are_as_many_as_streams_read_one_stream_each(num_streams: int) -> None:
+    plan = plan_with_streams(num_streams)
+    for rank in range(num_streams):
+        with NumpyLoader(plan, global_batch_size=3 * num_streams, dp_rank=rank, dp_world_size=num_streams) as loader:
+            loader.skip(5)  # steps need not begin at the first stream
+            samples = np.concatenate([batch["sample_index"] for _, batch in zip(range(2), loader, strict=False)])
+        assert set((samples % num_streams).tolist()) == {rank}
 
 
 @pytest.mark.slow

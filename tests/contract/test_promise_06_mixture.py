@@ -1,6 +1,7 @@
 """Promise 6: how far a corpus is from its exact share of the samples.
 
-Within a weight segment at most 8 samples for g < 2^50; a change adds at most 16. tests/runtime/test_mixture.py has the
+Within a weight segment at most 8 samples for g < 2^50; a change adds at most 16. With streams, each of them counts for
+itself, and all together stay within the bound of ORDER.md. tests/runtime/test_mixture.py has the
 tighter bounds that follow from the rules.
 """
 
@@ -10,11 +11,15 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.runtime.sources import PeriodicSource
 from tokshard.runtime import StreamPlan
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.options import checked_weights
+from tokshard.runtime.order.mixture import Segment
+from tokshard.runtime.order.streams import Mixtures, samples_before
 
 NAMES = [f"corpus {number}" for number in range(12)]
 
@@ -79,3 +84,58 @@ def test_a_change_of_weights_adds_at_most_16_samples_of_error(seed: int) -> None
         later = cursor.sample + int(np.exp2(rng.uniform(0, 45)))
         for old, new in zip(before, distances(plan, cursor, later), strict=True):
             assert new <= old + 16
+
+
+some_weights = st.lists(st.sampled_from([0.0, 1e-9, 0.1, 0.3, 1.0, 7.0]), min_size=5, max_size=5).filter(any)
+
+
+@settings(max_examples=25)
+@given(
+    num_streams=st.integers(2, 64),
+    seed=st.integers(0, 2**64 - 1),
+    weights=st.lists(some_weights, min_size=1, max_size=6),
+    lengths=st.lists(st.integers(0, 500) | st.integers(0, 2**40), min_size=6, max_size=6),
+    node=st.integers(0, 3),
+)
+def test_a_node_of_a_stream_is_always_less_than_a_sample_off_whatever_the_weights_were(
+    num_streams: int, seed: int, weights: list[list[float]], lengths: list[int], node: int
+) -> None:
+    starts = np.cumsum([0, *(length + 1 for length in lengths)]).tolist()
+    segments = tuple(Segment(start=start, weights=tuple(w)) for start, w in zip(starts, weights, strict=False))
+    mixtures = Mixtures(seed=seed, num_streams=num_streams, segments=segments, balances=())
+    start, stop = [(0, 5), (0, 2), (2, 5), (3, 5)][node]
+    middle = (start + stop) // 2
+    for stream in {0, num_streams // 2, num_streams - 1}:
+        mixture, off = mixtures.of(stream), Fraction(0)
+        bounds = [samples_before(start, stream, num_streams) for start in starts[: len(segments) + 1]]
+        for segment, first, last in zip(segments, bounds, bounds[1:], strict=False):
+            before, after = (mixture.counts_before(sample) for sample in (first, last))
+            left = sum(after[start:middle]) - sum(before[start:middle])
+            total = sum(after[start:stop]) - sum(before[start:stop])
+            of_node = sum(map(Fraction, segment.weights[start:stop]))
+            if of_node:
+                off += left - total * sum(map(Fraction, segment.weights[start:middle])) / of_node
+            assert abs(off) < 1
+
+
+@settings(max_examples=8)
+@given(
+    num_streams=st.integers(2, 64),
+    seed=st.integers(0, 2**64 - 1),
+    weights=some_weights,
+    rounds=st.lists(st.integers(0, 300) | st.integers(0, 2**40), min_size=1, max_size=5),
+)
+def test_streams_together_stay_within_the_bound_that_the_order_states(
+    num_streams: int, seed: int, weights: list[float], rounds: list[int]
+) -> None:
+    segment = Segment(start=0, weights=tuple(weights))
+    mixtures = Mixtures(seed=seed, num_streams=num_streams, segments=(segment,), balances=())
+    shares = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
+    for number in rounds:
+        counts = mixtures.counts_before(number * num_streams)
+        # the root is rounded as if it were one: Hermite's identity
+        assert abs(sum(counts[:2]) - number * num_streams * sum(shares[:2])) <= Fraction(1, 2) + Fraction(1, 2**20)
+        for sample in (number * num_streams, number * num_streams + num_streams // 3):
+            counts = mixtures.counts_before(sample)
+            for count, share in zip(counts, shares, strict=True):
+                assert abs(count - sample * share) <= 2 + num_streams**0.5

@@ -32,10 +32,13 @@ class CountingSource(PeriodicSource):
         return super().ends_of(start, stop)
 
 
-def loader_of(num_tokens: int) -> tuple[StreamingLoader, CountingSource]:
+def loader_of(num_tokens: int, num_streams: int = 1) -> tuple[StreamingLoader, CountingSource]:
+    """One rank of as many as there are streams."""
     source = CountingSource(num_tokens)
-    plan = StreamPlan({"corpus": source}, seq_len=64, seed=2, block_tokens=4096, window_blocks=64)
-    return StreamingLoader(plan, global_batch_size=8, prefetch_factor=1), source
+    sizes = {"seq_len": 64, "seed": 2, "block_tokens": 4096, "window_blocks": 64}
+    plan = StreamPlan({"corpus": source}, num_streams=num_streams, **sizes)
+    place = {"dp_rank": num_streams - 1, "dp_world_size": num_streams}
+    return StreamingLoader(plan, global_batch_size=8 * num_streams, prefetch_factor=1, **place), source
 
 
 def first_batch(num_tokens: int, skipped: int) -> tuple[float, CountingSource, int]:
@@ -89,3 +92,43 @@ def test_resuming_at_sample_10_to_the_12_replays_nothing() -> None:
     # a label that lies beyond it
     rows = 8 * 4 + 24
     assert source.num_reads <= 6 * rows
+
+
+@pytest.mark.parametrize("num_streams", [2, 64])
+def test_with_streams_a_rank_looks_at_the_windows_of_its_own_only_and_its_state_is_as_small(num_streams: int) -> None:
+    states = []
+    for num_tokens in (10**11, 10**14):
+        saver, _ = loader_of(num_tokens, num_streams)
+        saver.skip(FAR)
+        states.append(saver.state_dict()["cursor"])
+        loader, source = loader_of(num_tokens, num_streams)
+        loader.load_state_dict(saver.state_dict())
+        assert (source.num_reads, source.num_scanned) == (0, 0)
+        batches = take(loader, 3)
+        loader.close()
+        samples = [row["sample_index"] for row in rows_of(batches)]
+        assert {sample % num_streams for sample in samples} == {num_streams - 1}
+        assert rows_of(batches) == expected_rows(loader.plan, samples)
+        shape = loader.plan.shape  # the window of the stream, and what the thread makes of the next
+        assert source.num_scanned <= 3 * shape.window_blocks * shape.block_tokens
+    assert len(states[1]) <= len(states[0]) + 10
+    assert len(states[1]) < 500
+
+
+def test_after_many_changes_of_weights_a_state_holds_the_counts_of_every_stream() -> None:
+    sizes = []
+    for num_tokens in (10**9, 10**13):
+        corpora = {name: PeriodicSource(num_tokens + number) for number, name in enumerate("abc")}
+        plan = StreamPlan(corpora, seq_len=64, num_streams=8, seed=3)
+        loader = StreamingLoader(plan, global_batch_size=8)
+        for change in range(40):
+            loader.skip(10**9)
+            loader.set_weights({"a": 1, "b": change, "c": 2})
+        state = loader.state_dict()
+        other = StreamingLoader(plan, global_batch_size=8)
+        other.load_state_dict(state)
+        assert other.state_dict() == state
+        assert other.stats()["corpora"] == loader.stats()["corpora"]
+        sizes.append(len(state["cursor"]))
+    assert sizes[1] <= sizes[0] + 50
+    assert sizes[1] < 4_000

@@ -1,8 +1,9 @@
 """The order of training data, written from ORDER.md alone: without the code, without its libraries, and slowly.
 
 Numbers of sections are those of the page. Names are its names where it has some. What is here of sections 1 to 8, and
-finite passes, was written, and gave all vectors, before its author read the code; sections 9 to 11, and the rounding of
-default weights, followed. Where a change of this model needs a look at the code, the page lacks a sentence.
+finite passes, was written, and gave all vectors, before its author read the code; sections 9 to 11, the rounding of
+default weights and section 13 followed. Where a change of this model needs a look at the code, the page lacks a
+sentence.
 """
 
 import hashlib
@@ -121,6 +122,13 @@ class Documents(NamedTuple):
 Piece = tuple[int, int]  # positions in the corpus, the last one excluded
 
 
+class Part(NamedTuple):
+    """What was dealt to a stream (section 13)."""
+
+    stream: int
+    streams: int
+
+
 class Corpus:
     """A corpus as a plan reads it."""
 
@@ -135,6 +143,7 @@ class Corpus:
         window_blocks: int,
         take: float = 1.0,
         start_epoch: int = 0,
+        part: "Part | None" = None,
     ) -> None:
         self.documents = documents
         self.copy = copy
@@ -145,6 +154,8 @@ class Corpus:
         self.start_epoch = start_epoch
         self.F = documents.num_tokens // self.B
         self.all_is_read = take == 1
+        self.part = part
+        self.has_tail = self.all_is_read
         if self.all_is_read:
             self.M = self.F
             self.N = documents.num_tokens
@@ -152,13 +163,22 @@ class Corpus:
             self.M = min(self.F, floor(take * float(self.F) * (1 + 2.0**-50)))
             self.N = self.M * self.B
         assert self.N > 0
+        self.read_blocks = self.M
+        if part is not None:
+            self.M = ceil_div(self.read_blocks - part.stream, part.streams)
+            self.has_tail = self.all_is_read and part.stream == part.streams - 1
+            self.N = self.M * self.B + (documents.num_tokens - self.F * self.B if self.has_tail else 0)
         self.windows = max(1, ceil_div(self.M, self.W))
 
     def key(self, purpose: str, epoch: int, window: int = 0) -> Key:
-        return Key(purpose, self.seed, self.documents.content, self.copy, epoch + self.start_epoch, window)
+        seed = self.seed if self.part is None else Key("stream", self.seed, window=self.part.stream).word(0)
+        return Key(purpose, seed, self.documents.content, self.copy, epoch + self.start_epoch, window)
 
     def block(self, epoch: int, place: int) -> Piece:
         j = perm(self.M, self.key("blocks", epoch))(place)
+        if self.part is not None:
+            deal = Key("deal", self.seed, self.documents.content, self.copy)
+            j = perm(self.read_blocks, deal)(self.part.stream + j * self.part.streams)
         if not self.all_is_read:
             j = perm(self.F, Key("take", content=self.documents.content))(j)
         return j * self.B, (j + 1) * self.B
@@ -178,8 +198,8 @@ class Corpus:
         """Those of a window, in the order of the sequence."""
         places = range(window * self.W, min((window + 1) * self.W, self.M))
         blocks = [self.block(epoch, place) for place in places]
-        if self.all_is_read and window == self.windows - 1 and self.F * self.B < self.N:
-            blocks.append((self.F * self.B, self.N))
+        if self.has_tail and window == self.windows - 1 and self.documents.num_tokens > self.F * self.B:
+            blocks.append((self.F * self.B, self.documents.num_tokens))
         cut = []
         for begin, end in blocks:
             at = begin
@@ -219,13 +239,19 @@ class Corpus:
 class Node(NamedTuple):
     number: int
     a: int
-    c: int
+    h: int
     b: int
 
 
 class Mixture:
-    def __init__(self, seed: int, segments: Sequence[tuple[int, Sequence[float]]]) -> None:
-        self.segments = segments  # (first global sample, weights), the first from 0
+    def __init__(
+        self, seed: int, segments: Sequence[tuple[int, Sequence[float]]], stream: int = 0, streams: int = 1
+    ) -> None:
+        # (first sample of the stream, weights), the first from 0; with one stream its samples are the global ones
+        self.segments = [(ceil_div(start - stream, streams), weights) for start, weights in segments]
+        self.stream = stream
+        self.streams = streams
+        self.seed = seed
         self.corpora = len(segments[0][1])
         self.key = Key("mixture", seed)
         self.nodes: dict[tuple[int, int], Node] = {}
@@ -233,15 +259,21 @@ class Mixture:
 
     def number_nodes(self, a: int, b: int) -> None:
         if b - a > 1:
-            c = (a + b) // 2
-            self.nodes[a, b] = Node(len(self.nodes), a, c, b)
-            self.number_nodes(a, c)
-            self.number_nodes(c, b)
+            h = (a + b) // 2
+            self.nodes[a, b] = Node(len(self.nodes), a, h, b)
+            self.number_nodes(a, h)
+            self.number_nodes(h, b)
+
+    def first_remainder(self, node: int) -> int:
+        if self.streams == 1:
+            return 1 << 63
+        p = perm(self.streams, Key("phases", self.seed, window=node))(self.stream)
+        return (2 * p + 1) * WORD // (2 * self.streams)
 
     def locate(self, g: int) -> tuple[int, int]:
-        """The corpus of a global sample, and which sample of it that is."""
+        """The corpus of a sample of the stream, and which sample of it that is."""
         counts = [0] * self.corpora
-        remainders = [1 << 63] * len(self.nodes)
+        remainders = [self.first_remainder(node) for node in range(len(self.nodes))]
         starts = [start for start, _ in self.segments]
         number = bisect_right(starts, g) - 1
         for at in range(number):
@@ -260,13 +292,15 @@ class Segment:
 
     def share(self, node: Node) -> int:
         of_all = sum(self.weights[node.a : node.b])
-        return floor(WORD * sum(self.weights[node.a : node.c]) / of_all) if of_all else 0
+        return floor(WORD * sum(self.weights[node.a : node.h]) / of_all) if of_all else 0
 
     def left(self, node: Node, n: int) -> int:
         """How many of the first n samples of a node its left half gets: L(n)."""
         s = self.share(node)
         if s in {0, WORD}:
             return n if s else 0
+        if self.mixture.streams > 1:
+            return min(n, max(0, (self.remainders[node.number] + n * s) // WORD))
         u = min(s, WORD - s)
         n0 = sum(self.counts[node.a : node.b])
         d = self.mixture.key.word(node.number)
@@ -279,9 +313,9 @@ class Segment:
             node = self.mixture.nodes[a, b]
             left = self.left(node, n)
             if self.left(node, n + 1) > left:
-                b, n = node.c, left
+                b, n = node.h, left
             else:
-                a, n = node.c, n - left
+                a, n = node.h, n - left
         return a, n
 
     def ended(self, n: int) -> tuple[list[int], list[int]]:
@@ -296,8 +330,8 @@ class Segment:
             left, s = self.left(node, n), self.share(node)
             if s not in {0, WORD}:
                 remainders[node.number] += n * s - left * WORD
-            give(a, node.c, left)
-            give(node.c, b, n - left)
+            give(a, node.h, left)
+            give(node.h, b, n - left)
 
         give(0, self.mixture.corpora, n)
         return counts, remainders
@@ -333,6 +367,7 @@ class Plan:
         weights: Sequence[float] | None = None,
         changes: Sequence[tuple[int, Sequence[float]]] = (),
         epochs: int | None = None,
+        num_streams: int = 1,
         loss_across_documents: bool = False,
         transforms: Sequence["FillInTheMiddle"] = (),
     ) -> None:
@@ -341,6 +376,10 @@ class Plan:
         contents = [used.documents.content for used in corpora]
         self.S = seq_len
         self.seed = seed
+        self.C = num_streams
+        self.B = block_tokens
+        self.W = window_blocks
+        self.used = corpora
         self.transforms = transforms
         self.loss_across_documents = loss_across_documents
         self.corpora = [
@@ -357,7 +396,8 @@ class Plan:
             for place, used in enumerate(corpora)
         ]
         weights = [float(corpus.N) for corpus in self.corpora] if weights is None else weights
-        self.mixture = Mixture(seed, [(0, weights), *changes])
+        segments = [(0, weights), *changes]
+        self.mixtures = [Mixture(seed, segments, stream, num_streams) for stream in range(num_streams)]
         self.end = None if epochs is None else epochs * self.corpora[0].N  # of the sequence of the only corpus
 
     @cached_property
@@ -365,7 +405,27 @@ class Plan:
         return None if self.end is None else ceil_div(self.end, self.S)
 
     def located(self, g: int) -> tuple[int, int]:
-        return self.mixture.locate(g)
+        """The corpus of a global sample, and which sample of it that is in its stream."""
+        return self.mixtures[g % self.C].locate(g // self.C)
+
+    @lru_cache(maxsize=256)  # noqa: B019 (few plans, and short tests)
+    def part(self, number: int, stream: int) -> Corpus | None:
+        """What a stream owns of a corpus (section 13); None if the corpus stays whole."""
+        corpus, used = self.corpora[number], self.used[number]
+        window_blocks = min(self.W, max(64, self.W // self.C))
+        if self.C == 1 or 4 * self.C * window_blocks > corpus.M:
+            return None
+        return Corpus(
+            used.documents,
+            copy=corpus.copy,
+            seed=self.seed,
+            seq_len=self.S,
+            block_tokens=self.B,
+            window_blocks=window_blocks,
+            take=used.take,
+            start_epoch=used.start_epoch,
+            part=Part(stream, self.C),
+        )
 
     def read(self, corpus: Corpus, start: int, stop: int) -> list[Piece]:
         return list(corpus.read(start, stop if self.end is None else min(stop, self.end)))
@@ -373,7 +433,9 @@ class Plan:
     def positions(self, g: int) -> tuple[Corpus, int, list[Piece]]:
         """The corpus of a sample, the position of its sequence where the sample starts, and what it reads."""
         number, sample = self.located(g)
-        corpus = self.corpora[number]
+        corpus = self.part(number, g % self.C)
+        if corpus is None:
+            corpus, sample = self.corpora[number], sample * self.C + g % self.C
         start = corpus.slice_of(sample) * self.S
         return corpus, start, self.read(corpus, start, start + self.S)
 
@@ -431,7 +493,7 @@ class Plan:
         }
 
     def steps(self, batch_size: int, rank: int, ranks: int, max_epochs: Sequence[float] | None = None) -> Iterator[Any]:
-        """The batches of a rank (sections 9 and 10)."""
+        """The batches of a rank (sections 9, 10 and 13)."""
         rows = ceil_div(batch_size, ranks)
         used_up = None if max_epochs is None else self.first_beyond(max_epochs)
         if used_up is not None and self.num_samples is not None and used_up >= self.num_samples:
@@ -440,7 +502,8 @@ class Plan:
         while self.num_samples is None or cursor < self.num_samples:
             if used_up is not None and cursor + batch_size > used_up:
                 return
-            mine = [cursor + row if row < batch_size else -1 for row in range(rank * rows, (rank + 1) * rows)]
+            step = sorted(range(cursor, cursor + batch_size), key=lambda g: (g % self.C, g))
+            mine = [step[row] if row < batch_size else -1 for row in range(rank * rows, (rank + 1) * rows)]
             yield self.batch([g if self.num_samples is None or g < self.num_samples else -1 for g in mine])
             cursor += batch_size
 

@@ -364,7 +364,7 @@ def test_a_worker_forked_while_another_loader_reads_the_same_plan_does_not_hang(
     loader = StreamingLoader(
         plan, global_batch_size=2, num_workers=1, multiprocessing_context="fork", timeout_seconds=20
     )
-    with plan.corpora[0].tables._lock:  # as the thread of the other loader may hold it at the moment of the fork
+    with plan.corpora[0].part(0).tables._lock:  # as the other loader may hold it at the fork
         batches = iter(loader)
         first = next(batches)
     assert rows_of([first]) == expected_rows(plan, range(2))

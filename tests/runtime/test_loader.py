@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def rows_of(batches: list[Batch]) -> list[dict[str, Any]]:
     ]
 
 
-def expected_rows(plan: StreamPlan, samples: range, cursor: Any = None) -> list[dict[str, Any]]:
+def expected_rows(plan: StreamPlan, samples: Iterable[int], cursor: Any = None) -> list[dict[str, Any]]:
     rows = []
     for sample in samples:
         row = plan.sample(sample, cursor)

@@ -85,7 +85,11 @@ def assert_equal(plan: StreamPlan, model: page_model.Plan, sample: int) -> None:
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=25)
 few_lengths = st.lists(st.integers(1, 20), min_size=1, max_size=8)
 shapes = st.fixed_dictionaries(
-    {"seq_len": st.integers(1, 30), "block_tokens": st.integers(1, 64), "window_blocks": st.integers(1, 6)}
+    {
+        "seq_len": st.integers(1, 30),
+        "block_tokens": st.integers(1, 8) | st.integers(1, 64),  # small ones deal more corpora to streams
+        "window_blocks": st.integers(1, 6),
+    }
 )
 seeds = st.integers(0, 2**64 - 1)
 
@@ -111,6 +115,7 @@ def test_the_page_alone_gives_the_samples_of_any_mixture(
     weights = data.draw(st.none() | some_weights)
     starts = sorted(data.draw(st.sets(st.integers(1, 30) | st.integers(1, 2**40), max_size=3)))
     changes = [(start, data.draw(some_weights)) for start in starts]
+    num_streams = data.draw(st.sampled_from([1, 1, 2, 3, 64]))
 
     names = [f"corpus {number}" for number in range(len(sources))]
     plan = StreamPlan(
@@ -120,6 +125,7 @@ def test_the_page_alone_gives_the_samples_of_any_mixture(
         schedule=[(start, dict(zip(names, values, strict=True))) for start, values in changes],
         take=dict(zip(names, takes, strict=True)),
         start_epoch=dict(zip(names, first_epochs, strict=True)),
+        num_streams=num_streams,
         loss_across_documents=across,
         allow_small_blocks=True,
         **shape,
@@ -132,6 +138,7 @@ def test_the_page_alone_gives_the_samples_of_any_mixture(
         seed=seed,
         weights=weights,
         changes=changes,
+        num_streams=num_streams,
         loss_across_documents=across,
         **shape,
     )

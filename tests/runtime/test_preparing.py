@@ -306,7 +306,7 @@ def test_a_forked_child_reads_while_a_thread_of_its_parent_makes_a_table(
 
     def make() -> None:
         for first in range(0, 240, 40):
-            plan.corpora[0].pieces_of(np.arange(first, first + 40), is_sequential=True)
+            plan.corpora[0].part(0).pieces_of(np.arange(first, first + 40), is_sequential=True)
 
     thread = threading.Thread(target=make)
     monkeypatch.setattr(source, "ends_of", slow)

@@ -392,7 +392,7 @@ def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tm
             overwrite(shard, position, np.int64(rng.choice(values)).tobytes())
             for sample in range(10):
                 for corpus in plan.corpora:
-                    corpus.tables._kept.clear()
+                    corpus.part(0).tables._kept.clear()
                 found = outcome(lambda: read_all(plan, sample, sample % 10))  # noqa: B023
                 if isinstance(found, str):
                     assert shard.name in found
@@ -400,7 +400,7 @@ def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tm
             overwrite(shard, 0, content)
         assert reported > 100
         for corpus in plan.corpora:
-            corpus.tables._kept.clear()
+            corpus.part(0).tables._kept.clear()
         assert [read_all(plan, sample, sample % 10) for sample in range(10)] == expected
 
 

@@ -19,7 +19,7 @@ SOURCE = ListSource([5, 6, 3, 7, 4])
 PLAN = StreamPlan(
     {"letters": SOURCE}, seq_len=4, block_tokens=8, window_blocks=2, seed=1013291, allow_small_blocks=True
 )
-SHUFFLED = PLAN.corpora[0]
+SHUFFLED = PLAN.corpora[0].part(0)
 STOPS = SOURCE.stops.tolist()
 
 

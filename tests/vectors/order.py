@@ -36,6 +36,7 @@ CORPORA: dict[str, dict[str, Any]] = {
     "b": {"document_lengths": [(7 * k) % 23 + 1 for k in range(60)], "first_token": 1001},
     "c": {"document_lengths": [11] * 20, "first_token": 3001},
     "small": {"document_lengths": [3, 1, 2], "first_token": 5001},
+    "many": {"document_lengths": [(11 * k) % 37 + 1 for k in range(170)], "first_token": 6001},
     "large": {"num_tokens": 10**12 + 7, "document_tokens": 9},
 }
 
@@ -68,6 +69,31 @@ PLANS: dict[str, dict[str, Any]] = {
         "located": [*range(60), *range(990, 1_010), *range(1_495, 1_505), 10**6, 2**40, 2**50 + 1],
         "pieces": [*_FIRST, *range(998, 1_006), *range(1_498, 1_503), 10**6],
         "rows": [0, 1, 1_003, 1_502],
+    },
+    "four streams, of which one corpus is dealt to each and one is whole": {
+        "corpora": {
+            "many": {"corpus": "many", "weight": 0.6},
+            "a": {"corpus": "a", "weight": 0.3},
+            "many again": {"corpus": "many", "weight": 0.1, "take": 0.7, "start_epoch": 2},
+        },
+        "arguments": {**_SMALL, "seed": 11, "num_streams": 4},
+        "changes": [[41, [0.2, 0.2, 0.6]], [43, [0.0, 0.5, 0.5]], [600, [0.3, 0.3, 0.4]]],
+        "located": [*range(60), *range(596, 612), 10**6, 2**40],
+        "pieces": [*range(64), *range(600, 604), 10**6 + 3],
+        "rows": [0, 1, 2, 3, 603],
+    },
+    "three streams with loss across documents": {
+        "corpora": {"many": {"corpus": "many"}},
+        "arguments": {**_SMALL, "seed": 12, "num_streams": 3, "loss_across_documents": True},
+        "pieces": [*range(12), 190, 191, 10**9],
+        "rows": [2, 191],
+    },
+    "64 streams": {
+        "corpora": {"large": {"corpus": "large", "weight": 0.9}, "many": {"corpus": "many", "weight": 0.1}},
+        "arguments": {"seq_len": 64, "block_tokens": 4_096, "window_blocks": 1_000, "seed": 4, "num_streams": 64},
+        "located": [*range(128), 10**6, 10**12],
+        "pieces": [0, 1, 63, 64, 10**9],
+        "rows": [],
     },
     "more than 65,536 blocks, pieces and samples": {
         "corpora": {"large": {"corpus": "large"}},

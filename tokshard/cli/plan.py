@@ -44,6 +44,13 @@ from tokshard.inspect.plan.simulation import simulate
 @click.option(
     "--checkpoint", metavar="PATH", help="Take the weights from a checkpoint of a run; --simulate starts there."
 )
+@click.option(
+    "--nodes",
+    "num_nodes",
+    type=POSITIVE_COUNT,
+    metavar="N",
+    help="Recommend a number of streams for a job on N nodes that reads from an object store.",
+)
 @plan_options({})
 @json_option
 @debug_option
@@ -54,6 +61,7 @@ def plan(
     max_epochs_warn: float,
     num_simulated: int | None,
     checkpoint: str | None,
+    num_nodes: int | None,
     seq_len: int | None,
     seed: int | None,
     global_batch_size: int | None,
@@ -68,14 +76,20 @@ def plan(
     --simulate checks mixing and shuffling without reading tokens: the largest deviation of each corpus from its share,
     the distance in the corpus between successive samples, and the number of blocks that a step draws from.
 
+    --nodes says how many streams (num_streams of the mix) a job on so many nodes should have, and what each node reads
+    with them and without.
+
     \b
     tokshard plan mix.toml --tokens 2T
+    tokshard plan mix.toml --nodes 64
     tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512 --simulate 100k
     """  # noqa: D301 - click reads the escape
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     run = open_run(plan, options, checkpoint=checkpoint)
     simulation = None if num_simulated is None else simulate(run, num_simulated)
-    report = report_plan(run, num_tokens=tokens, max_epochs_warn=max_epochs_warn, simulation=simulation)
+    report = report_plan(
+        run, num_tokens=tokens, max_epochs_warn=max_epochs_warn, simulation=simulation, num_nodes=num_nodes
+    )
     if as_json:
         click.echo(json.dumps(asdict(report)))
     else:

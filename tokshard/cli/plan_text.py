@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from tokshard.cli.tables import can_encode, table
 from tokshard.inspect.plan.preview import CorpusPlan, PlanReport
 from tokshard.inspect.plan.simulation import UNIFORM_DISTANCE, Simulation
+from tokshard.inspect.plan.streams import StreamsAdvice
 from tokshard.wording import aligned, bytes_text, counted, one_line, wrapped
 
 _BRANCH, _LAST, _TRUNK = "├─ ", "└─ ", "│    "
@@ -36,6 +37,8 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
     ]
     if report.simulation is not None:
         parts.append(_simulation_text(report.simulation, width=width))
+    if report.streams is not None:
+        parts.append(_streams_text(report.streams, report.sizes.get("num_streams", 1), width=width))
     if report.warnings:
         parts.append(aligned([("warning", warning) for warning in report.warnings], width=width))
     return "\n\n".join(parts)
@@ -50,6 +53,8 @@ def plan_tree(report: PlanReport, *, encoding: str, width: int) -> str:
     branch, last, trunk = (_BRANCH, _LAST, _TRUNK) if can_encode(_BRANCH + _LAST, encoding) else ("|- ", "`- ", "|    ")
     longest = max(len(one_line(corpus.name)) for corpus in report.corpora)
     blocks = f"blocks of {sizes['block_tokens']:,}, windows of {counted(sizes['window_blocks'], 'block')}"
+    if "num_streams" in sizes:
+        blocks += f", {counted(sizes['num_streams'], 'stream')}"
     order = f"order {sizes['order_version']}, seed {sizes['seed']}: samples of {sizes['seq_len']:,} tokens, {blocks}"
     lines = [f"plan {report.fingerprint}", *wrapped(branch + order, width=width, indent=trunk)]
     for number, corpus in enumerate(report.corpora, 1):
@@ -64,6 +69,8 @@ def _corpus_text(corpus: CorpusPlan) -> str:
         f"{tokens_text(corpus.epoch_tokens)} tokens",
         f"{counted(corpus.num_blocks, 'block')} in {counted(corpus.num_windows, 'window')}",
     ]
+    if corpus.num_parts > 1:
+        parts.append(f"dealt to {counted(corpus.num_parts, 'stream')}")
     if corpus.take != 1:
         parts.append(f"the part {corpus.take:g} of it")
     if corpus.start_epoch:
@@ -88,6 +95,29 @@ def _corpus_rows(corpora: Sequence[CorpusPlan]) -> Iterator[list[str]]:
             bytes_text(corpus.bytes),
             "one window" if steps is None else f"{steps:,.1f}",
         ]
+
+
+def _streams_text(advice: StreamsAdvice, num_streams: int, *, width: int) -> str:
+    """The recommended number of streams, and why."""
+    nodes, wanted = counted(advice.num_nodes, "node"), advice.num_streams
+    best = f"{nodes} would read {advice.reads_with:,.1f} bytes per byte that they train on"
+    if wanted == 1:
+        why = f"with one stream {best}, and more streams would not change it much"
+    else:
+        why = (
+            f"{best}, and without streams {advice.reads_without:,.1f}, because the samples of each come from most "
+            "blocks of every window"
+        )
+    rows = [("streams", f"num_streams = {wanted} for {nodes}: {why}")]
+    if num_streams != wanted:
+        rows.append(("", f"the plan has {counted(num_streams, 'stream')}, with which it is {advice.reads_now:,.1f}"))
+    rows += [
+        ("", f"corpus {one_line(name)!r} has fewer than {needed:,} blocks, so that all nodes read all of it")
+        for name, needed in advice.whole.items()
+    ]
+    if wanted > 1:
+        rows.append(("", "a run cannot change it: choose for the most nodes that it will have"))
+    return aligned(rows, width=width)
 
 
 def _simulation_text(simulation: Simulation, *, width: int) -> str:

@@ -18,7 +18,6 @@ from tokshard.errors import PlanError
 from tokshard.inspect.plan.occurrences import find_documents
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import RankView, TraceRow, trace_samples, trace_steps
-from tokshard.runtime.steps import Ranks
 from tokshard.wording import counted, one_line
 
 
@@ -155,7 +154,7 @@ def _check_ranks(run: Run, dp_world_size: int) -> None:
         PlanError: the world size does not divide the batch, and ranks are not padded.
     """
     try:
-        Ranks(global_batch_size=run.global_batch_size, world_size=dp_world_size, uneven=run.uneven)
+        run.ranks(world_size=dp_world_size)
     except PlanError as error:
         raise PlanError(
             error.problem, hint="give another --dp-world-size, or --uneven pad for a job that pads"

@@ -47,8 +47,10 @@ class Mix:
     generations: dict[str, int] = field(default_factory=dict, metadata=key("generations = { code = 0 }"))
     block_tokens: int | None = field(default=None, metadata=key("block_tokens = 65536", read=read_length))
     window_blocks: int | None = field(default=None, metadata=key("window_blocks = 1024", read=read_length))
+    num_streams: int = field(default=1, metadata=key("num_streams = 64"))
     take: float | dict[str, float] | None = field(default=None, metadata=key("take = { code = 0.1 }"))
     max_epochs: float | dict[str, float] | None = field(default=None, metadata=key("max_epochs = { code = 4 }"))
+    on_max_epochs: Literal["stop", "warn"] = field(default="stop", metadata=key('on_max_epochs = "warn"'))
     start_epoch: dict[str, int] = field(default_factory=dict, metadata=key("start_epoch = { code = 1 }"))
     schedule: list[tuple[int, dict[str, float]]] = field(
         default_factory=list, metadata=key("schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]")
@@ -80,8 +82,10 @@ class Mix:
             generations=self.generations,
             block_tokens=self.block_tokens,
             window_blocks=self.window_blocks,
+            num_streams=self.num_streams,
             schedule=self.schedule,
             start_epoch=self.start_epoch,
+            on_max_epochs=self.on_max_epochs,
             loss_across_documents=self.loss_across_documents,
             allow_small_blocks=self.allow_small_blocks,
             cache=Cache(memory_bytes=self.memory_bytes, cache_dir=self.cache_dir, cache_bytes=self.cache_bytes),

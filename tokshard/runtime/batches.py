@@ -266,8 +266,10 @@ def lay_out(
     is_ignored, is_cut = (
         _joined([getattr(part, name) for part in parts], np.bool_) for name in ("is_ignored", "is_cut")
     )
-    numbers = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
-    if len(parts) > 1:
+    sources = list({id(part.source): part.source for part in parts}.values())
+    known = {id(source): number for number, source in enumerate(sources)}
+    numbers = np.repeat([known[id(part.source)] for part in parts], [len(part.rows) for part in parts])
+    if len(parts) > 1 or bool((np.diff(rows) < 0).any()):
         order = np.argsort(rows, kind="stable")
         rows, starts, inputs, tokens = rows[order], starts[order], inputs[order], tokens[order]
         is_ignored, is_cut, numbers = is_ignored[order], is_cut[order], numbers[order]
@@ -283,7 +285,7 @@ def lay_out(
     return Layout(
         row_tokens=seq_len + 1,
         dtype=dtype,
-        sources=[part.source for part in parts],
+        sources=sources,
         samples=samples,
         corpora=corpora,
         num_tokens=inputs_in_row.astype(np.int32),

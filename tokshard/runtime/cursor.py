@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tokshard.runtime.identity import CorpusIdentity
-from tokshard.runtime.order.mixture import Balance, Mixture, Segment
-from tokshard.runtime.order.seeds import derive_key
+from tokshard.runtime.order.mixture import Balance, Segment
+from tokshard.runtime.order.streams import Mixtures
 
 MAX_SAMPLE = 1 << 62
 """Samples are counted up to here, which leaves room for batches made ahead in 64 bits."""
@@ -67,14 +67,14 @@ class CorpusChange:
         action: ``"added"`` or ``"removed"``.
         name: in the plan.
         identity: which corpus it is.
-        count: samples of it that were read before.
+        counts: samples of it that each stream had read before.
     """
 
     sample: int
     action: str
     name: str
     identity: CorpusIdentity
-    count: int
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +84,14 @@ class Cursor:
     Args:
         sample: global samples that the training loop received or skipped: the next one to read.
         segments: weights by the sample they start at, ascending.
-        balance: of the corpora at the first segment's start.
+        balances: of each stream at the first segment's start; empty: that is the start of the run.
         skipped: ranges of samples that were left out, ascending.
         changes: corpora that were added to the run and removed from it.
     """
 
     sample: int
     segments: tuple[Segment, ...]
-    balance: Balance
+    balances: tuple[Balance, ...]
     skipped: tuple[tuple[int, int], ...] = ()
     changes: tuple[CorpusChange, ...] = ()
 
@@ -116,18 +116,17 @@ class Cursor:
         now = self.weighted(schedule.at(self.sample).weights)
         return replace(now, segments=(*now.segments, *schedule.after(self.sample)))
 
-    def mixture(self, seed: int) -> Mixture:
+    def mixture(self, seed: int, num_streams: int) -> Mixtures:
         """The corpora of the samples from the first segment on."""
-        key = derive_key(seed, "mixture", words=len(self.balance.remainders))
-        return Mixture(key=key, segments=self.segments, balance=self.balance)
+        return Mixtures(seed=seed, num_streams=num_streams, segments=self.segments, balances=self.balances)
 
-    def compacted(self, mixture: Mixture) -> Cursor:
-        """The same future with a short past: of many started segments, all but the last become a balance."""
+    def compacted(self, mixture: Mixtures) -> Cursor:
+        """The same future with a short past: of many started segments, all but the last become balances."""
         num_past = self.num_started
         if num_past <= MAX_SEGMENTS:
             return self
         kept = self.segments[num_past - 1 :]
-        return replace(self, segments=kept, balance=mixture.balance_before(kept[0].start))
+        return replace(self, segments=kept, balances=mixture.balances_before(kept[0].start))
 
     @property
     def num_started(self) -> int:

@@ -37,10 +37,10 @@ def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], 
             "sample": cursor.sample,
             "weights": [[part.start, list(part.weights)] for part in (started if follows else cursor.segments)],
             "schedule": schedule.fingerprint_after(cursor.sample) if follows else None,
-            "counts": list(cursor.balance.counts),
-            "remainders": list(cursor.balance.remainders),
+            "counts": _by_stream([list(balance.counts) for balance in cursor.balances], identity),
+            "remainders": _by_stream([list(balance.remainders) for balance in cursor.balances], identity),
             "skipped": [list(part) for part in cursor.skipped],
-            "changes": [asdict(change) for change in cursor.changes],
+            "changes": [_saved_change(change, identity) for change in cursor.changes],
         },
         separators=(",", ":"),
     )
@@ -98,29 +98,38 @@ def adopt_cursor(
     if saved.corpora == identity.corpora:
         return _continued(saved, schedule, weights)
     cursor = saved.cursor
-    seed = identity.fields["seed"]
-    counts = cursor.mixture(seed).counts_before(cursor.sample)
+    mixture = cursor.mixture(identity.fields["seed"], identity.num_streams)
+    balances = mixture.balances_before(cursor.sample)
+    counts = zip(*(balance.counts for balance in balances), strict=True)  # of each corpus, by stream
     read = dict(zip(saved.corpora, counts, strict=True))
-    put_aside = {change.identity: change.count for change in cursor.changes if change.action == "removed"}
+    unread = (0,) * identity.num_streams
+    put_aside = {change.identity: change.counts for change in cursor.changes if change.action == "removed"}
     removed = [
-        CorpusChange(sample=cursor.sample, action="removed", name=name, identity=corpus, count=read[corpus])
+        CorpusChange(sample=cursor.sample, action="removed", name=name, identity=corpus, counts=read[corpus])
         for name, corpus in zip(saved.names, saved.corpora, strict=True)
         if corpus not in identity.corpora
     ]
     added = [
-        CorpusChange(sample=cursor.sample, action="added", name=name, identity=corpus, count=put_aside.get(corpus, 0))
+        CorpusChange(
+            sample=cursor.sample, action="added", name=name, identity=corpus, counts=put_aside.get(corpus, unread)
+        )
         for name, corpus in zip(names, identity.corpora, strict=True)
         if corpus not in read
     ]
     go_on = put_aside | read
+    segments = (
+        Segment(start=cursor.sample, weights=schedule.at(cursor.sample).weights),
+        *schedule.after(cursor.sample),
+    )
     return replace(
         cursor,
-        segments=(
-            Segment(start=cursor.sample, weights=schedule.at(cursor.sample).weights),
-            *schedule.after(cursor.sample),
-        ),
-        balance=replace(
-            Balance.at_start(len(identity.corpora)), counts=tuple(go_on.get(corpus, 0) for corpus in identity.corpora)
+        segments=segments,
+        balances=tuple(
+            Balance(
+                counts=tuple(go_on.get(corpus, unread)[stream] for corpus in identity.corpora),
+                remainders=mixture.start_of(stream, len(identity.corpora)).remainders,
+            )
+            for stream in range(identity.num_streams)
         ),
         changes=(*cursor.changes, *removed, *added),
     )
@@ -167,17 +176,14 @@ def _saved(text: Any) -> _Saved:
                 Segment(start=_count(start), weights=tuple(float(weight) for weight in weights))
                 for start, weights in saved["weights"]
             ),
-            balance=Balance(
-                counts=tuple(_count(count) for count in saved["counts"]),
-                remainders=tuple(_remainder(value) for value in saved["remainders"]),
-            ),
+            balances=_balances(saved),
             skipped=_skipped(saved["skipped"], saved["sample"]),
-            changes=tuple(_change(entry) for entry in saved["changes"]),
+            changes=tuple(_change(entry, _num_streams(saved)) for entry in saved["changes"]),
         )
         sizes = {
             len(corpora),
-            len(cursor.balance.counts),
-            len(cursor.balance.remainders) + 1,
+            *(len(balance.counts) for balance in cursor.balances),
+            *(len(balance.remainders) + 1 for balance in cursor.balances),
             *(len(part.weights) for part in cursor.segments),
         }
         starts = [segment.start for segment in cursor.segments]
@@ -185,6 +191,8 @@ def _saved(text: Any) -> _Saved:
             raise ValueError(f"weights {saved['weights']} and counts {saved['counts']} do not fit the sample")
         if not all(are_weights(segment.weights) for segment in cursor.segments):
             raise ValueError(f"weights {saved['weights']} say nothing")
+        if not cursor.balances and starts[0]:
+            raise ValueError(f"counts before sample {starts[0]} are missing")
         schedule = saved["schedule"]
         if schedule is not None and (not isinstance(schedule, str) or starts[-1] > cursor.sample):
             raise ValueError(f"weights {saved['weights']} and schedule {schedule!r} do not fit the sample")
@@ -211,13 +219,49 @@ def _corpus_identity(entry: Mapping[str, Any]) -> CorpusIdentity:
     )
 
 
-def _change(entry: Mapping[str, Any]) -> CorpusChange:
+def _num_streams(saved: Mapping[str, Any]) -> int:
+    number = saved.get("num_streams", 1)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ValueError(f"num_streams is {number!r:.100}")
+    return number
+
+
+def _by_stream(values: Sequence[Any], identity: PlanIdentity) -> Any:
+    """Values of each stream; of the only one without the list around them."""
+    return values[0] if identity.num_streams == 1 else values
+
+
+def _balances(saved: Mapping[str, Any]) -> tuple[Balance, ...]:
+    num_streams, counts, remainders = _num_streams(saved), saved["counts"], saved["remainders"]
+    if num_streams == 1:
+        counts, remainders = [counts], [remainders]
+    if len(counts) not in (0, num_streams):
+        raise ValueError(f"counts of {len(counts)} streams, of {num_streams}")
+    return tuple(
+        Balance(
+            counts=tuple(_count(count) for count in of_stream),
+            remainders=tuple(_remainder(value) for value in carried),
+        )
+        for of_stream, carried in zip(counts, remainders, strict=True)
+    )
+
+
+def _saved_change(change: CorpusChange, identity: PlanIdentity) -> dict[str, Any]:
+    saved = asdict(change)
+    counts = saved.pop("counts")
+    return {**saved, "count": _by_stream(counts, identity)}
+
+
+def _change(entry: Mapping[str, Any], num_streams: int) -> CorpusChange:
+    counts = [entry["count"]] if num_streams == 1 else entry["count"]
+    if len(counts) != num_streams:
+        raise ValueError(f"count {counts!r:.100} is not of {num_streams} streams")
     return CorpusChange(
         sample=_count(entry["sample"]),
         action=str(entry["action"]),
         name=str(entry["name"]),
         identity=_corpus_identity(entry["identity"]),
-        count=_count(entry["count"]),
+        counts=tuple(_count(count) for count in counts),
     )
 
 
@@ -235,10 +279,11 @@ def _parse(text: Any) -> dict[str, Any]:
 
 
 def _check_fields(saved: _Saved, identity: PlanIdentity) -> None:
+    before, now = ({"num_streams": 1} | dict(fields) for fields in (saved.fields, identity.fields))
     differences = [
-        f"{name} differs ({saved.fields.get(name)!r}, now {value!r})"
-        for name, value in identity.fields.items()
-        if saved.fields.get(name) != value
+        f"{name} differs ({before.get(name)!r}, now {value!r})"
+        for name, value in now.items()
+        if before.get(name) != value
     ]
     if differences:
         raise _mismatch(differences, "give the values of the run to be resumed")

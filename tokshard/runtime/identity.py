@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from tokshard.runtime.order.parts import PlannedCorpus
 from tokshard.runtime.order.seeds import ORDER_VERSION
-from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.order.windows import Shape
 
 
@@ -35,12 +35,17 @@ class PlanIdentity:
     """What must be equal for a cursor to mean the same samples. Neither names, paths nor weights are in it.
 
     Args:
-        fields: order_version, seed, seq_len, block_tokens, window_blocks.
+        fields: order_version, seed, seq_len, block_tokens, window_blocks, and num_streams if there are several.
         corpora: in plan order.
     """
 
     fields: Mapping[str, int]
     corpora: tuple[CorpusIdentity, ...]
+
+    @property
+    def num_streams(self) -> int:
+        """Streams of the plan."""
+        return self.fields.get("num_streams", 1)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -50,7 +55,7 @@ class PlanIdentity:
         return hashlib.sha256(b"tokshard plan 1\n" + content.encode()).hexdigest()
 
 
-def identity_of(shape: Shape, seed: int, corpora: Sequence[ShuffledCorpus]) -> PlanIdentity:
+def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[PlannedCorpus]) -> PlanIdentity:
     """The identity of a plan."""
     fields = {
         "order_version": ORDER_VERSION,
@@ -59,6 +64,8 @@ def identity_of(shape: Shape, seed: int, corpora: Sequence[ShuffledCorpus]) -> P
         "block_tokens": shape.block_tokens,
         "window_blocks": shape.window_blocks,
     }
+    if num_streams > 1:
+        fields["num_streams"] = num_streams
     identities = tuple(
         CorpusIdentity(
             fingerprint=corpus.source.fingerprint,

@@ -340,7 +340,13 @@ def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: 
     """
     if not isinstance(plan, StreamPlan):
         raise PlanError(f"the plan is {plan!r:.100}", hint="give StreamPlan(corpora, seq_len=...)")
-    ranks = Ranks(global_batch_size=global_batch_size, rank=place[0], world_size=place[1], uneven=uneven)
+    ranks = Ranks(
+        global_batch_size=global_batch_size,
+        rank=place[0],
+        world_size=place[1],
+        uneven=uneven,
+        num_streams=plan.num_streams,
+    )
     ranks.check_size(plan.seq_len)
     return ranks
 

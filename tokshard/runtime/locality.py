@@ -6,6 +6,7 @@ import math
 import warnings
 
 from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.order.parts import PlannedCorpus
 from tokshard.runtime.plan import StreamPlan
 
 MIN_WINDOW_STEPS = 16
@@ -13,31 +14,50 @@ MIN_WINDOW_STEPS = 16
 
 
 def steps_per_window(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
-    """Steps that read from one window, by corpus.
+    """Steps that read from one window, by corpus; with streams, from one window of each.
 
     Infinite where the whole corpus is one window, or its weight is 0.
     """
-    window_tokens = plan.shape.window_blocks * plan.shape.block_tokens
     tokens = _tokens_per_step(plan, global_batch_size, cursor)
     return {
-        name: math.inf if corpus.num_windows == 1 or not count else window_tokens / count
+        name: math.inf if corpus.num_windows == 1 or not count else _window_tokens(corpus) / count
         for name, corpus, count in zip(plan.names, plan.corpora, tokens, strict=True)
     }
+
+
+def enough_window_blocks(corpus: PlannedCorpus, steps_per_window: float) -> int:
+    """The `window_blocks` with which a window of a corpus lasts `MIN_WINDOW_STEPS` steps."""
+    blocks = corpus.num_parts * corpus.part_shape.window_blocks
+    return math.ceil(blocks * MIN_WINDOW_STEPS / steps_per_window)
+
+
+def _window_tokens(corpus: PlannedCorpus) -> int:
+    """Tokens of the windows that all streams read at a time."""
+    return corpus.num_parts * corpus.part_shape.window_blocks * corpus.shape.block_tokens
 
 
 def blocks_per_step(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
     """Random blocks that a step reads from, by corpus. Makes the table of one window of each.
 
-    This is the expected number of blocks of a window that are hit by as many random draws as the step has pieces.
+    This is the expected number of blocks of a window that are hit by as many random draws as the step has pieces; with
+    streams, of one window of each.
     """
     found = {}
     per_step = _tokens_per_step(plan, global_batch_size, cursor)
     for name, corpus, tokens in zip(plan.names, plan.corpora, per_step, strict=True):
-        window = corpus.window(0, 0)
-        table = corpus.table(window)
-        blocks, draws = len(table.block_starts), table.num_pieces * tokens / (window.stop - window.start)
-        found[name] = blocks * -math.expm1(draws * math.log1p(-1 / blocks)) if blocks > 1 else float(bool(tokens))
+        part = corpus.part(0)
+        window = part.window(0, 0)
+        table = part.table(window)
+        draws = table.num_pieces * tokens / corpus.num_parts / (window.stop - window.start)
+        found[name] = corpus.num_parts * hit_blocks(len(table.block_starts), draws)
     return found
+
+
+def hit_blocks(num_blocks: int, num_draws: float) -> float:
+    """How many of some blocks are expected to be hit by so many random draws."""
+    if num_blocks == 1:
+        return float(bool(num_draws))
+    return num_blocks * -math.expm1(num_draws * math.log1p(-1 / num_blocks))
 
 
 def warn_of_short_windows(plan: StreamPlan, global_batch_size: int, *, stacklevel: int) -> None:
@@ -53,7 +73,7 @@ def warn_of_short_windows(plan: StreamPlan, global_batch_size: int, *, stackleve
         name, steps = min(few.items(), key=lambda item: item[1])
         warnings.warn(
             f"a window of corpus {name!r} lasts {steps:.1f} steps: documents meet only those of so few steps; "
-            f"window_blocks={math.ceil(plan.shape.window_blocks * MIN_WINDOW_STEPS / steps)} makes it "
+            f"window_blocks={enough_window_blocks(plan.corpora[plan.names.index(name)], steps)} makes it "
             f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window",
             stacklevel=stacklevel + 1,
         )

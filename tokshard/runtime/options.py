@@ -6,13 +6,12 @@ import math
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 from tokshard.errors import PlanError
 from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
 from tokshard.runtime.order.mixture import Segment, are_weights
-from tokshard.runtime.order.shuffled import ShuffledCorpus
+from tokshard.runtime.order.parts import PlannedCorpus
 from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.transforms import Transform
@@ -22,6 +21,7 @@ WINDOW_TOKENS = 64 << 20
 MIN_WINDOW_BLOCKS = 64
 
 MAX_EPOCHS = (1 << 32) - 1
+MAX_STREAMS = 4_096
 
 _MAX_SIZE = (1 << 32) - 1
 """Of a sample, a block and a window: positions in a window are 32 bits wide."""
@@ -160,13 +160,24 @@ def seed_of(seed: int) -> int:
     return seed
 
 
-def epochs_of(epochs: int | None, num_corpora: int) -> int | None:
+def num_streams_of(num_streams: int) -> int:
+    """The streams of a plan."""
+    return integer("num_streams", num_streams, least=1, most=MAX_STREAMS)
+
+
+def epochs_of(epochs: int | None, num_corpora: int, num_streams: int) -> int | None:
     """The epochs of a finite pass; None: the plan is endless."""
     epochs = None if epochs is None else integer("epochs", epochs, most=MAX_EPOCHS)
     if epochs is not None and (epochs < 1 or num_corpora > 1):
         raise PlanError(
             f"epochs is {epochs} for {num_corpora} corpora; a finite pass is at least 1 epoch of one corpus",
             hint="make one plan per corpus, or leave epochs out",
+        )
+    if epochs is not None and num_streams > 1:
+        raise PlanError(
+            f"epochs is {epochs} and num_streams {num_streams}: streams end their epochs at different samples, so a "
+            "finite pass has one stream",
+            hint="leave epochs out, or num_streams",
         )
     return epochs
 
@@ -197,19 +208,21 @@ def corpora_of(
     seed: int,
     start_epoch: Mapping[str, int] | None,
     take: float | Mapping[str, float],
-) -> tuple[ShuffledCorpus, ...]:
+    num_streams: int,
+) -> tuple[PlannedCorpus, ...]:
     """The corpora in shuffled order, in plan order."""
     first_epochs = _start_epochs(names, {} if start_epoch is None else start_epoch)
     takes = per_corpus("take", take, names, default=1.0)
     contents = [source.fingerprint for source in sources]
     corpora = tuple(
-        ShuffledCorpus(
+        PlannedCorpus(
             source,
             shape,
             seed=seed,
             copy_index=contents[:index].count(contents[index]),  # the same content may be listed several times
             start_epoch=first_epochs[index],
             take=takes[index],
+            num_streams=num_streams,
         )
         for index, source in enumerate(sources)
     )
@@ -241,7 +254,7 @@ def per_corpus(
     return tuple(real(f"{argument} of {name!r}", value.get(name, default)) for name in names)
 
 
-def _check_takes(names: Sequence[str], corpora: Sequence[ShuffledCorpus]) -> None:
+def _check_takes(names: Sequence[str], corpora: Sequence[PlannedCorpus]) -> None:
     for name, corpus in zip(names, corpora, strict=True):
         if not 0 < corpus.take <= 1:
             raise PlanError(f"take is {corpus.take} for corpus {name!r}", hint="give a part above 0 and at most 1")
@@ -255,16 +268,8 @@ def _check_takes(names: Sequence[str], corpora: Sequence[ShuffledCorpus]) -> Non
             )
 
 
-def samples_of_epochs(max_epochs: Sequence[float], corpora: Sequence[ShuffledCorpus]) -> tuple[int | None, ...]:
-    """How many samples of each corpus `max_epochs` allows; None: any number."""
-    return tuple(
-        None if math.isinf(epochs) else math.ceil(Fraction(epochs) * corpus.num_tokens / corpus.shape.seq_len)
-        for epochs, corpus in zip(max_epochs, corpora, strict=True)
-    )
-
-
-def check_max_epochs(max_epochs: Any, found: Sequence[float], on_max_epochs: str) -> None:
-    """Refuse limits that are not above 0.
+def check_max_epochs(max_epochs: Any, found: Sequence[float], on_max_epochs: str, num_streams: int) -> None:
+    """Refuse limits that are not above 0, and those at which a plan with several streams would stop.
 
     Args:
         max_epochs: as the user gave it.
@@ -277,6 +282,12 @@ def check_max_epochs(max_epochs: Any, found: Sequence[float], on_max_epochs: str
         raise PlanError(
             f"max_epochs is {max_epochs}",
             hint="give numbers above 0; a weight of 0 leaves a corpus out",
+        )
+    if num_streams > 1 and on_max_epochs == "stop" and any(math.isfinite(epochs) for epochs in found):
+        raise PlanError(
+            f"max_epochs is {max_epochs} and num_streams {num_streams}: streams end their epochs at different samples, "
+            "so a pass that stops has one stream",
+            hint="give on_max_epochs='warn', or leave num_streams or max_epochs out",
         )
 
 

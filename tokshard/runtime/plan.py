@@ -3,7 +3,9 @@
     global sample g ──mixture──▶ corpus i, its sample k ──windows──▶ pieces of documents ──packing──▶ a row of tokens
 
 Every arrow is arithmetic, so any process can compute any sample alone, at the same cost. README.md follows one sample
-by hand. A cursor is the position of a job in its plan; a loader feeds the rows of a plan to a training loop.
+by hand. A plan with C streams is C of these pictures side by side: g is sample ``g div C`` of stream ``g mod C``, which
+has a mixture and windows of its own, so that a node reads only what belongs to its streams. A cursor is the position of
+a job in its plan; a loader feeds the rows of a plan to a training loop.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from tokshard.runtime.cache import Cache
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.identity import identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
-from tokshard.runtime.order.mixture import Balance, Mixture
+from tokshard.runtime.order.mixture import Balance
+from tokshard.runtime.order.streams import Mixtures
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.tracing import Occurrence, Piece, occurrences, pieces_of_samples
 from tokshard.runtime.transforms import Transform, transformed
@@ -47,6 +50,8 @@ class StreamPlan:
         block_tokens: consecutive tokens that are shuffled as one before they are cut at documents; default: 16 samples,
             at least 65,536.
         window_blocks: blocks whose documents are shuffled together; default: about 64M tokens, at least 64 blocks.
+        num_streams: plans side by side, each over its own blocks of large corpora, so that with as many nodes each
+            reads only its own; `tokshard plan --nodes` recommends a number. It has to divide the global batch size.
         schedule: (global sample, weights) for changes that are known now; `weights` count from 0.
         start_epoch: name to the first epoch of a corpus, for a new plan over corpora that were read before.
         take: the part of a corpus, in ``(0, 1]``, that is read: a number, or name to number. Whole blocks are left out,
@@ -61,12 +66,12 @@ class StreamPlan:
             default: ``Cache()``, 2 GiB in memory and nothing on disk.
 
     Attributes:
-        names, sources, corpora: in plan order; corpora are the sources in shuffled order.
+        names, sources, corpora: in plan order; corpora are the sources in shuffled order, by the streams' parts.
         shape, seq_len: seq_len, block_tokens and window_blocks, with their defaults.
         schedule: the weights, and their planned changes.
         num_samples: of a finite pass, the last one perhaps short; None: endless.
         pass_stop: tokens of a finite pass; None: endless.
-        max_epochs, max_samples: how much may be read of each corpus, in plan order; infinity and None: any amount.
+        max_epochs: how often each corpus may be read, in plan order; infinity: any number of times.
         identity: what must be equal for a saved cursor to mean the same samples.
         has_default_windows: `window_blocks` was not given.
 
@@ -86,6 +91,7 @@ class StreamPlan:
         generations: Mapping[str, int] | None = None,
         block_tokens: int | None = None,
         window_blocks: int | None = None,
+        num_streams: int = 1,
         schedule: Sequence[tuple[int, Weights]] = (),
         start_epoch: Mapping[str, int] | None = None,
         take: float | Mapping[str, float] = 1.0,
@@ -108,11 +114,18 @@ class StreamPlan:
         self.shape = options.shape_of(seq_len, block_tokens, window_blocks, allow_small_blocks=allow_small_blocks)
         self.seq_len = self.shape.seq_len
         self.seed = options.seed_of(seed)
-        self.epochs = options.epochs_of(epochs, len(self.names))
+        self.num_streams = options.num_streams_of(num_streams)
+        self.epochs = options.epochs_of(epochs, len(self.names), self.num_streams)
         self.transforms = options.transforms_of(transforms, loss_across_documents=loss_across_documents)
         self.loss_across_documents = loss_across_documents
         self.corpora = options.corpora_of(
-            self.names, self.sources, self.shape, seed=self.seed, start_epoch=start_epoch, take=take
+            self.names,
+            self.sources,
+            self.shape,
+            seed=self.seed,
+            start_epoch=start_epoch,
+            take=take,
+            num_streams=self.num_streams,
         )
         self.pass_stop = None if self.epochs is None else self.epochs * self.corpora[0].num_tokens
         self.num_samples = None if self.pass_stop is None else -(-self.pass_stop // self.seq_len)
@@ -123,14 +136,14 @@ class StreamPlan:
         self.on_max_epochs = on_max_epochs
         most = math.inf if max_epochs is None else max_epochs
         self.max_epochs = options.per_corpus("max_epochs", most, self.names, default=math.inf)
-        options.check_max_epochs(max_epochs, self.max_epochs, on_max_epochs)
-        self.max_samples = options.samples_of_epochs(self.max_epochs, self.corpora)
+        options.check_max_epochs(max_epochs, self.max_epochs, on_max_epochs, self.num_streams)
         default = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, self.corpora, strict=True)}
         self.schedule = options.schedule_of(self.names, default if weights is None else weights, schedule)
         # one object, so that `mixture` recognizes its weights
-        self._start = Cursor(sample=0, segments=self.schedule.segments, balance=Balance.at_start(len(self.names)))
-        self._kept_mixture: Mixture | None = None
-        self.identity = identity_of(self.shape, self.seed, self.corpora)
+        balances = (Balance.at_start(len(self.names)),) if self.num_streams == 1 else ()
+        self._start = Cursor(sample=0, segments=self.schedule.segments, balances=balances)
+        self._kept_mixture: Mixtures | None = None
+        self.identity = identity_of(self.shape, self.seed, self.num_streams, self.corpora)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (dict(zip(self.names, self.sources, strict=True)), self._arguments))
@@ -161,7 +174,7 @@ class StreamPlan:
         """The start of the plan."""
         return self._start
 
-    def mixture(self, cursor: Cursor) -> Mixture:
+    def mixture(self, cursor: Cursor) -> Mixtures:
         """The corpora of the samples under a cursor's weights."""
         if not isinstance(cursor, Cursor):
             raise PlanError(
@@ -169,8 +182,8 @@ class StreamPlan:
             )
         kept = self._kept_mixture
         # cursors of one run share their weights, whose samples are counted once
-        if kept is None or kept.balance is not cursor.balance:
-            kept = cursor.mixture(self.seed)
+        if kept is None or kept.balances is not cursor.balances:
+            kept = cursor.mixture(self.seed, self.num_streams)
         elif kept.segments is not cursor.segments:
             kept = kept.changed(cursor.segments)
         self._kept_mixture = kept
@@ -207,15 +220,15 @@ class StreamPlan:
         """`trace` of many global samples.
 
         Args:
-            samples: int64 [n], ascending.
+            samples: int64 [n], ascending within each stream.
 
         Raises:
             IndexError: the plan does not have all of them.
         """
         if not len(samples):
             return []
-        self._mixture_at(int(samples[0]), cursor)
-        return pieces_of_samples(self, self._mixture_at(int(samples[-1]), cursor), samples)
+        self._mixture_at(int(samples.min()), cursor)
+        return pieces_of_samples(self, self._mixture_at(int(samples.max()), cursor), samples)
 
     def find(
         self, corpus: str, document: int, cursor: Cursor | None = None, *, epochs: int | Iterable[int] = 1
@@ -246,39 +259,42 @@ class StreamPlan:
         checked = (integer("an epoch", epoch, least=0, most=MAX_EPOCHS) for epoch in epochs)
         return occurrences(self, self.mixture(cursor or self.cursor()), self.names.index(corpus), document, checked)
 
-    def lay_out(self, mixture: Mixture, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
+    def lay_out(self, mixture: Mixtures, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
         """The rows of one or many batches, without their tokens.
 
         Args:
-            samples: int64 [n], global samples, ascending except for rows that are padding: `PADDING_INDEX`.
+            samples: int64 [n], global samples, ascending within each stream; `PADDING_INDEX` for rows of padding.
             is_sequential: the following samples will be read next.
 
         Raises:
             CorpusError: a shard is missing or not what its manifest says.
         """
         rows = np.flatnonzero(samples != PADDING_INDEX)
-        located, ordinals = mixture.locate(samples[rows])
+        located, corpus_samples = mixture.locate(samples[rows])
         corpora = np.full(len(samples), PADDING_INDEX, np.int64)
         corpora[rows] = located
         parts = []
         for number in np.unique(located).tolist():
-            mine = np.flatnonzero(located == number)
-            counts, pieces = self.corpora[number].pieces_of(
-                ordinals[mine],
-                self.pass_stop,
-                extra_tokens=int(self.loss_across_documents),
-                is_sequential=is_sequential,
-            )
-            parts.append(
-                corpus_rows(
-                    self.sources[number],
-                    rows[mine],
-                    counts,
-                    pieces,
-                    seq_len=self.seq_len,
-                    loss_across_documents=self.loss_across_documents,
+            mine = rows[located == number]
+            for part, here, part_samples in self.corpora[number].by_part(
+                samples[mine], corpus_samples[located == number]
+            ):
+                counts, pieces = part.pieces_of(
+                    part_samples,
+                    self.pass_stop,
+                    extra_tokens=int(self.loss_across_documents),
+                    is_sequential=is_sequential,
                 )
-            )
+                parts.append(
+                    corpus_rows(
+                        self.sources[number],
+                        mine[here],
+                        counts,
+                        pieces,
+                        seq_len=self.seq_len,
+                        loss_across_documents=self.loss_across_documents,
+                    )
+                )
         dtype = self.sources[0].dtype
         return lay_out(parts, samples=samples, corpora=corpora, seq_len=self.seq_len, dtype=dtype)
 
@@ -291,7 +307,7 @@ class StreamPlan:
         packed = layout.pack(start, stop)
         return transformed(packed, self.transforms, self.seed) if self.transforms else packed
 
-    def _mixture_at(self, sample: int, cursor: Cursor | None) -> Mixture:
+    def _mixture_at(self, sample: int, cursor: Cursor | None) -> Mixtures:
         if sample < 0 or (self.num_samples is not None and sample >= self.num_samples):
             raise IndexError(f"sample {sample} of a plan of {self.num_samples or 'endless'} samples")
         mixture = self.mixture(cursor or self.cursor())

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.runtime.batches import PADDING_INDEX, Packed
 from tokshard.runtime.options import integer
-from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.order.streams import Mixtures
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import Stop
 
 _LAYOUT_PIECES = 16_384
 _ROWS_PER_CORPUS = 24
-"""A layout has at least this many rows per corpus, so that many rows share the calls that each corpus costs."""
+"""A layout has at least this many rows per corpus and stream: they share the calls that each of them costs."""
 
 _MAX_LAYOUT_PIECES = 65_536
 """A layout has no more pieces than this, so that no step takes long."""
@@ -34,11 +34,14 @@ _MAX_BATCH_TOKENS = (1 << 31) - 1
 class Ranks:
     """How the rows of a global batch are split among data-parallel ranks: contiguous slices, in order.
 
+    With several streams, a step has equally many rows of each, stream after stream, so that a rank reads few of them.
+
     Args:
         global_batch_size: rows of a step over all ranks.
         rank, world_size: data-parallel, not global under tensor, context or pipeline parallelism.
         uneven: ``"refuse"`` a world size that does not divide the batch, or ``"pad"`` every rank to the same number
             of rows.
+        num_streams: of the plan.
 
     Raises:
         PlanError: the numbers do not fit each other.
@@ -48,6 +51,7 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
     uneven: Literal["refuse", "pad"] = "refuse"
+    num_streams: int = 1
 
     def __post_init__(self) -> None:
         size = integer("global_batch_size", self.global_batch_size, least=1, most=_MAX_BATCH)
@@ -63,6 +67,12 @@ class Ranks:
                 f"{world_size} ranks do not divide a global batch of {size} samples",
                 hint=f"use uneven='pad', or a global_batch_size such as {near}",
             )
+        if size % self.num_streams:
+            near = size - size % self.num_streams or self.num_streams
+            raise PlanError(
+                f"a global batch of {size} samples is not a multiple of the {self.num_streams} streams of the plan",
+                hint=f"give a global_batch_size such as {near}: every step has equally many samples of each stream",
+            )
         for name, value in {"global_batch_size": size, "rank": rank, "world_size": world_size}.items():
             object.__setattr__(self, name, value)  # numpy's integers become Python's
 
@@ -70,6 +80,19 @@ class Ranks:
     def rows_per_rank(self) -> int:
         """Rows of a step on each rank, padding included."""
         return -(-self.global_batch_size // self.world_size)
+
+    @property
+    def num_own_streams(self) -> int:
+        """Streams that this rank reads."""
+        per_stream = self.global_batch_size // self.num_streams
+        first = self.rank * self.rows_per_rank
+        last = min(first + self.rows_per_rank, self.global_batch_size) - 1
+        return max(1, last // per_stream - first // per_stream + 1)
+
+    def row_of(self, sample: int, start: int) -> int:
+        """The row of the global batch that has a sample of the step which begins at `start`."""
+        per_stream = self.global_batch_size // self.num_streams
+        return sample % self.num_streams * per_stream + (sample - start) // self.num_streams
 
     def check_size(self, seq_len: int) -> None:
         """Refuse batches with more tokens than cu_seqlens can count.
@@ -95,7 +118,9 @@ class Ranks:
             int64 [steps * rows_per_rank]; `PADDING_INDEX` for rows beyond the batch or the pass.
         """
         within = self.rank * self.rows_per_rank + np.arange(self.rows_per_rank)
-        found: NDArray[np.int64] = starts[:, np.newaxis] + within
+        streams, rounds = np.divmod(within, self.global_batch_size // self.num_streams)
+        firsts = starts[:, np.newaxis]
+        found: NDArray[np.int64] = firsts + (streams - firsts) % self.num_streams + rounds * self.num_streams
         is_padding = np.broadcast_to(within >= self.global_batch_size, found.shape)
         if stop.sample is not None and stop.pads_last_step:
             is_padding = is_padding | (found >= stop.sample)
@@ -105,7 +130,7 @@ class Ranks:
 
 def packed_steps(
     plan: StreamPlan,
-    mixture: Mixture,
+    mixture: Mixtures,
     ranks: Ranks,
     sample: int,
     *,
@@ -141,6 +166,6 @@ def packed_steps(
         for step in range(len(starts)):
             yield plan.pack(layout, step * rows, (step + 1) * rows)
         pieces_per_row = layout.num_pieces / len(samples)
-        wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * len(plan.names))
+        wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * len(plan.names) * ranks.num_own_streams)
         most = min(wanted, _MAX_LAYOUT_PIECES / pieces_per_row, _MAX_LAYOUT_ROWS)
         steps = min(2 * steps, max(1, int(most / rows)))

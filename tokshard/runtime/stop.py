@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.order.streams import Mixtures, samples_before
 from tokshard.runtime.plan import StreamPlan
 
 
@@ -58,15 +60,22 @@ def used_up(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> li
         since: global sample. For a corpus that was used up before it, the next sample counts. Default: where the cursor
             is.
     """
-    if all(most is None for most in plan.max_samples):
-        return []
-    mixture = plan.mixture(cursor)
-    counts = mixture.counts_before(cursor.sample if since is None else since)
-    return sorted(
-        UsedUp(sample, name)
-        for number, (name, most) in enumerate(zip(plan.names, plan.max_samples, strict=True))
-        if most is not None and (sample := mixture.sample_of(number, max(most, counts[number]))) is not None
-    )
+    mixture, start = plan.mixture(cursor), cursor.sample if since is None else since
+    found = []
+    for number, (name, epochs) in enumerate(zip(plan.names, plan.max_epochs, strict=True)):
+        if math.isfinite(epochs):
+            samples = [_first_beyond(plan, mixture, number, stream, start) for stream in range(plan.num_streams)]
+            found += [UsedUp(sample, name) for sample in samples if sample is not None]
+    first = {used.corpus: used for used in sorted(found, reverse=True)}  # the first of each corpus comes last
+    return sorted(first.values())
+
+
+def _first_beyond(plan: StreamPlan, mixture: Mixtures, number: int, stream: int, start: int) -> int | None:
+    """The first global sample of a stream, from one on, that reads more of a corpus than `max_epochs` allows it."""
+    before = samples_before(start, stream, plan.num_streams)
+    count = mixture.of(stream).counts_before(before)[number]
+    most = plan.corpora[number].num_samples(stream, plan.max_epochs[number])
+    return mixture.sample_of(number, max(most, count), stream)
 
 
 def stop_of(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> Stop:

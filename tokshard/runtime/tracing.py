@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.order.finding import find_document
-from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.order.streams import Mixtures
 
 if TYPE_CHECKING:
     from tokshard.runtime.plan import StreamPlan
@@ -50,30 +50,31 @@ class Occurrence:
     stop: int
 
 
-def pieces_of_samples(plan: StreamPlan, mixture: Mixture, samples: NDArray[np.int64]) -> list[list[Piece]]:
+def pieces_of_samples(plan: StreamPlan, mixture: Mixtures, samples: NDArray[np.int64]) -> list[list[Piece]]:
     """The parts of documents that global samples read, in order.
 
     Args:
-        samples: int64 [n], ascending, all of them in the plan.
+        samples: int64 [n], ascending within each stream, all of them in the plan.
     """
     located, corpus_samples = mixture.locate(samples)
     found: list[list[Piece]] = [[] for _ in samples]
     for number in np.unique(located).tolist():
         mine = np.flatnonzero(located == number)
-        counts, pieces = plan.corpora[number].pieces_of(corpus_samples[mine], plan.pass_stop)
         source, name = plan.sources[number], plan.names[number]
-        rows = np.repeat(mine, counts).tolist()
-        for row, start, length in zip(rows, pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
-            place = source.document_at(start)
-            begin = start - place.start
-            found[row].append(Piece(name, place.shard, place.document, begin, begin + length))
+        for part, here, part_samples in plan.corpora[number].by_part(samples[mine], corpus_samples[mine]):
+            counts, pieces = part.pieces_of(part_samples, plan.pass_stop)
+            rows = np.repeat(mine[here], counts).tolist()
+            for row, start, length in zip(rows, pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
+                place = source.document_at(start)
+                begin = start - place.start
+                found[row].append(Piece(name, place.shard, place.document, begin, begin + length))
     return found
 
 
 def occurrences(
-    plan: StreamPlan, mixture: Mixture, number: int, document: int, epochs: Iterable[int]
+    plan: StreamPlan, mixture: Mixtures, number: int, document: int, epochs: Iterable[int]
 ) -> list[Occurrence]:
-    """The samples that read a document in some epochs.
+    """The samples that read a document in some epochs, of the corpus or of the parts that have its blocks.
 
     Args:
         number: of the corpus, in plan order.
@@ -85,10 +86,14 @@ def occurrences(
     corpus, place = plan.corpora[number], plan.sources[number].place_of(document)
     found = []
     for epoch in epochs:
-        parts = find_document(corpus, epoch, place.start, place.stop, pass_stop=plan.pass_stop)
-        for part in parts:
-            is_known = part.corpus_sample >= mixture.balance.counts[number]
-            sample = mixture.sample_of(number, part.corpus_sample) if is_known else None
-            if sample is not None or not is_known:
-                found.append(Occurrence(epoch, sample, part.start - place.start, part.stop - place.start))
+        in_epoch = []
+        for part in range(corpus.num_parts):
+            tokens = find_document(corpus.part(part), epoch, place.start, place.stop, pass_stop=plan.pass_stop)
+            for one in tokens:
+                stream, corpus_sample = corpus.stream_of(part, one.part_sample)
+                is_known = corpus_sample >= mixture.of(stream).balance.counts[number]
+                sample = mixture.sample_of(number, corpus_sample, stream) if is_known else None
+                if sample is not None or not is_known:
+                    in_epoch.append(Occurrence(epoch, sample, one.start - place.start, one.stop - place.start))
+        found += sorted(in_epoch, key=lambda one: -1 if one.sample is None else one.sample)
     return found

@@ -21,7 +21,7 @@ from typing import Any
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.batches import Packed
-from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.order.streams import Mixtures
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.steps import Ranks, packed_steps
@@ -48,7 +48,7 @@ class Job:
     """
 
     number: int
-    mixture: Mixture
+    mixture: Mixtures
     ranks: Ranks
     sample: int
     stop: Stop

@@ -130,12 +130,14 @@ def _over_steps(run: Run, marks: NDArray[np.int64], values: NDArray[Any], **styl
 
 
 def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
-    shuffled, name = plan.corpora[number], plan.names[number]
+    corpus, name = plan.corpora[number], plan.names[number]
+    shuffled = corpus.part(0)
     per_epoch = max(1, shuffled.num_tokens // plan.seq_len)
     ordinals = _ordinals(shuffled, plan.seq_len, per_epoch)
     counts, pieces = shuffled.pieces_of(ordinals)
     firsts = np.cumsum(counts) - counts
     windows = f"the {_WINDOWS} windows shown" if shuffled.num_windows > _WINDOWS else "its first epoch"
+    windows += f", of the first of {corpus.num_parts} streams" if corpus.is_dealt else ""
     dots = {
         "type": "scatter",
         "mode": "markers",

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.inspect.plan.simulation import Simulation
-from tokshard.runtime.locality import MIN_WINDOW_STEPS, steps_per_window
+from tokshard.inspect.plan.streams import StreamsAdvice, advise
+from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, steps_per_window
 from tokshard.runtime.shards import CorpusSource
 
 
@@ -25,6 +26,7 @@ class CorpusPlan:
         epoch_tokens: tokens of one pass over the part that is taken.
         num_documents: documents in the whole corpus.
         num_blocks, num_windows: per epoch, without the short tail.
+        num_parts: how many streams own a part of it; 1 if all of them read the whole corpus.
         samples, tokens, epochs: how much is read; tokens and epochs include padding.
         share: its share of all samples that are read.
         documents: about how many different documents are read, at least in part.
@@ -43,6 +45,7 @@ class CorpusPlan:
     num_documents: int
     num_blocks: int
     num_windows: int
+    num_parts: int
     samples: int
     tokens: int
     epochs: float
@@ -67,11 +70,12 @@ class PlanReport:
 
     Args:
         fingerprint: hash of the order.
-        sizes: order_version, seed, seq_len, block_tokens, window_blocks.
+        sizes: order_version, seed, seq_len, block_tokens, window_blocks, and num_streams if there are several.
         num_steps, num_samples, num_tokens: how much is read; samples that a checkpoint skipped count as read.
         bytes_per_token: on disk.
         changes: changes of the weights after the start.
         warnings: what is probably not intended.
+        streams: a recommended number of them, if nodes are given.
     """
 
     fingerprint: str
@@ -85,19 +89,27 @@ class PlanReport:
     changes: Sequence[WeightChange]
     warnings: Sequence[str]
     simulation: Simulation | None = None
+    streams: StreamsAdvice | None = None
 
 
 def report_plan(
-    run: Run, *, num_tokens: int | None, max_epochs_warn: float = math.inf, simulation: Simulation | None = None
+    run: Run,
+    *,
+    num_tokens: int | None,
+    max_epochs_warn: float = math.inf,
+    simulation: Simulation | None = None,
+    num_nodes: int | None = None,
 ) -> PlanReport:
     """Compute what a run reads. Only arithmetic, so the cost does not depend on its size.
 
     Args:
         num_tokens: tokens to train on, rounded up to whole steps; None: a finite pass, or as many as the corpora hold.
         max_epochs_warn: warn about corpora that are read more often.
+        num_nodes: recommend a number of streams for so many nodes.
 
     Raises:
-        UsageError: the checkpoint does not say what was read up to there.
+        UsageError: there are more nodes than samples in a step, or the checkpoint does not say what was read up to
+            there.
     """
     plan, size = run.plan, run.global_batch_size
     if num_tokens is None:
@@ -126,6 +138,7 @@ def report_plan(
         changes=_changes(run),
         warnings=ended + _warnings(run, corpora, max_epochs_warn),
         simulation=simulation,
+        streams=None if num_nodes is None else advise(run, num_nodes),
     )
 
 
@@ -175,6 +188,7 @@ def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
                 num_documents=corpus.num_documents,
                 num_blocks=shuffled.num_full_blocks,
                 num_windows=shuffled.num_windows,
+                num_parts=shuffled.num_parts,
                 samples=count,
                 tokens=tokens,
                 epochs=tokens / shuffled.num_tokens,
@@ -194,11 +208,10 @@ def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -
         for corpus in corpora
         if corpus.epochs > max_epochs_warn
     ]
-    window_blocks = run.plan.shape.window_blocks
-    for corpus in corpora:
+    for planned, corpus in zip(run.plan.corpora, corpora, strict=True):
         steps = corpus.steps_per_window
         if steps is not None and steps < MIN_WINDOW_STEPS:
-            enough = math.ceil(window_blocks * MIN_WINDOW_STEPS / steps)
+            enough = enough_window_blocks(planned, steps)
             warnings.append(
                 f"a window of corpus {corpus.name!r} lasts {steps:.1f} steps, and documents meet only those of their "
                 f"window; window_blocks = {enough} makes it {MIN_WINDOW_STEPS}"

@@ -14,6 +14,7 @@ from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import load_cursor
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.steps import Ranks
 from tokshard.runtime.stop import UsedUp, stop_of, used_up
 from tokshard.wording import counted
 
@@ -53,6 +54,20 @@ class Run:
     step: int | None = 0
     checkpoint: str = ""
     uneven: Literal["refuse", "pad"] = "refuse"
+
+    def ranks(self, rank: int = 0, world_size: int = 1) -> Ranks:
+        """The rows of each step that a rank reads.
+
+        Raises:
+            PlanError: the loader would refuse these sizes.
+        """
+        return Ranks(
+            global_batch_size=self.global_batch_size,
+            rank=rank,
+            world_size=world_size,
+            uneven=self.uneven,
+            num_streams=self.plan.num_streams,
+        )
 
     @property
     def directories(self) -> list[str]:
@@ -114,10 +129,13 @@ class Run:
         if sample < self.cursor.sample:
             passed = sum(stop - start for start, stop in self.cursor.skipped if start > sample)
             back = self._end - sample - passed
-            step = done - (back - 1) // size
-            return StepPlace(step, -back % size) if step > 0 else None
-        step, row = divmod(sample - self._end, size)
-        return None if self._is_beyond(sample - row) else StepPlace(done + 1 + step, row)
+            step, within = done - (back - 1) // size, -back % size
+            is_read = step > 0
+        else:
+            step, within = divmod(sample - self._end, size)
+            step += done + 1
+            is_read = not self._is_beyond(sample - within)
+        return StepPlace(step, self.ranks().row_of(sample, sample - within)) if is_read else None
 
     @property
     def _end(self) -> int:

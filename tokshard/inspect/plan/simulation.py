@@ -76,12 +76,15 @@ def simulate(run: Run, num_samples: int) -> Simulation:
         hit = []
         for number in np.unique(located).tolist():
             mine = np.flatnonzero(located == number)
-            counts, pieces = plan.corpora[number].pieces_of(ordinals[mine], is_sequential=True)
             positions[number].append(samples[mine])
-            places[number].append(pieces.starts[np.cumsum(counts) - counts])
-            steps = np.repeat(mine // size, counts)
-            block = first_blocks[number] + pieces.starts // plan.shape.block_tokens
-            hit.append(np.unique(steps * first_blocks[-1] + block))
+            starts = np.empty(len(mine), np.int64)
+            for part, here, part_samples in plan.corpora[number].by_part(samples[mine], ordinals[mine]):
+                counts, pieces = part.pieces_of(part_samples, is_sequential=True)
+                starts[here] = pieces.starts[np.cumsum(counts) - counts]
+                steps = np.repeat(mine[here] // size, counts)
+                block = first_blocks[number] + pieces.starts // plan.shape.block_tokens
+                hit.append(np.unique(steps * first_blocks[-1] + block))
+            places[number].append(starts)
         blocks.append(np.bincount(np.concatenate(hit) // first_blocks[-1]))
     return Simulation(
         first=first,

@@ -15,7 +15,9 @@ from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.documents import origin_of
 from tokshard.inspect.plan.run import Run, check_sample
+from tokshard.runtime.batches import PADDING_INDEX
 from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.stop import Stop
 from tokshard.runtime.tracing import Piece
 
 ID = "id"
@@ -164,17 +166,14 @@ def trace_steps(
         CorpusError: a corpus cannot be read.
     """
     reader = DocumentReader.of(run)
-    size, stop = run.global_batch_size, run.plan.num_samples
     if not steps:
         raise UsageError(f"--step {steps.start}:{steps.stop} contains no step", hint="N:M is steps N to M - 1")
     run.start_of(steps[-1])  # refuses a range that is too long before anything is shown
     for step in steps:
-        start = run.start_of(step)
-        rows = np.array([row for row in range(size) if ranks.shows(ranks.rank_of(row, size)[0])], np.int64)
-        samples = rows + start
-        if stop is not None:
-            samples = samples[samples < stop]
-        yield _rows(run, reader, samples, ranks, num_characters)
+        start = np.array([run.start_of(step)], np.int64)
+        rows = run.ranks() if ranks.rank is None else run.ranks(ranks.rank, ranks.world_size)
+        samples = rows.samples(start, Stop(sample=run.plan.num_samples))
+        yield _rows(run, reader, samples[samples != PADDING_INDEX], ranks, num_characters)
         reader.forget()
 
 
@@ -201,9 +200,9 @@ def _rows(
     run: Run, reader: DocumentReader, samples: NDArray[np.int64], ranks: RankView, num_characters: int | None
 ) -> list[TraceRow]:
     first = run.cursor.segments[0].start
-    if len(samples) and int(samples[0]) < first:
+    if len(samples) and int(samples.min()) < first:
         raise UsageError(
-            f"sample {samples[0]} was read under weights that {run.checkpoint} does not keep: it keeps those from "
+            f"sample {samples.min()} was read under weights that {run.checkpoint} does not keep: it keeps those from "
             f"sample {first} on",
             hint="give an earlier checkpoint",
         )

@@ -17,7 +17,7 @@ from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.order.windows import CorpusOrder, Window
 
 _NOT_TAKEN = -1
-"""The position of a block that `take` leaves out."""
+"""The position of a block that `take` leaves out, or that belongs to another stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class FoundTokens:
     """The part of a stretch that one sample reads.
 
     Args:
-        corpus_sample: sample of the corpus.
+        part_sample: sample of the corpus, or of the part of it.
         start, stop: positions in the corpus.
     """
 
-    corpus_sample: int
+    part_sample: int
     start: int
     stop: int
 
@@ -65,7 +65,7 @@ def find_document(
         lengths = np.minimum((blocks[here] + 1) * size, stop) - starts
         in_window = (positions[here] - window.first_block) * size + starts - blocks[here] * size
         found += _found_in_window(corpus, window, in_window, starts, lengths)
-    return sorted(found, key=lambda part: (part.corpus_sample, part.start))
+    return sorted(found, key=lambda part: (part.part_sample, part.start))
 
 
 def _found_in_window(
@@ -138,17 +138,21 @@ def positions_of_blocks(order: CorpusOrder, epoch: int, blocks: NDArray[np.int64
         blocks: int64 [n], numbers of blocks in the corpus; the tail, if it is read, comes after all full blocks.
 
     Returns:
-        int64 [n], -1 for blocks that are not taken.
+        int64 [n], -1 for blocks that are not taken, or not of this part.
     """
     num_blocks = order.num_corpus_blocks
-    positions = np.where(blocks == num_blocks, order.num_full_blocks if order.take == 1 else _NOT_TAKEN, blocks)
-    full = np.flatnonzero(blocks < num_blocks)
-    numbers = positions[full].astype(np.uint64)
-    if order.take != 1 and len(numbers):
+    positions = np.full(len(blocks), _NOT_TAKEN, np.int64)
+    if order.has_tail:
+        positions[blocks == num_blocks] = order.num_full_blocks
+    here = np.flatnonzero(blocks < num_blocks)
+    numbers = blocks[here].astype(np.uint64)
+    if order.take != 1:
         numbers = order.take_permutation.inverse(numbers)
-    is_taken = numbers < order.num_full_blocks
-    positions[full[~is_taken]] = _NOT_TAKEN
-    if is_taken.any():
-        permutation = order.block_permutation(epoch)
-        positions[full[is_taken]] = permutation.inverse(numbers[is_taken]).astype(np.int64)
+    is_read = numbers < (order.part.deal.length if order.part else order.num_full_blocks)
+    here, numbers = here[is_read], numbers[is_read]
+    if order.part is not None:
+        numbers, is_own = order.part.inverse(numbers)
+        here, numbers = here[is_own], numbers[is_own]
+    if len(here):
+        positions[here] = order.block_permutation(epoch).inverse(numbers).astype(np.int64)
     return positions

@@ -81,12 +81,13 @@ class Mixture:
     else is carried: what was read before is not caught up.
 
     Args:
-        key: uint64 [corpora - 1], from the seed: makes the dither of each node.
+        key: uint64 [corpora - 1], from the seed: makes the dither of each node; None: without dither, for one of
+            several streams, which differ anyway.
         segments: by ascending start.
         balance: at the start of the first segment.
     """
 
-    def __init__(self, *, key: NDArray[np.uint64], segments: tuple[Segment, ...], balance: Balance) -> None:
+    def __init__(self, *, key: NDArray[np.uint64] | None, segments: tuple[Segment, ...], balance: Balance) -> None:
         self.key, self.segments, self.balance = key, segments, balance
         self._nodes = _tree(len(balance.counts))
         # by segment, as far as they were asked for; two threads may count the same, and find the same
@@ -204,7 +205,7 @@ class Mixture:
         for number, (node, split) in enumerate(zip(self._nodes, splits, strict=True)):
             total = gained.pop(number)
             left = split.left_before(total)
-            if split.dither:
+            if 0 < split.share < ONE:
                 remainders[number] += total * split.share - left * ONE
             for start, stop, child, part in (
                 (node.start, node.middle, node.left(number), left),
@@ -222,9 +223,10 @@ class Mixture:
             balance = self._balance_at(index)
             weights = _prefix_sums(_integers(self.segments[index].weights))
             counts = _prefix_sums(balance.counts)
+            keys = [None] * len(self._nodes) if self.key is None else self.key.tolist()
             splits = [
                 _split(node, weights, counts, remainder, key)
-                for node, remainder, key in zip(self._nodes, balance.remainders, self.key.tolist(), strict=True)
+                for node, remainder, key in zip(self._nodes, balance.remainders, keys, strict=True)
             ]
             self._splits[index] = splits
         return splits
@@ -274,7 +276,7 @@ class Mixture:
         return length
 
 
-def _rebuild(key: NDArray[np.uint64], segments: tuple[Segment, ...], balance: Balance) -> Mixture:
+def _rebuild(key: NDArray[np.uint64] | None, segments: tuple[Segment, ...], balance: Balance) -> Mixture:
     return Mixture(key=key, segments=segments, balance=balance)
 
 
@@ -291,12 +293,13 @@ def _tree(num_corpora: int) -> list[_Node]:
     return found
 
 
-def _split(node: _Node, weights: Sequence[int], counts: Sequence[int], remainder: int, key: int) -> Split:
+def _split(node: _Node, weights: Sequence[int], counts: Sequence[int], remainder: int, key: int | None) -> Split:
     total = weights[node.stop] - weights[node.start]
     left = weights[node.middle] - weights[node.start]
     share = (left << 64) // total if total else 0
     node_count_before = counts[node.stop] - counts[node.start]
-    return Split(share, min(share, ONE - share), node_count_before, remainder, key)
+    dither = 0 if key is None else min(share, ONE - share)
+    return Split(share, dither, node_count_before, remainder, key or 0)
 
 
 def _prefix_sums(values: Sequence[int]) -> list[int]:

@@ -46,7 +46,8 @@ class Split(NamedTuple):
 
     Args:
         share: of the left half.
-        dither: the smaller of both shares: how far rounding may vary without giving a sample twice or backwards.
+        dither: the smaller of both shares: how far rounding may vary without giving a sample twice or backwards. 0 in
+            one of several streams.
         node_count_before: samples of the node before the segment.
         remainder: of the left half at the start of the segment.
     """
@@ -59,7 +60,7 @@ class Split(NamedTuple):
 
     def left_before(self, count: int) -> int:
         """How many of the node's first `count` samples of the segment its left half gets."""
-        if not self.dither:  # one half has no weight
+        if not 0 < self.share < ONE:  # one half has no weight
             return count if self.share else 0
         dithered = (self.dither >> 32) * (_mixed(self.node_count_before + count + self.key) >> 32)
         found = (self.remainder - (self.dither >> 1) + count * self.share + dithered) >> 64
@@ -67,7 +68,7 @@ class Split(NamedTuple):
 
     def left_before_each(self, counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """`left_before` of many counts: uint64 [n]."""
-        if not self.dither:
+        if not 0 < self.share < ONE:
             return counts.copy() if self.share else np.zeros_like(counts)
         hashed = counts + np.uint64((self.node_count_before + self.key) & _WORD)
         _mix_in_place(hashed)

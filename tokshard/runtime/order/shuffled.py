@@ -1,4 +1,4 @@
-"""One corpus as the endless sequence of shuffled pieces that a plan reads."""
+"""One corpus, or the part of it that a stream owns, as the endless sequence of shuffled pieces that a plan reads."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.order.tables import Pieces, PieceTable, Tables
-from tokshard.runtime.order.windows import CorpusOrder, Shape, Window
+from tokshard.runtime.order.windows import CorpusOrder, Part, Shape, Window
 from tokshard.runtime.source import TokenSource
 
 
 class ShuffledCorpus:
-    """One corpus as the endless sequence of shuffled pieces that a plan reads.
+    """One corpus, or the part of it that a stream owns, as the endless sequence of shuffled pieces that a plan reads.
 
     The window of a sample follows from arithmetic. Making the table of a window scans its document boundaries; the
     tables of two windows are kept, the current and the next. Safe to use from several
-    threads, and in a forked child. Readers at different places take a `reader` each.
+    threads, and in a forked child. Readers at different places have one each.
 
     Args:
         seed: of the plan.
         copy_index: corpora before it in the plan that have the same content.
         start_epoch: epoch that counts as the first.
         take: read only this part of the full blocks, the same for every seed; a smaller part lies inside a larger one.
+        part: what was dealt to one stream; default: all of it.
     """
 
     def __init__(
@@ -33,25 +34,21 @@ class ShuffledCorpus:
         copy_index: int = 0,
         start_epoch: int = 0,
         take: float = 1.0,
+        part: Part | None = None,
     ) -> None:
-        self.source, self.shape, self.take = source, shape, take
-        self.copy_index, self.start_epoch = copy_index, start_epoch
+        self.source, self.shape = source, shape
         content = bytes.fromhex(source.fingerprint)
         self.order = CorpusOrder(
-            source.num_tokens, content, shape, seed=seed, copy_index=copy_index, start_epoch=start_epoch, take=take
+            source.num_tokens,
+            content,
+            shape,
+            seed=seed,
+            copy_index=copy_index,
+            start_epoch=start_epoch,
+            take=take,
+            part=part,
         )
         self.tables = Tables(source, self.order)
-
-    def reader(self) -> ShuffledCorpus:
-        """The same with tables of its own."""
-        return ShuffledCorpus(
-            self.source,
-            self.shape,
-            seed=self.order.seed,
-            copy_index=self.copy_index,
-            start_epoch=self.start_epoch,
-            take=self.take,
-        )
 
     @property
     def num_full_blocks(self) -> int:

@@ -62,8 +62,39 @@ class Window:
     num_inside: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The full blocks of a corpus that one of several streams reads, in all epochs: each `num_streams`-th of the deal.
+
+    Args:
+        stream: whose part it is; the last one has the tail too.
+        num_streams: of the plan.
+        seed: of the stream, for what is shuffled within the part.
+        deal: the order in which the full blocks that are read were dealt to the streams.
+    """
+
+    stream: int
+    num_streams: int
+    seed: int
+    deal: Permutation
+
+    @property
+    def num_full_blocks(self) -> int:
+        """Full blocks of the part."""
+        return -(-(self.deal.length - self.stream) // self.num_streams)
+
+    def dealt(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Blocks of the part, by their number among all that are read: uint64 [n]."""
+        return self.deal(numbers * np.uint64(self.num_streams) + np.uint64(self.stream))
+
+    def inverse(self, blocks: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+        """Blocks that are read, by their number in the part: uint64 [n]; and whether they are in it: bool [n]."""
+        numbers, streams = np.divmod(self.deal.inverse(blocks), np.uint64(self.num_streams))
+        return numbers, streams == self.stream
+
+
 class CorpusOrder:
-    """Which blocks a window has, and which slice of the sequence a sample reads.
+    """Which blocks a window has, and which slice of the sequence a sample reads: of a corpus, or of a part of it.
 
     Positions are Python integers, because they can exceed 2**63. The only state is a cache of permutations, so readers
     at different places have an order each.
@@ -75,6 +106,7 @@ class CorpusOrder:
         copy_index: corpora before it in the plan that have the same content.
         start_epoch: epoch that counts as the first.
         take: read only this part of the full blocks, the same for every seed; a smaller part lies inside a larger one.
+        part: read only what was dealt to one stream.
     """
 
     def __init__(
@@ -87,9 +119,10 @@ class CorpusOrder:
         copy_index: int,
         start_epoch: int,
         take: float,
+        part: Part | None = None,
     ) -> None:
-        self.corpus_tokens, self.shape, self.take = corpus_tokens, shape, take
-        self.seed, self.copy_index, self.start_epoch = seed, copy_index, start_epoch
+        self.corpus_tokens, self.shape, self.take, self.part = corpus_tokens, shape, take, part
+        self.seed, self.copy_index, self.start_epoch = part.seed if part else seed, copy_index, start_epoch
         self._content = content
         self._permutation = lru_cache(_MAX_PERMUTATIONS)(self._make_permutation)
 
@@ -101,13 +134,21 @@ class CorpusOrder:
     @cached_property
     def num_full_blocks(self) -> int:
         """Full blocks that are read."""
+        if self.part is not None:
+            return self.part.num_full_blocks
         # rounded down, but 0.29 of 100 blocks are 29, although 0.29 * 100 is 28.999999999999996
         return min(int(self.take * self.num_corpus_blocks * (1 + 2**-50)), self.num_corpus_blocks)
 
     @cached_property
+    def has_tail(self) -> bool:
+        """Whether what is left over from the full blocks of the corpus is read, after all of them."""
+        return self.take == 1 and (self.part is None or self.part.stream == self.part.num_streams - 1)
+
+    @cached_property
     def num_tokens(self) -> int:
         """Tokens of an epoch."""
-        return self.corpus_tokens if self.take == 1 else self.num_full_blocks * self.shape.block_tokens
+        tail_tokens = self.corpus_tokens % self.shape.block_tokens if self.has_tail else 0
+        return self.num_full_blocks * self.shape.block_tokens + tail_tokens
 
     @cached_property
     def num_windows(self) -> int:
@@ -148,10 +189,12 @@ class CorpusOrder:
         numbers = np.arange(window.first_block, window.first_block + window.num_blocks, dtype=np.uint64)
         if len(numbers):
             numbers = self.block_permutation(window.epoch)(numbers)
+        if self.part is not None:
+            numbers = self.part.dealt(numbers)
         if self.take != 1:
             numbers = self.take_permutation(numbers)
         blocks = numbers.astype(np.int64)
-        return np.append(blocks, self.num_full_blocks) if window.tail_tokens else blocks
+        return np.append(blocks, self.num_corpus_blocks) if window.tail_tokens else blocks
 
     def slices(self, window: Window, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which slice each sample of a window reads.
