@@ -2,9 +2,10 @@
 
     python -m tests.benchmark.amplification [--nodes 1 4 16 64] [--document-tokens 750] [--windows 2]
 
-Replays which blocks each node asks for, in the order of its steps, through a cache that keeps as many blocks as two
-windows have: what it misses is one request for a block. No token is read: the corpus does not exist. *computed* is what
-`tokshard plan --nodes` says. Everything is seeded: it gives the same table anywhere.
+Replays the steps of each node. *announced* are the blocks that its source is told to read ahead, which a ranged corpus
+fetches; *needed* those that its samples lie in, less what a cache of two windows still has: fewer could not be fetched.
+*computed* is what `tokshard plan --nodes` says. No token is read: the corpus does not exist. Everything is seeded: it
+gives the same table anywhere.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.benchmark.processes import ROOT
 from tests.benchmark.report import commit, markdown, versions
@@ -48,26 +50,51 @@ class BlockCache:
                 self.kept.popitem(last=False)
 
 
-def amplification(plan: StreamPlan, num_nodes: int, num_windows: int) -> tuple[float, float]:
-    """Bytes read per byte trained on, and requests per node and step, while windows are read to their end."""
+class AnnouncedSource(PeriodicSource):
+    """Counts the blocks that it is told of."""
+
+    num_announced = 0
+
+    def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        self.num_announced += len(starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Blocks that are read per block trained on, and blocks that are announced per node and step."""
+
+    announced: float
+    needed: float
+    per_step: float
+
+
+def amplification(num_streams: int, num_nodes: int, num_windows: int, document_tokens: int) -> Reads:
+    """What nodes read until windows are read to their end."""
+    plan = StreamPlan(
+        {"corpus": AnnouncedSource(NUM_TOKENS, document_tokens)}, seq_len=SEQ_LEN, num_streams=num_streams
+    )
     (corpus,) = plan.corpora
     window_blocks = corpus.part_shape.window_blocks
     tokens = num_windows * corpus.num_parts * window_blocks * plan.shape.block_tokens
     num_steps = tokens // (BATCH_SIZE * SEQ_LEN)
-    requests = 0
+    needed = announced = 0
     for node in range(num_nodes):
-        reader = plan.reader()  # a process of its own
+        source, before = AnnouncedSource(NUM_TOKENS, document_tokens), 0
+        reader = StreamPlan({"corpus": source}, seq_len=SEQ_LEN, seed=1, num_streams=num_streams)
         ranks = Ranks(global_batch_size=BATCH_SIZE, rank=node, world_size=num_nodes, num_streams=plan.num_streams)
         cache = BlockCache(2 * window_blocks * (ranks.num_own_streams if corpus.is_dealt else 1))
         mixture = reader.mixture(reader.cursor())
         for first in range(0, num_steps, _STEPS_AT_ONCE):
             steps = np.arange(first, min(first + _STEPS_AT_ONCE, num_steps)) * BATCH_SIZE
             layout = reader.lay_out(mixture, ranks.samples(steps, Stop(sample=None)), is_sequential=True)
+            before = before or source.num_announced  # the first window: from now on that of the next is announced
             for step in range(len(steps)):
                 _, positions, _, _ = layout.reads.of(step * ranks.rows_per_rank, (step + 1) * ranks.rows_per_rank)
                 cache.use(np.unique(positions // plan.shape.block_tokens).tolist())
-        requests += cache.num_requests
-    return requests * plan.shape.block_tokens / tokens, requests / num_nodes / num_steps
+        needed += cache.num_requests
+        announced += source.num_announced - before
+    trained_on = tokens // plan.shape.block_tokens
+    return Reads(announced / trained_on, needed / trained_on, announced / num_nodes / num_steps)
 
 
 def main() -> None:
@@ -76,24 +103,16 @@ def main() -> None:
     parser.add_argument("--document-tokens", type=int, default=750)
     parser.add_argument("--windows", type=int, default=2, help="of each stream (default: %(default)s)")
     arguments = parser.parse_args()
-    source = PeriodicSource(NUM_TOKENS, arguments.document_tokens)
-    rows, figures = [("nodes", "streams", "read per byte trained on", "computed", "requests per node and step")], []
+    head = ("nodes", "streams", "announced", "needed", "computed", "blocks per node and step")
+    rows, figures = [head], []
     for num_nodes in arguments.nodes:
         for num_streams in sorted({1, num_nodes}):
-            plan = StreamPlan({"corpus": source}, seq_len=SEQ_LEN, seed=1, num_streams=num_streams)
-            found, requests = amplification(plan, num_nodes, arguments.windows)
-            pieces = NUM_TOKENS / arguments.document_tokens + NUM_TOKENS / plan.shape.block_tokens
-            facts = CorpusReads(
-                name="corpus",
-                share=1.0,
-                num_blocks=plan.corpora[0].num_full_blocks,
-                tokens_per_piece=NUM_TOKENS / pieces,
-            )
-            computed = read_amplification([facts], plan.shape, num_nodes, num_streams)
-            rows.append((str(num_nodes), str(num_streams), f"{found:.2f}", f"{computed:.2f}", f"{requests:.1f}"))
-            figures.append(
-                {"nodes": num_nodes, "streams": num_streams, "read": found, "computed": computed, "requests": requests}
-            )
+            found = amplification(num_streams, num_nodes, arguments.windows, arguments.document_tokens)
+            facts = CorpusReads(name="corpus", share=1.0, num_blocks=NUM_TOKENS // 65_536)
+            computed = read_amplification([facts], 1_024, num_nodes, num_streams)
+            values = (found.announced, found.needed, computed, found.per_step)
+            rows.append((str(num_nodes), str(num_streams), *(f"{value:.2f}" for value in values)))
+            figures.append(dict(zip(head, (num_nodes, num_streams, *values), strict=True)))
     line = {"benchmark": "amplification", "commit": commit(ROOT), "versions": versions(("tokshard", "numpy"))}
     line |= {"document_tokens": arguments.document_tokens, "figures": figures}
     sys.stdout.write(markdown(rows, num_left=0) + "\n\n" + json.dumps(line) + "\n")

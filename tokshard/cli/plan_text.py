@@ -104,10 +104,7 @@ def _streams_text(advice: StreamsAdvice, num_streams: int, *, width: int) -> str
     if wanted == 1:
         why = f"with one stream {best}, and more streams would not change it much"
     else:
-        why = (
-            f"{best}, and without streams {advice.reads_without:,.1f}, because the samples of each come from most "
-            "blocks of every window"
-        )
+        why = f"{best}, and without streams {advice.reads_without:,.1f}, because each has samples of every window"
     rows = [("streams", f"num_streams = {wanted} for {nodes}: {why}")]
     if num_streams != wanted:
         rows.append(("", f"the plan has {counted(num_streams, 'stream')}, with which it is {advice.reads_now:,.1f}"))

@@ -9,11 +9,8 @@ import numpy as np
 
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run
-from tokshard.runtime.locality import hit_blocks
 from tokshard.runtime.options import MAX_STREAMS
-from tokshard.runtime.order.parts import is_dealt, min_blocks, part_window_blocks
-from tokshard.runtime.order.windows import Shape
-from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.order.parts import is_dealt, min_blocks
 
 _ENOUGH = 1.05
 """More streams are not worth it if they save less than this factor."""
@@ -26,13 +23,11 @@ class CorpusReads:
     Args:
         share: of the samples.
         num_blocks: full blocks that are read.
-        tokens_per_piece: mean length of what lies between two ends of documents or blocks.
     """
 
     name: str
     share: float
     num_blocks: int
-    tokens_per_piece: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +59,23 @@ def advise(run: Run, num_nodes: int) -> StreamsAdvice:
     Raises:
         UsageError: there are more nodes than samples in a step.
     """
-    size, shape, corpora = run.global_batch_size, run.plan.shape, corpora_of(run)
+    size, window_blocks, corpora = run.global_batch_size, run.plan.shape.window_blocks, corpora_of(run)
     if num_nodes > size:
         raise UsageError(f"{num_nodes} nodes share steps of {size} samples", hint="give at most as many --nodes")
     reads = {
-        count: read_amplification(corpora, shape, num_nodes, count)
+        count: read_amplification(corpora, window_blocks, num_nodes, count)
         for count in range(1, min(size, MAX_STREAMS, 4 * num_nodes) + 1)
         if size % count == 0
     }
     best = min(reads.values())
     num_streams = next(count for count, found in reads.items() if found <= _ENOUGH * best)
-    needed = min_blocks(shape.window_blocks, num_streams)
+    needed = min_blocks(window_blocks, num_streams)
     return StreamsAdvice(
         num_nodes=num_nodes,
         num_streams=num_streams,
         reads_without=reads[1],
         reads_with=reads[num_streams],
-        reads_now=read_amplification(corpora, shape, num_nodes, run.plan.num_streams),
+        reads_now=read_amplification(corpora, window_blocks, num_nodes, run.plan.num_streams),
         whole={corpus.name: needed for corpus in corpora if num_streams > 1 and corpus.num_blocks < needed},
     )
 
@@ -88,43 +83,22 @@ def advise(run: Run, num_nodes: int) -> StreamsAdvice:
 def corpora_of(run: Run) -> list[CorpusReads]:
     """The corpora of a run under the weights at its cursor."""
     weights = run.cursor.segments[run.cursor.num_started - 1].weights
-    block_tokens, found = run.plan.shape.block_tokens, []
-    for name, source, corpus, weight in zip(run.plan.names, run.plan.sources, run.plan.corpora, weights, strict=True):
-        assert isinstance(source, CorpusSource)
-        pieces = source.corpus.num_documents + source.num_tokens / block_tokens
-        found.append(
-            CorpusReads(
-                name=name,
-                share=weight / sum(weights),
-                num_blocks=corpus.num_full_blocks,
-                tokens_per_piece=source.num_tokens / pieces,
-            )
-        )
-    return found
+    return [
+        CorpusReads(name=name, share=weight / sum(weights), num_blocks=corpus.num_full_blocks)
+        for name, corpus, weight in zip(run.plan.names, run.plan.corpora, weights, strict=True)
+    ]
 
 
-def read_amplification(corpora: Sequence[CorpusReads], shape: Shape, num_nodes: int, num_streams: int) -> float:
-    """Bytes that a node reads per byte that it trains on, if it reads each block of a window whole, and once.
+def read_amplification(corpora: Sequence[CorpusReads], window_blocks: int, num_nodes: int, num_streams: int) -> float:
+    """Bytes that a node reads per byte that it trains on, if it reads each window that it has samples of whole, once.
 
-    A node trains on contiguous rows of each step, which are stream after stream. Of each window it reads the blocks
-    that its pieces happen to lie in.
+    A node trains on contiguous rows of each step, which are stream after stream, so it has samples of the streams that
+    its rows overlap; of a corpus that is not dealt, every node has samples of every window.
     """
-    # where nodes and streams begin, in units of 1 / (num_nodes * num_streams) of a step
-    bounds = np.union1d(np.arange(num_nodes + 1) * num_streams, np.arange(num_streams + 1) * num_nodes)
-    parts_of_streams = (np.diff(bounds) / num_nodes).tolist()
-    total = 0.0
-    for corpus in corpora:
-        if is_dealt(corpus.num_blocks, shape.window_blocks, num_streams):
-            blocks = part_window_blocks(shape.window_blocks, num_streams)
-            reads = sum(_blocks_read(corpus, shape, blocks, part) for part in parts_of_streams) / num_streams
-        else:
-            blocks = max(1, min(corpus.num_blocks, shape.window_blocks))
-            reads = num_nodes * _blocks_read(corpus, shape, blocks, 1 / num_nodes)
-        total += corpus.share * reads / blocks
-    return total
-
-
-def _blocks_read(corpus: CorpusReads, shape: Shape, blocks: int, part: float) -> float:
-    """Blocks of a window that are hit by a part of its samples, which cut pieces once more."""
-    pieces = blocks * shape.block_tokens * (1 / corpus.tokens_per_piece + 1 / shape.seq_len)
-    return hit_blocks(blocks, part * pieces)
+    # where the rows of nodes and streams begin, in units of 1 / (num_nodes * num_streams) of a step
+    begins = np.union1d(np.arange(num_nodes) * num_streams, np.arange(num_streams) * num_nodes)
+    readers_of_a_stream = len(begins) / num_streams
+    return sum(
+        corpus.share * (readers_of_a_stream if is_dealt(corpus.num_blocks, window_blocks, num_streams) else num_nodes)
+        for corpus in corpora
+    )
