@@ -1,6 +1,6 @@
 """How fast a plan is read from a store that is 20 ms away and gives 200 MB per second: tables, one line of JSON.
 
-    python -m tests.benchmark.remote [--milliseconds 20] [--megabytes-per-second 200] [--only start speed waits local]
+    python -m tests.benchmark.remote [--milliseconds 20] [--megabytes-per-second 200] [--only start speed]
 
 README.md in this folder says what each row means. Nothing is asserted of time.
 """
@@ -24,7 +24,7 @@ from tests.benchmark.report import commit, machine, markdown, spread_of, version
 from tests.benchmark.shards import corpus, repeated
 
 PACKAGES = ("tokshard", "numpy", "pyarrow", "obstore")
-GROUPS = ("start", "speed", "waits", "local")
+GROUPS = ("start", "speed", "waits", "disk", "local")
 SEQ_LEN, TOKEN_BYTES = 4_096, 2
 WINDOW_TOKENS = 1 << 26  # of the default window
 STEP_MILLISECONDS = 20.0
@@ -55,6 +55,7 @@ class Case:
         corpus: directory of the corpus.
         shard: the bytes of every shard that the directory lacks.
         is_local: read the directory, not the server.
+        has_disk: keep on a disk of this machine what was read, in a directory that is new for each reading.
         options: for `remote_steps`.
         stretch: the one that is reported; those before it are not.
     """
@@ -65,6 +66,7 @@ class Case:
     options: Sequence[str]
     shard: Path | None = None
     is_local: bool = False
+    has_disk: bool = False
     stretch: int = -1
 
 
@@ -90,11 +92,15 @@ def cases_of(folder: Path, sizes: Sizes, groups: set[str], bytes_per_second: flo
         yield Case(group="speed", name="as fast as it goes", corpus=read, options=whole)
     if "waits" in groups:
         half = max(1, round(bytes_per_second / TOKEN_BYTES / 2 * STEP_MILLISECONDS / 1e3 / SEQ_LEN))
-        for name, each, tokens in (("8 rows", 8, window // 5), ("half of the bandwidth", half, 2 * window)):
-            before_the_end = max(0, window * 9 // 10 // SEQ_LEN)
-            options = ("--rows", str(each), "--sample", str(before_the_end), "--stretches", str(tokens))
+        for name, each, tokens in (("8 rows", 8, window // 2), ("half of the bandwidth", half, 2 * window)):
+            options = ("--rows", str(each), "--sample", str(window * 6 // 10 // SEQ_LEN), "--stretches", str(tokens))
             paced = (*options, "--step-milliseconds", str(STEP_MILLISECONDS))
             yield Case(group="waits", name=f"steps of {STEP_MILLISECONDS:g} ms, {name}", corpus=read, options=paced)
+    if "disk" in groups:
+        # less memory than an epoch needs, so that the second one comes from the disk
+        options = ("--rows", rows, "--stretches", *[str(6 * window)] * 2, "--memory-bytes", str(6 * window))
+        for name, stretch in (("first epoch, into a disk cache", 0), ("second epoch, from it", 1)):
+            yield Case(group="disk", name=name, corpus=read, options=options, has_disk=True, stretch=stretch)
     if "local" in groups:
         yield Case(group="local", name="the same corpus on this machine", corpus=read, options=whole, is_local=True)
 
@@ -107,7 +113,10 @@ def measure(case: Case, server: tuple[float, float]) -> dict[str, Any]:
     with range_server(
         case.corpus, milliseconds=milliseconds, megabytes_per_second=megabytes_per_second, shard=case.shard
     ) as url:
-        return _read(url, case, "--counts", url)
+        if not case.has_disk:
+            return _read(url, case, "--counts", url)
+        with tempfile.TemporaryDirectory(prefix="tokshard-cache-") as folder:
+            return _read(url, case, "--counts", url, "--cache-dir", folder)
 
 
 def _read(location: str, case: Case, *options: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.benchmark.range_server import COUNTS
 from tokshard.runtime import NumpyLoader, StreamPlan
+from tokshard.runtime.cache import MEMORY_BYTES, Cache
 from tokshard.runtime.shards import CorpusSource
 
 SEQ_LEN = 4_096
@@ -96,7 +97,8 @@ def read(arguments: argparse.Namespace) -> dict[str, Any]:
     """Open the corpus, take the first batch, and then the stretches."""
     before_bytes, memory = _status("RssAnon"), PeakMemory()
     before, started = counted(arguments.counts), time.perf_counter()
-    source = CorpusSource(arguments.location)
+    cache = Cache(memory_bytes=arguments.memory_bytes, cache_dir=arguments.cache_dir)
+    source = CorpusSource(arguments.location, cache=cache)
     opened, opening = time.perf_counter(), counted(arguments.counts)
     plan = StreamPlan({"a": source}, seq_len=SEQ_LEN, seed=17)
     with NumpyLoader(plan, global_batch_size=arguments.rows) as loader:
@@ -135,6 +137,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="of a step")
     parser.add_argument("--sample", type=int, default=0, help="to begin at")
     parser.add_argument("--step-milliseconds", type=float, default=0.0)
+    parser.add_argument("--cache-dir", help="keeps on a disk of this machine what was read")
+    parser.add_argument("--memory-bytes", type=int, default=MEMORY_BYTES, help="kept in memory of what was read")
     sys.stdout.write(json.dumps(read(parser.parse_args())) + "\n")
 
 

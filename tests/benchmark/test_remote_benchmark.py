@@ -31,12 +31,15 @@ def test_one_run_ends_in_two_tables_and_a_line_of_json_with_every_case(tmp_path)
     *tables, last = done.stdout.splitlines()
     line = json.loads(last)
     assert {"commit", "versions", "machine", "repetitions", "milliseconds", "megabytes_per_second"} <= set(line)
-    assert [case["group"] for case in line["cases"]] == ["start", "start", "start", "speed", "waits", "waits", "local"]
+    groups = ["start", "start", "start", "speed", "waits", "waits", "disk", "disk", "local"]
+    assert [case["group"] for case in line["cases"]] == groups
     for case in line["cases"]:
         assert case["tokens_per_second"]["median"] > 0
         assert 0 < case["open_seconds"]["median"] < case["first_batch_seconds"]["median"]
         is_remote = case["group"] != "local"
         assert (case["start_bytes"]["median"] > 0) == (case["start_requests"]["median"] > 0) == is_remote
+    second_epoch = line["cases"][-2]
+    assert second_epoch["bytes_per_token"]["median"] == 0
     assert sum(row.startswith("| ---") for row in tables) == 2
     assert str(tmp_path) not in last, "the line names a folder of this machine"
 
