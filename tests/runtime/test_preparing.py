@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import itertools
 import os
 import random
@@ -22,6 +23,7 @@ from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
 from tokshard.runtime import steps
 from tokshard.runtime.order import tables
+from tokshard.runtime.order.announcing import blocks_of
 from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.order.tables import PieceTable, _Preparation
 from tokshard.runtime.order.windows import Shape
@@ -346,6 +348,9 @@ class AskedSource(ListSource):
     def will_read(self, starts: Any, stops: Any) -> None:
         self.asked.append(("will_read", list(zip(starts.tolist(), stops.tolist(), strict=True))))
 
+    def has_read(self, starts: Any, stops: Any) -> None:
+        self.asked.append(("has_read", list(zip(starts.tolist(), stops.tolist(), strict=True))))
+
 
 def test_a_source_is_told_the_blocks_of_a_window_and_then_asked_for_their_documents_in_one_call() -> None:
     source = AskedSource([9, 14, 30, 1, 12] * 10)
@@ -356,3 +361,46 @@ def test_a_source_is_told_the_blocks_of_a_window_and_then_asked_for_their_docume
     assert len(blocks) == 13 % 8 + 1
     assert blocks[-1] == (650, 660), "the tail"
     assert {stop - start for start, stop in blocks[:-1]} == {50}
+
+
+def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked_for_them_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "_BLOCKS_PER_STEP", 4)
+    source = AskedSource([9] * 800)
+    source.is_in_memory = False
+    shuffled = ShuffledCorpus(source, Shape(seq_len=8, block_tokens=50, window_blocks=48), seed=3)
+    window, samples = shuffled.window(0, 1), 48 * 50 // 8
+    blocks = [tuple(stretch) for stretch in np.stack(blocks_of(shuffled.order, window), axis=1).tolist()]
+    shuffled.table(shuffled.window(0, 0))
+    told: list[tuple[int, float]] = []
+    asked: list[tuple[int, float]] = []
+    for sample in range(samples):
+        source.asked.clear()
+        shuffled.pieces_of(np.array([sample]), is_sequential=True)
+        for name, stretches in source.asked:
+            assert name in ("will_read", "ends")
+            done = told if name == "will_read" else asked
+            start = done[-1][0] if done else 0
+            assert stretches == blocks[start : start + len(stretches)]
+            done.append((start + len(stretches), sample / samples))
+    assert told[-1][0] == asked[-1][0] == 48
+    assert max(now - before for (before, _), (now, _) in itertools.pairwise(told)) == 1
+    assert told[-1][1] < 0.52
+    assert 0.6 < asked[0][1] < asked[-1][1] < 0.85
+    source.asked.clear()
+    for sample in range(samples, samples + 3):
+        shuffled.pieces_of(np.array([sample]), is_sequential=True)
+    released = [stretches for name, stretches in source.asked if name == "has_read"]
+    assert len(released) == 1
+    assert len(released[0]) == 48
+    assert not set(released[0]) & set(blocks), "the window that is read now stays"
+
+
+def test_a_reader_that_is_gone_needs_its_blocks_no_more() -> None:
+    source = AskedSource([9, 14, 30, 1, 12] * 10)
+    shuffled = ShuffledCorpus(source, Shape(seq_len=8, block_tokens=50, window_blocks=8), seed=3)
+    shuffled.reader().table(shuffled.window(0, 0))
+    gc.collect()
+    (_, announced), _, (name, released) = source.asked
+    assert (name, released) == ("has_read", announced)

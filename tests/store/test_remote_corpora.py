@@ -183,6 +183,24 @@ def test_a_corpus_is_read_from_a_web_server_although_that_lists_no_files(http, f
         read_all(plan)
 
 
+def test_bytes_that_change_on_the_way_never_reach_a_batch(http_proxy, files, local):
+    shutil.copytree(local, files / "corpus")
+    with NumpyLoader(plan_of(local), global_batch_size=8) as here:
+        expected = rows(here, 20)
+    plan = plan_of(f"http://127.0.0.1:{http_proxy.port}/corpus")
+    http_proxy.fail(faults.wrong_bytes, faults.wrong_bytes, matches="GET .*shard-")
+    with NumpyLoader(plan, global_batch_size=8) as there:
+        assert rows(there, 20) == expected
+        assert there.stats()["fetched"]["wrong_strides"] > 0
+    plan = plan_of(f"http://127.0.0.1:{http_proxy.port}/corpus")
+    http_proxy.fail(matches="GET .*shard-", for_ever=faults.wrong_bytes)
+    with (
+        NumpyLoader(plan, global_batch_size=8) as there,
+        pytest.raises(DamagedCorpusError, match=r"shard-.*: tokens \d+ to \d+, from byte \d+ on, have the hash"),
+    ):
+        next(iter(there))
+
+
 # verify
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
 from tokshard.runtime.fetchers import Fetchers
+from tokshard.runtime.order.forking import ForkLock
 from tokshard.runtime.shard_bytes import ShardBytes
 from tokshard.runtime.shard_places import ShardPlaces
 from tokshard.runtime.strides import Run
@@ -39,7 +39,7 @@ class StrideHashes:
     def __init__(self, corpus: Corpus, fetchers: Callable[[], Fetchers], on_read: Callable[[int, int], None]) -> None:
         self._corpus, self._fetchers, self._on_read = corpus, fetchers, on_read
         self._kept: OrderedDict[tuple[int, int], NDArray[np.uint32]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def ask(self, run: Run) -> Callable[[], NDArray[np.uint32]]:
         """What waits for the hashes of some strides, which are fetched meanwhile, and gives them: uint32 [strides]."""

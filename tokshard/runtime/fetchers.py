@@ -74,8 +74,8 @@ class _Queue:
             pending = len(self._urgent) + len(self._ahead)
             if pending > self._num_waiting and len(self._threads) < self._num_threads:
                 thread = threading.Thread(target=_run, args=(self,), name="tokshard-fetch", daemon=True)
-                self._threads.append(thread)
                 thread.start()
+                self._threads.append(thread)
             self._changed.notify()
 
     def take(self) -> Task[object] | None:

@@ -81,7 +81,7 @@ class RecordCache:
             ) from error
         if not os.access(directory, os.W_OK | os.X_OK):
             raise UsageError(f"{directory} cannot be written", hint="give another directory for the cache")
-        self._counting = threading.Lock()
+        self._counting, self._pid = threading.Lock(), os.getpid()
         self._uncounted = max_bytes  # so that the first write counts
         self._used: dict[str, float] = {}
 
@@ -136,6 +136,8 @@ class RecordCache:
 
     def _make_room(self) -> None:
         """Drop files if there are too many; counts them only now and then."""
+        if self._pid != os.getpid():  # a thread of the parent may have been counting when this process was forked
+            self._counting, self._pid = threading.Lock(), os.getpid()
         if self._uncounted < _LOOK_AFTER * self._max_bytes or not self._counting.acquire(blocking=False):
             return
         try:
