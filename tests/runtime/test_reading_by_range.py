@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, write_corpus
+from tests.runtime.sources import ListSource
 from tests.store import memory
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard.errors import DamagedCorpusError, PlanError, StoreError
@@ -23,6 +25,7 @@ from tokshard.jobs.plan_file import load_mix
 from tokshard.runtime import NumpyLoader, StreamPlan, ranged, steps
 from tokshard.runtime.cache import Cache
 from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.source import DocumentSpan
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 STRIDE, BLOCK, WINDOW = 32, 256, 8
@@ -268,3 +271,20 @@ def test_a_mix_file_says_how_much_is_kept_and_where(local, tmp_path):
 def test_impossible_sizes_are_refused(option):
     with pytest.raises(PlanError, match=next(iter(option))):
         Cache(**option)
+
+
+def test_the_documents_of_a_sample_are_looked_up_side_by_side_where_that_takes_requests():
+    both, calls = threading.Event(), itertools.count(1)
+
+    class Slow(ListSource):
+        is_in_memory = False
+
+        def document_at(self, position: int) -> DocumentSpan:
+            if next(calls) == 2:
+                both.set()
+            assert both.wait(10), "nobody else asks"
+            return super().document_at(position)
+
+    lengths = [5, 9, 3, 12, 7] * 4
+    here, there = (StreamPlan({"a": source(lengths)}, seq_len=16) for source in (ListSource, Slow))
+    assert there.trace(1) == here.trace(1)

@@ -58,7 +58,7 @@ class TokenSource(Protocol):
         """
 
     def document_at(self, position: int) -> DocumentSpan:
-        """The document that holds a token."""
+        """The document that holds a token. Threads call it at the same time, unless the source `is_in_memory`."""
 
     def place_of(self, document: int) -> DocumentSpan:
         """A document by its number; IndexError if the corpus has no such document."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,12 @@ from numpy.typing import NDArray
 
 from tokshard.runtime.order.finding import find_document
 from tokshard.runtime.order.streams import Mixtures
+from tokshard.runtime.source import DocumentSpan, TokenSource
 
 if TYPE_CHECKING:
     from tokshard.runtime.plan import StreamPlan
+
+_REQUESTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,20 @@ def pieces_of_samples(plan: StreamPlan, mixture: Mixtures, samples: NDArray[np.i
         for part, here, part_samples in plan.corpora[number].by_part(samples[mine], corpus_samples[mine]):
             counts, pieces = part.pieces_of(part_samples, plan.pass_stop)
             rows = np.repeat(mine[here], counts).tolist()
-            for row, start, length in zip(rows, pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
-                place = source.document_at(start)
+            starts = pieces.starts.tolist()
+            places = _documents_at(source, starts)
+            for row, place, start, length in zip(rows, places, starts, pieces.lengths.tolist(), strict=True):
                 begin = start - place.start
                 found[row].append(Piece(name, place.shard, place.document, begin, begin + length))
     return found
+
+
+def _documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpan]:
+    """The documents that hold some tokens; side by side where each costs a request."""
+    if source.is_in_memory:
+        return list(map(source.document_at, positions))
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        return list(pool.map(source.document_at, positions))
 
 
 def occurrences(
