@@ -16,14 +16,17 @@ import torch
 from tests.benchmark import page_cache
 from tests.benchmark.runtime_steps import BATCH_SIZE, BATCH_TOKENS, SEQ_LEN
 from tokshard.inspect.plan.bench import Steps, endless, take_steps
+from tokshard.runtime.expansion import expand
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.steps import Ranks, packed_steps
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
 INPUT_IDS, IN_PROCESS, THREAD = "input_ids alone", "in process", "thread"
+COMPACT, COMPACT_THREAD = "compact", "compact, thread"
+EXPANDED = "compact, expanded"
 WORKERS = {"1 worker": 1, "2 workers": 2}
-MODES = (INPUT_IDS, IN_PROCESS, THREAD, *WORKERS)
+MODES = (INPUT_IDS, IN_PROCESS, COMPACT, EXPANDED, THREAD, COMPACT_THREAD, *WORKERS)
 
 _WARM_UP_STEPS = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -72,11 +75,13 @@ def read(corpora: list[Path], mode: str, *, num_tokens: int, is_cold: bool = Fal
     start = _start(plan, num_tokens)
     if mode == INPUT_IDS:
         return _take(input_ids_only(plan, start), num_tokens, cached)
-    if mode == IN_PROCESS:
-        dataset = StreamDataset(plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1)
+    if mode in (IN_PROCESS, COMPACT, EXPANDED):
+        is_compact = mode != IN_PROCESS
+        dataset = StreamDataset(plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1, compact=is_compact)
         dataset.load_state_dict(_state(plan, start))
-        return _take(endless(dataset), num_tokens, cached)
-    loader = _loader(plan, WORKERS.get(mode, 0))
+        batches = endless(dataset)
+        return _take(map(expand, batches) if mode == EXPANDED else batches, num_tokens, cached)
+    loader = _loader(plan, WORKERS.get(mode, 0), compact=mode == COMPACT_THREAD)
     loader.load_state_dict(_state(plan, start))
     with closing(loader):
         return _take(endless(loader), num_tokens, cached)
@@ -96,8 +101,10 @@ def shards(corpora: list[Path]) -> list[Path]:
     return sorted(path for corpus in corpora for path in corpus.glob("shard-*"))
 
 
-def _loader(plan: StreamPlan, num_workers: int) -> StreamingLoader:
-    return StreamingLoader(plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1, num_workers=num_workers)
+def _loader(plan: StreamPlan, num_workers: int, *, compact: bool = False) -> StreamingLoader:
+    return StreamingLoader(
+        plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1, num_workers=num_workers, compact=compact
+    )
 
 
 def _state(plan: StreamPlan, sample: int) -> dict[str, Any]:

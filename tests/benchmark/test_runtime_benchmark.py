@@ -36,10 +36,12 @@ def test_one_run_ends_in_tables_and_a_line_of_json_with_every_case(tmp_path):
     assert line["limits"]["gather_tokens_per_second"]["median"] > 0
 
     cases = {(e["document_tokens"], e["corpora"], e["read"], e["page_cache"]): e for e in line["speed"]}
-    modes = ("input_ids alone", "in process", "thread", "1 worker", "2 workers")
+    cold = ("in process", "thread", "1 worker")
+    compact = ("compact", "compact, expanded", "compact, thread")
+    modes = ("input_ids alone", *cold, *compact, "2 workers")
     assert set(cases) == {
         *((length, count, mode, "warm") for length in (40, 750) for count in (1, 5) for mode in modes),
-        *((length, 1, mode, "cold") for length in (40, 750) for mode in modes[1:4]),
+        *((length, 1, mode, "cold") for length in (40, 750) for mode in cold),
     }
     for case in cases.values():
         assert 0 < case["tokens_per_second"]["min"] <= case["tokens_per_second"]["max"]

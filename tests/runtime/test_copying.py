@@ -27,7 +27,18 @@ from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.tensors import StreamingLoader
 
-GATHER_BELOW = {"slices": 0, "gathered": 1 << 60}
+WAYS: dict[str, dict[str, int]] = {
+    "slices": {"GATHER_BELOW": 0},
+    "gathered": {"GATHER_BELOW": 1 << 60},
+    "halves": {"MANY": 0, "HALVES_FROM": 0, "HALVES_BELOW": 1 << 60},
+}
+
+
+def copy_as(patch: pytest.MonkeyPatch, way: str) -> None:
+    """Copy all pieces in one way."""
+    for name, value in {"MANY": 1 << 60, **WAYS[way]}.items():
+        patch.setattr(copying, name, value)
+
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 sizes = st.fixed_dictionaries(
@@ -74,7 +85,7 @@ class NarrowSource(MappedSource):
 def packed_as(kind: str, plan: StreamPlan, samples: list[int], parts: list[tuple[int, int]]) -> list[NDArray[Any]]:
     """The tokens of some stretches of one layout."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying, "GATHER_BELOW", GATHER_BELOW[kind])
+        copy_as(patch, kind)
         layout = plan.lay_out(plan.mixture(plan.cursor()), np.array(samples, np.int64))
         return [layout.pack(start, stop).tokens for start, stop in parts]
 
@@ -88,7 +99,7 @@ def packed_as(kind: str, plan: StreamPlan, samples: list[int], parts: list[tuple
     padding=st.integers(0, 3),
     data=st.data(),
 )
-def test_slices_and_gathering_give_the_same_rows_for_every_layout(
+def test_every_way_of_copying_gives_the_same_rows_for_every_layout(
     documents: list[list[int]],
     sizes: dict[str, int],
     narrow: bool,
@@ -103,31 +114,33 @@ def test_slices_and_gathering_give_the_same_rows_for_every_layout(
     rows = sorted(samples) + [PADDING_INDEX] * padding
     stretch = st.lists(st.integers(0, len(rows)), min_size=2, max_size=2, unique=True).map(sorted)
     parts = [(0, len(rows)), *data.draw(st.lists(stretch, max_size=4))]
-    slices, gathered = (packed_as(name, plan, rows, parts) for name in GATHER_BELOW)
-    for one, other in zip(slices, gathered, strict=True):
-        assert one.dtype == other.dtype == (np.uint16 if narrow else np.uint32)
-        assert one.tolist() == other.tolist()
+    slices, gathered, halves = (packed_as(name, plan, rows, parts) for name in WAYS)
+    for one, *others in zip(slices, gathered, halves, strict=True):
+        for other in others:
+            assert one.dtype == other.dtype == (np.uint16 if narrow else np.uint32)
+            assert one.tolist() == other.tolist()
     for row, sample in enumerate(rows):
         if sample != PADDING_INDEX:
             assert gathered[0][row, :-1].tolist() == plan.sample(sample)["input_ids"].tolist()
 
 
 @given(documents=lengths, sizes=sizes, epochs=st.integers(1, 2))
-def test_the_filled_end_of_a_pass_is_the_same_in_both_ways(
+def test_the_filled_end_of_a_pass_is_the_same_in_every_way(
     documents: list[int], sizes: dict[str, int], epochs: int
 ) -> None:
     plan = StreamPlan(MappedSource(documents), epochs=epochs, allow_small_blocks=True, **sizes)
     count = plan.num_samples or 0
     rows = [*range(max(0, count - 4), count), PADDING_INDEX]
-    slices, gathered = (packed_as(name, plan, rows, [(0, len(rows))]) for name in GATHER_BELOW)
-    assert slices[0].tolist() == gathered[0].tolist()
+    slices, gathered, halves = (packed_as(name, plan, rows, [(0, len(rows))]) for name in WAYS)
+    assert slices[0].tolist() == gathered[0].tolist() == halves[0].tolist()
 
 
 def test_more_tokens_than_are_numbered_at_once_are_gathered_too() -> None:
     source = MappedSource([7] * 30_000)
     plan = plan_of([source], seq_len=50_000)
-    slices, gathered = (packed_as(name, plan, [0, 1, 2], [(0, 3)]) for name in GATHER_BELOW)
+    slices, gathered, halves = (packed_as(name, plan, [0, 1, 2], [(0, 3)]) for name in WAYS)
     assert np.array_equal(slices[0], gathered[0])
+    assert np.array_equal(slices[0], halves[0])
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
@@ -151,14 +164,38 @@ def test_pieces_are_gathered_from_memory_that_lies_far_apart_in_any_order(dtype:
         counts = np.array([len(one) for one in expected], np.int64)
         gaps = np.array([rng.choice([0, 0, 3]) for _ in pieces])
         places = np.cumsum(gaps + counts) - counts
-        found, sliced, right = (np.zeros(int((gaps + counts).sum()), dtype) for _ in range(3))
+        found, right = (np.zeros(int((gaps + counts).sum()), dtype) for _ in range(2))
         for place, tokens in zip(places.tolist(), expected, strict=True):
             right[place : place + len(tokens)] = tokens
-        for below, out in ((1 << 60, found), (0, sliced)):
+        for way in WAYS:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(copying, "GATHER_BELOW", below)
-                memory.read(np.array(chosen), np.array(starts), counts, out, places)
-        assert found.tolist() == sliced.tolist() == right.tolist()
+                copy_as(patch, way)
+                found[:] = 0
+                memory.read(np.array(chosen), np.array(starts), counts, found, places)
+            assert found.tolist() == right.tolist()
+
+
+def test_halves_touch_nothing_outside_of_their_pieces() -> None:
+    memory = np.arange(1, 101, dtype=np.uint16)
+    lengths = np.array([1, 2, 3, 8, 20, 33])
+    starts, places = 100 - lengths, np.cumsum(lengths + 2) - lengths  # up to the end of memory, with gaps in between
+    out = np.zeros(int(places[-1] + lengths[-1]) + 2, np.uint16)
+    copying.copy_halves(memory, starts, lengths, out, places)
+    expected = np.zeros_like(out)
+    for start, length, place in zip(starts.tolist(), lengths.tolist(), places.tolist(), strict=True):
+        expected[place : place + length] = memory[start : start + length]
+    assert out.tolist() == expected.tolist()
+
+
+def test_many_pieces_of_middle_length_are_copied_as_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr(copying, "copy_halves", lambda *_: found.append("halves"))
+    monkeypatch.setattr(copying, "gather", lambda *_: found.append("gather"))
+    monkeypatch.setattr(copying, "copy_slices", lambda *_: found.append("slices"))
+    none = np.zeros(2_000, np.int64)
+    for count, length in ((2_000, 39), (2_000, 40), (2_000, 1_499), (2_000, 1_500), (999, 349), (999, 350)):
+        copying.copy_pieces(none, none[:count], np.full(count, length), none, none[:count])
+    assert found == ["gather", "halves", "halves", "slices", "gather", "slices"]
 
 
 # corpora on disk
@@ -301,5 +338,5 @@ def test_tokens_that_a_shard_does_not_align_are_copied_as_slices(
 
     monkeypatch.setattr(MappedCorpus, "_values", misaligned)
     again = CorpusSource(source.location)
-    monkeypatch.setattr(copying, "gather", None)
+    monkeypatch.setattr(copying, "copy_short", None)
     assert read_all(again) == aligned

@@ -79,7 +79,7 @@ class MappedTokens:
         if self._are_aligned and copying.are_short(lengths):
             memory, start = self._memory
             elements = (self._addresses[batches] - start) // self._dtype.itemsize + within
-            copying.gather(memory, elements, lengths, out, at)
+            copying.copy_short(memory, elements, lengths, out, at)
             return
         values, ends = self._values, within + lengths
         views = [
