@@ -70,7 +70,7 @@ def test_a_corpus_in_a_store_comes_with_what_the_store_gives(shell, mix, tmp_pat
     assert (exit_code, err) == (0, "")
     shown = " ".join(out.split())
     assert re.search(
-        rf"store {remote} gives [\d,]+ MB/s, [\d,]+ requests/s of 147 kB, 32 at once; alone a request", shown
+        rf"store {remote} gives [\d,]+ MB/s, [\d,]+ requests/s of 147 kB, 64 at once; alone a request", shown
     )
     assert re.search(r"fetched thread: [\d,]+ MB/s, .* bytes a token; [\d.]+% of the pieces were in memory", shown)
     assert "from memory to int64" in shown

@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.contract import builds
+from tests.store.memory import SCHEME, MemoryStore
 from tokshard import TokshardError, build_corpus, open_corpus
+from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.runtime import StreamPlan
+from tokshard.store import STORES_BY_SCHEME, open_store
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +73,32 @@ def test_a_file_that_does_not_belong_is_reported(corpus: Path, tmp_path: Path) -
     shutil.copytree(corpus, copy)
     shutil.copy(copy / files_of(copy)[-1], copy / "shard-00-0009999-000000-0000.arrow")
     assert {problem.file for problem in verify_corpus(copy).problems} == {"shard-00-0009999-000000-0000.arrow"}
+
+
+def samples_of(location: Path | str) -> list[list[int]]:
+    plan = StreamPlan(str(location), seq_len=256, block_tokens=2_048, window_blocks=4, seed=3)
+    return [plan.sample(sample)["input_ids"].tolist() for sample in range(60)]
+
+
+def test_a_flipped_bit_in_a_store_is_reported_or_was_never_read(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    remote = f"{SCHEME}:/{tmp_path}"
+    for name in files_of(corpus):
+        open_store(remote).put(name, (corpus / name).read_bytes())
+    expected, rng, reported = samples_of(corpus), random.Random(0), 0
+    assert samples_of(remote) == expected
+    for name in [name for name in files_of(corpus) if name.startswith("shard-")] * 2:
+        content = (corpus / name).read_bytes()
+        changed = bytearray(content)
+        changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        open_store(remote).put(name, bytes(changed))
+        try:
+            assert samples_of(remote) == expected
+        except DamagedCorpusError as error:
+            if name not in error.problem:
+                raise
+            reported += 1
+        open_store(remote).put(name, content)
+    assert reported >= 4, "most of a shard is tokens"
