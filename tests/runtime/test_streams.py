@@ -64,7 +64,7 @@ def test_one_stream_is_the_plan_without_streams() -> None:
     assert "num_streams" not in json.loads(NumpyLoader(plan_of(1), global_batch_size=1).state_dict()["cursor"])
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, 4097, "4"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, 65_537, "4"])
 def test_numbers_of_streams_that_make_no_sense_are_refused(value: Any) -> None:
     with pytest.raises(PlanError, match="num_streams"):
         plan_of(value)

@@ -113,7 +113,7 @@ def _streams_text(advice: StreamsAdvice, num_streams: int, *, width: int) -> str
         for name, needed in advice.whole.items()
     ]
     if wanted > 1:
-        rows.append(("", "a run cannot change it: choose for the most nodes that it will have"))
+        rows.append(("", "a run cannot change its number of streams: choose for the most nodes that it will have"))
     return aligned(rows, width=width)
 
 

@@ -21,7 +21,7 @@ WINDOW_TOKENS = 64 << 20
 MIN_WINDOW_BLOCKS = 64
 
 MAX_EPOCHS = (1 << 32) - 1
-MAX_STREAMS = 4_096
+MAX_STREAMS = 65_536
 
 _MAX_SIZE = (1 << 32) - 1
 """Of a sample, a block and a window: positions in a window are 32 bits wide."""
