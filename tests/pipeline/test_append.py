@@ -147,6 +147,34 @@ def test_sources_that_are_in_the_corpus_already_are_refused_unless_texts_are_com
     assert shop.open().manifest.records.left_out == {"duplicate": 1}
 
 
+def test_a_source_that_has_grown_since_is_refused_because_its_first_texts_would_come_twice(shop: Shop) -> None:
+    shop.build(shop.source("one", ["a"]), dedup="exact")
+    one = shop.source("one", ["a", "b"])
+    with pytest.raises(UsageError, match=r"one\.jsonl is in .* in generation 0, of 22 bytes then and 44 now") as caught:
+        shop.build(one, append=True)
+    assert "what was added as a file of its own" in caught.value.hint
+    shop.build(one, append=True, dedup="exact")
+    assert texts_of(shop.open()) == ["a", "b"]
+
+
+def test_one_part_of_a_split_does_not_grow_alone(shop: Shop) -> None:
+    options: dict[str, Any] = {"validation_fraction": 0.3}
+    shop.build(shop.source("one", [f"text {number}" for number in range(30)]), **options)
+    files = files_of(shop.directory / "corpus")
+    with pytest.raises(UsageError, match="only the train part of a corpus with a validation split"):
+        shop.build(shop.source("two", ["b"]), "corpus/train", append=True, **options)
+    assert files_of(shop.directory / "corpus") == files
+
+
+@pytest.mark.parametrize("folder", ["generation-01", "generation-03", "other"])
+@pytest.mark.parametrize("options", [{}, {"append": True}, {"force": True}])
+def test_nothing_is_built_inside_a_corpus(shop: Shop, grown: Path, folder: str, options: dict[str, Any]) -> None:
+    files = files_of(grown)
+    with pytest.raises(UsageError, match=f"corpus/{folder} lies inside the corpus .*corpus"):
+        shop.build(shop.source("three", ["c"]), f"corpus/{folder}", **options)
+    assert files_of(grown) == files
+
+
 def test_appending_to_nothing_or_to_an_unfinished_build_is_refused(shop: Shop) -> None:
     one = shop.source("one", ["a"])
     with pytest.raises(UsageError, match=r"--append adds to a corpus, and .*corpus holds none"):

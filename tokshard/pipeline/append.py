@@ -12,7 +12,7 @@ from tokshard.format.content import join_hashes
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import file_sha256
 from tokshard.format.manifest import Generation, Manifest, content_fingerprint, manifest_hash
-from tokshard.format.opening import open_corpus, read_generations
+from tokshard.format.opening import open_corpus, read_generations, read_manifest
 from tokshard.format.source_table import read_sources
 from tokshard.format.tables import SourceInfo
 from tokshard.pipeline.options import DEFAULT_SHARD_TOKENS, BuildOptions, change_text
@@ -155,6 +155,7 @@ def _corpora(workspace: Workspace) -> tuple[Output, ...]:
     for is_split in (False, True):
         outputs = workspace.outputs(is_split=is_split)
         if all(names.MANIFEST in present(output.store) for output in outputs):
+            _check_whole(outputs[0])
             return outputs
     if load_settings(workspace) is not None:
         raise UsageError(
@@ -165,6 +166,16 @@ def _corpora(workspace: Workspace) -> tuple[Output, ...]:
         f"--append adds to a corpus, and {workspace.out} holds none",
         hint="build it first, without --append, or give the --out of a corpus",
     )
+
+
+def _check_whole(output: Output) -> None:
+    """Refuse one part of a split: the other part would not grow with it."""
+    split = read_manifest(output.store).build.split
+    if split and not output.split:
+        raise UsageError(
+            f"{output.location} is only the {split} part of a corpus with a validation split, and both grow together",
+            hint="give the --out of that build, which holds train and validation, and its --validation-fraction",
+        )
 
 
 def _manifests(output: Output) -> tuple[Manifest, ...]:
@@ -216,10 +227,10 @@ def _differences(before: msgspec.Struct, now: msgspec.Struct, fields: Sequence[s
 
 
 def _check_new(corpus: Output, manifests: Sequence[Manifest], settings: Settings) -> None:
-    """Refuse sources that an earlier generation has read: the same place, and the same size."""
+    """Refuse sources in places that an earlier generation has read. A file that grew would repeat its first texts."""
     inputs = settings.sources
     numbers = (number for number in range(len(inputs)) if not inputs.is_read_once(number))
-    places = {(inputs[number].location, inputs[number].num_bytes) for number in numbers}
+    sizes = {inputs[number].location: inputs[number].num_bytes for number in numbers}
 
     def read(number: int) -> tuple[Sequence[str], Sequence[SourceInfo]]:
         store = corpus.corpus.below(names.generation_folder(number)) if number else corpus.corpus
@@ -230,8 +241,16 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], settings: Settings
             continue  # without its report, nothing says where its sources were
         for source in sources:
             location = location_of(roots[source.argument], source.path)
-            if (location, source.num_bytes) in places:
-                raise UsageError(
-                    f"{location} is in {corpus.corpus.location} already, in generation {number}",
-                    hint="give new sources only, or --dedup exact to leave out the texts that are there",
-                )
+            if location in sizes:
+                raise _is_there_already(corpus.corpus.location, number, location, source.num_bytes, sizes[location])
+
+
+def _is_there_already(corpus: str, generation: int, source: str, before: int, now: int) -> UsageError:
+    problem = f"{source} is in {corpus} already, in generation {generation}"
+    if before == now:
+        return UsageError(problem, hint="give new sources only, or --dedup exact to leave out the texts that are there")
+    return UsageError(
+        f"{problem}, of {before:,} bytes then and {now:,} now",
+        hint="give what was added as a file of its own, and a file with other texts under another name; or give "
+        "--dedup exact to leave out the texts that are there",
+    )

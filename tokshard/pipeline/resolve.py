@@ -8,9 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tokshard.errors import UsageError
+from tokshard.errors import TokshardError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig
+from tokshard.format.opening import read_manifest
 from tokshard.pipeline.append import Place, find_place, generation_outputs
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenizer
@@ -33,7 +34,7 @@ from tokshard.pipeline.tasks.planning import (
 )
 from tokshard.pipeline.workspace.places import Workspace, open_workspace
 from tokshard.pipeline.workspace.settings import Command, Settings
-from tokshard.store import look_at, real_location
+from tokshard.store import locate, look_at, real_location
 
 Columns = dict[str, tuple[str, str]]
 """Name of each kept column to the path of its field and its type."""
@@ -93,6 +94,7 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
     _check_apart(options.out, arguments, options.tokenizer)
     found = discover(arguments, input_format=options.input_format, keep_unreadable=options.on_bad_source == "skip")
     _check_no_output(options.out, found)
+    _check_outside_corpora(options.out)
     if options.dedup == "exact" and found.inputs.read_once:
         raise UsageError(
             f"--dedup exact reads its sources twice, and {read_once_name(found.inputs.read_once[0])} can be read once "
@@ -218,6 +220,27 @@ def continuing_command(resolved: ResolvedBuild, tasks: Sequence[Task | StreamTas
         num_tasks=len(tasks),
         num_streams=sum(isinstance(task, StreamTask) for task in tasks),
         total_bytes=resolved.total_bytes,
+    )
+
+
+def _check_outside_corpora(out: str) -> None:
+    """Refuse a folder of a corpus: it would be damaged by what does not belong to it, or lose a generation.
+
+    Raises:
+        UsageError: the folder above holds a corpus.
+    """
+    store, name = locate(real_location(out))
+    if not name:
+        return
+    try:
+        read_manifest(store)
+    except (OSError, TokshardError):  # there is no corpus, or it may not be read
+        return
+    is_generation = names.generation_number(name)
+    raise UsageError(
+        f"--out {out} lies inside the corpus {store.location}",
+        hint=(f"give --out {store.location} with --append to add to it, or " if is_generation else "give ")
+        + "a directory outside of it",
     )
 
 
