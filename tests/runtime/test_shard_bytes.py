@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.store.memory import REQUESTS, SCHEME, MemoryStore
 from tokshard.errors import DamagedCorpusError
+from tokshard.format import source_table
+from tokshard.format.partial_file import PartialFile
 from tokshard.runtime import StreamPlan, shard_bytes
 from tokshard.runtime.shard_bytes import joined_ranges
 from tokshard.runtime.shards import CorpusSource
@@ -47,6 +49,16 @@ def test_a_corpus_in_a_store_has_the_samples_of_one_in_a_directory(corpora):
     assert there.fingerprint == here.fingerprint
     for sample in range(400):
         assert there.sample(sample)["input_ids"].tolist() == here.sample(sample)["input_ids"].tolist()
+
+
+def test_training_asks_for_nothing_more_of_a_shard_table_that_was_read_in_part(corpora, monkeypatch):
+    here = plan_of(corpora[0])
+    monkeypatch.setattr(source_table, "_WHOLE_BYTES", 0)
+    there = plan_of(corpora[1])
+    monkeypatch.setattr(PartialFile, "read", None)  # a call would fail
+    assert [there.sample(each)["input_ids"].tolist() for each in range(0, 400, 7)] == [
+        here.sample(each)["input_ids"].tolist() for each in range(0, 400, 7)
+    ]
 
 
 def test_documents_are_found_in_a_store_as_in_a_directory(corpora):

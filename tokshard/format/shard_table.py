@@ -65,6 +65,8 @@ class ShardTable(Sequence[ShardInfo]):
         self.sizes = _numbers(tables, "num_bytes")
         """int64 [shards], bytes of each."""
         self._first_strides = _starts(num_strides(np.diff(self.first_tokens)))
+        self.is_whole = all(table.is_whole for table in tables)
+        """Whether the lists of documents are at hand: a request is made for those of a shard if they are not."""
         self._runs: dict[int, Runs] = {}
 
     def __len__(self) -> int:

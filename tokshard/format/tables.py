@@ -174,6 +174,8 @@ class Table:
         partial: PartialFile | None = None,
     ) -> None:
         self.path = path = store.where(name)
+        self.is_whole = partial is None
+        """Whether nothing is read any more after the table was opened."""
         self._partial = partial
         try:
             self._file = ArrowFile(load(store, name)) if partial is None else partial.load()

@@ -142,7 +142,7 @@ class RangedCorpus:
         self.read(begins, lengths, tokens, after - lengths)
         places = np.flatnonzero(tokens == self._corpus.eos_id)
         parts = after.searchsorted(places, "right")
-        if not self._begins_with_delimiter:
+        if not self._begins_with_delimiter and self._corpus.shards.is_whole:
             self._check_numbers(begins, stops, np.bincount(parts, minlength=len(begins)))
         return parts, places + (begins - after + lengths)[parts] + 1
 

@@ -1,4 +1,4 @@
-"""Where the tokens and offsets of one shard are, and what those mean. Reads nothing."""
+"""Where the tokens and offsets of one shard are, and what those mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tokshard.store.record_cache import RecordFile
 
 
 class ShardPlaces:
-    """Where the tokens and offsets of one shard are, and what those mean. Reads nothing.
+    """Where the tokens and offsets of one shard are, and what those mean.
+
+    Reads nothing, but for `rows` and `num_ends` in a corpus whose shard table is read in parts.
 
     Positions of tokens and documents count from the first ones of the shard.
     """
@@ -27,7 +29,7 @@ class ShardPlaces:
         self.file = ShardFile(name=info.name, path=corpus.store.where(info.name), num_bytes=info.num_bytes)
         self._sha256, self._item = info.sha256, corpus.dtype.itemsize
         self._places = corpus.shards.batch_places(index)
-        self._strides = corpus.shards.stride_documents(index)
+        self._index, self._shards = index, corpus.shards
         self._starts = _starts([place.num_tokens for place in self._places])
         self._first_documents = _starts([place.num_documents for place in self._places])
 
@@ -59,20 +61,22 @@ class ShardPlaces:
     def rows(self, start: int, stop: int) -> tuple[int, int]:
         """The first and the last document that may end in a stretch of tokens, as the shard table says."""
         # the documents of the strides that hold the first and the last token bound those in between
-        beyond = -(-stop // ORDINAL_STRIDE)
-        last = int(self._strides[beyond]) if beyond < len(self._strides) else self._first_documents[-1] - 1
-        return int(self._strides[start // ORDINAL_STRIDE]), last
+        beyond, documents = -(-stop // ORDINAL_STRIDE), self._stride_documents()
+        last = int(documents[beyond]) if beyond < len(documents) else self._first_documents[-1] - 1
+        return int(documents[start // ORDINAL_STRIDE]), last
 
     def num_ends(self, start: int, stop: int) -> tuple[int, int]:
         """How many documents end in the tokens ``[start, stop)`` at least and at most, as the shard table says."""
         # of the tokens at multiples of the stride the table names the document, and so how many end before them
         inside, beyond = -(-start // ORDINAL_STRIDE), -(-stop // ORDINAL_STRIDE)
         last = beyond if stop == self.num_tokens else stop // ORDINAL_STRIDE
-        least = self._ended(last) - self._ended(inside) if inside <= last else 0
-        return least, self._ended(beyond) - self._ended(start // ORDINAL_STRIDE)
+        ended = np.append(self._stride_documents(), self._first_documents[-1])
+        least = int(ended[last] - ended[inside]) if inside <= last else 0
+        return least, int(ended[beyond] - ended[start // ORDINAL_STRIDE])
 
-    def _ended(self, stride: int) -> int:
-        return int(self._strides[stride]) if stride < len(self._strides) else self._first_documents[-1]
+    def _stride_documents(self) -> NDArray[np.int64]:
+        # not kept: those of thousands of shards would take hundreds of megabytes
+        return self._shards.stride_documents(self._index)
 
     def offset_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Where the offsets of some documents are: a place for each record batch."""
