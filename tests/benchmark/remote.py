@@ -24,10 +24,11 @@ from tests.benchmark.report import commit, machine, markdown, spread_of, version
 from tests.benchmark.shards import corpus, repeated
 
 PACKAGES = ("tokshard", "numpy", "pyarrow", "obstore")
-GROUPS = ("start", "speed", "waits", "disk", "local")
+GROUPS = ("start", "speed", "waits", "nodes", "disk", "local")
 SEQ_LEN, TOKEN_BYTES = 4_096, 2
 WINDOW_TOKENS = 1 << 26  # of the default window
 STEP_MILLISECONDS = 20.0
+NODES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,27 +76,18 @@ def cases_of(folder: Path, sizes: Sizes, groups: set[str], bytes_per_second: flo
     window = sizes.window_tokens
     read = corpus(folder, num_tokens=6 * window, document_tokens=750)
     if "start" in groups:
-        one = corpus(
-            folder, num_tokens=31 * sizes.shard_tokens // 32, document_tokens=750, shard_tokens=sizes.shard_tokens
-        )
-        many = repeated(folder, one, num_shards=sizes.num_shards)
-        (shard,) = one.glob("shard-*")
-        total = sizes.num_shards * sizes.shard_tokens * 31 // 32
-        for name, sample in (("its start", 0), ("its middle", total // SEQ_LEN // 2)):
-            options = ("--sample", str(sample), "--rows", "8", "--stretches", str(8 * SEQ_LEN))
-            yield Case(group="start", name=f"{total:.0e} tokens, {name}", corpus=many, options=options, shard=shard)
-        options = ("--rows", "8", "--stretches", str(8 * SEQ_LEN))
-        yield Case(group="start", name=f"{6 * window:.0e} tokens, its start", corpus=read, options=options)
+        yield from _starts(folder, sizes, read)
     rows = str(sizes.rows)
     whole = ("--rows", rows, "--stretches", str(window), str(4 * window))
     if "speed" in groups:
         yield Case(group="speed", name="as fast as it goes", corpus=read, options=whole)
     if "waits" in groups:
-        half = max(1, round(bytes_per_second / TOKEN_BYTES / 2 * STEP_MILLISECONDS / 1e3 / SEQ_LEN))
-        for name, each, tokens in (("8 rows", 8, window // 2), ("half of the bandwidth", half, 2 * window)):
-            options = ("--rows", str(each), "--sample", str(window * 6 // 10 // SEQ_LEN), "--stretches", str(tokens))
-            paced = (*options, "--step-milliseconds", str(STEP_MILLISECONDS))
-            yield Case(group="waits", name=f"steps of {STEP_MILLISECONDS:g} ms, {name}", corpus=read, options=paced)
+        yield from _waits(window, read, bytes_per_second)
+    if "nodes" in groups:
+        options = ("--rows", "8", "--world-size", str(NODES), "--stretches", *[str(window // NODES)] * 2)
+        for name, streams in (("no streams", 1), ("a stream for each", NODES)):
+            named = f"one of {NODES} ranks, {name}"
+            yield Case(group="nodes", name=named, corpus=read, options=(*options, "--streams", str(streams)))
     if "disk" in groups:
         # less memory than an epoch needs, so that the second one comes from the disk
         options = ("--rows", rows, "--stretches", *[str(6 * window)] * 2, "--memory-bytes", str(6 * window))
@@ -103,6 +95,26 @@ def cases_of(folder: Path, sizes: Sizes, groups: set[str], bytes_per_second: flo
             yield Case(group="disk", name=name, corpus=read, options=options, has_disk=True, stretch=stretch)
     if "local" in groups:
         yield Case(group="local", name="the same corpus on this machine", corpus=read, options=whole, is_local=True)
+
+
+def _starts(folder: Path, sizes: Sizes, read: Path) -> Iterator[Case]:
+    one = corpus(folder, num_tokens=31 * sizes.shard_tokens // 32, document_tokens=750, shard_tokens=sizes.shard_tokens)
+    many = repeated(folder, one, num_shards=sizes.num_shards)
+    (shard,) = one.glob("shard-*")
+    total = sizes.num_shards * sizes.shard_tokens * 31 // 32
+    one_batch = ("--rows", "8", "--stretches", str(8 * SEQ_LEN))
+    for name, sample in (("its start", 0), ("its middle", total // SEQ_LEN // 2)):
+        options = (*one_batch, "--sample", str(sample))
+        yield Case(group="start", name=f"{total:.0e} tokens, {name}", corpus=many, options=options, shard=shard)
+    yield Case(group="start", name=f"{6 * sizes.window_tokens:.0e} tokens, its start", corpus=read, options=one_batch)
+
+
+def _waits(window: int, read: Path, bytes_per_second: float) -> Iterator[Case]:
+    half = max(1, round(bytes_per_second / TOKEN_BYTES / 2 * STEP_MILLISECONDS / 1e3 / SEQ_LEN))
+    for name, each, tokens in (("8 rows", 8, window // 2), ("half of the bandwidth", half, 2 * window)):
+        options = ("--rows", str(each), "--sample", str(window * 6 // 10 // SEQ_LEN), "--stretches", str(tokens))
+        paced = (*options, "--step-milliseconds", str(STEP_MILLISECONDS))
+        yield Case(group="waits", name=f"steps of {STEP_MILLISECONDS:g} ms, {name}", corpus=read, options=paced)
 
 
 def measure(case: Case, server: tuple[float, float]) -> dict[str, Any]:

@@ -100,8 +100,10 @@ def read(arguments: argparse.Namespace) -> dict[str, Any]:
     cache = Cache(memory_bytes=arguments.memory_bytes, cache_dir=arguments.cache_dir)
     source = CorpusSource(arguments.location, cache=cache)
     opened, opening = time.perf_counter(), counted(arguments.counts)
-    plan = StreamPlan({"a": source}, seq_len=SEQ_LEN, seed=17)
-    with NumpyLoader(plan, global_batch_size=arguments.rows) as loader:
+    plan = StreamPlan({"a": source}, seq_len=SEQ_LEN, seed=17, num_streams=arguments.streams)
+    world_size = arguments.world_size
+    global_rows = world_size * arguments.rows
+    with NumpyLoader(plan, global_batch_size=global_rows, dp_rank=0, dp_world_size=world_size) as loader:
         loader.skip(arguments.sample)
         batches = iter(loader)
         next(batches)
@@ -134,7 +136,9 @@ def main() -> None:
     parser.add_argument("location")
     parser.add_argument("--counts", help="URL of the server, which counts")
     parser.add_argument("--stretches", nargs="*", type=int, default=[], help="tokens of each, one after another")
-    parser.add_argument("--rows", type=int, default=8, help="of a step")
+    parser.add_argument("--rows", type=int, default=8, help="of a step of one rank")
+    parser.add_argument("--world-size", type=int, default=1, help="ranks, of which the first one reads")
+    parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--sample", type=int, default=0, help="to begin at")
     parser.add_argument("--step-milliseconds", type=float, default=0.0)
     parser.add_argument("--cache-dir", help="keeps on a disk of this machine what was read")

@@ -22,10 +22,14 @@ from tests.benchmark.scale_inputs import Measured, measure
 from tokshard.format.schema import HASH_STRIDE
 from tokshard.format.stride_hashes import HASH_BYTES
 from tokshard.numbers import read_count
+from tokshard.runtime.options import MAX_STREAMS
 
 PACKAGES = ("tokshard", "numpy", "pyarrow")
 _LEAST_WINDOW_BLOCKS = 64
 """Of a stream, as ORDER.md says."""
+
+_OPENING_TRIPS = 8
+"""Requests one after another, before the first window: manifest, generations, the shard table in three steps."""
 
 _HASH_REQUEST_BYTES = 8_192
 """The hashes of a block come with their neighbours; at this size those are of no use."""
@@ -56,7 +60,7 @@ class Job:
     block_tokens: int = 65_536
     window_blocks: int = 1_024
     latency_seconds: float = 0.03
-    connections: int = 32
+    connections: int = 64
     node_bytes_per_second: float = 5e9
     prefix_requests_per_second: float = 5_500.0
     node_memory_bytes: float = 256e9
@@ -119,6 +123,7 @@ class Load:
         rank_memory_bytes: tokens and tables of two windows.
         node_disk_bytes: of the part of the corpus that a node reads, if all of it is to be kept.
         first_batch_seconds: opening, and the first window.
+        cursor_bytes: in every checkpoint, if the weights of 20 corpora were changed often.
         pass_days: to train on every token once.
         pass_dollars: for the requests of that.
     """
@@ -135,6 +140,7 @@ class Load:
     rank_memory_bytes: float
     node_disk_bytes: float
     first_batch_seconds: float
+    cursor_bytes: float
     pass_days: float
     pass_dollars: float
 
@@ -181,7 +187,8 @@ def load_of(job: Job, measured: Measured, way: Way) -> Load:
         math.ceil(streams_of_a_rank * window_blocks * requests_per_block / job.connections) * job.latency_seconds,
     )
     tables = tables_of(job, measured)
-    opened_seconds = tables.open_seconds + tables.opened_bytes * job.gpus_per_node / job.node_bytes_per_second
+    opened_seconds = _OPENING_TRIPS * job.latency_seconds + tables.open_seconds
+    opened_seconds += tables.opened_bytes * job.gpus_per_node / job.node_bytes_per_second
     return Load(
         amplification=job.nodes * fetched / job.tokens_per_second,
         rank_tokens_per_second=rank_tokens,
@@ -195,6 +202,7 @@ def load_of(job: Job, measured: Measured, way: Way) -> Load:
         rank_memory_bytes=2 * streams_of_a_rank * (window_tokens * job.token_bytes + 8 * pieces) + tables.opened_bytes,
         node_disk_bytes=tables.token_bytes * min(1.0, streams_of_a_node / way.num_streams),
         first_batch_seconds=opened_seconds + fetch_seconds + streams_of_a_rank * table_seconds,
+        cursor_bytes=measured.cursor_bytes + (way.num_streams - 1) * measured.stream_cursor_bytes,
         pass_days=seconds / 86_400,
         pass_dollars=job_requests * seconds / 1_000 * job.dollars_per_thousand_requests,
     )
@@ -213,11 +221,12 @@ def bottlenecks(job: Job, load: Load) -> list[tuple[str, float]]:
 
 def ways_of(job: Job) -> Sequence[Way]:
     """The ways that are compared."""
+    most = max(number for number in range(1, min(job.gpus, MAX_STREAMS) + 1) if job.gpus % number == 0)
     return (
         Way(name="no streams"),
         Way(name="a stream per node", num_streams=job.nodes),
         Way(name="and a disk cache", num_streams=job.nodes, shares_disk=True),
-        Way(name="a stream per GPU", num_streams=job.gpus),
+        Way(name="as many streams as there may be", num_streams=most),
     )
 
 
@@ -231,7 +240,6 @@ def size_rows(job: Job, measured: Measured) -> Iterator[list[str]]:
         ("`stride-hashes.bin`, read by range", tables.hash_bytes),
         (f"`shards.arrow`, {tables.num_shards:,} shards", tables.shard_table_bytes),
         ("the part of it that is read to open the corpus", tables.opened_bytes),
-        ("a cursor, in every checkpoint", measured.cursor_bytes),
     ):
         yield [name, show_bytes(size), f"{size / tables.token_bytes:.1e}"]
 
@@ -253,6 +261,7 @@ def load_rows(job: Job, measured: Measured) -> Iterator[list[str]]:
     yield ["bytes of a node per second", *(show_bytes(load.node_bytes_per_second) for load in loads)]
     yield ["memory of a rank, two windows and tables", *(show_bytes(load.rank_memory_bytes) for load in loads)]
     yield ["disk to keep all that a node reads", *(show_bytes(load.node_disk_bytes) for load in loads)]
+    yield ["cursor, after many changes of weights", *(show_bytes(load.cursor_bytes) for load in loads)]
     yield ["time to first batch", *(f"{load.first_batch_seconds:.1f} s" for load in loads)]
     yield ["requests of a pass", *(f"${load.pass_dollars:,.0f}" for load in loads)]
     yield ["tightest", *(name for name, _ in tight)]
@@ -306,7 +315,8 @@ def measured_rows(measured: Measured) -> Iterator[list[str]]:
     yield ["a row of the shard table", show_bytes(measured.shard_row_bytes)]
     yield ["the part of it that opens the corpus", show_bytes(measured.opened_row_bytes)]
     yield ["opening, a shard", f"{measured.open_row_seconds * 1e6:.1f} us"]
-    yield ["a cursor after 100 changes of 20 weights", show_bytes(measured.cursor_bytes)]
+    yield ["a cursor after 20 changes of 20 weights", show_bytes(measured.cursor_bytes)]
+    yield ["the same, more for each stream", show_bytes(measured.stream_cursor_bytes)]
 
 
 def _arguments() -> Job:

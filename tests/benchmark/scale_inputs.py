@@ -33,7 +33,8 @@ _REPEATS = 5
 _SCANNED_TOKENS = 1 << 24
 _TABLE_BLOCKS = 1_024
 _OPENED_SHARDS = 8 * SHARDS_PER_BATCH
-_CORPORA, _CHANGES = 20, 100
+_CORPORA, _CHANGES = 20, 20  # more changes than a cursor lists
+_STREAMS = 17
 _BY_SHARD = ("stride_documents", "run_document", "run_source", "run_record")
 """Lists of the shard table that are not needed to open a corpus."""
 
@@ -49,7 +50,8 @@ class Measured:
             source.
         opened_row_bytes: of them, without what is needed of single shards only.
         open_row_seconds: to check a shard table when a corpus is opened, for each of its shards.
-        cursor_bytes: of a job with 20 corpora after 100 changes of their weights.
+        cursor_bytes: of a job with 20 corpora after 20 changes of their weights.
+        stream_cursor_bytes: more for each stream after the first, if there were such changes.
     """
 
     piece_seconds: float
@@ -59,6 +61,7 @@ class Measured:
     opened_row_bytes: float
     open_row_seconds: float
     cursor_bytes: int
+    stream_cursor_bytes: float
 
 
 def measure(*, shard_tokens: int, document_tokens: int) -> Measured:
@@ -78,7 +81,8 @@ def measure(*, shard_tokens: int, document_tokens: int) -> Measured:
         shard_row_bytes=row_bytes,
         opened_row_bytes=opened_bytes,
         open_row_seconds=_open_seconds() / _OPENED_SHARDS,
-        cursor_bytes=_cursor_bytes(),
+        cursor_bytes=_cursor_bytes(1),
+        stream_cursor_bytes=(_cursor_bytes(_STREAMS) - _cursor_bytes(1)) / (_STREAMS - 1),
     )
 
 
@@ -127,13 +131,13 @@ def _open_seconds() -> float:
         return _cpu_seconds(lambda: Corpus(store, read_generations(store)))
 
 
-def _cursor_bytes() -> int:
-    corpora = [f"corpus-{number}" for number in range(_CORPORA)]
-    plan = StreamPlan({name: PeriodicSource(10**12 + i) for i, name in enumerate(corpora)}, seq_len=4_096, seed=17)
-    with NumpyLoader(plan, global_batch_size=8) as loader:
+def _cursor_bytes(num_streams: int) -> int:
+    corpora = {f"corpus-{number}": PeriodicSource(10**12 + number) for number in range(_CORPORA)}
+    plan = StreamPlan(corpora, seq_len=4_096, seed=17, num_streams=num_streams)
+    with NumpyLoader(plan, global_batch_size=num_streams) as loader:
         for change in range(_CHANGES):
             loader.set_weights({name: 1 + (change + i) % 7 for i, name in enumerate(corpora)})
-            loader.skip(8)
+            loader.skip(num_streams)
         return len(json.dumps(loader.state_dict()))
 
 

@@ -31,7 +31,7 @@ def test_one_run_ends_in_two_tables_and_a_line_of_json_with_every_case(tmp_path)
     *tables, last = done.stdout.splitlines()
     line = json.loads(last)
     assert {"commit", "versions", "machine", "repetitions", "milliseconds", "megabytes_per_second"} <= set(line)
-    groups = ["start", "start", "start", "speed", "waits", "waits", "disk", "disk", "local"]
+    groups = ["start", "start", "start", "speed", "waits", "waits", "nodes", "nodes", "disk", "disk", "local"]
     assert [case["group"] for case in line["cases"]] == groups
     for case in line["cases"]:
         assert case["tokens_per_second"]["median"] > 0

@@ -42,6 +42,7 @@ MEASURED = Measured(
     opened_row_bytes=1_000.0,
     open_row_seconds=1e-6,
     cursor_bytes=4_000,
+    stream_cursor_bytes=500.0,
 )
 
 
@@ -90,6 +91,7 @@ def test_streams_divide_what_is_read_and_a_disk_cache_divides_it_by_the_ranks_of
     assert by_node.job_requests_per_second == alone.job_requests_per_second / 8
     assert by_node.pass_dollars == pytest.approx(alone.pass_dollars / 8)
     assert on_disk.node_disk_bytes == by_gpu.node_disk_bytes == 1 << 38
+    assert (alone.cursor_bytes, by_node.cursor_bytes) == (4_000, 7_500)
     assert on_disk.rank_tokens_per_second == by_node.rank_tokens_per_second == 8 * by_gpu.rank_tokens_per_second
 
 
