@@ -308,6 +308,11 @@ def test_what_jobs_cannot_do_is_refused(sources: list[str], tmp_path: Path, word
     assert not (tmp_path / "out").exists()
 
 
+def test_starting_over_an_append_by_jobs_never_asks_to_remove_the_corpus(sources: list[str], tmp_path: Path) -> None:
+    ended = run_job(sources, tmp_path / "out", 0, 2, "--append", "--force")
+    assert (ended.exit_code, "remove" in ended.errors.partition("hint:")[2]) == (2, False)
+
+
 def test_standard_input_is_refused(tmp_path: Path) -> None:
     ended = run_job(["-"], tmp_path / "out", 0, 2)
     assert (ended.exit_code, "standard input can be read once only" in ended.errors) == (2, True)

@@ -15,10 +15,11 @@ import pytest
 
 from tests.pipeline.inputs import jsonl, texts_of
 from tests.pipeline.places import SPLIT, TEXTS, StoppedError, build, files, write
-from tokshard import open_corpus
+from tokshard import build_corpus, open_corpus
 from tokshard.errors import BuildError, ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.pipeline import commit as committing
+from tokshard.pipeline.job_array.run_job import run_job
 from tokshard.pipeline.sources.hub import HubFiles
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import runner
@@ -122,6 +123,26 @@ def test_a_file_that_appears_while_a_build_runs_is_not_replaced(place, monkeypat
     with pytest.raises(UsageError, match=rf"{names.TOKENIZER} was not written by a build"):
         build(place)
     assert (place / "out" / names.TOKENIZER).read_text() == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("out", "problem"),
+    [
+        ("", "the name of the corpus is empty"),
+        ("https://127.0.0.1:9/out", "is on a web server, and a build cannot write there"),
+        (os.fsdecode(b"out\xff"), r"b'out\\xff': the path of the corpus is not UTF-8"),
+        ("a.jsonl", "a.jsonl is a file"),
+    ],
+)
+def test_a_place_where_no_corpus_can_be_is_wrong_usage(place, monkeypatch, out, problem):
+    monkeypatch.chdir(place)
+    write(place / "a.jsonl", TEXTS)
+    write(place / "b.jsonl", TEXTS)
+    before = files(place)
+    for run in (build_corpus, run_job):
+        with pytest.raises(UsageError, match=problem):
+            run("b.jsonl", tokenizer=place / "tok", out=out)
+    assert files(place) == before
 
 
 @pytest.mark.parametrize("tokenizer", ["tok", "tok/tokenizer.json", "link"])
@@ -391,8 +412,9 @@ def test_another_source_of_equal_size_and_time_is_another_build(place):
     for name in ("a.jsonl", "b.jsonl"):
         os.utime(write(place / name, [name]), (1, 1))
     build(place, place / "a.jsonl")
-    with pytest.raises(ConfigurationChangedError, match=r"the sources were a\.jsonl, now b\.jsonl"):
+    with pytest.raises(ConfigurationChangedError, match=r"the sources were a\.jsonl, now b\.jsonl$") as caught:
         build(place, place / "b.jsonl")
+    assert caught.value.hint.endswith("--append to add sources to the corpus, or --force to replace all of it")
 
 
 @pytest.mark.parametrize("is_finished", [False, True])

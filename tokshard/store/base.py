@@ -235,7 +235,7 @@ def files_below(store: Store, folder: str) -> Iterator[str]:
     """The names of all files in a folder, at any depth and in any order; links are files."""
     try:
         found = store.names(folder)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     for name in found:
         below = f"{folder}/{name}" if folder else name

@@ -119,7 +119,9 @@ def _check_job(options: BuildOptions, job_index: int, num_jobs: int, stage: str 
     if options.force:
         raise UsageError(
             "--force starts over, and every job of an array would remove what the others have done",
-            hint=f"remove {options.out} first, and leave out --force",
+            hint="leave out --job-index, --num-jobs and --stage"
+            if options.append  # what the others have done is in a folder of the corpus, which has to stay
+            else f"remove {options.out} first, and leave out --force",
         )
     if options.executor != LOCAL:
         raise UsageError(

@@ -304,7 +304,8 @@ def _checked_manifest(out: str, output: Output, settings: Settings) -> Manifest:
         generation=settings.generation,
         previous=settings.previous,
     )
-    check_same_settings(before, msgspec.structs.replace(settings, config=config), out=out)
+    now = msgspec.structs.replace(settings, config=config)
+    check_same_settings(before, now, out=out, is_complete=True)
     fingerprint = recipe_fingerprint(
         config,
         settings.tokenizer,

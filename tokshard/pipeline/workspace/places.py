@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.store import Attempt, Store, open_store
 
@@ -191,10 +192,23 @@ def open_workspace(location: str | os.PathLike[str], *, attempt: str = "") -> Wo
         attempt: a name that no other run of the build has; empty to look only.
 
     Raises:
-        UsageError: the location is a URI that no store is known for.
+        UsageError: the location is a URI that no store is known for, or no build can ever write there.
     """
+    _check_place(os.fspath(location))
     store = open_store(location)
     if not attempt:
         return Workspace(store)
     run = store.attempt(_PARTIAL, attempt)
     return Workspace(run.store, attempt=run)
+
+
+def _check_place(location: str) -> None:
+    hint = "give a directory, or a URI such as s3://bucket/folder"
+    if not location:
+        raise UsageError("the name of the corpus is empty", hint=hint)
+    if location.startswith(("http://", "https://")):
+        raise UsageError(f"{location} is on a web server, and a build cannot write there", hint=hint)
+    try:
+        location.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{os.fsencode(location)!r}: the path of the corpus is not UTF-8", hint=hint) from None

@@ -121,8 +121,11 @@ def load_command(workspace: Workspace) -> Command | None:
     return _load(workspace, COMMAND, Command)
 
 
-def check_same_settings(before: Settings, now: Settings, *, out: str) -> None:
+def check_same_settings(before: Settings, now: Settings, *, out: str, is_complete: bool = False) -> None:
     """Refuse to continue a build with other settings. From fail to skip is allowed, the other way is not.
+
+    Args:
+        is_complete: the build has become a corpus, which can grow and which starting over would remove.
 
     Raises:
         ConfigurationChangedError: it says what differs.
@@ -132,7 +135,12 @@ def check_same_settings(before: Settings, now: Settings, *, out: str) -> None:
         shown = "; ".join(differences[:5]) + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
         raise ConfigurationChangedError(
             f"{out} belongs to another build: {shown}",
-            hint="give the settings of that build, another --out, or --force to start over",
+            hint="give the settings of that build, another --out, "
+            + (
+                "--append to add sources to the corpus, or --force to replace all of it"
+                if is_complete
+                else "or --force to start over"
+            ),
         )
 
 
@@ -197,11 +205,10 @@ def _differences_of_sources(before: Settings, now: Settings) -> Iterator[str]:
         yield f"{', '.join(map(read_once_name, now.sources.read_once))} cannot be read again"
     elif _is_reordered(before.arguments, now.arguments) or _is_reordered(before.sources.roots, now.sources.roots):
         yield "the order of the sources changed"
-    else:
-        if before.arguments != now.arguments:
-            yield f"the sources were {', '.join(before.arguments)}, now {', '.join(now.arguments)}"
-        if before.sources != now.sources:
-            yield from _source_differences(before.sources, now.sources)
+    elif before.arguments != now.arguments:
+        yield f"the sources were {', '.join(before.arguments)}, now {', '.join(now.arguments)}"
+    elif before.sources != now.sources:
+        yield from _source_differences(before.sources, now.sources)
 
 
 def _is_reordered(before: Sequence[str], now: Sequence[str]) -> bool:
