@@ -519,6 +519,7 @@ def test_a_worker_that_touches_a_changed_shard_reports_it_by_name(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:the windows that are read and fetched")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shard_truncated_under_a_running_job_is_an_error_with_pread(tmp_path: Path, workers: int) -> None:
     corpus = write(tmp_path / "corpus", ListSource([20] * 30), shard_tokens=300)

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ from tokshard.runtime.cache import Cache
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.source import DocumentSpan
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
+
+pytestmark = pytest.mark.filterwarnings("ignore:the windows that are read and fetched")
 
 STRIDE, BLOCK, WINDOW = 32, 256, 8
 SIZES: dict[str, Any] = {"seq_len": 64, "block_tokens": BLOCK, "window_blocks": WINDOW, "allow_small_blocks": True}
@@ -68,8 +71,8 @@ def shards_of(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("shard-*.arrow"))
 
 
-def rows_of(source: CorpusSource, count: int = 40) -> list[dict[str, Any]]:
-    with NumpyLoader(StreamPlan({"corpus": source}, **SIZES), global_batch_size=4) as loader:
+def rows_of(source: CorpusSource, count: int = 40, **options: Any) -> list[dict[str, Any]]:
+    with NumpyLoader(StreamPlan({"corpus": source}, **{**SIZES, **options}), global_batch_size=4) as loader:
         return [{name: array.tolist() for name, array in batch.items()} for batch in itertools.islice(loader, count)]
 
 
@@ -79,6 +82,16 @@ def test_batches_are_those_of_a_mapped_corpus_however_little_memory_there_is(loc
     source = CorpusSource(remote if is_remote else local, access="pread", cache=Cache(memory_bytes=memory_bytes))
     assert not source.is_in_memory
     assert rows_of(source) == rows_of(CorpusSource(local))
+
+
+def test_streams_are_read_by_range_as_from_maps_and_every_block_once(local, remote):
+    cache = Cache()
+    options: dict[str, Any] = {"num_streams": 4, "window_blocks": 2}
+    expected = rows_of(CorpusSource(local), 100, **options)
+    assert rows_of(CorpusSource(remote, cache=cache), 100, **options) == expected
+    assert expected != rows_of(CorpusSource(local), 100, window_blocks=2)
+    reads = Counter((name, start) for name, start, _ in memory.READS if name.startswith("shard-"))
+    assert sum(reads.values()) < 1.3 * len(reads), "most are read once"
 
 
 def test_a_corpus_is_read_from_disk_in_its_second_epoch(local, remote, tmp_path):
@@ -288,3 +301,23 @@ def test_the_documents_of_a_sample_are_looked_up_side_by_side_where_that_takes_r
     lengths = [5, 9, 3, 12, 7] * 4
     here, there = (StreamPlan({"a": source(lengths)}, seq_len=16) for source in (ListSource, Slow))
     assert there.trace(1) == here.trace(1)
+
+
+@pytest.mark.parametrize(
+    ("num_corpora", "options", "needed"),
+    [(1, {}, 2 * ONE_WINDOW), (3, {}, 6 * ONE_WINDOW), (1, {"num_streams": 4, "window_blocks": 2}, 2 * ONE_WINDOW)],
+)
+def test_a_loader_whose_windows_do_not_fit_into_memory_says_how_much_they_need(local, num_corpora, options, needed):
+    names = [str(number) for number in range(num_corpora)]
+
+    def loader_with(memory_bytes: int) -> NumpyLoader:
+        cache = Cache(memory_bytes=memory_bytes)
+        corpora = {name: CorpusSource(local, access="pread", cache=cache) for name in names}
+        return NumpyLoader(StreamPlan(corpora, **{**SIZES, **options}), global_batch_size=4)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader_with(needed)
+    with pytest.warns(UserWarning, match=r"need .*, and .* are allowed: .*memory_bytes=268435456\)"):
+        loader_with(needed - 1)
+    NumpyLoader(StreamPlan(str(local), cache=Cache(memory_bytes=0), **SIZES), global_batch_size=4)  # it is mapped

@@ -21,7 +21,7 @@ from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, save_cursor
 from tokshard.runtime.feed import Feed
 from tokshard.runtime.growth import check_growth
-from tokshard.runtime.locality import warn_of_short_windows
+from tokshard.runtime.locality import warn_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.recycling import Recycler
@@ -70,7 +70,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 f"num_workers is {num_workers}, prefetch_factor {prefetch_factor}",
                 hint="give num_workers of 0 or more and prefetch_factor of 1 or more",
             )
-        warn_of_short_windows(plan, ranks.global_batch_size, stacklevel=3)
+        warn_of_windows(plan, ranks.global_batch_size, ranks.world_size, stacklevel=3)
         self._ranks = ranks
         self._feed = Feed(
             plan,

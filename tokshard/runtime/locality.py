@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Protocol, runtime_checkable
 
+from tokshard.runtime.cache import Cache
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.order.parts import PlannedCorpus
 from tokshard.runtime.plan import StreamPlan
+from tokshard.wording import bytes_text
 
 MIN_WINDOW_STEPS = 16
 """A window that lasts fewer steps causes a warning: documents are shuffled only within their window."""
+
+
+@runtime_checkable
+class KeptSource(Protocol):
+    """A source that keeps what it reads in a cache."""
+
+    cache: Cache
+
+    def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:
+        """Bytes that so many blocks take in memory; 0 if they are mapped."""
 
 
 def steps_per_window(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
@@ -77,6 +90,54 @@ def warn_of_short_windows(plan: StreamPlan, global_batch_size: int, *, stackleve
             f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window",
             stacklevel=stacklevel + 1,
         )
+
+
+def needed_memory(plan: StreamPlan, world_size: int) -> int:
+    """Bytes that a rank keeps in memory of corpora that are not mapped: two windows of each stream that it reads.
+
+    Args:
+        world_size: ranks that read the plan together.
+    """
+    return sum(
+        corpus.source.kept_bytes(_kept_blocks(corpus, world_size), corpus.shape.block_tokens)
+        for corpus, tokens in zip(plan.corpora, _tokens_per_step(plan, 1, None), strict=True)
+        if tokens and isinstance(corpus.source, KeptSource)
+    )
+
+
+def _kept_blocks(corpus: PlannedCorpus, world_size: int) -> int:
+    """Blocks of the current windows of a rank and of the next ones; fewer if the corpus has fewer."""
+    # a rank whose rows are not those of whole streams reads a part of one more
+    parts = min(corpus.num_parts, -(-corpus.num_parts // world_size) + (corpus.num_parts % world_size > 0))
+    blocks = 2 * parts * corpus.part_shape.window_blocks
+    return min(blocks, -(-corpus.num_tokens // corpus.shape.block_tokens))
+
+
+def warn_of_little_memory(plan: StreamPlan, world_size: int, *, stacklevel: int) -> None:
+    """Warn if the windows of corpora that are not mapped do not fit into the memory of their cache.
+
+    Args:
+        stacklevel: of the line that the warning names, counted from the caller.
+    """
+    caches = {id(source.cache): source.cache for source in plan.sources if isinstance(source, KeptSource)}
+    given, needed = sum(cache.memory_bytes for cache in caches.values()), needed_memory(plan, world_size)
+    if needed > given:
+        warnings.warn(
+            f"the windows that are read and fetched at a time need {bytes_text(needed)} of memory, and "
+            f"{bytes_text(given)} are allowed: the same blocks are fetched again and again; give "
+            f"StreamPlan(..., cache=Cache(memory_bytes={-(-needed >> 28) << 28})), or memory_bytes in the mix",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def warn_of_windows(plan: StreamPlan, global_batch_size: int, world_size: int, *, stacklevel: int) -> None:
+    """Warn of windows that are too short, or too large for the memory.
+
+    Args:
+        stacklevel: of the line that the warnings name, counted from the caller.
+    """
+    warn_of_short_windows(plan, global_batch_size, stacklevel=stacklevel + 1)
+    warn_of_little_memory(plan, world_size, stacklevel=stacklevel + 1)
 
 
 def _tokens_per_step(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None) -> list[float]:

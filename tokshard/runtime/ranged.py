@@ -220,3 +220,8 @@ class RangedCorpus:
                 with contextlib.suppress(KeyError):
                     self._shards.popitem(last=False)
         return shard
+
+
+def stride_tokens_of(block_tokens: int) -> int:
+    """Tokens of the strides that hold a block and the token after it, wherever it begins."""
+    return (-(-block_tokens // HASH_STRIDE) + 1) * HASH_STRIDE

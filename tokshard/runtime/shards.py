@@ -14,7 +14,7 @@ from tokshard.format import names
 from tokshard.format.opening import open_corpus
 from tokshard.runtime.cache import Cache
 from tokshard.runtime.mapped import MappedCorpus, changed_shard
-from tokshard.runtime.ranged import RangedCorpus
+from tokshard.runtime.ranged import RangedCorpus, stride_tokens_of
 from tokshard.runtime.source import DocumentSpan
 from tokshard.store import absolute_location
 
@@ -135,6 +135,10 @@ class CorpusSource:
         """Forget blocks that were announced to `will_read`."""
         if not self.is_in_memory and isinstance(self._reader, RangedCorpus):
             self._reader.has_read(starts, stops)
+
+    def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:
+        """Bytes that so many blocks take in the memory of the cache; 0 if they are mapped."""
+        return 0 if self.is_in_memory else num_blocks * stride_tokens_of(block_tokens) * self.dtype.itemsize
 
     def document_at(self, position: int) -> DocumentSpan:
         """The document that holds a token.
