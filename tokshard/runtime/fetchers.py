@@ -25,7 +25,6 @@ class Task(Generic[Answer]):
     def __init__(self, work: Callable[[], Answer]) -> None:
         self._work = work
         self._answer: Future[Answer] = Future()
-        self.is_taken = False
 
     def run(self) -> None:
         """Fetch it, in this thread."""
@@ -78,15 +77,17 @@ class _Queue:
                 self._threads.append(thread)
             self._changed.notify()
 
+    def hurry(self, task: Task[object]) -> None:
+        with self._changed, contextlib.suppress(ValueError):  # it has begun, or is urgent
+            self._ahead.remove(task)
+            self._urgent.append(task)
+
     def take(self) -> Task[object] | None:
         """Wait for the next task; None: there will be none."""
         with self._changed:
             while True:
-                while self._urgent or self._ahead:
-                    task = (self._urgent or self._ahead).popleft()
-                    if not task.is_taken:  # one that was hurried is in both
-                        task.is_taken = True
-                        return task
+                if self._urgent or self._ahead:
+                    return (self._urgent or self._ahead).popleft()
                 if self._is_closed:
                     return None
                 self._num_waiting += 1
@@ -98,8 +99,7 @@ class _Queue:
         with self._changed:
             self._is_closed = True
             for task in (*self._urgent, *self._ahead):
-                if not task.is_taken:
-                    task.cancel()
+                task.cancel()
             self._urgent.clear()
             self._ahead.clear()
             self._changed.notify_all()
@@ -137,8 +137,7 @@ class Fetchers:
 
     def hurry(self, task: Task[Answer]) -> None:
         """Somebody waits for a task that was not urgent."""
-        if not task.is_taken:
-            self._queue.put(task, is_urgent=True)  # type: ignore[arg-type]
+        self._queue.hurry(task)  # type: ignore[arg-type]
 
 
 def _run(queue: _Queue) -> None:
