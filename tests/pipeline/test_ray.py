@@ -358,3 +358,24 @@ def test_a_build_whose_driver_is_killed_continues_while_its_tasks_may_still_run(
     os.killpg(running.process.pid, signal.SIGKILL)
     finish(cluster, long_source, running.out)
     assert files(running.out) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_ctrl_c_while_ray_starts_interrupts_this_process_when_it_has_and_no_child():
+    from tokshard.pipeline.executors.ray_cluster import interrupted_at_end
+
+    reached = False
+    with pytest.raises(KeyboardInterrupt), interrupted_at_end():  # noqa: PT012 -- it is raised by the end of the context
+        child = os.fork()
+        if not child:
+            signal.raise_signal(signal.SIGINT)
+            os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        signal.raise_signal(signal.SIGINT)
+        reached = True
+    assert reached
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt), interrupted_at_end():  # noqa: PT012 -- the second call raises
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("a second one does not wait")

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import ray
@@ -66,10 +67,12 @@ def connected(address: str | None, *, num_workers: int | None, observer: Observe
         return
     address = address or AUTO
     _refuse_client(address.startswith("ray://") or os.environ.get("RAY_ADDRESS", "").startswith("ray://"))
-    variables = dict(os.environ)
-    _start(address, num_workers)
-    changed = {name for name in {*variables, *os.environ} if os.environ.get(name) != variables.get(name)}
+    variables, changed = dict(os.environ), set[str]()
     try:
+        try:
+            _start(address, num_workers)
+        finally:
+            changed.update(name for name in {*variables, *os.environ} if os.environ.get(name) != variables.get(name))
         cluster = RayCluster(num_workers=num_workers)
         if not cluster.num_cpus():
             observer(Note("no node of the cluster has a CPU for tasks yet: the build waits for one"))
@@ -97,6 +100,7 @@ def _start(address: str, num_workers: int | None) -> None:
         stack.enter_context(contextlib.chdir(stack.enter_context(tempfile.TemporaryDirectory())))
         stack.enter_context(environment({"RAY_USAGE_STATS_ENABLED": "0"}))
         stack.enter_context(_keeping_sigterm())
+        stack.enter_context(interrupted_at_end())
         try:
             ray.init(
                 address=address,
@@ -133,6 +137,34 @@ def _keeping_sigterm() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def interrupted_at_end() -> Iterator[None]:
+    """Remember Ctrl-C until the context ends; a second one interrupts at once.
+
+    A terminal sends it to all processes. One that Ray has forked and that does not run its program yet would print a
+    traceback, and in this process it would be lost if it came while it forks.
+    """
+    handler, owner = signal.getsignal(signal.SIGINT), os.getpid()
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    is_interrupted = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        if is_interrupted and os.getpid() == owner:
+            handler(number, frame)
+        is_interrupted = True
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if is_interrupted:
+            signal.raise_signal(signal.SIGINT)
 
 
 def look_at_nodes(setup: Any) -> None:
