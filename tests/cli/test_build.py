@@ -13,8 +13,12 @@ import pytest
 
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 from tokshard import open_corpus
+from tokshard.cli.build_text import status_lines
 from tokshard.cli.main import run
 from tokshard.format import names
+from tokshard.format.manifest import BuildConfig
+from tokshard.pipeline.job_array.status import JobStatus
+from tokshard.pipeline.status import BuildStatus
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.places import open_workspace
 from tokshard.store import STORES_BY_SCHEME
@@ -331,3 +335,44 @@ def test_status_of_a_directory_without_a_build_is_refused(shell):
 def test_help_names_the_uris_that_it_takes(shell, start, end, schemes):
     shown = shell("build", "--help")[1].partition(start)[2].partition(end)[0]
     assert {word.partition("://")[0] for word in re.findall(r"\w+://", shown)} - {"hf"} == schemes
+
+
+@pytest.mark.parametrize(
+    ("dedup", "stage", "words"),
+    [
+        ("none", "encoding", "--job-index 1 --num-jobs 3"),
+        ("exact", "hashing", "--stage hash --job-index 1 --num-jobs 3"),
+        ("exact", "finding duplicates", "--stage duplicates"),
+        ("exact", "encoding", "--stage write --job-index 1 --num-jobs 3"),
+    ],
+)
+def test_the_status_of_an_array_continues_with_a_job_of_it_and_not_with_one_process(dedup, stage, words):
+    jobs = tuple(
+        JobStatus(job_index=index, num_jobs=3, state=state)
+        for index, state in enumerate(["done", "stopped", "not begun"])
+    )
+    config = BuildConfig(
+        text_field="text",
+        id_field=None,
+        keep={},
+        input_format=None,
+        text_mode="file",
+        shard_tokens=1,
+        task_bytes=1,
+        max_document_bytes=1,
+        limit=None,
+        dedup=dedup,
+    )
+    command = ("tokshard", "build", "a.jsonl")
+    status = BuildStatus(
+        directory="out",
+        state="unfinished",
+        stage=stage,
+        config=config,
+        command=command,
+        working_directory="/",
+        jobs=jobs,
+    )
+    lines = status_lines(status)
+    assert ("continue", f"cd / && tokshard build a.jsonl {words}") in lines
+    assert (("", "and likewise each other job that is not done") in lines) == ("--job-index" in words)

@@ -10,12 +10,15 @@ from typing import Any
 import msgspec
 
 from tokshard.pipeline.estimate import Estimate
+from tokshard.pipeline.job_array.stages import DUPLICATES, HASH, WRITE
 from tokshard.pipeline.result import BuildResult
 from tokshard.pipeline.status import COMPLETE, UNFINISHED, BuildStatus
 from tokshard.wording import bytes_text, clock, count_text, counted
 
 _SMALL_SHARE = 4
 """Shards of less than this part of ``--shard-tokens`` are explained."""
+_STAGES = {"hashing": HASH, "finding duplicates": DUPLICATES, "encoding": WRITE}
+"""The ``--stage`` that continues a build with ``--dedup exact``, by `BuildStatus.stage`."""
 
 
 def build_lines(result: BuildResult) -> list[tuple[str, str]]:
@@ -133,8 +136,24 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
     if status.state == UNFINISHED and status.jobs and all(job.state == "done" for job in status.jobs):
         lines.append(("next", f"tokshard build --commit {shlex.quote(status.directory)}"))
     elif status.state == UNFINISHED and status.command:
-        lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {shlex.join(status.command)}"))
+        words, num_jobs_left = _of_next_job(status)
+        command = shlex.join([*status.command, *words])
+        lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {command}"))
+        if num_jobs_left > 1:
+            lines.append(("", "and likewise each other job that is not done"))
     return lines
+
+
+def _of_next_job(status: BuildStatus) -> tuple[list[str], int]:
+    """The options of the job of an array that is to be run next, and how many jobs there are to run."""
+    if not status.jobs:
+        return [], 0
+    stage = ["--stage", _STAGES[status.stage]] if status.config and status.config.dedup == "exact" else []
+    if stage[1:] == [DUPLICATES]:
+        return stage, 1
+    left = [job for job in status.jobs if job.state != "done"]
+    words = ["--job-index", str(left[0].job_index), "--num-jobs", str(left[0].num_jobs)]
+    return [*stage, *words], len(left)
 
 
 def _job_lines(status: BuildStatus) -> list[tuple[str, str]]:
