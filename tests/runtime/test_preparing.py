@@ -399,8 +399,9 @@ def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked
 
 def test_a_reader_that_is_gone_needs_its_blocks_no_more() -> None:
     source = AskedSource([9, 14, 30, 1, 12] * 10)
-    shuffled = ShuffledCorpus(source, Shape(seq_len=8, block_tokens=50, window_blocks=8), seed=3)
-    shuffled.reader().table(shuffled.window(0, 0))
+    shape = Shape(seq_len=8, block_tokens=50, window_blocks=8)
+    shuffled = ShuffledCorpus(source, shape, seed=3)
+    ShuffledCorpus(source, shape, seed=3).table(shuffled.window(0, 0))
     gc.collect()
     (_, announced), _, (name, released) = source.asked
     assert (name, released) == ("has_read", announced)

@@ -11,6 +11,7 @@ import pickle
 import warnings
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.corpora import write_corpus
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, rows_of
+from tests.runtime.test_reader import LARGE_VOCABULARY
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.inspect.plan.run import Run
 from tokshard.inspect.plan.trace import RankView
 from tokshard.runtime import NumpyLoader, StreamPlan
+from tokshard.runtime.cache import Cache, fetched
 from tokshard.runtime.locality import blocks_per_step, steps_per_window
 from tokshard.runtime.order.parts import is_dealt, part_window_blocks
+from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.stop import used_up
 
 SIZES = {"seq_len": 4, "block_tokens": 16, "window_blocks": 2, "seed": 5}
@@ -253,3 +258,25 @@ def test_windows_and_blocks_of_a_step_are_counted_over_all_streams() -> None:
     wide = StreamPlan({"corpus": source}, num_streams=64, **sizes)
     assert steps_per_window(wide, 64) == {"corpus": 4_096.0}  # 64 blocks each
     assert blocks_per_step(many, 64)["corpus"] == pytest.approx(blocks_per_step(one, 64)["corpus"], rel=0.1)
+
+
+def test_nodes_with_a_stream_each_fetch_a_corpus_once_together(tmp_path: Path) -> None:
+    memory = ListSource([500] * 1_100)
+    directory = write_corpus(tmp_path / "corpus", memory.documents(), tokenizer=LARGE_VOCABULARY)
+    sizes = {"seq_len": 1_024, "block_tokens": 16_384, "window_blocks": 2, "seed": 3}
+    num_steps, fetched_bytes = memory.num_tokens // 1_024 // 8, {}
+    for num_streams in (1, 4):
+        mapped = StreamPlan({"corpus": directory}, num_streams=num_streams, **sizes)
+        fetched_bytes[num_streams] = 0.0
+        for rank in range(4):
+            source = CorpusSource(directory, access="pread", cache=Cache(memory_bytes=1 << 20))
+            plan = StreamPlan({"corpus": source}, num_streams=num_streams, **sizes)
+            with NumpyLoader(plan, global_batch_size=8, dp_rank=rank, dp_world_size=4) as loader:
+                batches = list(itertools.islice(loader, num_steps))
+            for row, sample in enumerate(batches[-1]["sample_index"].tolist()):
+                assert np.array_equal(batches[-1]["input_ids"][row], mapped.sample(sample)["input_ids"])
+            fetched_bytes[num_streams] += fetched([source])["fetched_bytes"]
+    corpus_bytes = memory.num_tokens * 4
+    # a block of two strides is fetched with the one that has the label of its last token, and the next window begun
+    assert fetched_bytes[1] > 4 * corpus_bytes
+    assert fetched_bytes[4] < 2 * corpus_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from tokshard.runtime.cache import Cache
@@ -31,7 +32,12 @@ def steps_per_window(plan: StreamPlan, global_batch_size: int, cursor: Cursor | 
 
     Infinite where the whole corpus is one window, or its weight is 0.
     """
-    tokens = _tokens_per_step(plan, global_batch_size, cursor)
+    return window_steps(plan, global_batch_size, _weights(plan, cursor))
+
+
+def window_steps(plan: StreamPlan, global_batch_size: int, weights: Sequence[float]) -> dict[str, float]:
+    """`steps_per_window` under any weights, one per corpus."""
+    tokens = _tokens_per_step(plan, global_batch_size, weights)
     return {
         name: math.inf if corpus.num_windows == 1 or not count else _window_tokens(corpus) / count
         for name, corpus, count in zip(plan.names, plan.corpora, tokens, strict=True)
@@ -56,7 +62,7 @@ def blocks_per_step(plan: StreamPlan, global_batch_size: int, cursor: Cursor | N
     streams, of one window of each.
     """
     found = {}
-    per_step = _tokens_per_step(plan, global_batch_size, cursor)
+    per_step = _tokens_per_step(plan, global_batch_size, _weights(plan, cursor))
     for name, corpus, tokens in zip(plan.names, plan.corpora, per_step, strict=True):
         part = corpus.part(0)
         window = part.window(0, 0)
@@ -100,8 +106,8 @@ def needed_memory(plan: StreamPlan, world_size: int) -> int:
     """
     return sum(
         corpus.source.kept_bytes(_kept_blocks(corpus, world_size), corpus.shape.block_tokens)
-        for corpus, tokens in zip(plan.corpora, _tokens_per_step(plan, 1, None), strict=True)
-        if tokens and isinstance(corpus.source, KeptSource)
+        for corpus, weight in zip(plan.corpora, _weights(plan, None), strict=True)
+        if weight and isinstance(corpus.source, KeptSource)
     )
 
 
@@ -140,7 +146,10 @@ def warn_of_windows(plan: StreamPlan, global_batch_size: int, world_size: int, *
     warn_of_little_memory(plan, world_size, stacklevel=stacklevel + 1)
 
 
-def _tokens_per_step(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None) -> list[float]:
+def _weights(plan: StreamPlan, cursor: Cursor | None) -> tuple[float, ...]:
     cursor = cursor or plan.cursor()
-    weights = cursor.segments[cursor.num_started - 1].weights
+    return cursor.segments[cursor.num_started - 1].weights
+
+
+def _tokens_per_step(plan: StreamPlan, global_batch_size: int, weights: Sequence[float]) -> list[float]:
     return [global_batch_size * plan.seq_len * weight / sum(weights) for weight in weights]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.batches import PADDING_INDEX, Packed
+from tokshard.runtime.locality import window_steps
 from tokshard.runtime.options import integer
 from tokshard.runtime.order.streams import Mixtures
 from tokshard.runtime.plan import StreamPlan
@@ -24,6 +25,10 @@ _MAX_LAYOUT_PIECES = 65_536
 """A layout has no more pieces than this, so that no step takes long."""
 
 _MAX_LAYOUT_ROWS = 2_048
+
+_LAYOUTS_PER_WINDOW = 8
+"""Of corpora that are not in memory, a layout covers at most such a part of a window: what was laid out is still to be
+read when the blocks of the window before are given up, and when those of the next are announced."""
 
 _MAX_BATCH = 1 << 40
 _MAX_BATCH_TOKENS = (1 << 31) - 1
@@ -168,4 +173,12 @@ def packed_steps(
         pieces_per_row = layout.num_pieces / len(samples)
         wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * len(plan.names) * ranks.num_own_streams)
         most = min(wanted, _MAX_LAYOUT_PIECES / pieces_per_row, _MAX_LAYOUT_ROWS)
-        steps = min(2 * steps, max(1, int(most / rows)))
+        steps = min(2 * steps, max(1, int(most / rows)), most_steps(plan, mixture, size, sample, stride))
+
+
+def most_steps(plan: StreamPlan, mixture: Mixtures, global_batch_size: int, sample: int, stride: int) -> int:
+    """Steps of a layout for which no window is too short."""
+    if all(source.is_in_memory for source in plan.sources):
+        return _MAX_LAYOUT_ROWS
+    shortest = min(window_steps(plan, global_batch_size, mixture.weights_at(sample)).values())
+    return max(1, int(min(shortest / (_LAYOUTS_PER_WINDOW * stride), _MAX_LAYOUT_ROWS)))

@@ -8,6 +8,7 @@ round at the same time. ORDER.md, section 13, has the rules.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -69,6 +70,10 @@ class Mixtures:
         if len(kept) == len(self.segments):
             return self
         return _rebuild(self.seed, self.num_streams, kept, self.balances_before(kept[0].start))
+
+    def weights_at(self, sample: int) -> tuple[float, ...]:
+        """The weights in force at a global sample, which is not before the first segment."""
+        return self.segments[bisect_right(self.segments, sample, key=lambda segment: segment.start) - 1].weights
 
     def of(self, stream: int) -> Mixture:
         """The mixture of one stream, for the samples of that stream."""
