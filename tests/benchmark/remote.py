@@ -84,7 +84,8 @@ def cases_of(folder: Path, sizes: Sizes, groups: set[str], bytes_per_second: flo
     if "waits" in groups:
         yield from _waits(window, read, bytes_per_second)
     if "nodes" in groups:
-        options = ("--rows", "8", "--world-size", str(NODES), "--stretches", *[str(window // NODES)] * 2)
+        stretches = (str(window // NODES), str(3 * window // NODES))
+        options = ("--rows", "8", "--world-size", str(NODES), "--stretches", *stretches)
         for name, streams in (("no streams", 1), ("a stream for each", NODES)):
             named = f"one of {NODES} ranks, {name}"
             yield Case(group="nodes", name=named, corpus=read, options=(*options, "--streams", str(streams)))

@@ -22,7 +22,6 @@ from tests.benchmark.scale_inputs import Measured, measure
 from tokshard.format.schema import HASH_STRIDE
 from tokshard.format.stride_hashes import HASH_BYTES
 from tokshard.numbers import read_count
-from tokshard.runtime.options import MAX_STREAMS
 
 PACKAGES = ("tokshard", "numpy", "pyarrow")
 _LEAST_WINDOW_BLOCKS = 64
@@ -31,8 +30,8 @@ _LEAST_WINDOW_BLOCKS = 64
 _OPENING_TRIPS = 8
 """Requests one after another, before the first window: manifest, generations, the shard table in three steps."""
 
-_HASH_REQUEST_BYTES = 8_192
-"""The hashes of a block come with their neighbours; at this size those are of no use."""
+_HASH_REQUEST_BYTES = 256
+"""The hashes of a block come with some of their neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,12 +220,11 @@ def bottlenecks(job: Job, load: Load) -> list[tuple[str, float]]:
 
 def ways_of(job: Job) -> Sequence[Way]:
     """The ways that are compared."""
-    most = max(number for number in range(1, min(job.gpus, MAX_STREAMS) + 1) if job.gpus % number == 0)
     return (
         Way(name="no streams"),
         Way(name="a stream per node", num_streams=job.nodes),
         Way(name="and a disk cache", num_streams=job.nodes, shares_disk=True),
-        Way(name="as many streams as there may be", num_streams=most),
+        Way(name="a stream per GPU", num_streams=job.gpus),
     )
 
 

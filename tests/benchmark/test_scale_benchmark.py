@@ -65,8 +65,8 @@ def test_without_streams_every_rank_reads_everything():
     assert load.windows_per_second == 1 / 64
     assert load.node_requests_per_second == 8 * 16 * 2
     assert load.job_requests_per_second == 8 * load.node_requests_per_second
-    # a block is fetched with 8,192 tokens more and 8,192 bytes of hashes
-    assert load.node_bytes_per_second == 8 * 16 * (2 * (65_536 + 8_192) + 8_192)
+    # a block is fetched with 8,192 tokens more and 256 bytes of hashes
+    assert load.node_bytes_per_second == 8 * 16 * (2 * (65_536 + 8_192) + 256)
     # 65,536 documents, each cut at most once: a piece more for each of 1,024 blocks
     assert load.table_seconds == pytest.approx(66_560e-6 + 1_024 * 147_456 * 1.5e-9)
     assert load.rank_memory_bytes == 2 * ((1 << 27) + 8 * 66_560) + 4_096_000

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
+from tokshard.format.schema import HASH_STRIDE
 from tokshard.runtime.fetchers import Fetchers
 from tokshard.runtime.order.forking import ForkLock
 from tokshard.runtime.shard_bytes import ShardBytes
@@ -23,6 +24,9 @@ from tokshard.store.record_cache import RecordCache
 
 _HASHES_AT_ONCE = 2_048
 """Hashes of consecutive strides that one request asks for: those of 16M tokens."""
+
+_FEW_HASHES = 64
+"""The same in a larger corpus than can be kept, of which each request is for another place."""
 
 _MAX_HASHES = 16 << 20
 """Hashes that are kept, of 4 bytes each: all those of a corpus of 137 billion tokens."""
@@ -38,14 +42,15 @@ class StrideHashes:
 
     def __init__(self, corpus: Corpus, fetchers: Callable[[], Fetchers], on_read: Callable[[int, int], None]) -> None:
         self._corpus, self._fetchers, self._on_read = corpus, fetchers, on_read
+        self._at_once = _HASHES_AT_ONCE if corpus.num_tokens <= _MAX_HASHES * HASH_STRIDE else _FEW_HASHES
         self._kept: OrderedDict[tuple[int, int], NDArray[np.uint32]] = OrderedDict()
         self._lock = ForkLock()
 
     def ask(self, run: Run) -> Callable[[], NDArray[np.uint32]]:
         """What waits for the hashes of some strides, which are fetched meanwhile, and gives them: uint32 [strides]."""
-        first = run.first // _HASHES_AT_ONCE
-        keys = [(run.shard, part) for part in range(first, (run.stop - 1) // _HASHES_AT_ONCE + 1)]
-        base = first * _HASHES_AT_ONCE
+        first = run.first // self._at_once
+        keys = [(run.shard, part) for part in range(first, (run.stop - 1) // self._at_once + 1)]
+        base = first * self._at_once
         parts = [self._ask(key) for key in keys]
 
         def answer() -> NDArray[np.uint32]:
@@ -64,8 +69,8 @@ class StrideHashes:
 
     def _fetch(self, key: tuple[int, int]) -> NDArray[np.uint32]:
         shard, part = key
-        start = part * _HASHES_AT_ONCE
-        found = self._corpus.stride_hashes(shard, start, start + _HASHES_AT_ONCE)
+        start = part * self._at_once
+        found = self._corpus.stride_hashes(shard, start, start + self._at_once)
         self._on_read(1, found.nbytes)
         with self._lock:
             self._kept[key] = found
