@@ -29,6 +29,7 @@ OPTIONS = {
     "plan": {
         "--tokens": POSITIVE_COUNT,
         "--simulate": POSITIVE_COUNT,
+        "--nodes": POSITIVE_COUNT,
         "--seq-len": LENGTH,
         "--global-batch-size": COUNT,
     },
