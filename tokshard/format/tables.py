@@ -274,4 +274,5 @@ class Table:
             content = partial.read(values, start, stop)
         except OSError as error:
             raise DamagedCorpusError(f"{self.path} cannot be read: {error.strerror}", hint=RESTORE) from error
-        return np.frombuffer(content, values.type.to_pandas_dtype()).astype(np.int64)
+        # old versions of pyarrow need pandas to name the dtype
+        return np.frombuffer(content, str(values.type)).astype(np.int64)
