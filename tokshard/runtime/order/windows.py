@@ -107,6 +107,9 @@ class CorpusOrder:
         start_epoch: epoch that counts as the first.
         take: read only this part of the full blocks, the same for every seed; a smaller part lies inside a larger one.
         part: read only what was dealt to one stream.
+
+    Attributes:
+        window_tokens: tokens of every window but the last of an epoch.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class CorpusOrder:
     ) -> None:
         self.corpus_tokens, self.shape, self.take, self.part = corpus_tokens, shape, take, part
         self.seed, self.copy_index, self.start_epoch = part.seed if part else seed, copy_index, start_epoch
+        self.window_tokens = shape.window_blocks * shape.block_tokens
         self._content = content
         self._permutation = lru_cache(_MAX_PERMUTATIONS)(self._make_permutation)
 
@@ -154,11 +158,6 @@ class CorpusOrder:
     def num_windows(self) -> int:
         """Windows of an epoch."""
         return max(1, -(-self.num_full_blocks // self.shape.window_blocks))
-
-    @property
-    def window_tokens(self) -> int:
-        """Tokens of every window but the last of an epoch."""
-        return self.shape.window_blocks * self.shape.block_tokens
 
     def window_at(self, position: int) -> Window:
         """The window that holds a position of the sequence."""
