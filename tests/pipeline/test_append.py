@@ -223,7 +223,9 @@ def test_starting_over_removes_all_generations_and_with_append_the_last_one_only
     before = files_of(shop.directory / "corpus")
     assert shop.build(two, append=True, force=True).is_new
     after = files_of(shop.directory / "corpus")
-    assert {name for name in before if before[name] != after[name]} == {"generation-01/build-report.json"}
+    assert after.keys() == before.keys()
+    # its times may be the same
+    assert {name for name in before if before[name] != after[name]} <= {"generation-01/build-report.json"}
     shop.build(two, force=True)
     assert texts_of(shop.open()) == ["b"]
     assert not (shop.directory / "corpus" / "generation-01").exists()
