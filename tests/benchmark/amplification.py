@@ -2,7 +2,7 @@
 
     python -m tests.benchmark.amplification [--nodes 1 4 16 64] [--document-tokens 750] [--windows 2]
 
-Replays the steps of each node. *announced* are the blocks that its source is told to read ahead, which a ranged corpus
+Replays the steps of each node. *announced* are the blocks that its source is asked to read ahead, which a ranged corpus
 fetches; *needed* those that its samples lie in, less what a cache of two windows still has: fewer could not be fetched.
 *computed* is what `tokshard plan --nodes` says. No token is read: the corpus does not exist. Everything is seeded: it
 gives the same table anywhere.
@@ -51,7 +51,7 @@ class BlockCache:
 
 
 class AnnouncedSource(PeriodicSource):
-    """Counts the blocks that it is told of."""
+    """Counts the blocks that are announced to it."""
 
     num_announced = 0
 

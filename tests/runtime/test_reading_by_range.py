@@ -295,7 +295,7 @@ def test_the_documents_of_a_sample_are_looked_up_side_by_side_where_that_takes_r
         def document_at(self, position: int) -> DocumentSpan:
             if next(calls) == 2:
                 both.set()
-            assert both.wait(10), "nobody else asks"
+            assert both.wait(10), "the other thread never asked"
             return super().document_at(position)
 
     lengths = [5, 9, 3, 12, 7] * 4

@@ -57,7 +57,7 @@ class StrideHasher:
 
 
 def num_strides(num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many hashes shards of these lengths have; int64 [n], as is `num_tokens`."""
+    """How many hashes shards of these lengths have; int64 [n], like `num_tokens`."""
     return -(-num_tokens // HASH_STRIDE)
 
 

@@ -69,7 +69,7 @@ class TokenMemory:
                 self._idle[stride] = None
 
     def reserve(self, strides: Iterable[int]) -> list[tuple[int, int]]:
-        """A slot for each stride that is not here, as far as there is room; nobody else uses it until it is published.
+        """A slot for each stride that is not here, as far as there is room; the caller's until it is published.
 
         Returns:
             Pairs of a stride and its slot.

@@ -26,14 +26,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A task is no longer under way. All its receipts and failures were reported before."""
+    """A task has ended. All its receipts and failures were reported before."""
 
     task: Task | StreamTask
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A task is no longer under way because its worker died; it may succeed elsewhere.
+    """A task has ended because its worker died; it may succeed elsewhere.
 
     Args:
         error: for the user, if the task is not tried again.

@@ -106,7 +106,7 @@ class StageState:
             self._pass_settled()
 
     def released(self, task: Task | StreamTask, *, is_lost: bool = False) -> None:
-        """A task is no longer under way: it is done, it failed, or its worker was lost and it has to run again."""
+        """A task has ended: it is done, it failed, or its worker was lost and it has to run again."""
         self.running.discard(task.key)
         if is_lost:
             self.failures = _without_those_of(task, self.failures)
