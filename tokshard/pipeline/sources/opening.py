@@ -85,6 +85,24 @@ def check_unchanged(input_: Input) -> None:
         )
 
 
+def check_not_cut(input_: Input) -> None:
+    """Refuse a local file that has become shorter: for the missing bytes, old versions of Arrow return stale memory.
+
+    Raises:
+        BadSourceError: it is gone, or has fewer bytes than when the build began.
+    """
+    store, name = _locate(input_.location)
+    path = store.local_path(name)
+    if path is None:
+        return
+    try:
+        size = os.stat(path).st_size
+    except OSError as error:
+        raise vanished(input_, error) from error
+    if size < input_.num_bytes:
+        raise damaged(input_, f"it was cut to {size:,} bytes while it was read, of {input_.num_bytes:,}")
+
+
 def vanished(input_: Input, error: OSError) -> BadSourceError:
     """The error for an input that cannot be opened."""
     return BadSourceError(

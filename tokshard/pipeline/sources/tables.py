@@ -12,7 +12,7 @@ from pyarrow import ipc
 from tokshard.errors import SourceError, UsageError
 from tokshard.pipeline.sources.division import CHUNK_BYTES, Groups, Span
 from tokshard.pipeline.sources.inputs import PARQUET, Input
-from tokshard.pipeline.sources.opening import damaged, open_for_arrow, vanished
+from tokshard.pipeline.sources.opening import check_not_cut, damaged, open_for_arrow, vanished
 from tokshard.pipeline.sources.records import (
     ROWS_PER_CHUNK,
     TOO_LONG,
@@ -106,6 +106,7 @@ def arrow_file_chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[C
             with _naming(input_, f"batch {index}: "):
                 batch = reader.get_batch(index)
                 batch.validate()
+            check_not_cut(input_)
             yield from fields.chunks(batch, input_.num_bytes // len(batches))
 
 
