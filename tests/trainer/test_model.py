@@ -14,7 +14,8 @@ from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import config
 from tokshard.trainer.attention import Documents
-from tokshard.trainer.loop import micro_batches, model_shape, sum_of_losses
+from tokshard.trainer.loop import model_shape
+from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import PRESETS, Shape, Transformer, initialise
 from tokshard.trainer.optimizer import decay_groups, learning_rate
 
