@@ -127,6 +127,28 @@ def test_ranks_that_are_as_many_as_streams_read_one_stream_each(num_streams: int
 
 
 @pytest.mark.slow
+def test_worker_processes_read_several_streams_as_a_thread_does() -> None:
+    read = {}
+    for num_workers in (0, 2):
+        plan = plan_with_streams(4)
+        with NumpyLoader(plan, global_batch_size=8, num_workers=num_workers) as loader:
+            batches = take(loader, 5)
+            loader.skip(3)  # steps now begin in the middle of a round of streams
+            loader.set_weights({"a": 0.2, "b": 0.8})
+            batches += take(loader, 4)
+            read[num_workers] = rows_of(batches)
+            state = loader.state_dict()
+        with NumpyLoader(plan_with_streams(4), global_batch_size=12, num_workers=num_workers) as other:
+            other.load_state_dict(state)
+            read[num_workers] += rows_of(take(other, 3))
+            cursor = other.cursor
+    starts = [*range(0, 40, 8), *range(43, 75, 8)]
+    steps = [range(start, start + 8) for start in starts] + [range(start, start + 12) for start in (75, 87, 99)]
+    samples = [g for step in steps for g in sorted(step, key=lambda g: (g % 4, g))]
+    assert read[2] == read[0] == expected_rows(plan_with_streams(4), samples, cursor)
+
+
+@pytest.mark.slow
 def test_worker_processes_that_come_and_go_give_the_same_global_batches() -> None:
     state, rows = None, []
     for ranks, workers in ((2, 2), (1, 0), (3, 1), (1, 3)):

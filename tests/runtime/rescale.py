@@ -28,9 +28,12 @@ CHANGE_STEP, CHANGED_WEIGHTS = 22, {"prose": 0.4, "code": 0.6}
 Batch = dict[str, torch.Tensor]
 
 
-def plan_of(directory: Path) -> StreamPlan:
+def plan_of(directory: Path, num_streams: int = 1) -> StreamPlan:
+    """With 2 and 4 streams, one of the corpora is dealt to them; with 64, both stay whole."""
     corpora = {name: directory / name for name in WEIGHTS}
-    return StreamPlan(corpora, weights=WEIGHTS, seq_len=16, seed=11, block_tokens=64, window_blocks=4)
+    sizes = {"block_tokens": 64, "window_blocks": 4} if num_streams == 1 else {"block_tokens": 32, "window_blocks": 1}
+    small = {"allow_small_blocks": num_streams > 1, "num_streams": num_streams}
+    return StreamPlan(corpora, weights=WEIGHTS, seq_len=16, seed=11, **sizes, **small)
 
 
 def rows_of(loader: StreamingLoader, batch: Batch) -> list[dict[str, Any]]:
@@ -38,6 +41,8 @@ def rows_of(loader: StreamingLoader, batch: Batch) -> list[dict[str, Any]]:
     rows = []
     for index in range(len(batch["sample_index"])):
         sample = int(batch["sample_index"][index])
+        if sample < 0:
+            continue  # padding
         pieces = loader.plan.trace(sample, loader.cursor)
         rows.append(
             {
@@ -83,8 +88,9 @@ def last_checkpoint(directory: Path) -> Path | None:
 def train(job: dict[str, Any], rank: int) -> None:
     directory, killer = Path(job["directory"]), Killer(job, rank)
     loader = StreamingLoader(
-        plan_of(directory),
-        global_batch_size=GLOBAL_BATCH,
+        plan_of(directory, job.get("num_streams", 1)),
+        global_batch_size=job.get("global_batch_size", GLOBAL_BATCH),
+        uneven="pad",
         num_workers=job["num_workers"],
         prefetch_factor=job["prefetch_factor"],
         multiprocessing_context="fork",

@@ -86,8 +86,13 @@ def logs(directory: Path, name: str) -> str:
     return "\n".join(path.read_text() for path in sorted(directory.glob(f"log-{name}-*")))
 
 
-def incarnations_of(directory: Path, rng: random.Random, launcher: Launcher) -> Iterator[dict[str, Any]]:
-    """Run until the last step is saved; every incarnation is killed, but the one that gets there."""
+def incarnations_of(
+    directory: Path, rng: random.Random, launcher: Launcher, num_streams: int = 1
+) -> Iterator[dict[str, Any]]:
+    """Run until the last step is saved; every incarnation is killed, but the one that gets there.
+
+    With several streams, each incarnation has a batch size of its own, too.
+    """
     sizes = rng.sample([1, 2, 3, 4], 4)
     for number in range(60):
         checkpoint = rescale.last_checkpoint(directory)
@@ -105,6 +110,8 @@ def incarnations_of(directory: Path, rng: random.Random, launcher: Launcher) -> 
             "num_workers": int(number % 5 == 3),
             "prefetch_factor": rng.randint(1, 6),
         }
+        if num_streams > 1:
+            job |= {"num_streams": num_streams, "global_batch_size": num_streams * rng.choice([1, 2, 3])}
         # four steps or more bring a new checkpoint, and what comes after it is lost
         kill_step = step + rng.randint(4, 7)
         moment = "any" if rng.random() < 0.2 else rng.choice(["received", "computed", "saved"])
@@ -206,6 +213,39 @@ def test_ranks_killed_at_random_steps_and_rescaled_many_times_read_every_token_o
     model = torch.zeros(2, dtype=torch.int64)
     dcp.load({"model": model}, checkpoint_id=directory / "checkpoints" / str(STEPS), no_dist=True)
     assert model.tolist() == [digest, STEPS]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("num_streams", [2, 4, 64])
+def test_ranks_killed_and_rescaled_with_other_batch_sizes_read_the_streams_of_the_plan_on(
+    directory: Path, launcher: Launcher, num_streams: int
+) -> None:
+    jobs = list(incarnations_of(directory, random.Random(num_streams), launcher, num_streams))
+    assert len({job["world_size"] for job in jobs}) > 2
+    assert len({job["global_batch_size"] for job in jobs}) > 1
+    steps, num_lost = read_ledger(directory, jobs)
+    assert num_lost > 0, "no kill cost any work: this test means nothing"
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    # the weights that the last checkpoint knows are those of the whole run
+    plan = rescale.plan_of(directory, num_streams)
+    assert [corpus.is_dealt for corpus in plan.corpora] == [num_streams < 64, num_streams == 2]
+    last = StreamingLoader(plan, global_batch_size=num_streams)
+    dcp.load({"loader": last}, checkpoint_id=directory / "checkpoints" / str(STEPS), no_dist=True)
+    assert [dict(zip(plan.names, part.weights, strict=True)) for part in last.cursor.segments] == [
+        rescale.WEIGHTS,
+        rescale.CHANGED_WEIGHTS,
+    ]
+    start = 0
+    for step in range(1, STEPS + 1):
+        samples = [row["sample"] for row in steps[step]]
+        of_step = range(start, start + len(samples))
+        assert samples == sorted(of_step, key=lambda sample: (sample % num_streams, sample))
+        start = of_step.stop
+        for row in steps[step]:
+            alone = plan.sample(row["sample"], last.cursor)
+            assert row["input_ids"] == alone["input_ids"].tolist()
+            assert row["labels"] == alone["labels"].tolist()
+    assert last.cursor.sample == start
 
 
 def test_a_checkpoint_of_several_ranks_holds_the_cursor_once(directory: Path, launcher: Launcher) -> None:
