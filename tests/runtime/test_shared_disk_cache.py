@@ -1,4 +1,4 @@
-"""Processes that share a cache on disk, and die by SIGKILL in the middle of a write: what is read is right, and the limit holds."""
+"""Processes that share a cache on disk and die by SIGKILL in a write: what is read is right, and the limit holds."""
 
 from __future__ import annotations
 
