@@ -95,7 +95,7 @@ def steps_of(out: Path) -> list[dict[str, Any]]:
 
 
 def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]]) -> int:
-    from tokshard.trainer.config import resolve
+    from tokshard.trainer.config import Parallel, resolve
     from tokshard.trainer.loop import train
     from tokshard.trainer.parallel import process_group
 
@@ -105,7 +105,7 @@ def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]])
     try:
         place = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
-        with process_group("cpu"):
+        with process_group(Parallel(device="cpu")):
             status = int(any(train(resolve(job)) for job in jobs))
     except BaseException:  # noqa: BLE001 - a process edge
         sys.excepthook(*sys.exc_info())

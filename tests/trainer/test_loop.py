@@ -21,7 +21,7 @@ from tests.trainer.runs import configuration, corpora, steps_of
 from tokshard.errors import LoaderError, TokshardError, TrainerError, UsageError
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import loop
-from tokshard.trainer.config import resolve
+from tokshard.trainer.config import Parallel, resolve
 from tokshard.trainer.directory import held
 from tokshard.trainer.loop import train
 from tokshard.trainer.metrics import MetricsFile
@@ -162,7 +162,7 @@ def test_a_run_continues_without_an_output_that_takes_its_lines(
 
 def test_a_second_job_with_the_same_out_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:
     fields = small(tmp_path, train__stop_after=1)
-    with process_group("cpu"), held(str(tmp_path / "out")):
+    with process_group(Parallel(device="cpu")), held(str(tmp_path / "out")):
         with pytest.raises(TrainerError, match=rf"in use by another job: process {os.getpid()} on "):
             train(resolve(fields))
         assert os.listdir(tmp_path / "out") == ["run.lock"]

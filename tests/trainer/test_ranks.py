@@ -71,7 +71,7 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
     state = checkpoint.State(step=1, loader={}, config={})
 
     def save(name: str) -> None:
-        checkpoint.save(str(directory / name), *trained(seed=1), state)
+        checkpoint.save(str(directory / name), checkpoint.tensors_of(*trained(seed=1)), state)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -121,13 +121,14 @@ def run_rank(rank: int, directory: Path, port: int) -> None:
     from torch import distributed
 
     from tokshard.errors import TokshardError
+    from tokshard.trainer.config import Parallel
     from tokshard.trainer.parallel import process_group
 
     place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {name: str(value) for name, value in place.items()}
     raised = {}
     try:
-        with process_group("cpu"):
+        with process_group(Parallel(device="cpu")):
             for name, act in cases(rank, directory):
                 try:
                     act()

@@ -1,6 +1,6 @@
 """Checkpoints that are complete or absent, for any number of ranks.
 
-    OUT/checkpoints/step-00000100/     shards of DCP (model, optimizer, RNG), state.json, COMPLETE
+    OUT/checkpoints/step-00000100/     shards of DCP (model, optimizer), state.json, COMPLETE
 
 Everything is written into `step-....partial`, and one rename commits it. COMPLETE lists every file with its size and
 SHA-256, so a directory that was only partly copied, or has changed since, is not loaded. A job that is killed while it
@@ -13,15 +13,19 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, cast
 
 import msgspec
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tokshard.errors import TrainerError
@@ -50,11 +54,93 @@ class File(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def save(directory: str, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> str:
+class Saver:
+    """Saves the checkpoints of a run, one at a time. Every rank makes one, and calls it at the same steps.
+
+    If it is asynchronous, `save` copies the tensors to memory that it keeps for the next time, and returns: training
+    may change the originals while a thread writes the copies. The threads of the ranks have a process group of their
+    own, so they never mix with the collectives of training.
+
+    Args:
+        directory: of the checkpoints.
+        keep: how many of the newest to keep; 0: all.
+        timeout_seconds: the longest that a rank waits for another one in a save.
+        say: takes a line for people, maybe from the thread.
+    """
+
+    def __init__(
+        self, directory: str, *, keep: int, asynchronous: bool, timeout_seconds: int, say: Callable[[str], None]
+    ) -> None:
+        self._directory, self._keep, self._asynchronous, self._say = directory, keep, asynchronous, say
+        self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokshard-save")
+        self._stager: DefaultStager | None = None
+        self._running: Future[None] | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this rank knows that the save in flight failed. All ranks then have to `wait`, which raises it."""
+        return self._running is not None and self._running.done() and self._running.exception() is not None
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
+        """Save a checkpoint, after the save in flight.
+
+        Raises:
+            TrainerError: this save failed or, if it is asynchronous, the one before; the same error on all ranks.
+        """
+        self.wait()
+        tensors = tensors_of(model, optimizer)
+        if self._asynchronous:
+            self._running = self._thread.submit(self._save, self._copied(tensors), state)
+        else:
+            self._save(tensors, state)
+
+    def wait(self) -> None:
+        """Wait for the save in flight.
+
+        Raises:
+            TrainerError: it failed; the same error on all ranks.
+        """
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def close(self) -> None:
+        """Let the save in flight end, whatever ends the run."""
+        self._thread.shutdown()
+        if self._running is not None and (error := self._running.exception()) is not None:
+            self._say(f"warning: {error}")
+        if self._stager is not None:
+            self._stager.close()
+
+    def _copied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._stager is None:
+            on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=on_gpu,
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                    use_non_blocking_copy=on_gpu,  # it waits for all copies at the end
+                )
+            )
+        return cast("dict[str, Tensor]", self._stager.stage(tensors))
+
+    def _save(self, tensors: dict[str, Tensor], state: State) -> None:
+        path = save(self._directory, tensors, state, self._group)
+        self._say(f"saved {path}")
+        if distributed.get_rank() == 0:
+            for problem in delete_old(self._directory, self._keep):
+                self._say(f"warning: {problem}")
+
+
+def save(directory: str, tensors: dict[str, Tensor], state: State, group: ProcessGroup | None = None) -> str:
     """Commit a checkpoint. Every rank calls this, and it returns once the checkpoint is complete.
 
     Args:
+        tensors: of `tensors_of`; not changed meanwhile.
         state: the same on every rank.
+        group: all ranks; default: the group of the training loop.
 
     Raises:
         TrainerError: the disk is full, or the file system failed otherwise; the same error on all ranks.
@@ -62,23 +148,22 @@ def save(directory: str, model: nn.Module, optimizer: torch.optim.Optimizer, sta
     final = os.path.join(directory, f"step-{state.step:08d}")
     partial, rank, files = final + ".partial", distributed.get_rank(), dict[str, File]()
     problem, hint = f"{partial} could not be saved", "make room or repair the directory, then run the same command"
-    with together(problem, hint=hint):
+    with together(problem, hint=hint, group=group):
         if rank == 0:
             _remove(partial)
             os.makedirs(partial)
-    rng = {f"rng.{name}.{rank}": value for name, value in _rng().items()}
     try:
         writer = FileSystemWriter(partial, sync_files=False)  # `_synced` does
-        save_tensors({**_tensors(model, optimizer), **rng}, storage_writer=writer)
+        save_tensors(tensors, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # is not an Exception; it is the same on all ranks
         causes = dict.fromkeys(str(cause) for cause, _ in error.failures.values())
         raise TrainerError(f"{problem}: {'; '.join(causes)}", hint=hint) from error
-    with together(problem, hint=hint):
+    with together(problem, hint=hint, group=group):
         own = f"__{rank}_" if rank else ("__0_", METADATA_FILE)
         files = {name: _synced(os.path.join(partial, name)) for name in os.listdir(partial) if name.startswith(own)}
     of_ranks: list[dict[str, File]] = [{}] * distributed.get_world_size()
-    distributed.all_gather_object(of_ranks, files)
-    with together(problem, hint=hint):
+    distributed.all_gather_object(of_ranks, files, group)
+    with together(problem, hint=hint, group=group):
         if rank == 0:
             _commit(partial, final, state, {name: file for each in of_ranks for name, file in each.items()})
     return final
@@ -87,13 +172,12 @@ def save(directory: str, model: nn.Module, optimizer: torch.optim.Optimizer, sta
 def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Load a checkpoint of any world size in place, and return its `state`. Every rank calls this.
 
-    All hashes are checked before anything is read; each rank checks a part of the files. A rank that the saving job did
-    not have keeps its random state.
+    All hashes are checked before anything is read; each rank checks a part of the files.
 
     Raises:
         TokshardError: the checkpoint is damaged, incomplete, or of another model; the same error on all ranks.
     """
-    tensors, rng, rank = _tensors(model, optimizer), _rng(), distributed.get_rank()
+    tensors, rank = tensors_of(model, optimizer), distributed.get_rank()
     with together(f"{path} cannot be read", hint="repair the disk, or use another checkpoint"):
         files = contents(path)
         for name in sorted(files)[rank :: distributed.get_world_size()]:
@@ -104,7 +188,6 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> State
         if missing := _named_by(index) - files.keys():
             raise _damaged(path, f"{COMPLETE} does not list {min(missing)!r}, which {METADATA_FILE} names")
         saved = index.state_dict_metadata
-        tensors |= {key: rng[name] for name in rng if (key := f"rng.{name}.{rank}") in saved}
         for name, tensor in tensors.items():
             size = getattr(saved.get(name), "size", None)  # a saved value that is not a tensor has none
             if size != tensor.size():
@@ -113,9 +196,6 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> State
                     hint="give the [model] of its state.json, or start a new run in another train.out",
                 )
     load_checkpoint(tensors, path)
-    torch.set_rng_state(rng["cpu"])
-    if "cuda" in rng:
-        torch.cuda.set_rng_state(rng["cuda"])
     return state
 
 
@@ -239,18 +319,13 @@ def _commit(partial: str, final: str, state: State, files: dict[str, File]) -> N
     sync(os.path.dirname(final))
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Every tensor, by a name that does not depend on ranks or decay groups."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model.{name}"] = parameter.detach()
         tensors |= {f"optimizer.{key}.{name}": value for key, value in optimizer.state[parameter].items()}
     return tensors
-
-
-def _rng() -> dict[str, Tensor]:
-    rng = {"cpu": torch.get_rng_state()}
-    return {**rng, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else rng
 
 
 def _write(path: str, value: State | dict[str, File]) -> File:

@@ -50,12 +50,17 @@ class Parallel:
         replicas: copies of the sharded model (HSDP); 1: FSDP over all ranks.
         precision: dtype of the forward and backward pass; parameters and optimizer stay fp32.
         reduce: dtype in which gradients are summed between ranks.
+        init_timeout_seconds: the longest wait for another rank until the first step is done, and in a save.
+        step_timeout_seconds: the same after the first step. Longer than the loader waits for a batch (600 s), so that
+            a rank without data can say so.
     """
 
     replicas: Positive = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     reduce: Literal["fp32", "bf16"] = "fp32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    init_timeout_seconds: Positive = 1800
+    step_timeout_seconds: Positive = 900
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +113,13 @@ class Checkpoint:
     Args:
         every: steps between saves; 0: only at the end.
         keep: how many of the newest to keep; 0: all.
+        asynchronous: train on while a save is written; needs memory for a copy of this rank's tensors.
         load: a checkpoint to start from; default: a new run. A run continues from its own checkpoints.
     """
 
     every: Count = 0
     keep: Count = 0
+    asynchronous: bool = False
     load: str = ""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from tokshard.errors import TokshardError, TrainerError, UsageError
@@ -29,6 +30,7 @@ from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import PRESETS, Shape, Transformer
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
 from tokshard.trainer.parallel import (
+    limit_waits,
     make_mesh,
     process_group,
     raise_together,
@@ -50,7 +52,7 @@ def train(settings: Config) -> int:
         TokshardError: the recipe, the corpora or a checkpoint do not fit, or the loss is not finite. An error on one
             rank is raised on all.
     """
-    with process_group(settings.parallel.device) as device, stop_signals() as received:
+    with process_group(settings.parallel) as device, stop_signals() as received:
         with together():
             plan = settings.data.plan()
         mesh = make_mesh(settings.parallel, device)
@@ -66,10 +68,12 @@ def train(settings: Config) -> int:
                 uneven=settings.data.uneven,
                 pin_memory=device.type == "cuda",
             )
+            run = _Run(settings, plan, model, optimizer, loader, device, received)
             try:
-                return _Run(settings, plan, model, optimizer, loader, device, received).run()
+                return run.run(mesh)
             finally:
                 loader.close()
+                run.saver.close()
 
 
 class _Run:
@@ -90,9 +94,16 @@ class _Run:
         self.checkpoints = os.path.join(settings.train.out, "checkpoints")
         self.is_first = distributed.get_rank() == 0
         self.waited = 0.0
+        self.saver = checkpoint.Saver(
+            self.checkpoints,
+            keep=settings.checkpoint.keep,
+            asynchronous=settings.checkpoint.asynchronous,
+            timeout_seconds=settings.parallel.init_timeout_seconds,
+            say=self._say,
+        )
         self.log: metrics.MetricsFile | None = None
 
-    def run(self) -> int:
+    def run(self, mesh: DeviceMesh) -> int:
         step = saved = self._resume()
         last = min(self.settings.train.steps, self.settings.train.stop_after or self.settings.train.steps)
         is_read = self.plan.num_samples is not None and self.loader.cursor.sample >= self.plan.num_samples
@@ -104,7 +115,7 @@ class _Run:
             if self.is_first:
                 self.log = metrics.MetricsFile(path, last_step=step)
         started, signal_number, every = time.perf_counter(), 0, self.settings.checkpoint.every
-        for batch, targets in self._batches():
+        for batch, targets in self._batches(mesh):
             record, signal_number, has_failed = self._step(batch, targets, step)
             step += 1
             now = time.perf_counter()
@@ -121,17 +132,18 @@ class _Run:
                 saved, started = step, time.perf_counter()
         if saved != step:
             self._save(step)
+        self.saver.wait()
         raise_together(self.log.failure if self.log is not None else None)
         if signal_number:
             self._say(f"stopped by {signal.Signals(signal_number).name} after step {step}; the same command continues")
         return signal_number
 
-    def _batches(self) -> Iterator[tuple[Batch, Tensor]]:
+    def _batches(self, mesh: DeviceMesh) -> Iterator[tuple[Batch, Tensor]]:
         """Each batch of this rank, and the targets of each corpus in it over all ranks.
 
         The sum also tells every rank whether the loader failed on one of them, so that no rank waits for it.
         """
-        batches = iter(self.loader)
+        batches, is_first = iter(self.loader), True
         while True:
             batch, failure = None, None
             try:
@@ -147,9 +159,12 @@ class _Run:
             if batch is None:
                 return
             yield batch, counts[:-1]
+            if is_first:
+                limit_waits(mesh, self.settings.parallel)
+                is_first = False
 
     def _step(self, batch: Batch, targets: Tensor, step: int) -> tuple[dict[str, Any], int, bool]:
-        """One optimizer step. Returns its metrics, a signal that any rank received, and whether metrics failed."""
+        """One optimizer step. Returns its metrics, a signal that any rank received, and whether a write failed."""
         rate = learning_rate(self.settings.optimizer, step, self.settings.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -163,7 +178,7 @@ class _Run:
             (row_losses.sum() / num_targets).backward()  # type: ignore[no-untyped-call]
             losses += _by_corpus(row_losses.detach(), part, len(targets))
         norm = clip_gradients(self.model, self.settings.optimizer.clip_norm)
-        is_lost = self.log is not None and self.log.failure is not None
+        is_lost = self.saver.has_failed or (self.log is not None and self.log.failure is not None)
         stops = torch.tensor([is_lost, *(number in self.received for number in STOP_SIGNALS)], dtype=torch.float64)
         reduced = sum_over_ranks(torch.cat((losses.cpu(), stops)))
         sums, stops = reduced[: len(losses)], reduced[len(losses) :]
@@ -184,7 +199,7 @@ class _Run:
             "targets": int(num_targets),
             "grad_norm": norm,
             "lr": rate,
-            "memory_bytes": metrics.memory_bytes(),
+            "memory_bytes": metrics.memory_bytes(self.device),
             "corpora": {
                 name: {key: corpus[key] for key in ("tokens", "epoch")} for name, corpus in stats["corpora"].items()
             },
@@ -218,11 +233,7 @@ class _Run:
 
     def _save(self, step: int) -> None:
         state = checkpoint.State(step=step, loader=self.loader.state_dict(), config=dataclasses.asdict(self.settings))
-        path = checkpoint.save(self.checkpoints, self.model, self.optimizer, state)
-        self._say(f"saved {path}")
-        if self.is_first:
-            for problem in checkpoint.delete_old(self.checkpoints, self.settings.checkpoint.keep):
-                self._say(f"warning: {problem}")
+        self.saver.save(self.model, self.optimizer, state)
 
     def _say(self, line: str) -> None:
         if self.is_first:

@@ -104,10 +104,10 @@ def step_digest(rows: list[tuple[int, int]]) -> str:
     return hashlib.blake2b(repr(rows).encode(), digest_size=8).hexdigest()
 
 
-def memory_bytes() -> int:
-    """The peak memory of this rank: of its GPU, or of the process if it has none."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+def memory_bytes(device: torch.device) -> int:
+    """The peak memory of this rank: of its GPU, or of the process if it trains on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -20,42 +21,104 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @contextmanager
-def process_group(choice: str) -> Iterator[torch.device]:
+def process_group(settings: config.Parallel) -> Iterator[torch.device]:
     """Join the job of torchrun, or be a job of one, and yield this rank's device. An existing group is used.
 
     A rank that fails does not destroy the group: that would wait for the other ranks, which wait for this one, so that
     torchrun would never see a process end.
+
+    Raises:
+        UsageError: the launcher or the device does not fit.
+        TrainerError: another rank is gone, or did not answer in time.
     """
-    use_cuda = choice == "cuda" or (choice == "auto" and torch.cuda.is_available())
-    if use_cuda and not torch.cuda.is_available():
-        raise UsageError("parallel.device is cuda, this process sees none", hint="set parallel.device=cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if use_cuda else torch.device("cpu")
-    if use_cuda:
-        torch.cuda.set_device(device)
+    rank = rank_of(os.environ)
+    device = _device(settings.device)
     if distributed.is_initialized():
         yield device
         return
     # counts and digests are reduced on the CPU, so CUDA jobs need gloo as well
-    backend = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
-    if "RANK" in os.environ:
-        distributed.init_process_group(backend)
-    else:
-        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=settings.init_timeout_seconds)
     try:
+        if rank is None:
+            store = distributed.HashStore()  # type: ignore[attr-defined] # torch documents it, and does not declare it
+            distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        else:
+            distributed.init_process_group(backend, timeout=timeout)
         yield device
-    except BaseException:
-        if distributed.get_world_size() == 1:
+    except BaseException as error:
+        if distributed.is_initialized() and distributed.get_world_size() == 1:
             distributed.destroy_process_group()
+        if isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+            raise TrainerError(
+                f"rank {rank}: another rank is gone or did not answer: {str(error).splitlines()[0]}",
+                hint="look for the first error of the other ranks; if they are only slow, raise "
+                "parallel.init_timeout_seconds or parallel.step_timeout_seconds",
+            ) from error
         raise
     distributed.destroy_process_group()
 
 
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """The rank that torchrun gave this process; None: it was started alone.
+
+    Raises:
+        UsageError: another launcher started it, or variables are missing.
+    """
+    if "RANK" in environment:
+        if missing := [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in environment]:
+            raise UsageError(f"RANK is set, {', '.join(missing)} not", hint="start the job with torchrun")
+        return int(environment["RANK"])
+    for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if (tasks := environment.get(name, "1")) not in ("", "0", "1"):
+            raise UsageError(
+                f"{name} is {tasks}, but RANK is not set: each of the {tasks} tasks would be a run of its own",
+                hint=f"start one torchrun per node: srun --ntasks-per-node 1 torchrun ...; or unset {name} to train on "
+                "one rank",
+            )
+    return None
+
+
+def device_index(local_rank: int, num_devices: int) -> int:
+    """The GPU of a rank. A launcher may show each task only its own GPU, which is then number 0.
+
+    Raises:
+        UsageError: there are fewer GPUs than ranks.
+    """
+    if local_rank < num_devices:
+        return local_rank
+    if num_devices == 1:
+        return 0
+    raise UsageError(
+        f"LOCAL_RANK is {local_rank}, this process sees {num_devices} GPUs",
+        hint="start as many ranks per node as it has GPUs, or set parallel.device=cpu",
+    )
+
+
+def limit_waits(mesh: DeviceMesh, settings: config.Parallel) -> None:
+    """From now on, wait for another rank as long as a step may take, no longer as long as a start does."""
+    for group in (None, *mesh.get_all_groups()):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=settings.step_timeout_seconds), group)  # noqa: SLF001
+
+
+def _device(choice: str) -> torch.device:
+    use_cuda = choice == "cuda" or (choice == "auto" and torch.cuda.is_available())
+    if not use_cuda:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError("parallel.device is cuda, this process sees none", hint="set parallel.device=cpu")
+    device = torch.device("cuda", device_index(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
+    torch.cuda.set_device(device)
+    return device
+
+
 @contextmanager
-def together(problem: str = "", *, hint: str = "") -> Iterator[None]:
+def together(problem: str = "", *, hint: str = "", group: ProcessGroup | None = None) -> Iterator[None]:
     """A block that each rank runs on its own, without collectives. If it fails on one rank, all raise that error.
 
     Args:
         problem, hint: for the TrainerError that replaces an OSError.
+        group: all ranks; default: the group of the training loop, which another thread must not use.
     """
     error: TokshardError | None = None
     try:
@@ -64,13 +127,13 @@ def together(problem: str = "", *, hint: str = "") -> Iterator[None]:
         error = caught
     except OSError as caught:
         error = TrainerError(f"{problem}: {caught}", hint=hint)
-    raise_together(error)
+    raise_together(error, group)
 
 
-def raise_together(error: TokshardError | None) -> None:
+def raise_together(error: TokshardError | None, group: ProcessGroup | None = None) -> None:
     """Raise the error of the first failing rank on all ranks. A collective: every rank calls it."""
     errors: list[TokshardError | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(errors, error)
+    distributed.all_gather_object(errors, error, group)
     for rank, first in enumerate(errors):
         if first is not None:
             problem = first.problem if len(errors) == 1 else f"rank {rank}: {first.problem}"
