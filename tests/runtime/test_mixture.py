@@ -14,6 +14,7 @@ from tests.runtime import naive
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment, are_weights
 from tokshard.runtime.order.rounding import ONE
 from tokshard.runtime.order.seeds import derive_key
+from tokshard.runtime.order.streams import Mixtures, samples_before
 
 seeds = st.integers(0, 2**64 - 1)
 
@@ -246,3 +247,25 @@ def test_a_mixture_whose_weights_differ_in_the_middle_counts_anew_from_there_on(
         for sample in (50, 150, 250, 350, 450, 1_000):
             assert changed.balance_before(sample) == fresh.balance_before(sample)
     assert 1 in known.changed(segments((1.0, 1.0, 5.0)))._balances, "what came before is not counted again"
+
+
+@settings(max_examples=20)
+@given(given=mixtures(), num_streams=st.integers(2, 9), far=st.sampled_from([0, 1, 77, 10**6, 2**61]))
+def test_the_balances_of_all_streams_together_are_those_of_each_alone(
+    given: tuple[int, list[tuple[int, list[float]]]], num_streams: int, far: int
+) -> None:
+    seed, changes = given
+    segments = tuple(Segment(start=start, weights=tuple(weights)) for start, weights in changes)
+    together = Mixtures(seed=seed, num_streams=num_streams, segments=segments, balances=())
+    for sample in (changes[-1][0] + far, changes[0][0], changes[-1][0]):
+        alone = [
+            together.of(stream).balance_before(samples_before(sample, stream, num_streams))
+            for stream in range(num_streams)
+        ]
+        assert list(together.balances_before(sample)) == alone
+        assert together.counts_before(sample) == tuple(map(sum, zip(*(one.counts for one in alone), strict=True)))
+    # and so they are from a state on, whose remainders may have any sign
+    later = Segment(start=changes[-1][0] + far + 3, weights=segments[0].weights)
+    since = together.changed((*segments, later)).since(later.start)
+    assert [since.of(stream).balance for stream in range(num_streams)] == list(since.balances)
+    assert since.balances_before(later.start) == since.balances

@@ -52,7 +52,7 @@ class Balance:
         return cls(counts=(0,) * num_corpora, remainders=(HALF,) * (num_corpora - 1))
 
 
-class _Node(NamedTuple):
+class Node(NamedTuple):
     """A node covers the corpora ``[start, stop)``; its halves meet at `middle`. Nodes are numbered in preorder."""
 
     start: int
@@ -89,7 +89,7 @@ class Mixture:
 
     def __init__(self, *, key: NDArray[np.uint64] | None, segments: tuple[Segment, ...], balance: Balance) -> None:
         self.key, self.segments, self.balance = key, segments, balance
-        self._nodes = _tree(len(balance.counts))
+        self._nodes = tree(len(balance.counts))
         # by segment, as far as they were asked for; two threads may count the same, and find the same
         self._balances: dict[int, Balance] = {0: balance}
         self._splits: dict[int, list[Split]] = {}
@@ -221,12 +221,12 @@ class Mixture:
         splits = self._splits.get(index)
         if splits is None:
             balance = self._balance_at(index)
-            weights = _prefix_sums(_integers(self.segments[index].weights))
+            shares = shares_of(self._nodes, self.segments[index].weights)
             counts = _prefix_sums(balance.counts)
             keys = [None] * len(self._nodes) if self.key is None else self.key.tolist()
             splits = [
-                _split(node, weights, counts, remainder, key)
-                for node, remainder, key in zip(self._nodes, balance.remainders, keys, strict=True)
+                _split(node, share, counts, remainder, key)
+                for node, share, remainder, key in zip(self._nodes, shares, balance.remainders, keys, strict=True)
             ]
             self._splits[index] = splits
         return splits
@@ -280,23 +280,30 @@ def _rebuild(key: NDArray[np.uint64] | None, segments: tuple[Segment, ...], bala
     return Mixture(key=key, segments=segments, balance=balance)
 
 
-def _tree(num_corpora: int) -> list[_Node]:
+def tree(num_corpora: int) -> list[Node]:
     """The nodes in preorder."""
-    found: list[_Node] = []
+    found: list[Node] = []
     waiting = [(0, num_corpora)]
     while waiting:
         start, stop = waiting.pop()
         if stop - start > 1:
             middle = (start + stop) // 2
-            found.append(_Node(start, middle, stop))
+            found.append(Node(start, middle, stop))
             waiting += [(middle, stop), (start, middle)]
     return found
 
 
-def _split(node: _Node, weights: Sequence[int], counts: Sequence[int], remainder: int, key: int | None) -> Split:
-    total = weights[node.stop] - weights[node.start]
-    left = weights[node.middle] - weights[node.start]
-    share = (left << 64) // total if total else 0
+def shares_of(nodes: Sequence[Node], weights: Sequence[float]) -> list[int]:
+    """The share of the left half of each node, in units of 2**-64; 0 for a node without weight."""
+    sums = _prefix_sums(_integers(weights))
+    found = []
+    for node in nodes:
+        total, left = sums[node.stop] - sums[node.start], sums[node.middle] - sums[node.start]
+        found.append((left << 64) // total if total else 0)
+    return found
+
+
+def _split(node: Node, share: int, counts: Sequence[int], remainder: int, key: int | None) -> Split:
     node_count_before = counts[node.stop] - counts[node.start]
     dither = 0 if key is None else min(share, ONE - share)
     return Split(share, dither, node_count_before, remainder, key or 0)

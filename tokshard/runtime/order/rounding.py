@@ -74,7 +74,7 @@ class Split(NamedTuple):
         _mix_in_place(hashed)
         hashed >>= _BITS_32
         hashed *= np.uint64(self.dither >> 32)
-        whole, fraction = _product(counts, self.share)
+        whole, fraction = product(counts, self.share)
         start = self.remainder - (self.dither >> 1)
         fraction += np.uint64(start & _WORD)
         whole += fraction < np.uint64(start & _WORD)
@@ -111,7 +111,7 @@ def _mix_in_place(values: NDArray[np.uint64]) -> None:
     values ^= values >> np.uint64(31)
 
 
-def _product(values: NDArray[np.uint64], factor: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def product(values: NDArray[np.uint64], factor: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """High and low words of the 128-bit products."""
     low, high = values & _LOW, values >> _BITS_32
     factor_low, factor_high = np.uint64(factor & 0xFFFFFFFF), np.uint64(factor >> 32)

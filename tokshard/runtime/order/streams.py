@@ -20,11 +20,17 @@ from tokshard.runtime.order.mixture import Balance, Mixture, Segment
 from tokshard.runtime.order.permutation import KEY_WORDS, Permutation
 from tokshard.runtime.order.rounding import ONE
 from tokshard.runtime.order.seeds import derive_key
+from tokshard.runtime.order.tally import Tally
 
 
 def samples_before(sample: int, stream: int, num_streams: int) -> int:
     """How many samples of a stream come before a global sample."""
     return -(-(sample - stream) // num_streams)
+
+
+def samples_before_each(sample: int, num_streams: int) -> NDArray[np.int64]:
+    """How many samples of each stream come before a global sample: int64 [streams]."""
+    return -(-(sample - np.arange(num_streams, dtype=np.int64)) // num_streams)
 
 
 def segments_of(segments: tuple[Segment, ...], stream: int, num_streams: int) -> tuple[Segment, ...]:
@@ -51,7 +57,9 @@ class Mixtures:
         self, *, seed: int, num_streams: int, segments: tuple[Segment, ...], balances: tuple[Balance, ...]
     ) -> None:
         self.seed, self.num_streams, self.segments, self.balances = seed, num_streams, segments, balances
-        self._streams: dict[int, Mixture] = {}  # two threads may make the same
+        # two threads may make the same
+        self._streams: dict[int, Mixture] = {}
+        self._tallies: dict[int, Tally] = {}  # by segment, at its start, as far as they were asked for
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (self.seed, self.num_streams, self.segments, self.balances))  # without what was counted
@@ -61,6 +69,9 @@ class Mixtures:
         changed = Mixtures(seed=self.seed, num_streams=self.num_streams, segments=segments, balances=self.balances)
         for stream, mixture in list(self._streams.items()):
             changed._streams[stream] = mixture.changed(segments_of(segments, stream, self.num_streams))
+        for index, tally in list(self._tallies.items()):
+            if self.segments[: index + 1] == segments[: index + 1]:
+                changed._tallies[index] = tally
         return changed
 
     def since(self, sample: int) -> Mixtures:
@@ -108,21 +119,24 @@ class Mixtures:
         return corpora, corpus_samples
 
     def counts_before(self, sample: int) -> tuple[int, ...]:
-        """How many samples of each corpus come before a global sample, over all streams: about 2 us for each of both.
+        """How many samples of each corpus come before a global sample, over all streams.
 
         Raises:
             ValueError: the sample lies before the first segment.
         """
-        if sample < self.segments[0].start:
-            raise ValueError(f"sample {sample} lies before the first weights")
-        return tuple(map(sum, zip(*(balance.counts for balance in self.balances_before(sample)), strict=True)))
+        if self.num_streams == 1:
+            return self.of(0).counts_before(sample)
+        return tuple(self._tally_before(sample).counts.sum(1).tolist())
 
     def balances_before(self, sample: int) -> tuple[Balance, ...]:
-        """The balance of each stream before a global sample."""
-        return tuple(
-            self.of(stream).balance_before(samples_before(sample, stream, self.num_streams))
-            for stream in range(self.num_streams)
-        )
+        """The balance of each stream before a global sample.
+
+        Raises:
+            ValueError: the sample lies before the first segment.
+        """
+        if self.num_streams == 1:
+            return (self.of(0).balance_before(sample),)
+        return self._tally_before(sample).balances()
 
     def sample_of(self, corpus: int, corpus_sample: int, stream: int = 0) -> int | None:
         """The global sample that is sample `corpus_sample` of a corpus in a stream; None if there is none.
@@ -132,6 +146,25 @@ class Mixtures:
         """
         number = self.of(stream).sample_of(corpus, corpus_sample)
         return None if number is None else number * self.num_streams + stream
+
+    def _tally_before(self, sample: int) -> Tally:
+        index = bisect_right(self.segments, sample, key=lambda segment: segment.start) - 1
+        if index < 0:
+            raise ValueError(f"sample {sample} lies before the first weights, which start at {self.segments[0].start}")
+        known = max((other for other in list(self._tallies) if other <= index), default=0)
+        if known not in self._tallies:
+            num_corpora = len(self.segments[0].weights)
+            starts = (self.start_of(stream, num_corpora) for stream in range(self.num_streams))
+            self._tallies[0] = Tally.of(self.balances or tuple(starts))
+        for past in range(known, index):
+            self._tallies[past + 1] = self._advanced(past, self.segments[past + 1].start)
+        return self._advanced(index, sample)
+
+    def _advanced(self, index: int, sample: int) -> Tally:
+        """From the start of a segment to a sample."""
+        segment = self.segments[index]
+        before = samples_before_each(segment.start, self.num_streams)
+        return self._tallies[index].after(samples_before_each(sample, self.num_streams) - before, segment.weights)
 
     def start_of(self, stream: int, num_corpora: int) -> Balance:
         """The balance with which a stream starts a run."""
