@@ -29,7 +29,7 @@ def main() -> None:
             step = record["step"]
             if step not in expected:
                 made = ((g, plan.sample(g)) for g in range((step - 1) * batch, step * batch))
-                expected[step] = step_digest([(g, row_digest(row["input_ids"], row["labels"])) for g, row in made])
+                expected[step] = step_digest(row_digest(g, row["input_ids"], row["labels"]) for g, row in made)
             if record["digest"] != expected[step]:
                 sys.exit(f"{run}: step {step} read {record['samples']}, which is not what the plan says")
         first, last = steps[0], steps[-1]

@@ -19,12 +19,12 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.trainer.runs import configuration, corpora, steps_of
 from tokshard.errors import LoaderError, TokshardError, TrainerError, UsageError
-from tokshard.runtime.tensors import StreamingLoader
+from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer import loop
 from tokshard.trainer.config import Parallel, resolve
 from tokshard.trainer.directory import held
-from tokshard.trainer.loop import train
-from tokshard.trainer.metrics import MetricsFile
+from tokshard.trainer.loop import gradient_scale, train
+from tokshard.trainer.metrics import MetricsFile, Sums
 from tokshard.trainer.parallel import process_group
 
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
@@ -83,24 +83,29 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path: Pa
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
-@pytest.mark.parametrize(("longest", "expected"), [(0.0, 5.0), (1.0, 1.0), (7.0, 5.0)])
-def test_a_gradient_is_clipped_to_the_largest_norm_and_0_means_no_limit(longest: float, expected: float) -> None:
-    model = torch.nn.Linear(2, 1, bias=False)
-    model.weight.grad = torch.tensor([[3.0, 4.0]])
-    assert loop.clip_gradients(model, longest) == pytest.approx(5.0)
-    assert model.weight.grad.norm().item() == pytest.approx(expected, rel=1e-4)
+@pytest.mark.parametrize(("clip_norm", "expected"), [(0.0, 5.0), (1.0, 1.0), (7.0, 5.0)])
+def test_a_gradient_is_clipped_to_the_largest_norm_and_0_means_no_limit(clip_norm: float, expected: float) -> None:
+    gradient, targets = torch.tensor([30.0, 40.0]), torch.tensor(10.0, dtype=torch.float64)
+    sums = Sums(targets=targets, norm=gradient.double().norm() / targets, is_lost=torch.tensor(False))
+    assert (gradient / gradient_scale(sums, clip_norm)).norm().item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_gradient_that_is_not_finite_makes_no_step_although_the_loss_is(
+def with_an_infinite_gradient(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
+    make, calls = loop._Run.forward_backward, iter(range(1, 1_000))
+
+    def infinite(run: loop._Run, batch: Batch) -> torch.Tensor:
+        losses = make(run, batch)
+        if next(calls) == at:
+            next(run.model.parameters()).grad.fill_(torch.inf)
+        return losses
+
+    monkeypatch.setattr(loop._Run, "forward_backward", infinite)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_although_the_loss_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clip = loop.clip_gradients
-
-    def of_infinite(model: torch.nn.Module, longest: float) -> float:
-        next(model.parameters()).grad.fill_(torch.inf)
-        return clip(model, longest)
-
-    monkeypatch.setattr(loop, "clip_gradients", of_infinite)
+    with_an_infinite_gradient(monkeypatch, at=1)
     with pytest.raises(TrainerError, match=r"step 1: loss is \d+\.\d+, gradient norm inf"):
         train(resolve(small(tmp_path)))
     assert steps_of(tmp_path / "out") == []
@@ -126,14 +131,14 @@ def test_a_full_disk_under_the_metrics_ends_the_run_after_a_save_and_the_next_on
         if record["step"] >= 2:
             log.failure = TrainerError("metrics.jsonl cannot be written: No space left on device", hint="make room")
 
-    fields = small(tmp_path, train__steps=5)
+    fields = small(tmp_path, train__steps=9)
     with monkeypatch.context() as patch:
         patch.setattr(MetricsFile, "write", full)
         with pytest.raises(TrainerError, match="No space left"):
             train(resolve(fields))
-    assert os.listdir(tmp_path / "out" / "checkpoints") == ["step-00000003"]
+    assert os.listdir(tmp_path / "out" / "checkpoints") == ["step-00000005"]
     assert train(resolve(fields)) == 0
-    assert steps_of(tmp_path / "out")[-1]["step"] == 5
+    assert steps_of(tmp_path / "out")[-1]["step"] == 9
 
 
 def test_a_loader_that_fails_ends_the_run_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.json import decode
 
 from tokshard.errors import TrainerError
 from tokshard.trainer.metrics import MetricsFile
@@ -29,12 +31,21 @@ def test_everything_after_the_saved_step_is_cut_off(tmp_path: Path, tail: str) -
 
 
 @pytest.mark.parametrize("broken", ["garbage\n", "{}\n", "\n", "[]\n", '{"step": null}\n', "\xff\n"])
-def test_a_broken_line_before_the_saved_step_is_named_and_nothing_is_cut(tmp_path: Path, broken: str) -> None:
-    path, content = tmp_path / "metrics.jsonl", lines(1) + broken + lines(3)
-    with pytest.raises(TrainerError, match=r"metrics\.jsonl: line 2 is not a step of a run") as error:
+def test_a_broken_line_after_which_a_saved_step_is_missing_is_named_and_nothing_is_cut(
+    tmp_path: Path, broken: str
+) -> None:
+    path, content = tmp_path / "metrics.jsonl", lines(1) + broken + lines(4)
+    with pytest.raises(TrainerError, match=r"metrics\.jsonl: the line at byte 25 is not a step of a run") as error:
         resumed(path, content, last_step=3)
     assert "remove that line, or move the file away" in error.value.hint
     assert path.read_text() == content
+
+
+def test_of_a_long_file_only_the_end_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    monkeypatch.setattr(msgspec.json, "decode", lambda line, **how: decoded.append(line) or decode(line, **how))
+    assert resumed(tmp_path / "metrics.jsonl", lines(*range(1, 1_004)), last_step=1_000) == lines(*range(1, 1_001))
+    assert decoded == [lines(step).encode() for step in (1_003, 1_002, 1_001, 1_000)]
 
 
 def test_a_file_that_is_shorter_than_the_run_is_continued(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class Saver:
     def __init__(
         self, directory: str, *, keep: int, asynchronous: bool, timeout_seconds: int, say: Callable[[str], None]
     ) -> None:
-        self._directory, self._keep, self._asynchronous, self._say = directory, keep, asynchronous, say
+        self.directory, self._keep, self._asynchronous, self._say = directory, keep, asynchronous, say
         self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokshard-save")
         self._stager: DefaultStager | None = None
@@ -127,10 +127,10 @@ class Saver:
         return cast("dict[str, Tensor]", self._stager.stage(tensors))
 
     def _save(self, tensors: dict[str, Tensor], state: State) -> None:
-        path = save(self._directory, tensors, state, self._group)
+        path = save(self.directory, tensors, state, self._group)
         self._say(f"saved {path}")
         if distributed.get_rank() == 0:
-            for problem in delete_old(self._directory, self._keep):
+            for problem in delete_old(self.directory, self._keep):
                 self._say(f"warning: {problem}")
 
 

@@ -22,6 +22,8 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+Steps = tuple[Positive, Positive]
+"""The first step, and the one after the last; steps count from 1, as in metrics.jsonl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,12 @@ class Train:
         micro_batch_size: rows that a rank has in memory at once; 0: all, without accumulation.
         seed: for the initial parameters.
         log_every: steps between progress lines; metrics.jsonl has every step.
+        on_non_finite: a loss or gradient that is not finite ends the run, or its step changes no parameter.
+        skip: ranges of steps whose samples are not read. Later steps read what they would have read anyway.
+        profile_steps: steps of which rank 0 writes a trace of torch.profiler into `out`.
+        gc_every: steps between runs of Python's garbage collector, the same on all ranks; 0: whenever Python wants.
+        tensorboard: write the metrics for TensorBoard as well, into `out`.
+        peak_tflops: of one device in `precision`, for MFU; default: that of a known GPU.
     """
 
     out: str
@@ -104,6 +112,12 @@ class Train:
     micro_batch_size: Count = 0
     seed: Count = 0
     log_every: Positive = 10
+    on_non_finite: Literal["stop", "skip"] = "stop"
+    skip: list[Steps] = field(default_factory=list)
+    profile_steps: Steps | None = None
+    gc_every: Count = 50
+    tensorboard: bool = False
+    peak_tflops: Annotated[float, Meta(gt=0)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +198,16 @@ def _check_ranges(config: Config, where: str) -> None:
     for name, low in (("seq_len", 1), ("global_batch_size", 1), ("num_workers", 0)):
         if (value := getattr(config.data, name)) < low:
             raise UsageError(f"{where}: data.{name} is {value}, expected at least {low}", hint="change it")
+    ramp, windows = config.data.batch_ramp, config.train.profile_steps
+    if ramp != sorted({step: (step, size) for step, size in ramp if min(step, size) >= 1}.values()):
+        raise UsageError(
+            f"{where}: data.batch_ramp is {ramp}", hint="give [step, global_batch_size] in ascending order, from 1"
+        )
+    for name, ranges in (("skip", config.train.skip), ("profile_steps", [windows] if windows else [])):
+        if empty := [steps for steps in ranges if steps[0] >= steps[1]]:
+            raise UsageError(
+                f"{where}: train.{name} has the range {list(empty[0])}", hint="give its first step and the one after it"
+            )
     if not config.data.corpora:
         raise UsageError(f"{where}: data.corpora is empty", hint='give data.corpora = {name = "directory"}')
     optimizer, steps = config.optimizer, config.train.steps

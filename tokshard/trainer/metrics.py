@@ -4,18 +4,258 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import mmap
+import os
 import resource
+import signal
 import sys
-from collections.abc import Mapping
-from typing import Any, BinaryIO
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
-from tokshard.errors import TrainerError
-from tokshard.trainer.parallel import gather_rows
+from tokshard.errors import TrainerError, UsageError
+from tokshard.runtime.batches import IGNORED, PADDING_INDEX
+from tokshard.runtime.tensors import Batch
+from tokshard.trainer.batches import Batches
+from tokshard.trainer.config import Train
+from tokshard.trainer.model import Shape
+from tokshard.trainer.parallel import raise_together, together
+from tokshard.trainer.upkeep import STOP_SIGNALS, say
+
+PEAK_TFLOPS = {"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "B200": 2250, "A100": 312, "MI300X": 1307}
+"""Dense bf16, by a part of the device's name; the first that fits counts."""
+
+
+class Sums(NamedTuple):
+    """A step over all ranks, on the device.
+
+    Args:
+        targets: float64 [], at least 1.
+        norm: float64 [], of the gradient of the mean loss.
+        is_lost: bool [], the step must not change any parameter.
+    """
+
+    targets: Tensor
+    norm: Tensor
+    is_lost: Tensor
+
+
+class _Step(NamedTuple):
+    """A step whose sums are on their way to the host."""
+
+    record: dict[str, Any]
+    seconds: float
+    sums: Tensor
+    arrival: torch.Event | None
+
+
+class Meter:
+    """All figures of the steps, over all ranks.
+
+    A rank's figures of a step are one vector on its device, float64, which one all-reduce adds up. The host reads it
+    when the next step is under way, so it waits for no step that it has just begun. Memory and waiting time, of which
+    the largest counts, have a place per rank in the vector.
+
+    Args:
+        received: signals, as `stop_signals` collects them.
+    """
+
+    def __init__(
+        self,
+        settings: Train,
+        batches: Batches,
+        shape: Shape,
+        *,
+        device: torch.device,
+        received: list[int],
+    ) -> None:
+        self._settings, self._batches, self._shape, self.device = settings, batches, shape, device
+        self._received = received
+        self._rank, self._world_size = distributed.get_rank(), distributed.get_world_size()
+        self._peak_tflops = settings.peak_tflops or peak_tflops(device)
+        self._sums: tuple[Tensor, torch.Event | None] | None = None
+        self._last: _Step | None = None
+        self._log: MetricsFile | None = None
+        self._signal_number, self._has_failed = 0, False
+        self.restart_clock()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether any rank received a signal or cannot write; all ranks see it after the same step."""
+        return self._has_failed or self._signal_number > 0
+
+    def open(self, *, last_step: int) -> None:
+        """Continue ``metrics.jsonl`` after a step.
+
+        Raises:
+            TokshardError: it cannot be written, or its end is not of this run; the same error on all ranks.
+        """
+        out = self._settings.out
+        path = os.path.join(out, "metrics.jsonl")
+        with together(f"{path} cannot be written", hint="make room or repair the directory"):
+            if self._rank == 0:
+                board = os.path.join(out, "tensorboard") if self._settings.tensorboard else None
+                self._log = MetricsFile(path, last_step=last_step, tensorboard=board)
+        self.restart_clock()
+
+    def close(self, step: int) -> int:
+        """The signal that ended the run, 0 if none did.
+
+        Raises:
+            TrainerError: metrics could not be written; the same error on all ranks.
+        """
+        raise_together(self._log.failure if self._log is not None else None)
+        if self._signal_number:
+            name = signal.Signals(self._signal_number).name
+            say(f"stopped by {name} after step {step}; the same command continues")
+        return self._signal_number
+
+    def restart_clock(self) -> None:
+        """Leave the time since the last step out of the next one."""
+        self._started = time.perf_counter()
+
+    def add_up(self, batch: Batch, losses: Tensor, squared_norm: Tensor, *, has_failed: bool) -> Sums:
+        """The sums of a step over all ranks. The only collective of a step besides those of FSDP.
+
+        Args:
+            batch: of this rank, on the host.
+            losses: float64 [corpora], the losses of this rank's targets summed by corpus.
+            squared_norm: float64 [], of this rank's part of the gradient of the sum of all losses.
+            has_failed: this rank cannot save.
+        """
+        here = torch.from_numpy(self._figures(batch, len(losses), has_failed=has_failed))
+        if self.device.type == "cuda":
+            here = here.pin_memory()
+        sums = torch.cat((losses, squared_norm[None], here.to(self.device, non_blocking=True)))
+        distributed.all_reduce(sums)
+        arrival = torch.Event(self.device) if self.device.type == "cuda" else None
+        self._sums = sums.to("cpu", non_blocking=True), arrival
+        if arrival is not None:
+            arrival.record()
+        num = len(losses)
+        targets, has_no_batch = sums[num + 1 : 2 * num + 1].sum().clamp(min=1), sums[2 * num + 1] > 0
+        norm = sums[num].sqrt() / targets
+        return Sums(targets, norm, has_no_batch | ~(sums[:num].sum() + norm).isfinite())
+
+    def end_step(self, step: int, lr: float) -> None:
+        """Report the step before this one, whose sums should have arrived by now.
+
+        Raises:
+            TokshardError: its loss was not finite, or the loader of a rank failed; the same error on all ranks.
+        """
+        now = time.perf_counter()
+        seconds, self._started = now - self._started, now
+        record = {"step": step, "lr": lr, "samples": self._batches.samples}
+        if self._sums is None:  # left out
+            self.flush()
+            self._write({"step": step, "skipped": "train.skip", "samples": self._batches.samples})
+            return
+        if self._log is not None:
+            corpora = self._batches.loader.stats()["corpora"]
+            record["corpora"] = {name: {key: of[key] for key in ("tokens", "epoch")} for name, of in corpora.items()}
+        last, self._last, self._sums = self._last, _Step(record, seconds, *self._sums), None
+        if last is not None:
+            self._read(last)
+
+    def flush(self) -> None:
+        """Wait for the last step, and report it: before a save, and at the end.
+
+        Raises:
+            TokshardError: as for `end_step`.
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            self._read(last)
+
+    def _figures(self, batch: Batch, num_corpora: int, *, has_failed: bool) -> np.ndarray[Any, Any]:
+        """What this rank's host knows of a step, in the order of `_read`."""
+        ids, labels, samples, index, bounds = (
+            batch[key].numpy() for key in ("input_ids", "labels", "sample_index", "corpus_index", "cu_seqlens")
+        )
+        rows = np.flatnonzero(samples != PADDING_INDEX)
+        lengths = np.diff(bounds[bounds <= len(rows) * labels.shape[1]].astype(np.int64))
+        digest = sum(row_digest(int(samples[row]), ids[row], labels[row]) for row in rows)
+        has_failed = has_failed or (self._log is not None and self._log.failure is not None)
+        of_ranks = np.zeros((2, self._world_size))
+        of_ranks[:, self._rank] = self._batches.wait_seconds, memory_bytes(self.device)
+        return np.concatenate(
+            (
+                np.bincount(index.clip(0), weights=(labels != IGNORED).sum(1), minlength=num_corpora),
+                [self._batches.failure is not None, has_failed, *(number in self._received for number in STOP_SIGNALS)],
+                [len(rows), (lengths * (lengths + 1) // 2).sum()],
+                [digest >> shift & 0xFFFF for shift in (0, 16, 32, 48)],  # sums of 16 bits are exact in float64
+                of_ranks.ravel(),
+            )
+        )
+
+    def _read(self, step: _Step) -> None:
+        if step.arrival is not None:
+            step.arrival.synchronize()
+        values, names, ranks = iter(step.sums.tolist()), self._batches.plan.names, self._world_size
+        sizes = (len(names), 1, len(names), 1, 1, len(STOP_SIGNALS), 1, 1, 4, ranks, ranks)
+        (
+            losses,
+            (squared,),
+            targets,
+            (has_no_batch,),
+            (has_failed,),
+            signals,
+            (num,),
+            (pairs,),
+            digest,
+            waits,
+            memory,
+        ) = (list(islice(values, size)) for size in sizes)
+        if has_no_batch:
+            raise_together(self._batches.failure)
+        self._has_failed |= bool(has_failed)
+        self._signal_number = next((number for number, of in zip(STOP_SIGNALS, signals, strict=True) if of), 0)
+        all_targets, tokens = max(1.0, sum(targets)), int(num) * self._batches.plan.seq_len
+        loss, norm = sum(losses) / all_targets, math.sqrt(squared) / all_targets
+        is_finite = math.isfinite(loss + norm)
+        if not is_finite and self._settings.on_non_finite == "stop":
+            raise TrainerError(
+                f"step {step.record['step']}: loss is {loss}, gradient norm {norm}",
+                hint="resume from the last checkpoint with a lower optimizer.lr, with train.skip for the steps there, "
+                "or with train.on_non_finite=skip",
+            )
+        by_corpus = {name: s / n if n else None for name, s, n in zip(names, losses, targets, strict=True)}
+        self._write(
+            step.record
+            | ({} if is_finite else {"skipped": f"loss is {loss}, gradient norm {norm}"})
+            | {
+                "loss": loss if is_finite else None,
+                "loss_by_corpus": by_corpus if is_finite else {},
+                "grad_norm": norm if is_finite else None,
+                "targets": int(sum(targets)),
+                "num_samples": int(num),
+                "tokens": tokens,
+                "digest": step_digest(int(part) << shift for part, shift in zip(digest, (0, 16, 32, 48), strict=True)),
+                "tokens_per_second": tokens / step.seconds,
+                "mfu": self._mfu(tokens, pairs, step.seconds),
+                "mfu_full_rows": self._mfu(tokens, tokens * self._batches.plan.seq_len, step.seconds),
+                "loader_wait_seconds": max(waits),
+                "memory_bytes": int(max(memory)),
+            }
+        )
+
+    def _mfu(self, tokens: float, pairs: float, seconds: float) -> float | None:
+        if self._peak_tflops is None:
+            return None
+        return training_flops(self._shape, tokens, pairs) / (self._peak_tflops * 1e12 * self._world_size * seconds)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._log.write(record)
+            if record["step"] % self._settings.log_every == 0 or record["step"] == self._settings.steps:
+                say(progress_line(record, self._settings.steps))
 
 
 class _Line(msgspec.Struct):
@@ -25,24 +265,30 @@ class _Line(msgspec.Struct):
 
 
 class MetricsFile:
-    """``metrics.jsonl``: each step once, even after a resume.
+    """``metrics.jsonl``: each step once, even after a resume; for TensorBoard as well if that is asked for.
 
     Lines that could not be written are kept and written first the next time; `failure` says why.
 
     Args:
         path: the file.
         last_step: later steps are cut off: the job that wrote them died before it saved them.
+        tensorboard: a directory for TensorBoard.
 
     Raises:
         OSError: the file cannot be written.
-        TrainerError: a line up to `last_step` cannot be read.
+        TrainerError: its end is not of a run that reached `last_step`.
+        UsageError: TensorBoard is not installed.
     """
 
-    def __init__(self, path: str, *, last_step: int) -> None:
+    def __init__(self, path: str, *, last_step: int, tensorboard: str | None = None) -> None:
         self.failure: TrainerError | None = None
         self._path, self._unwritten = path, b""
+        self._board = tensorboard_writer(tensorboard, last_step) if tensorboard else None
         with open(path, "a+b") as file:
-            file.truncate(_end_of(file, path, last_step))
+            if os.path.getsize(path):
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    end = _end_of(content, path, last_step)
+                file.truncate(end)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one step."""
@@ -51,6 +297,9 @@ class MetricsFile:
             with open(self._path, "ab", buffering=0) as file:
                 while self._unwritten:
                     self._unwritten = self._unwritten[file.write(self._unwritten) :]
+            if self._board is not None:
+                for name, value in scalars(record):
+                    self._board.add_scalar(name, value, record["step"])
         except OSError as error:
             self.failure = TrainerError(
                 f"{self._path} cannot be written: {error.strerror}",
@@ -58,54 +307,83 @@ class MetricsFile:
             )
 
 
-def _end_of(file: BinaryIO, path: str, last_step: int) -> int:
-    """Where the line of `last_step` ends, in bytes."""
-    end = step = 0
-    file.seek(0)
-    for number, line in enumerate(file, start=1):
+def _end_of(content: mmap.mmap, path: str, last_step: int) -> int:
+    """Where the line of `last_step` ends, in bytes. Only what comes after it is looked at."""
+    end, problem, found = content.rfind(b"\n") + 1, "", 0
+    while end:
+        start = content.rfind(b"\n", 0, end - 1) + 1
         try:
-            if not line.endswith(b"\n") or (step := msgspec.json.decode(line, type=_Line).step) > last_step:
-                break
+            found = msgspec.json.decode(content[start:end], type=_Line).step
         except (msgspec.MsgspecError, RecursionError) as error:
-            if step >= last_step:
-                break  # of a job that died
-            raise TrainerError(
-                f"{path}: line {number} is not a step of a run: {error}",
-                hint="remove that line, or move the file away: a new one begins where the run continues",
-            ) from error
-        end += len(line)
+            found, problem = 0, f"the line at byte {start:,} is not a step of a run: {error}"
+        else:
+            if found <= last_step:
+                break
+        end = start
+    if problem and found < last_step:  # else it was written by a job that died
+        raise TrainerError(
+            f"{path}: {problem}",
+            hint="remove that line, or move the file away: a new one begins where the run continues",
+        )
     return end
 
 
-def batch_record(batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Which samples a step read, over all ranks, and a digest of their tokens and labels.
+def tensorboard_writer(directory: str, last_step: int) -> Any:
+    """A writer for TensorBoard, which shows no steps after `last_step` of a job that died.
 
-    The same for a global batch on any number of ranks. Costs about a millisecond per MB of batch and a small gather.
+    Raises:
+        UsageError: it is not installed.
     """
-    columns = [batch[key].numpy().astype(np.int64) for key in ("input_ids", "labels")]
-    digests = [row_digest(*(column[row] for column in columns)) for row in range(len(columns[0]))]
-    rows = gather_rows(torch.stack((batch["sample_index"], torch.tensor(digests)), dim=1))
-    ordered = sorted((sample, digest) for sample, digest in rows.tolist() if sample >= 0)
-    return {
-        "samples": [ordered[0][0], ordered[-1][0] + 1],
-        "num_samples": len(ordered),
-        "digest": step_digest(ordered),
-    }
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UsageError(
+            f"train.tensorboard needs the package tensorboard: {error}", hint="pip install 'tokshard[tensorboard]'"
+        ) from error
+    return SummaryWriter(directory, purge_step=last_step + 1)
 
 
-def row_digest(input_ids: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> int:
-    """The digest of one sample, from int64 arrays [seq_len]."""
-    digest = hashlib.blake2b(input_ids.tobytes() + labels.tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a step by name, those of a corpus as ``loss_by_corpus/code``."""
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and name != "step":
+            yield prefix + name, value
 
 
-def step_digest(rows: list[tuple[int, int]]) -> str:
-    """The digest of a step, from its samples and their digests in ascending order."""
-    return hashlib.blake2b(repr(rows).encode(), digest_size=8).hexdigest()
+def row_digest(sample: int, input_ids: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> int:
+    """The digest of one sample, from its number and int64 arrays [seq_len]. Takes 20 ns per token."""
+    content = sample.to_bytes(8, "little") + input_ids.tobytes() + labels.tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
+def step_digest(rows: Iterable[int]) -> str:
+    """The digest of a step: the sum of those of its samples, so that ranks and their order do not matter."""
+    return f"{sum(rows) % 2**64:016x}"
+
+
+def training_flops(shape: Shape, tokens: float, pairs: float) -> float:
+    """Floating-point operations of forward and backward pass, without recomputation.
+
+    Args:
+        pairs: of a token and one that it attends to. In a piece of n tokens there are n (n + 1) / 2; the figure that
+            is usually given counts full rows without the causal mask, which makes it tokens x seq_len.
+    """
+    kv_dim = shape.dim // shape.num_heads * shape.num_kv_heads
+    per_layer = 2 * shape.dim * (shape.dim + kv_dim) + 3 * shape.dim * shape.hidden_dim
+    weights = shape.num_layers * per_layer + shape.vocab_size * shape.dim
+    return 6.0 * weights * tokens + 12.0 * shape.num_layers * shape.dim * pairs
+
+
+def peak_tflops(device: torch.device) -> float | None:
+    """What a device can do at most; None if it is not known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((float(peak) for part, peak in PEAK_TFLOPS.items() if part in name), None)
 
 
 def memory_bytes(device: torch.device) -> int:
-    """The peak memory of this rank: of its GPU, or of the process if it trains on the CPU."""
+    """The peak memory of this rank: of its GPU, or of the process if it has none."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -114,12 +392,16 @@ def memory_bytes(device: torch.device) -> int:
 
 def progress_line(record: Mapping[str, Any], num_steps: int) -> str:
     """One step as a line for people."""
+    step = f"step {record['step']:>{len(str(num_steps))}}/{num_steps}"
+    if "skipped" in record:
+        return f"{step}  skipped: {record['skipped']}"
     by_corpus = ", ".join(f"{name} {loss:.3f}" for name, loss in record["loss_by_corpus"].items() if loss is not None)
     read = ", ".join(
         f"{name} {corpus['tokens']:,} (epoch {corpus['epoch']:.3f})" for name, corpus in record["corpora"].items()
     )
+    mfu = f"  MFU {record['mfu']:.1%}" if record["mfu"] is not None else ""
     return (
-        f"step {record['step']:>{len(str(num_steps))}}/{num_steps}  loss {record['loss']:.3f} ({by_corpus})"
-        f"  grad {record['grad_norm']:.2f}  lr {record['lr']:.1e}  {record['tokens_per_second']:,.0f} tokens/s"
+        f"{step}  loss {record['loss']:.3f} ({by_corpus})"
+        f"  grad {record['grad_norm']:.2f}  lr {record['lr']:.1e}  {record['tokens_per_second']:,.0f} tokens/s{mfu}"
         f"  wait {record['loader_wait_seconds']:.2f} s  {record['memory_bytes'] / 1e9:.2f} GB  read {read}"
     )

@@ -21,10 +21,11 @@ def make_optimizer(model: nn.Module, settings: config.Optimizer) -> torch.optim.
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
+        fused=True,  # divides by `grad_scale`, and heeds `found_inf`, without a word from the host
     )
     for parameter in model.parameters():
         optimizer.state[parameter] = {
-            "step": torch.tensor(0.0),
+            "step": torch.tensor(0.0, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter, requires_grad=False),
             "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
         }

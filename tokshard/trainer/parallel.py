@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -36,7 +36,7 @@ def process_group(settings: config.Parallel) -> Iterator[torch.device]:
     if distributed.is_initialized():
         yield device
         return
-    # counts and digests are reduced on the CPU, so CUDA jobs need gloo as well
+    # errors and paths are exchanged on the CPU, so CUDA jobs need gloo as well
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=settings.init_timeout_seconds)
     try:
@@ -179,16 +179,3 @@ def sharded_model(shape: Shape, mesh: DeviceMesh, settings: config.Parallel, *, 
     model.to_empty(device=torch.device(mesh.device_type))
     initialise(model, seed=seed)
     return model
-
-
-def sum_over_ranks(values: Tensor) -> Tensor:
-    """The sum of a CPU tensor over all ranks."""
-    distributed.all_reduce(values)
-    return values
-
-
-def gather_rows(rows: Tensor) -> Tensor:
-    """Concatenate a CPU tensor [n, ...] of each rank to [world_size * n, ...]."""
-    parts = [torch.empty_like(rows) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(parts, rows)
-    return torch.cat(parts)

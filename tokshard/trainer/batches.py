@@ -1,0 +1,148 @@
+"""What each step trains on: this rank's batches, with the batch sizes and left-out steps of the recipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from tokshard.errors import TokshardError
+from tokshard.jobs.plan_file import TrainerData
+from tokshard.runtime.batches import IGNORED, PADDING_INDEX
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.stop import stop_of
+from tokshard.runtime.tensors import Batch, StreamingLoader
+from tokshard.trainer.config import Config
+from tokshard.trainer.parallel import limit_waits
+
+
+class Batches:
+    """This rank's batches, and the loader that gives them.
+
+    Attributes:
+        plan: what is read.
+        loader: at the step that was given last. `data.batch_ramp` replaces it.
+        samples: the global samples of that step, half-open.
+        wait_seconds: how long this rank waited for its batch.
+        failure: what ended the loader of this rank. Its further batches are padding, so that it takes part in steps
+            until all ranks have seen that it failed.
+    """
+
+    def __init__(self, settings: Config, plan: StreamPlan, mesh: DeviceMesh, *, pin_memory: bool) -> None:
+        self._settings, self.plan, self._mesh, self._pin_memory = settings, plan, mesh, pin_memory
+        self.failure: TokshardError | None = None
+        self.samples, self.wait_seconds = (0, 0), 0.0
+        self._size = settings.data.global_batch_size
+        self.loader = self._loader()
+
+    def after(self, step: int) -> Iterator[Batch | None]:
+        """The batch of each step after `step`, to the end of the pass; None for a step that the recipe leaves out."""
+        batches, first_step = iter(self.loader), step + 1
+        while True:
+            step += 1
+            if batch_size(self._settings.data, step) != self._size:
+                batches = self._resize(batch_size(self._settings.data, step))
+            start, batch, began = self.loader.cursor.sample, None, time.perf_counter()
+            if any(first <= step < stop for first, stop in self._settings.train.skip):
+                is_over = not self._leave_out()
+            elif self._settings.data.synthetic:
+                batch, is_over = self._random(start), not self._leave_out()
+            else:
+                batch = self._next(batches)
+                is_over = batch is None
+            if is_over:
+                return
+            self.samples, self.wait_seconds = (start, self.loader.cursor.sample), time.perf_counter() - began
+            yield batch
+            if step == first_step:
+                limit_waits(self._mesh, self._settings.parallel)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a finite pass was read to its end."""
+        return self.plan.num_samples is not None and self.loader.cursor.sample >= self.plan.num_samples
+
+    def close(self) -> None:
+        """Stop the threads and workers of the loader."""
+        self.loader.close()
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        if self.failure is None:
+            try:
+                return next(batches, None)
+            except TokshardError as error:
+                self.failure = error
+        return padding(-(-self._size // self._mesh.size()), self.plan.seq_len) if self._leave_out() else None
+
+    def _leave_out(self) -> bool:
+        """Move over a step, on record in the state; False: the pass is over."""
+        cursor = self.loader.cursor
+        if not stop_of(self.plan, cursor).has_step(cursor.sample, self._size):
+            return False
+        self.loader.skip(self._size)
+        return True
+
+    def _resize(self, size: int) -> Iterator[Batch]:
+        state = self.loader.state_dict()
+        self.loader.close()
+        self._size = size
+        self.loader = self._loader()
+        self.loader.load_state_dict(state)
+        return iter(self.loader)
+
+    def _loader(self) -> StreamingLoader:
+        data = self._settings.data
+        loader = StreamingLoader(
+            self.plan,
+            global_batch_size=self._size,
+            dp_mesh=self._mesh,
+            num_workers=data.num_workers,
+            uneven=data.uneven,
+            pin_memory=self._pin_memory,
+        )
+        if data.synthetic:
+            state = loader.state_dict()
+            self._first = next(iter(loader))
+            loader.close()
+            loader.load_state_dict(state)
+        return loader
+
+    def _random(self, start: int) -> Batch:
+        """Random tokens in the documents of the plan's first step, a function of seed and sample."""
+        first, vocabulary = self._first, vocabulary_of(self.plan)
+        is_padding = first["sample_index"] == PADDING_INDEX
+        samples = (first["sample_index"] + start).masked_fill(is_padding, PADDING_INDEX)
+        rows = (np.random.default_rng((self._settings.data.seed, max(0, sample))) for sample in samples.tolist())
+        ids = torch.from_numpy(np.stack([row.integers(vocabulary, size=self.plan.seq_len) for row in rows]))
+        labels = ids.roll(-1, 1).where(first["labels"] != IGNORED, IGNORED)
+        made = {"input_ids": ids, "labels": labels, "sample_index": samples}
+        return first | {key: value.pin_memory() if self._pin_memory else value for key, value in made.items()}
+
+
+def batch_size(data: TrainerData, step: int) -> int:
+    """Samples of a step over all ranks; steps count from 1."""
+    return next((size for first, size in reversed(data.batch_ramp) if step >= first), data.global_batch_size)
+
+
+def vocabulary_of(plan: StreamPlan) -> int:
+    """Ids that the corpora of a plan may hold."""
+    return max((source.corpus.vocab_size for source in plan.sources if isinstance(source, CorpusSource)), default=1)
+
+
+def padding(rows: int, seq_len: int) -> Batch:
+    """A batch that trains nothing."""
+    positions = torch.arange(seq_len).repeat(rows, 1)
+    absent = torch.full((rows,), PADDING_INDEX)
+    return {
+        "input_ids": torch.zeros_like(positions),
+        "labels": torch.full_like(positions, IGNORED),
+        "position_ids": positions,
+        "corpus_index": absent,
+        "sample_index": absent,
+        "cu_seqlens": torch.arange(0, rows * seq_len + 1, seq_len, dtype=torch.int32),
+        "max_seqlen": torch.tensor(seq_len),
+    }

@@ -1,0 +1,81 @@
+"""What a run does besides training: signals, garbage collection, a window of the profiler, lines for people."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+from torch import distributed
+from torch.profiler import profile
+
+from tokshard.trainer.config import Train
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Upkeep(AbstractContextManager["Upkeep"]):
+    """What happens between two steps: garbage collection, on all ranks at once so that none waits, and the profiler."""
+
+    def __init__(self, settings: Train) -> None:
+        self._settings, self._was_on = settings, gc.isenabled()
+        self._profile: profile | None = None
+        if settings.gc_every:
+            gc.disable()
+
+    def before(self, step: int) -> None:
+        """Between two steps; counted from 1."""
+        if self._settings.gc_every and step % self._settings.gc_every == 0:
+            gc.collect()
+        first, stop = self._settings.profile_steps or (0, 0)
+        if step >= stop:
+            self._end_profile()
+        elif step >= first and distributed.get_rank() == 0 and self._profile is None:
+            self._profile = profile()
+            self._profile.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._end_profile()
+        if self._was_on:
+            gc.enable()
+
+    def _end_profile(self) -> None:
+        if self._profile is not None and self._settings.profile_steps is not None:
+            self._profile.stop()
+            path = os.path.join(self._settings.out, f"trace-step-{self._settings.profile_steps[0]}.json")
+            self._profile.export_chrome_trace(path)
+            self._profile = None
+            say(f"wrote {path}")
+
+
+def say(line: str) -> None:
+    """A line for people, from rank 0. A closed or full stdout does not end a run."""
+    if distributed.get_rank() == 0:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Collects SIGTERM and SIGINT, so that the step in progress ends before the run stops.
+
+    Further signals change nothing: a terminal or scheduler signals this process, and torchrun does it again, and kills
+    what is left after ``--shutdown-timeout`` (30 s). Only the main thread can catch signals; others get an empty list.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda caught, _: received.append(caught))
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
