@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from tokshard.errors import TokshardError
     from tokshard.format.corpus import Corpus
     from tokshard.format.opening import open_corpus
+    from tokshard.interop.export.export import export_corpus
     from tokshard.pipeline.build import build_corpus
 
 __version__ = "0.1.0"
 
-__all__ = ["Corpus", "TokshardError", "__version__", "build_corpus", "open_corpus"]
+__all__ = ["Corpus", "TokshardError", "__version__", "build_corpus", "export_corpus", "open_corpus"]
 
 _HOMES = {
     "Corpus": "tokshard.format.corpus",
     "TokshardError": "tokshard.errors",
     "build_corpus": "tokshard.pipeline.build",
+    "export_corpus": "tokshard.interop.export.export",
     "open_corpus": "tokshard.format.opening",
 }
 

@@ -13,6 +13,7 @@
     │  └─ BadRecordError               a record cannot become a document
     ├─ StoreError                      a bucket or server does not answer, or refuses what is asked
     ├─ BuildError                      the build cannot continue: disk, worker, lock
+    ├─ ExportError                  an export cannot be written or uploaded
     ├─ LoaderError                     the loader cannot continue: a worker died, a read hangs, a checkpoint is damaged
     ├─ TrainerError                    training cannot continue: loss, checkpoint, ranks
     └─ CorpusError                     a corpus cannot be opened or read
@@ -88,6 +89,10 @@ class BadRecordError(SourceError):
 
 class BuildError(TokshardError):
     """The build cannot continue: a full disk, a lost worker, another build in the same directory."""
+
+
+class ExportError(TokshardError):
+    """An export cannot be written or uploaded."""
 
 
 class StoreError(TokshardError):

@@ -96,7 +96,7 @@ def test_a_missing_command_is_wrong_usage_and_shows_the_help(shell):
         (
             ["frobnicate"],
             "no command 'frobnicate'",
-            "commands are build, inspect, status, verify, plan, trace, bench, convert-tokenizer; see 'tokshard --help'",
+            f"commands are {', '.join(COMMANDS)}; see 'tokshard --help'",
         ),
         (["inspect", "--documnt", "3", "c"], "no option --documnt", "did you mean --document?"),
         (["inspect", "--documnt=3", "c"], "no option --documnt", "did you mean --document?"),
@@ -211,6 +211,7 @@ COMMANDS_ON = {
     "trace": ["trace", "{}", *SIZES, "--step", "1"],
     "bench": ["bench", "{}", *SIZES],
     "bench a mix": ["bench", "{}.toml"],
+    "export": ["export", "{}", "--format", "mds", "--out", "out"],
     "convert-tokenizer": ["convert-tokenizer", "{}", "--out", "out"],
 }
 """Each command on a path."""

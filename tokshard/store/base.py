@@ -11,11 +11,14 @@ and so on.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, Protocol
+
+_COPY_BYTES = 1 << 20
 
 
 class NotRegularFileError(OSError):
@@ -212,13 +215,17 @@ def written(store: Store, name: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def local_file(store: Store, name: str) -> Iterator[str]:
-    """The path of a file on this machine, for libraries that need one; a copy if the store is elsewhere."""
+    """The path of a file on this machine, for libraries that need one; a copy if the store is elsewhere.
+
+    The copy may be larger than memory.
+    """
     path = store.local_path(name)
     if path is not None:
         yield path
         return
     with tempfile.NamedTemporaryFile() as copy:
-        copy.write(store.get(name))
+        with store.open(name) as file:
+            shutil.copyfileobj(file, copy, _COPY_BYTES)
         copy.flush()
         yield copy.name
 

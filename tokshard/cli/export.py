@@ -1,0 +1,126 @@
+"""``tokshard export``: write a corpus in the format of another loader."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+
+import click
+
+from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.progress import byte_progress
+from tokshard.cli.sizes import BYTES
+from tokshard.interop.export.export import FORMATS, Export, export_corpus
+from tokshard.interop.export.hub import Pushed, check_repository, push
+from tokshard.wording import aligned, bytes_text, counted
+
+_DELIMITERS = click.Choice(["keep", "drop"])
+
+
+@click.command()
+@click.argument("corpus", metavar="CORPUS")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(FORMATS),
+    required=True,
+    help="megatron: .bin and .idx; mds: MosaicML streaming; litdata: chunks for its TokensLoader; fms: Arrow files of "
+    "fms-fsdp; hf: a Hugging Face data set in parquet.",
+)
+@click.option(
+    "--out", required=True, metavar="DIR", help="A new directory; for mds and litdata also a URI such as s3://."
+)
+@click.option(
+    "--split", metavar="NAME", help="Write into the folder NAME of DIR, as the part of a data set of that name."
+)
+@click.option(
+    "--eos", type=_DELIMITERS, help="Whether the token that ends a document is written.  [default: keep; fms: drop]"
+)
+@click.option("--bos", type=_DELIMITERS, default="keep", help="Whether the token that begins a document is written.")
+@click.option(
+    "--file-bytes",
+    type=BYTES,
+    metavar="SIZE",
+    help="Close a file before the document that would exceed SIZE.  [default: mds and litdata 64MiB, hf 512MiB, "
+    "fms 1GiB, megatron one file]",
+)
+@click.option("--no-columns", is_flag=True, help="With hf: leave out the kept columns.")
+@click.option("--push", "repository", metavar="OWNER/NAME", help="With hf: upload the result to the Hugging Face hub.")
+@click.option("--public", is_flag=True, help="With --push: make a new data set public.  [default: private]")
+@json_option
+@debug_option
+def export(
+    *,
+    corpus: str,
+    format_name: str,
+    out: str,
+    split: str | None,
+    eos: str | None,
+    bos: str,
+    file_bytes: int | None,
+    no_columns: bool,
+    repository: str | None,
+    public: bool,
+    as_json: bool,
+) -> None:
+    """Write the documents of CORPUS, in order, in the format of another loader.
+
+    DIR appears when it is complete. What is read is checked against the hashes of the corpus. CORPUS may be a URI.
+
+    \b
+    tokshard export shards/code --format megatron --out megatron/code
+    tokshard export shards/code --format mds --out s3://bucket/code --split train
+    tokshard export shards/code --format hf --out hf/code --push OWNER/NAME
+    """  # noqa: D301 - click's mark for lines that are kept
+    if repository is not None:
+        if format_name != "hf":
+            raise click.UsageError("--push goes with --format hf.")
+        check_repository(repository, split=split)
+    elif public:
+        raise click.UsageError("--public goes with --push.")
+    started = time.monotonic()
+    with byte_progress(f"export {corpus}", unit="tokens") as on_progress:
+        done = export_corpus(
+            corpus,
+            format=format_name,  # type: ignore[arg-type] # one of the choices
+            out=out,
+            split=split,
+            eos=eos,  # type: ignore[arg-type] # as above
+            bos=bos,  # type: ignore[arg-type] # as above
+            file_bytes=file_bytes,
+            with_columns=not no_columns,
+            on_progress=on_progress,
+        )
+    pushed = None if repository is None else push(done.location, repository, split=split, is_private=not public)
+    seconds = time.monotonic() - started
+    if as_json:
+        address = {} if pushed is None else {"pushed": dataclasses.asdict(pushed)}
+        click.echo(json.dumps({**dataclasses.asdict(done), **address, "seconds": seconds}))
+    else:
+        click.echo(_text(done, pushed, seconds))
+
+
+def _text(done: Export, pushed: Pushed | None, seconds: float) -> str:
+    speed = f"{bytes_text(done.num_bytes / max(seconds, 1e-9))}/s"
+    lines = [
+        ("exported", f"{counted(done.num_documents, 'document')}, {counted(done.num_tokens, 'token')} as {done.dtype}"),
+        ("written", f"{done.location}: {counted(done.num_files, 'file')}, {bytes_text(done.num_bytes)} at {speed}"),
+        ("delimiters", _delimiters(done)),
+    ]
+    if done.num_left_out:
+        lines.append(("left out", f"{counted(done.num_left_out, 'document')} without a token but the delimiters"))
+    lines.append(("read it as", done.reading))
+    if pushed is not None:
+        lines.append(
+            ("pushed", f"{pushed.repository}, {'private' if pushed.is_private else 'public'}: {pushed.commit}")
+        )
+    return aligned(lines, width=shutil.get_terminal_size().columns)
+
+
+def _delimiters(done: Export) -> str:
+    words = ["EOS kept" if done.eos else "EOS left out"]
+    if done.bos is not None:
+        words.append("BOS kept" if done.bos else "BOS left out")
+    return ", ".join(words)

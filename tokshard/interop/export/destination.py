@@ -1,0 +1,86 @@
+"""Where an export goes: a new directory that appears when it is complete, or an empty place in a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+
+from tokshard.errors import ExportError, UsageError
+from tokshard.store import Store, is_uri, open_store, present
+
+
+@contextlib.contextmanager
+def new_place(out: str, *, corpus: str, is_marked: bool) -> Iterator[Store]:
+    """A store to write files into. They appear at `out` when the context ends; on an error nothing does.
+
+    On this machine they are written next to `out` and renamed together. A bucket cannot do that: files appear one by
+    one, and a reader is kept away only by the index, which comes last; the writer removes what it put.
+
+    Args:
+        corpus: the location of what is exported; `out` may not be in it.
+        is_marked: the format has an index without which its readers find nothing.
+
+    Raises:
+        UsageError: something is at `out`, or the format cannot go there.
+        ExportError: the files cannot be written.
+    """
+    try:
+        with _in_bucket(out, is_marked=is_marked) if is_uri(out) else _in_directory(out, corpus) as store:
+            yield store
+    except OSError as error:
+        raise ExportError(
+            f"{out} cannot be written: {error.strerror or error}", hint="make room, or give another --out"
+        ) from error
+
+
+@contextlib.contextmanager
+def _in_directory(out: str, corpus: str) -> Iterator[Store]:
+    path = os.path.abspath(out)
+    if not is_uri(corpus) and os.path.realpath(path).startswith(os.path.realpath(corpus) + os.sep):
+        raise UsageError(f"{out} is in {corpus}, the corpus that is exported", hint="give another --out")
+    _refuse_what_is_there(path, out)
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.partial")
+    is_new = not os.path.isdir(folder)
+    os.makedirs(partial)
+    try:
+        yield open_store(partial)
+        _refuse_what_is_there(path, out)
+        os.rename(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        if is_new:
+            with contextlib.suppress(OSError):  # another export writes there
+                os.rmdir(folder)
+        raise
+
+
+def _refuse_what_is_there(path: str, out: str) -> None:
+    """Of what can be at the place, only an empty directory is replaced."""
+    if not os.path.lexists(path):
+        return
+    if os.path.islink(path) or not os.path.isdir(path):
+        raise UsageError(f"{out} is there already, and no directory", hint="give another --out, or remove it")
+    if os.listdir(path):
+        raise UsageError(f"{out} is not empty: it has {_some(os.listdir(path))}", hint="give a new --out, or remove it")
+
+
+@contextlib.contextmanager
+def _in_bucket(out: str, *, is_marked: bool) -> Iterator[Store]:
+    if not is_marked:
+        raise UsageError(
+            f"{out} is in an object store, where an export of this format would look complete before it is",
+            hint="export to a directory, and copy that; mds and litdata have an index that is written last",
+        )
+    store = open_store(out)
+    if there := present(store):
+        raise UsageError(f"{out} is not empty: it has {_some(there)}", hint="give a new --out, or remove it")
+    yield store
+
+
+def _some(names: Iterable[str]) -> str:
+    found = sorted(names)
+    return ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")

@@ -1,0 +1,206 @@
+"""A corpus in the format of another loader: the one function behind ``tokshard export``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tokshard.errors import UsageError
+from tokshard.format.corpus import Corpus
+from tokshard.format.opening import open_corpus
+from tokshard.interop.export.destination import new_place
+from tokshard.interop.export.documents import read_documents, without_delimiters, without_empty
+from tokshard.interop.export.files import CorpusFacts, FileSequence, Format, WrittenFile
+from tokshard.interop.export.fms import FmsFormat
+from tokshard.interop.export.hugging_face import HuggingFaceFormat
+from tokshard.interop.export.litdata import LitdataFormat
+from tokshard.interop.export.mds import MdsFormat
+from tokshard.interop.export.megatron import MegatronFormat
+from tokshard.store import absolute_location
+
+FormatName = Literal["megatron", "mds", "litdata", "fms", "hf"]
+FORMATS: tuple[str, ...] = get_args(FormatName)
+
+Delimiters = Literal["keep", "drop"]
+
+OnProgress = Callable[[int, int], None]
+"""Called with the tokens exported so far, and with all that there are."""
+
+_MIN_FILE_BYTES = 1 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What an export wrote.
+
+    Args:
+        location: the directory or URI of the files.
+        dtype: of the token ids there.
+        num_documents, num_tokens: in the files.
+        num_left_out: documents that hold nothing but the delimiters, where those are dropped.
+        num_files: without an index of all files.
+        eos, bos: whether documents have them in the files; `bos` is None if the corpus has none.
+        reading: how the other loader is given the files.
+    """
+
+    location: str
+    format: str
+    dtype: str
+    num_documents: int
+    num_tokens: int
+    num_left_out: int
+    num_files: int
+    num_bytes: int
+    eos: bool
+    bos: bool | None
+    reading: str
+
+
+def export_corpus(
+    corpus: str | os.PathLike[str],
+    *,
+    format: FormatName,  # noqa: A002 - as the option is called
+    out: str | os.PathLike[str],
+    split: str | None = None,
+    eos: Delimiters | None = None,
+    bos: Delimiters = "keep",
+    file_bytes: int | None = None,
+    with_columns: bool = True,
+    on_progress: OnProgress | None = None,
+) -> Export:
+    """Write the documents of a corpus, in order, as another loader reads them.
+
+    What is read is compared with the hashes of the corpus. Memory is one file of MDS or litdata, and some 100 MB
+    otherwise. On an error nothing is at `out`.
+
+    Args:
+        corpus: its directory or URI.
+        out: a directory that does not exist or is empty; for ``mds`` and ``litdata`` also a URI.
+        split: write into the folder `split` of `out` instead, as those loaders call a part of a data set.
+        eos: whether the token that ends each document is written; default: of ``fms`` it is dropped, because
+            that loader adds it, and otherwise kept.
+        bos: whether the token that begins each document is written, if the corpus has one.
+        file_bytes: close a file before the document that would exceed this; default: that of the format.
+        with_columns: for ``hf``: write the kept columns, too.
+
+    Raises:
+        UsageError: an option is wrong, something is at `out`, or the format cannot hold a document.
+        CorpusError: the corpus cannot be read, or is damaged.
+        ExportError: the files cannot be written.
+    """
+    _check_options(format, split, file_bytes)
+    place = _joined(os.fspath(out), split)
+    drop_eos = (eos or ("drop" if format == "fms" else "keep")) == "drop"
+    with open_corpus(corpus) as opened:
+        drop_bos = bos == "drop" and opened.bos_id is not None
+        target = _format(format, _facts(opened, with_columns=with_columns and format == "hf"), file_bytes)
+        _check_file_bytes(target, file_bytes)
+        with new_place(place, corpus=opened.location, is_marked=target.is_marked) as store:
+            sequence = FileSequence(target, store, file_bytes=file_bytes or target.file_bytes)
+            try:
+                files, left_out = _write(
+                    opened,
+                    sequence,
+                    drop_eos=drop_eos,
+                    drop_bos=drop_bos,
+                    with_columns=with_columns and format == "hf",
+                    on_progress=on_progress,
+                )
+            except BaseException:
+                sequence.discard()
+                raise
+        return Export(
+            location=place,
+            format=format,
+            dtype=target.dtype,
+            num_documents=sum(file.num_documents for file in files),
+            num_tokens=sum(file.num_tokens for file in files),
+            num_left_out=left_out,
+            num_files=len(files),
+            num_bytes=sum(file.num_bytes for file in files),
+            eos=not drop_eos,
+            bos=None if opened.bos_id is None else not drop_bos,
+            reading=target.reading(place),
+        )
+
+
+def _write(
+    corpus: Corpus,
+    sequence: FileSequence,
+    *,
+    drop_eos: bool,
+    drop_bos: bool,
+    with_columns: bool,
+    on_progress: OnProgress | None,
+) -> tuple[list[WrittenFile], int]:
+    """Write all documents; the files, and how many documents had nothing to write."""
+    done, left_out = 0, 0
+    for documents in read_documents(corpus, with_columns=with_columns):
+        kept = documents
+        if drop_eos or drop_bos:
+            kept = without_empty(without_delimiters(documents, eos=drop_eos, bos=drop_bos))
+        sequence.write(kept)
+        left_out += len(documents) - len(kept)
+        done += len(documents.tokens)
+        if on_progress is not None:
+            on_progress(done, corpus.num_tokens)
+    if left_out == corpus.num_documents:
+        raise UsageError("every document holds nothing but its delimiters", hint="keep them with --eos keep")
+    return sequence.finish(), left_out
+
+
+def _facts(corpus: Corpus, *, with_columns: bool) -> CorpusFacts:
+    tokenizer = corpus.manifest.tokenizer
+    names = corpus.manifest.columns if with_columns else {}
+    return CorpusFacts(
+        name=absolute_location(corpus.location).rpartition("/")[2],
+        dtype=corpus.dtype,
+        vocab_size=corpus.vocab_size,
+        columns=tuple(corpus.shard_schema.field(name) for name in names),
+        metadata={
+            "tokshard.fingerprint": corpus.fingerprint,
+            "tokshard.tokenizer": tokenizer.name,
+            "tokshard.tokenizer_sha256": tokenizer.canonical_sha256,
+            "tokshard.eos_id": str(tokenizer.eos_id),
+            "tokshard.bos_id": "" if tokenizer.bos_id is None else str(tokenizer.bos_id),
+        },
+    )
+
+
+def _format(name: str, facts: CorpusFacts, file_bytes: int | None) -> Format:
+    match name:
+        case "megatron":
+            return MegatronFormat.of(facts, is_numbered=file_bytes is not None)
+        case "mds":
+            return MdsFormat.of(facts, size_limit=file_bytes or MdsFormat.default_bytes)
+        case "litdata":
+            return LitdataFormat.of(facts, chunk_bytes=file_bytes or LitdataFormat.default_bytes)
+        case "fms":
+            return FmsFormat.of(facts)
+        case _:
+            return HuggingFaceFormat.of(facts)
+
+
+def _check_options(name: str, split: str | None, file_bytes: int | None) -> None:
+    if name not in FORMATS:
+        raise UsageError(f"no format {name!r}", hint=f"formats are {', '.join(FORMATS)}")
+    if split is not None and (not split or split.startswith(".") or "/" in split):
+        raise UsageError(f"{split!r} cannot be the name of a split", hint="give a name such as train or validation")
+    if file_bytes is not None and file_bytes < _MIN_FILE_BYTES:
+        raise UsageError(
+            f"files of {file_bytes} bytes are too small", hint="give at least 1KiB; most loaders like 64MiB"
+        )
+
+
+def _check_file_bytes(target: Format, file_bytes: int | None) -> None:
+    if file_bytes is not None and target.max_file_bytes is not None and file_bytes > target.max_file_bytes:
+        raise UsageError(
+            f"files of {file_bytes:,} bytes are too large: places in a file of this format are 32 bits long",
+            hint="give less than 4GiB",
+        )
+
+
+def _joined(out: str, split: str | None) -> str:
+    return out if split is None else f"{out.rstrip('/')}/{split}"

@@ -1,0 +1,165 @@
+"""What a format of another loader has to say of itself, and how documents are dealt to its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tokshard.errors import UsageError
+from tokshard.interop.export.documents import Documents
+from tokshard.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusFacts:
+    """What a format may need to know of a corpus.
+
+    Args:
+        name: of the corpus: the last part of its location.
+        dtype: of its token ids.
+        vocab_size: 1 + the largest id of its tokenizer.
+        columns: Arrow fields of the kept columns that are exported.
+        metadata: for formats that have a place for it: which corpus and tokenizer the tokens are of.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    vocab_size: int
+    columns: tuple[pa.Field, ...]
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    """A file of an export that is complete.
+
+    Args:
+        name: in the directory of the export.
+    """
+
+    name: str
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+
+
+class OpenFile(Protocol):
+    """One file, or files that belong together, to which documents are appended."""
+
+    def write(self, documents: Documents) -> None:
+        """Append documents."""
+
+    def close(self) -> WrittenFile:
+        """Write what is left, and put the file under its name."""
+
+    def discard(self) -> None:
+        """Drop the file. Never fails."""
+
+
+class Format(Protocol):
+    """A format of another loader, for one corpus."""
+
+    @property
+    def dtype(self) -> str:
+        """The type of its token ids."""
+
+    @property
+    def file_bytes(self) -> int | None:
+        """The size at which a file closes if the user does not say; None: one file, whatever its size."""
+
+    @property
+    def max_file_bytes(self) -> int | None:
+        """The largest file that its readers can address."""
+
+    @property
+    def max_document_tokens(self) -> int:
+        """The longest document that it can hold."""
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether its readers find nothing until `finish` has written its index."""
+
+    def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What documents of these lengths take in a file, in bytes: int64 [documents]."""
+
+    def open(self, store: Store, number: int) -> OpenFile:
+        """Begin file `number`, from 0 on."""
+
+    def finish(self, store: Store, files: list[WrittenFile]) -> None:
+        """Write what describes all files, if the format has that; it makes the export complete."""
+
+    def reading(self, location: str) -> str:
+        """How its own loader is given the export."""
+
+
+class FileSequence:
+    """Deals documents to files of at most so many bytes; a longer document gets a file of its own.
+
+    Args:
+        file_bytes: None: one file.
+    """
+
+    def __init__(self, target: Format, store: Store, *, file_bytes: int | None) -> None:
+        self._target, self._store, self._file_bytes = target, store, file_bytes
+        self._file: OpenFile | None = None
+        self._filled = 0
+        self._num_documents = 0
+        self.files: list[WrittenFile] = []
+
+    def write(self, documents: Documents) -> None:
+        """Append documents.
+
+        Raises:
+            UsageError: one is longer than the format can hold.
+        """
+        self._check_lengths(documents)
+        ends = np.cumsum(self._target.sizes(documents.lengths))
+        start = 0
+        while start < len(documents):
+            before = int(ends[start - 1]) if start else 0
+            stop = len(documents)
+            if self._file_bytes is not None:
+                stop = int(np.searchsorted(ends, before + self._file_bytes - self._filled, "right"))
+            if stop <= start:
+                if self._filled:
+                    self._close_file()
+                    continue
+                stop = start + 1
+            if self._file is None:
+                self._file = self._target.open(self._store, len(self.files))
+            self._file.write(documents.part(start, stop))
+            self._filled += int(ends[stop - 1]) - before
+            start = stop
+        self._num_documents += len(documents)
+
+    def finish(self) -> list[WrittenFile]:
+        """Close the last file, and write what describes all of them."""
+        if self._file is not None:
+            self._close_file()
+        self._target.finish(self._store, self.files)
+        return self.files
+
+    def discard(self) -> None:
+        """Drop the open file, and remove those that were written."""
+        if self._file is not None:
+            self._file.discard()
+        self._store.delete(*(file.name for file in self.files))
+
+    def _close_file(self) -> None:
+        assert self._file is not None
+        self.files.append(self._file.close())
+        self._file, self._filled = None, 0
+
+    def _check_lengths(self, documents: Documents) -> None:
+        longest = int(documents.lengths.max(initial=0))
+        if longest > self._target.max_document_tokens:
+            place = self._num_documents + int(documents.lengths.argmax())
+            raise UsageError(
+                f"document {place} of those to export has {longest:,} tokens; "
+                f"this format holds at most {self._target.max_document_tokens:,}",
+                hint="choose another --format",
+            )

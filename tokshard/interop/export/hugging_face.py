@@ -1,0 +1,95 @@
+"""A Hugging Face data set: parquet files with ``input_ids``, and the kept columns of the corpus."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from tokshard.errors import UsageError
+from tokshard.format.arrays import number_array
+from tokshard.interop.export.documents import Documents
+from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
+from tokshard.store import Store
+
+COLUMN = "input_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceFormat:
+    """``part-NNNNN.parquet``; ids have the type that `datasets` gives those of a tokenizer, int32.
+
+    A directory that is called as a split belongs to that split, as ``load_dataset`` sees it.
+    """
+
+    dtype: str
+    schema: pa.Schema
+    file_bytes: ClassVar[int | None] = 512 << 20
+    max_file_bytes: ClassVar[int | None] = None
+    max_document_tokens: ClassVar[int] = (1 << 31) - 1
+    is_marked: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, facts: CorpusFacts) -> HuggingFaceFormat:
+        """The format for one corpus.
+
+        Raises:
+            UsageError: a kept column is called as that of the ids.
+        """
+        if any(field.name == COLUMN for field in facts.columns):
+            raise UsageError(
+                f"the corpus has a kept column {COLUMN!r}, which is what a Hugging Face data set calls the tokens",
+                hint="leave the kept columns out with --no-columns",
+            )
+        dtype = "int32" if facts.vocab_size <= 1 << 31 else "int64"
+        ids = pa.field(COLUMN, pa.list_(pa.field("element", pa.from_numpy_dtype(np.dtype(dtype)))))
+        return cls(dtype, pa.schema([ids, *facts.columns], metadata=facts.metadata))
+
+    def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return lengths * np.dtype(self.dtype).itemsize
+
+    def open(self, store: Store, number: int) -> OpenFile:
+        return _ParquetFile(store, f"part-{number:05d}.parquet", self.schema, self.dtype)
+
+    def finish(self, store: Store, files: list[WrittenFile]) -> None:
+        """Do nothing: a data set is its files."""
+
+    def reading(self, location: str) -> str:
+        return f'datasets.load_dataset("{location}")'
+
+
+class _ParquetFile:
+    def __init__(self, store: Store, name: str, schema: pa.Schema, dtype: str) -> None:
+        self._name, self._schema, self._dtype = name, schema, np.dtype(dtype)
+        self._spool = store.spool(name)
+        self._writer = parquet.ParquetWriter(self._spool.file, schema, compression="zstd")
+        self._num_documents = self._num_tokens = 0
+
+    def write(self, documents: Documents) -> None:
+        ids = number_array(documents.tokens.astype(self._dtype))
+        offsets = number_array(np.concatenate([np.zeros(1, np.int32), documents.ends.astype(np.int32)]))
+        lists = pa.ListArray.from_arrays(offsets, ids, type=self._schema.field(COLUMN).type)
+        self._writer.write_batch(pa.record_batch([lists, *documents.columns.values()], schema=self._schema))
+        self._num_documents += len(documents)
+        self._num_tokens += len(documents.tokens)
+
+    def close(self) -> WrittenFile:
+        self._writer.close()
+        num_bytes = self._spool.file.tell()
+        self._spool.put()
+        return WrittenFile(
+            name=self._name,
+            num_documents=self._num_documents,
+            num_tokens=self._num_tokens,
+            num_bytes=num_bytes,
+        )
+
+    def discard(self) -> None:
+        with contextlib.suppress(Exception):
+            self._writer.close()
+        self._spool.discard()

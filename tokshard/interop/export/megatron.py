@@ -1,0 +1,113 @@
+"""Megatron-LM's ``.bin`` and ``.idx``: the ids of all documents, and where each document lies.
+
+The index is a header (magic, version 1, code of the dtype, number of sequences, number of entries of the last list) and
+three lists: the length of each sequence (int32), the byte where it starts (int64), and the sequence at which each
+document starts, with the end of the last one (int64). Here a document is one sequence, as in ``preprocess_data.py``.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.errors import UsageError
+from tokshard.interop.export.documents import Documents
+from tokshard.interop.export.files import CorpusFacts, OpenFile, WrittenFile
+from tokshard.store import Store, written
+
+MAGIC = b"MMIDIDX\x00\x00"
+DTYPE_CODES = {"int32": 4, "uint16": 8}
+_STEM = "documents"
+_INDEX_ENTRIES = 1 << 20
+"""Entries of the index that are made at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronFormat:
+    """Pairs of files; one pair unless the user gives a size."""
+
+    dtype: str
+    is_numbered: bool
+    file_bytes: ClassVar[int | None] = None
+    max_file_bytes: ClassVar[int | None] = None
+    max_document_tokens: ClassVar[int] = (1 << 31) - 1
+    is_marked: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, facts: CorpusFacts, *, is_numbered: bool) -> MegatronFormat:
+        """The format for one corpus.
+
+        Raises:
+            UsageError: its ids do not fit into an int32.
+        """
+        if facts.vocab_size > 1 << 31:
+            raise UsageError(
+                f"the vocabulary has {facts.vocab_size:,} ids; Megatron-LM stores int32", hint="choose another --format"
+            )
+        return cls("uint16" if facts.dtype == np.uint16 else "int32", is_numbered)
+
+    def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return lengths * np.dtype(self.dtype).itemsize
+
+    def open(self, store: Store, number: int) -> OpenFile:
+        return _Pair(store, f"{_STEM}-{number:05d}" if self.is_numbered else _STEM, self.dtype)
+
+    def finish(self, store: Store, files: list[WrittenFile]) -> None:
+        """Do nothing: each pair has its own index."""
+
+    def reading(self, location: str) -> str:
+        numbers = "-00000" if self.is_numbered else ""
+        return f"--data-path {location}/{_STEM}{numbers}" + (", and so on" if self.is_numbered else "")
+
+
+class _Pair:
+    def __init__(self, store: Store, stem: str, dtype: str) -> None:
+        self._store, self._stem, self._dtype = store, stem, np.dtype(dtype)
+        self._bin = store.spool(f"{stem}.bin")
+        # 4 bytes per document, of which a large corpus has billions
+        self._lengths = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the pair
+        self._num_documents = self._num_tokens = 0
+
+    def write(self, documents: Documents) -> None:
+        self._bin.file.write(np.ascontiguousarray(documents.tokens, self._dtype).data)
+        self._lengths.write(documents.lengths.astype(np.int32).data)
+        self._num_documents += len(documents)
+        self._num_tokens += len(documents.tokens)
+
+    def close(self) -> WrittenFile:
+        self._bin.put()
+        with self._lengths, written(self._store, f"{self._stem}.idx") as index:
+            count = self._num_documents
+            index.write(MAGIC + struct.pack("<QBQQ", 1, DTYPE_CODES[self._dtype.name], count, count + 1))
+            for lengths in self._chunks():
+                index.write(lengths.data)
+            position = 0
+            for lengths in self._chunks():
+                ends = position + np.cumsum(lengths, dtype=np.int64) * self._dtype.itemsize
+                index.write((ends - lengths * np.int64(self._dtype.itemsize)).data)
+                position = int(ends[-1])
+            for start in range(0, count + 1, _INDEX_ENTRIES):
+                index.write(np.arange(start, min(start + _INDEX_ENTRIES, count + 1), dtype=np.int64).data)
+            index_bytes = index.tell()
+        return WrittenFile(
+            name=f"{self._stem}.bin",
+            num_documents=count,
+            num_tokens=self._num_tokens,
+            num_bytes=self._num_tokens * self._dtype.itemsize + index_bytes,
+        )
+
+    def discard(self) -> None:
+        self._bin.discard()
+        self._lengths.close()
+
+    def _chunks(self) -> Iterator[NDArray[np.int32]]:
+        """The lengths of all documents, some at a time."""
+        self._lengths.seek(0)
+        while content := self._lengths.read(4 * _INDEX_ENTRIES):
+            yield np.frombuffer(content, np.int32)
