@@ -35,15 +35,16 @@ def tokenizer() -> bytes:
 
 def corpora(directory: Path) -> dict[str, str]:
     """Two corpora of Markov chains, which a model can learn: documents of 2 to 89 tokens."""
-    paths = {}
-    for name, step in (("code", 3), ("prose", 5)):
-        rng = np.random.default_rng(step)
-        documents = []
-        for length in rng.integers(1, 89, 300).tolist():
-            ids = 1 + (rng.integers(0, 63) + step * np.arange(length) + (rng.random(length) < 0.1)) % 63
-            documents.append([*ids.tolist(), 0])
-        paths[name] = str(write_corpus(directory / name, documents, tokenizer=tokenizer()))
-    return paths
+    return {name: corpus(directory / name, step=step, seed=step) for name, step in (("code", 3), ("prose", 5))}
+
+
+def corpus(path: Path, *, step: int, seed: int, num_documents: int = 300) -> str:
+    rng = np.random.default_rng(seed)
+    documents = []
+    for length in rng.integers(1, 89, num_documents).tolist():
+        ids = 1 + (rng.integers(0, 63) + step * np.arange(length) + (rng.random(length) < 0.1)) % 63
+        documents.append([*ids.tolist(), 0])
+    return str(write_corpus(path, documents, tokenizer=tokenizer()))
 
 
 def configuration(paths: dict[str, str], out: Path, **changes: Any) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def configuration(paths: dict[str, str], out: Path, **changes: Any) -> dict[str,
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")
-        fields[section][name] = value
+        fields.setdefault(section, {})[name] = value
     return fields
 
 
@@ -90,8 +91,17 @@ def train_on(phases: list[Phase], directory: Path) -> None:
     assert job.returncode == 0, said
 
 
-def steps_of(out: Path) -> list[dict[str, Any]]:
+def lines_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps_of(out: Path) -> list[dict[str, Any]]:
+    return [line for line in lines_of(out) if "evaluation" not in line]
+
+
+def evaluations_of(out: Path) -> dict[int, dict[str, dict[str, float]]]:
+    """Step to the losses of each corpus."""
+    return {line["step"]: line["evaluation"] for line in lines_of(out) if "evaluation" in line}
 
 
 def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]]) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.trainer.runs import configuration, corpora, steps_of, train_on
+from tests.trainer.runs import configuration, corpora, corpus, evaluations_of, steps_of, train_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOLERANCE = 1e-5
@@ -50,9 +50,12 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     half = f"checkpoints/step-{num_steps // 2:08}"
     directory = tmp_path_factory.mktemp("equality")
     paths = corpora(directory / "corpora")
+    # 11 samples: the second step is short
+    held_out = {"held out": corpus(directory / "held-out", step=3, seed=1, num_documents=8)}
 
     def job(name: str, **changes: Any) -> dict[str, Any]:
-        sizes = {"train__steps": num_steps, "checkpoint__every": num_steps // 2}
+        sizes: dict[str, Any] = {"train__steps": num_steps, "checkpoint__every": num_steps // 2}
+        sizes |= {"evaluation__every": num_steps // 2, "evaluation__corpora": held_out}
         return configuration(paths, directory / name, **sizes, **changes)
 
     def resumed(name: str, **changes: Any) -> dict[str, Any]:
@@ -95,6 +98,19 @@ def test_loss_and_gradient_norm_are_those_of_one_rank_at_every_step(runs: Path, 
     assert len(one_rank) == num_steps
     assert one_rank[-1]["loss"] < one_rank[0]["loss"] - 0.1
     assert_equal_training(steps_of(runs / name), one_rank)
+
+
+@for_each([*STRAIGHT, *RESUMED])
+def test_an_evaluation_has_the_loss_and_targets_of_one_rank(runs: Path, num_steps: int, name: str) -> None:
+    one_rank, found = evaluations_of(runs / "world-1"), evaluations_of(runs / name)
+    assert set(one_rank) == {num_steps // 2, num_steps}
+    assert set(found) == ({num_steps} if name in RESUMED else set(one_rank))
+    for step, of_step in found.items():
+        expected = one_rank[step]["held out"]
+        assert of_step["held out"] == {
+            "targets": expected["targets"],
+            "loss": pytest.approx(expected["loss"], abs=TOLERANCE),
+        }
 
 
 @for_each(RESUMED)

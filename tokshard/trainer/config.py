@@ -138,6 +138,21 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The loss on corpora that are not trained on, each read once, with the seq_len and batch size of [data].
+
+    Args:
+        corpora: name to corpus directory; empty: no evaluation.
+        every: steps between evaluations; 0: only after the last step.
+        take: the part of each corpus that is read.
+    """
+
+    corpora: dict[str, str] = field(default_factory=dict)
+    every: Count = 0
+    take: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A resolved recipe."""
 
@@ -147,6 +162,7 @@ class Config:
     parallel: Parallel = field(default_factory=Parallel)
     optimizer: Optimizer = field(default_factory=Optimizer)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    evaluation: Evaluation = field(default_factory=Evaluation)
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:

@@ -18,6 +18,7 @@ from tokshard.trainer import checkpoint, config
 from tokshard.trainer.batches import Batches, vocabulary_of
 from tokshard.trainer.config import Config
 from tokshard.trainer.directory import held
+from tokshard.trainer.evaluate import Evaluation
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.metrics import Meter, Sums
 from tokshard.trainer.model import PRESETS, Shape, Transformer
@@ -46,6 +47,7 @@ def train(settings: Config) -> int:
             optimizer = make_optimizer(model, settings.optimizer)
             with together():
                 batches = Batches(settings, plan, mesh, pin_memory=device.type == "cuda")
+                evaluation = Evaluation(settings, plan, mesh, received=received)
             meter = Meter(settings.train, batches, shape, device=device, received=received)
             saver = checkpoint.Saver(
                 os.path.join(settings.train.out, "checkpoints"),
@@ -55,7 +57,7 @@ def train(settings: Config) -> int:
                 say=say,
             )
             with closing(batches), closing(saver), Upkeep(settings.train) as upkeep:
-                return _Run(settings, model, optimizer, batches, meter, saver, upkeep).run()
+                return _Run(settings, model, optimizer, batches, meter, saver, upkeep, evaluation).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class _Run:
     meter: Meter
     saver: checkpoint.Saver
     upkeep: Upkeep
+    evaluation: Evaluation
 
     def run(self) -> int:
         step = saved = self._resume()
@@ -92,9 +95,11 @@ class _Run:
             if self.settings.checkpoint.every and step % self.settings.checkpoint.every == 0:
                 self._save(step)
                 saved = step
+            self._evaluate(step)
         self.meter.flush()
         if saved != step:
             self._save(step)
+        self._evaluate(step, is_end=not self.meter.is_stopped)
         self.saver.wait()
         return self.meter.close(step)
 
@@ -150,6 +155,12 @@ class _Run:
         state = checkpoint.State(step=step, loader=loader, config=dataclasses.asdict(self.settings))
         self.saver.save(self.model, self.optimizer, state)
         self.meter.restart_clock()
+
+    def _evaluate(self, step: int, *, is_end: bool = False) -> None:
+        if self.evaluation.is_due(step, is_end=is_end):
+            self.meter.flush()
+            self.meter.write_evaluation(step, self.evaluation.losses(self.model, step))
+            self.meter.restart_clock()
 
 
 def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:

@@ -174,6 +174,15 @@ class Meter:
         if last is not None:
             self._read(last)
 
+    def write_evaluation(self, step: int, losses: dict[str, dict[str, float]] | None) -> None:
+        """Report an evaluation after a step; None: a signal ended it."""
+        if losses is None:
+            say(f"step {step}: a signal ended the evaluation, which is not recorded")
+            return
+        if self._log is not None:
+            self._log.write({"step": step, "evaluation": losses})
+        say(f"step {step}: evaluation  " + ", ".join(f"{name} {of['loss']:.3f}" for name, of in losses.items()))
+
     def _figures(self, batch: Batch, num_corpora: int, *, has_failed: bool) -> np.ndarray[Any, Any]:
         """What this rank's host knows of a step, in the order of `_read`."""
         ids, labels, samples, index, bounds = (

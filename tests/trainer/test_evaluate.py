@@ -1,0 +1,118 @@
+"""Evaluation on finite plans. That its losses do not depend on ranks is in test_equality.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.corpora import write_corpus
+from tests.trainer.runs import VOCABULARY, configuration, corpora, corpus, evaluations_of, steps_of, tokenizer
+from tokshard.errors import UsageError
+from tokshard.runtime.batches import IGNORED
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamingLoader
+from tokshard.trainer.config import resolve
+from tokshard.trainer.evaluate import Evaluation
+from tokshard.trainer.loop import train
+from tokshard.trainer.losses import sum_of_losses
+from tokshard.trainer.model import Shape, Transformer, initialise
+from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
+
+SHAPE = Shape(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=VOCABULARY)
+SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
+LENGTHS = {"train__steps": 3, "checkpoint__every": 2, "optimizer__warmup_steps": 1}
+
+# DCP of torch 2.13 itself warns
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    directory = tmp_path_factory.mktemp("corpora")
+    return corpora(directory) | {"held out": corpus(directory / "held-out", step=3, seed=1, num_documents=20)}
+
+
+def small(paths: dict[str, str], out: Path, **changes: Any) -> dict[str, Any]:
+    held_out = {"evaluation__corpora": {"held out": paths["held out"]}}
+    trained = {name: paths[name] for name in ("code", "prose")}
+    return configuration(trained, out, **{**LENGTHS, **held_out, **changes}) | {"model": SMALL}
+
+
+def test_a_run_that_is_evaluated_trains_as_one_that_is_not(paths: dict[str, str], tmp_path: Path) -> None:
+    assert train(resolve(small(paths, tmp_path / "plain", evaluation__corpora={}))) == 0
+    assert train(resolve(small(paths, tmp_path / "evaluated", evaluation__every=2))) == 0
+    kept = ("step", "loss", "grad_norm", "digest", "samples", "corpora")
+    plain, other = (
+        [[step[key] for key in kept] for step in steps_of(tmp_path / name)] for name in ("plain", "evaluated")
+    )
+    assert plain == other
+    found = evaluations_of(tmp_path / "evaluated")
+    assert list(found) == [2, 3]
+    assert found[3]["held out"]["loss"] < found[2]["held out"]["loss"]
+    saved = tmp_path / "evaluated" / "checkpoints"
+    assert sorted(path.name for path in saved.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_the_loss_is_that_of_every_target_of_the_corpus(paths: dict[str, str], tmp_path: Path) -> None:
+    """Against a model without FSDP, in batches of another size."""
+    fields = small(paths, tmp_path / "out", optimizer__lr=0.0)
+    assert train(resolve(fields)) == 0
+    net, sums = Transformer(SHAPE), torch.zeros(2, dtype=torch.float64)
+    initialise(net, seed=0)
+    plan = StreamPlan(paths["held out"], seq_len=32, epochs=1)
+    with torch.no_grad(), StreamingLoader(plan, global_batch_size=7, uneven="pad") as loader:
+        for batch in loader:
+            sums[0] += sum_of_losses(net, batch, torch.device("cpu")).double().sum()
+            sums[1] += (batch["labels"] != IGNORED).sum()
+    found = evaluations_of(tmp_path / "out")[3]["held out"]
+    assert found["targets"] == int(sums[1]) > 500
+    assert found["loss"] == pytest.approx((sums[0] / sums[1]).item(), rel=1e-6)
+
+
+def test_a_part_of_a_corpus_can_be_taken(paths: dict[str, str], tmp_path: Path) -> None:
+    targets = {}
+    for take in (1.0, 0.5):
+        changes = {"evaluation__take": take, "data__block_tokens": 128, "data__allow_small_blocks": True}
+        settings = resolve(small(paths, tmp_path / "out", **changes))
+        with process_group(settings.parallel) as device:
+            mesh = make_mesh(settings.parallel, device)
+            evaluation = Evaluation(settings, settings.data.plan(), mesh, received=())
+            losses = evaluation.losses(Transformer(SHAPE), 3)
+        targets[take] = losses["held out"]["targets"]
+    assert targets[0.5] == pytest.approx(targets[1.0] / 2, rel=0.2)
+
+
+def test_it_is_due_every_n_steps_and_at_the_end_and_once_per_step(paths: dict[str, str], tmp_path: Path) -> None:
+    settings = resolve(small(paths, tmp_path / "out", evaluation__every=2))
+    with process_group(settings.parallel) as device:
+        mesh = make_mesh(settings.parallel, device)
+        evaluation = Evaluation(settings, settings.data.plan(), mesh, received=())
+        assert [evaluation.is_due(step, is_end=step == 5) for step in range(1, 6)] == [False, True, False, True, True]
+        evaluation.losses(Transformer(SHAPE), 4)
+        assert [evaluation.is_due(step, is_end=True) for step in (4, 5)] == [False, True]
+
+
+def test_a_signal_ends_an_evaluation_and_leaves_the_parameters_sharded(paths: dict[str, str], tmp_path: Path) -> None:
+    settings = resolve(small(paths, tmp_path / "out"))
+    received: list[int] = []
+    with process_group(settings.parallel) as device:
+        mesh = make_mesh(settings.parallel, device)
+        model = sharded_model(SHAPE, mesh, settings.parallel, seed=0)
+        before = {name: type(value) for name, value in model.named_parameters()}
+        evaluation = Evaluation(settings, settings.data.plan(), mesh, received=received)
+        model.register_forward_hook(lambda *_: received.append(15))
+        assert evaluation.losses(model, 1) is None
+        assert received == [15]
+        assert {name: type(value) for name, value in model.named_parameters()} == before
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(paths: dict[str, str], tmp_path: Path) -> None:
+    other = write_corpus(tmp_path / "other", [[1, 2, 0]], tokenizer=tokenizer().replace(b"word63", b"other"))
+    settings = resolve(small(paths, tmp_path / "out", evaluation__corpora={"other": str(other)}))
+    with pytest.raises(UsageError, match="'other' has another tokenizer"):
+        train(settings)
+    assert os.listdir(tmp_path / "out") == ["run.lock"]

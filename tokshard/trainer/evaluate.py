@@ -1,0 +1,138 @@
+"""The loss on corpora that a run is not trained on: one finite pass over each, the same on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from tokshard.errors import TokshardError, UsageError
+from tokshard.jobs.plan_file import Mix
+from tokshard.runtime.batches import IGNORED
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import Batch, StreamingLoader
+from tokshard.trainer.config import Config
+from tokshard.trainer.losses import micro_batches, sum_of_losses
+from tokshard.trainer.model import Transformer
+from tokshard.trainer.parallel import raise_together
+
+
+class Evaluation:
+    """One pass over each corpus of ``[evaluation]``, whenever it is due.
+
+    The order has a seed of its own, so that runs with other seeds are evaluated on the same samples. Each pass has a
+    loader of its own; the parameters and the training loader stay as they are.
+
+    Args:
+        trained: what the run trains on.
+        received: signals that this rank receives meanwhile.
+
+    Raises:
+        PlanError, CorpusError: a corpus cannot be read.
+        UsageError: it has another tokenizer than those that are trained on.
+    """
+
+    def __init__(self, settings: Config, trained: StreamPlan, mesh: DeviceMesh, *, received: Sequence[int]) -> None:
+        self._settings, self._mesh, self._received = settings, mesh, received
+        self._plans = {name: _plan(settings, name, trained) for name in settings.evaluation.corpora}
+        self._last_step = 0
+
+    def is_due(self, step: int, *, is_end: bool) -> bool:
+        """Whether to evaluate after a step, which has not been done."""
+        every = self._settings.evaluation.every
+        due = is_end or (every > 0 and step % every == 0)
+        return due and bool(self._plans) and step != self._last_step
+
+    def losses(self, model: Transformer, step: int) -> dict[str, dict[str, float]] | None:
+        """Mean loss over the targets of each corpus after a step. Every rank calls this.
+
+        Returns:
+            By corpus: ``loss``, in nats, and the number of ``targets``; None: a rank received a signal.
+
+        Raises:
+            TokshardError: the loader of one rank failed; the same error on all ranks.
+        """
+        found, self._last_step = {}, step
+        try:
+            for name, plan in self._plans.items():
+                sums = self._sums(model, plan)
+                if sums is None:
+                    return None
+                loss, targets = sums.tolist()
+                found[name] = {"loss": loss / max(1.0, targets), "targets": int(targets)}
+        finally:
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # a forward pass without a backward pass leaves the root's parameters gathered
+        return found
+
+    @torch.no_grad()
+    def _sums(self, model: Transformer, plan: StreamPlan) -> Tensor | None:
+        """Losses and targets over all ranks: float64 [2]; None: a rank received a signal."""
+        device, num_rows = torch.device(self._mesh.device_type), self._settings.train.micro_batch_size
+        loader = StreamingLoader(
+            plan,
+            global_batch_size=self._settings.data.global_batch_size,
+            dp_mesh=self._mesh,
+            uneven="pad",
+            pin_memory=device.type == "cuda",
+        )
+        sums = torch.zeros(2, dtype=torch.float64)
+        with closing(loader):
+            for batch in _agreed(loader, self._received):
+                if batch is None:
+                    return None
+                for part in micro_batches(batch, num_rows):
+                    sums[0] += sum_of_losses(model, part, device).double().sum().cpu()
+                sums[1] += (batch["labels"] != IGNORED).sum()
+        distributed.all_reduce(sums)
+        return sums
+
+
+def _plan(settings: Config, name: str, trained: StreamPlan) -> StreamPlan:
+    data = settings.data
+    plan = Mix(
+        corpora={name: settings.evaluation.corpora[name]},
+        seq_len=data.seq_len,
+        global_batch_size=data.global_batch_size,
+        epochs=1,
+        take=settings.evaluation.take,
+        block_tokens=data.block_tokens,
+        window_blocks=data.window_blocks,
+        loss_across_documents=data.loss_across_documents,
+        allow_small_blocks=data.allow_small_blocks,
+        memory_bytes=data.memory_bytes,
+        cache_dir=data.cache_dir,
+        cache_bytes=data.cache_bytes,
+    ).plan()
+    if plan.sources[0].tokenizer != trained.sources[0].tokenizer:
+        raise UsageError(
+            f"evaluation.corpora: {name!r} has another tokenizer than the corpora of [data]",
+            hint="build it with the same tokenizer.json",
+        )
+    return plan
+
+
+def _agreed(loader: StreamingLoader, received: Sequence[int]) -> Iterator[Batch | None]:
+    """Each batch, until a rank fails, which is raised on all, or receives a signal: None then."""
+    batches = iter(loader)
+    while True:
+        batch, failure = None, None
+        try:
+            batch = next(batches, None)
+        except TokshardError as error:
+            failure = error
+        ended = torch.tensor([failure is not None, len(received)])
+        distributed.all_reduce(ended)
+        failed, signals = ended.tolist()
+        if failed:
+            raise_together(failure)
+        if signals:
+            yield None
+        if signals or batch is None:
+            return
+        yield batch
