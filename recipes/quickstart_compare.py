@@ -24,7 +24,8 @@ def main() -> None:
     expected: dict[int, str] = {}
     undisturbed: dict[int, float] = {}
     for run in runs:
-        steps = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        lines = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        steps = [record for record in lines if "digest" in record]  # the others are evaluations and left-out steps
         for record in steps:
             step = record["step"]
             if step not in expected:

@@ -1,0 +1,247 @@
+"""What each step does: waits for nothing, reads what the recipe plans, survives what is not finite, reports it once."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader, load
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.trainer.runs import configuration, corpora, steps_of
+from tokshard.errors import UsageError
+from tokshard.runtime.tensors import Batch, StreamingLoader
+from tokshard.trainer import loop, metrics, upkeep
+from tokshard.trainer.config import resolve
+from tokshard.trainer.loop import train
+from tokshard.trainer.metrics import Meter, peak_tflops, scalars, training_flops
+from tokshard.trainer.model import PRESETS, Shape, Transformer
+
+SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
+UNTIMED = ("tokens_per_second", "loader_wait_seconds", "memory_bytes", "mfu", "mfu_full_rows")
+
+# DCP of torch 2.13 itself warns
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return corpora(tmp_path_factory.mktemp("corpora"))
+
+
+@pytest.fixture
+def run(paths: dict[str, str], tmp_path: Path) -> Any:
+    """Trains a small model; returns its steps without what differs from time to time."""
+
+    def run(out: str = "out", **changes: Any) -> list[dict[str, Any]]:
+        sizes = {"data__global_batch_size": 4, "data__seq_len": 16, "checkpoint__every": 0}
+        sizes |= {"optimizer__warmup_steps": 0} | changes
+        fields = configuration(paths, tmp_path / out, **sizes) | {"model": SMALL}
+        assert train(resolve(fields)) == 0
+        return [{key: of[key] for key in of if key not in UNTIMED} for of in steps_of(tmp_path / out)]
+
+    return run
+
+
+def saved(tmp_path: Path, step: int, out: str = "out") -> dict[str, torch.Tensor]:
+    path = tmp_path / out / "checkpoints" / f"step-{step:08}"
+    index = FileSystemReader(path).read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in index.items()}
+    load(tensors, checkpoint_id=path, no_dist=True)
+    return tensors
+
+
+def test_a_step_has_one_collective_of_its_own_and_is_read_when_the_next_is_under_way(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, reads, added = [Counter()], [], []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = str(function)
+            to_host = "aten._to_copy" in name and str((kwargs or {}).get("device")) == "cpu"
+            if "c10d" in name or "_local_scalar_dense" in name or "is_nonzero" in name or to_host:
+                steps[-1][name] += 1
+            return function(*args, **(kwargs or {}))
+
+    end, add, tolist = Meter.end_step, Meter.add_up, torch.Tensor.tolist
+
+    def listed(tensor: torch.Tensor) -> Any:
+        if tensor.dtype == torch.float64:
+            reads.append(len(added))
+        return tolist(tensor)
+
+    monkeypatch.setattr(Meter, "add_up", lambda *given, **by_name: added.append(1) or add(*given, **by_name))
+    monkeypatch.setattr(Meter, "end_step", lambda *given: steps.append(Counter()) or end(*given))
+    monkeypatch.setattr(torch.Tensor, "tolist", listed)
+    for name in ("item", "cpu", "__float__", "__bool__", "__int__"):
+        waits = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda tensor, of=waits, name=name: steps[-1].update([name]) or of(tensor)
+        )
+    with Count():
+        run(train__steps=6)
+    assert steps[1:6] == [{"c10d.allreduce_.default": 1}] * 5
+    assert reads == [2, 3, 4, 5, 6, 6]
+
+
+def test_batch_sizes_weights_and_left_out_steps_are_exact_wherever_a_run_is_stopped(run: Any, tmp_path: Path) -> None:
+    plan = {
+        "train__steps": 7,
+        "train__skip": [[2, 3], [5, 7]],
+        "data__batch_ramp": [[3, 2], [4, 6]],
+        "data__schedule": [[10, {"code": 0.0, "prose": 1.0}]],
+    }
+    straight = run(**plan)
+    for stop in (1, 2, 3, 5):  # before and after a left-out step, at a new batch size and new weights, between two
+        run("stopped", **plan, train__stop_after=stop)
+    assert [{**of, "corpora": 0} for of in run("stopped", **plan)] == [{**of, "corpora": 0} for of in straight]
+    assert saved(tmp_path, 7).keys() == saved(tmp_path, 7, "stopped").keys()
+    for name, tensor in saved(tmp_path, 7).items():
+        assert torch.equal(tensor, saved(tmp_path, 7, "stopped")[name]), name
+    assert [of["samples"] for of in straight] == [[0, 4], [4, 8], [8, 10], [10, 16], [16, 22], [22, 28], [28, 34]]
+    assert [of.get("num_samples") for of in straight] == [4, None, 2, 6, None, None, 6]
+    by_corpus = [of["loss_by_corpus"] for of in straight if "loss_by_corpus" in of]
+    assert [losses["code"] is None for losses in by_corpus] == [False, False, True, True]
+    state = json.loads((tmp_path / "out" / "checkpoints" / "step-00000007" / "state.json").read_text())
+    assert json.loads(state["loader"]["cursor"])["skipped"] == [[4, 8], [16, 28]]
+
+
+def test_steps_after_those_left_out_read_what_they_would_have_read(run: Any) -> None:
+    straight, without = run("straight", train__steps=4), run("without", train__steps=4, train__skip=[[2, 4]])
+    assert without[1] == {"step": 2, "skipped": "train.skip", "samples": [4, 8]}
+    assert (without[0], without[3]["digest"]) == (straight[0], straight[3]["digest"])
+    assert without[3]["loss"] != straight[3]["loss"]
+
+
+def with_an_infinite_gradient(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
+    make, calls = loop._Run.forward_backward, iter(range(1, 1_000))
+
+    def infinite(run: loop._Run, batch: Batch) -> torch.Tensor:
+        losses = make(run, batch)
+        if next(calls) == at:
+            next(run.model.parameters()).grad.fill_(torch.inf)
+        return losses
+
+    monkeypatch.setattr(loop._Run, "forward_backward", infinite)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_is_on_record(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(train__steps=5, train__stop_after=2)
+    with_an_infinite_gradient(monkeypatch, at=1)
+    run(train__steps=5, train__stop_after=3, train__on_non_finite="skip")
+    for name, tensor in saved(tmp_path, 2).items():
+        assert torch.equal(tensor, saved(tmp_path, 3)[name]), name
+    step = run(train__steps=5)[2]
+    assert step["skipped"].endswith("gradient norm inf")
+    assert (step["loss"], step["grad_norm"], step["num_samples"]) == (None, None, 4)
+    assert saved(tmp_path, 5)["optimizer.step.norm.weight"] == 4
+
+
+def test_synthetic_batches_have_the_shapes_of_real_ones_and_are_not_read(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shapes(batch: Batch) -> Any:
+        return {key: (value.dtype, value.shape) for key, value in batch.items()}
+
+    given: list[Batch] = []
+    make = loop._Run.forward_backward
+    monkeypatch.setattr(loop._Run, "forward_backward", lambda run, batch: given.append(batch) or make(run, batch))
+    run("real", train__steps=2)
+    straight = run(data__synthetic=True, train__steps=4, checkpoint__every=2)
+    assert shapes(given[2]) == shapes(given[0])
+    assert torch.equal(given[2]["cu_seqlens"], given[0]["cu_seqlens"])
+    assert torch.equal(given[2]["labels"] == -100, given[0]["labels"] == -100)
+    assert len({of["digest"] for of in straight}) == 4
+    monkeypatch.setattr(StreamingLoader, "stats", lambda loader: {"corpora": {}, "batches": loader._num_batches})
+    resumed = run("resumed", data__synthetic=True, train__steps=4, train__stop_after=2)
+    resumed = run("resumed", data__synthetic=True, train__steps=4)
+    assert [(of["loss"], of["digest"]) for of in resumed] == [(of["loss"], of["digest"]) for of in straight]
+    state = json.loads((tmp_path / "out" / "checkpoints" / "step-00000004" / "state.json").read_text())
+    assert json.loads(state["loader"]["cursor"])["skipped"] == [[0, 16]]
+
+
+def test_flops_are_six_per_weight_and_token_and_twelve_per_layer_width_and_attended_pair() -> None:
+    shape = Shape(dim=16, num_layers=3, num_heads=4, num_kv_heads=2, hidden_dim=24, vocab_size=40)
+    weights = sum(
+        module.weight.numel() for module in Transformer(shape).modules() if isinstance(module, torch.nn.Linear)
+    )
+    assert training_flops(shape, 10, 0) == 6 * weights * 10
+    assert training_flops(shape, 10, 7) == 6 * weights * 10 + 12 * 3 * 16 * 7
+    # 7B: 6 x 6.6B weights, and at 4,096 tokens 12 x 32 x 4096 x 4096
+    assert training_flops(PRESETS["7B"], 1, 4096) == pytest.approx(46.1e9, rel=0.01)
+
+
+def test_mfu_counts_pieces_and_full_rows_and_padding_counts_for_nothing(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[tuple[float, float]] = []
+    monkeypatch.setattr(metrics, "training_flops", lambda shape, tokens, pairs: counted.append((tokens, pairs)) or 1e12)
+    given: list[Batch] = []
+    make = loop._Run.forward_backward
+    monkeypatch.setattr(loop._Run, "forward_backward", lambda run, batch: given.append(batch) or make(run, batch))
+    run(train__steps=1, train__peak_tflops=2.0)
+    lengths = given[0]["cu_seqlens"].diff().tolist()
+    assert counted == [(64, sum(n * (n + 1) // 2 for n in lengths)), (64, 64 * 16)]
+    (step,) = steps_of(tmp_path / "out")
+    assert step["mfu"] == pytest.approx(step["tokens_per_second"] / 64 / 2.0)
+    assert peak_tflops(torch.device("cpu")) is None
+
+
+def test_a_window_of_the_profiler_is_a_trace_in_out(run: Any, tmp_path: Path) -> None:
+    run(train__steps=3, train__profile_steps=[2, 3])
+    events = json.loads((tmp_path / "out" / "trace-step-2.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "Optimizer.step#AdamW.step" for event in events) == 1
+
+
+def test_garbage_is_collected_every_few_steps_and_by_python_again_afterwards(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected: list[bool] = []
+    monkeypatch.setattr(upkeep.gc, "collect", lambda *_: collected.append(gc.isenabled()))
+    run(train__steps=5, train__gc_every=2)
+    assert collected == [False] * 3  # before steps 2, 4 and 6
+    assert gc.isenabled()
+
+
+def test_numbers_of_a_step_are_scalars_by_name() -> None:
+    record = {
+        "step": 3,
+        "loss": 1.5,
+        "mfu": None,
+        "digest": "aa",
+        "corpora": {"code": {"tokens": 4}},
+        "samples": [0, 4],
+    }
+    assert list(scalars(record)) == [("loss", 1.5), ("corpora/code/tokens", 4)]
+
+
+def test_tensorboard_that_is_not_installed_is_named_with_its_command(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match=r"train\.tensorboard needs the package tensorboard") as error:
+        run(train__steps=1, train__tensorboard=True)
+    assert error.value.hint == "pip install 'tokshard[tensorboard]'"
+
+
+@pytest.mark.interop
+def test_tensorboard_shows_what_the_metrics_say_once(run: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(train__steps=4, train__stop_after=3, checkpoint__every=2, train__tensorboard=True)
+    path = tmp_path / "out" / "checkpoints" / "step-00000003"
+    path.rename(path.with_suffix(".bak"))
+    run(train__steps=4, train__tensorboard=True)
+    board = EventAccumulator(str(tmp_path / "out" / "tensorboard")).Reload()
+    steps = steps_of(tmp_path / "out")
+    assert [(of.step, of.value) for of in board.Scalars("loss")] == [
+        (of["step"], pytest.approx(of["loss"])) for of in steps
+    ]
+    assert "loss_by_corpus/code" in board.Tags()["scalars"]
