@@ -61,7 +61,9 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     def resumed(name: str, **changes: Any) -> dict[str, Any]:
         return job(name, checkpoint__load=str(directory / RESUMED[name][1] / half), **changes)
 
-    hsdp = job("hsdp", parallel__replicas=2, train__micro_batch_size=2)
+    # the same numbers, computed in other ways; 160 tokens of a rank make chunks of 64, 64 and 32
+    by_two = job("world-2", compute__loss_chunk=64, compute__recompute="full", compute__compile="eager")
+    hsdp = job("hsdp", parallel__replicas=2, train__micro_batch_size=1, compute__loss_chunk=20)
     phases = [
         (
             1,
@@ -71,7 +73,7 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 job("exact", train__stop_after=num_steps // 2),
             ],
         ),
-        (2, [job("world-2"), resumed("2-from-1")]),
+        (2, [by_two, resumed("2-from-1", compute__recompute="selective")]),
         *([(3, [job("world-3"), resumed("3-from-2")])] if num_steps == LONG_STEPS else []),
         (4, [job("world-4"), hsdp, resumed("4-from-hsdp")]),
         (1, [job("exact"), resumed("1-from-4")]),  # by a process that has trained nothing
@@ -86,8 +88,9 @@ def largest_difference(steps: list[dict[str, Any]], others: list[dict[str, Any]]
 
 
 def assert_equal_training(steps: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
-    for key in ("loss", "grad_norm"):
-        assert largest_difference(steps, others, key) <= TOLERANCE, key
+    assert largest_difference(steps, others, "loss") <= TOLERANCE
+    largest = max(step["grad_norm"] for step in others)
+    assert largest_difference(steps, others, "grad_norm") <= TOLERANCE * largest
     for key in ("digest", "samples", "targets", "corpora", "lr"):
         assert [step[key] for step in steps] == [step[key] for step in others], key
 

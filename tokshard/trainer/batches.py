@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from tokshard.errors import TokshardError
+from tokshard.errors import TokshardError, UsageError
 from tokshard.jobs.plan_file import TrainerData
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.plan import StreamPlan
@@ -33,6 +33,7 @@ class Batches:
     """
 
     def __init__(self, settings: Config, plan: StreamPlan, mesh: DeviceMesh, *, pin_memory: bool) -> None:
+        check_micro_batch_size(settings, mesh.size())
         self._settings, self.plan, self._mesh, self._pin_memory = settings, plan, mesh, pin_memory
         self.failure: TokshardError | None = None
         self.samples, self.wait_seconds = (0, 0), 0.0
@@ -126,6 +127,23 @@ class Batches:
 def batch_size(data: TrainerData, step: int) -> int:
     """Samples of a step over all ranks; steps count from 1."""
     return next((size for first, size in reversed(data.batch_ramp) if step >= first), data.global_batch_size)
+
+
+def check_micro_batch_size(settings: Config, num_ranks: int) -> None:
+    """Refuse a size that leaves a smaller last part: it would be compiled once more.
+
+    Raises:
+        UsageError: `train.micro_batch_size` does not divide a rank's rows, at some step of the batch ramp.
+    """
+    num_rows = settings.train.micro_batch_size
+    for size in (settings.data.global_batch_size, *(size for _, size in settings.data.batch_ramp)):
+        rows = -(-size // num_ranks)
+        if num_rows and rows % num_rows:
+            divisors = (str(number) for number in range(1, rows + 1) if rows % number == 0)
+            raise UsageError(
+                f"train.micro_batch_size is {num_rows}, but each of {num_ranks} ranks has {rows} rows of a batch",
+                hint=f"give a divisor: {', '.join(divisors)}",
+            )
 
 
 def vocabulary_of(plan: StreamPlan) -> int:

@@ -31,7 +31,7 @@ class Model:
     """A preset of model.py, and the sizes that differ from it.
 
     Args:
-        vocab_size: default: that of the corpora.
+        vocab_size: default: that of the corpora, rounded up to a multiple of 128.
     """
 
     preset: str = "10M"
@@ -66,6 +66,26 @@ class Parallel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """Speed against memory. Names, initial values and checkpoints are the same with any of it.
+
+    Args:
+        compile: the backend of torch.compile for every block and for the loss: ``"inductor"`` makes kernels, the
+            others are for debugging.
+        recompute: activation checkpointing. ``"selective"`` keeps the results of matrix products and of attention in a
+            block, and computes the rest again in the backward pass; ``"full"`` keeps only the inputs of blocks.
+        loss_chunk: tokens whose logits are in memory at a time; 0: all of a micro-batch.
+        float8: torchao's recipe for the linear layers of blocks; needs a GPU of compute capability 8.9. The CPU
+            emulates it.
+    """
+
+    compile: Literal["off", "inductor", "aot_eager", "eager"] = "off"
+    recompute: Literal["none", "selective", "full"] = "none"
+    loss_chunk: Count = 2_048
+    float8: Literal["off", "tensorwise", "rowwise", "rowwise_with_gw_hp"] = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """AdamW, and its learning rate over the run.
 
@@ -95,7 +115,7 @@ class Train:
         out: directory of metrics and checkpoints.
         steps: optimizer steps; the learning rate schedule ends there.
         stop_after: save and exit after this step; 0: after the last.
-        micro_batch_size: rows that a rank has in memory at once; 0: all, without accumulation.
+        micro_batch_size: rows that a rank has in memory at once, a divisor of its rows; 0: all, without accumulation.
         seed: for the initial parameters.
         log_every: steps between progress lines; metrics.jsonl has every step.
         on_non_finite: a loss or gradient that is not finite ends the run, or its step changes no parameter.
@@ -160,6 +180,7 @@ class Config:
     train: Train
     model: Model = field(default_factory=Model)
     parallel: Parallel = field(default_factory=Parallel)
+    compute: Compute = field(default_factory=Compute)
     optimizer: Optimizer = field(default_factory=Optimizer)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     evaluation: Evaluation = field(default_factory=Evaluation)

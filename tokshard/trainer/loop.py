@@ -21,7 +21,7 @@ from tokshard.trainer.directory import held
 from tokshard.trainer.evaluate import Evaluation
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.metrics import Meter, Sums
-from tokshard.trainer.model import PRESETS, Shape, Transformer
+from tokshard.trainer.model import PRESETS, Shape, Transformer, initialise
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model, together
 from tokshard.trainer.upkeep import Upkeep, say, stop_signals
@@ -43,7 +43,7 @@ def train(settings: Config) -> int:
         mesh = make_mesh(settings.parallel, device)
         shape = model_shape(settings.model, plan)
         with held(settings.train.out):
-            model = sharded_model(shape, mesh, settings.parallel, seed=settings.train.seed)
+            model = sharded_model(shape, mesh, settings.parallel, settings.compute)
             optimizer = make_optimizer(model, settings.optimizer)
             with together():
                 batches = Batches(settings, plan, mesh, pin_memory=device.type == "cuda")
@@ -137,6 +137,7 @@ class _Run:
         latest, start = checkpoint.find_latest(self.saver.directory), self.settings.checkpoint.load
         path = latest or start
         if not path:
+            initialise(self.model, seed=self.settings.train.seed)
             say(f"a new run on {_ranks()}: {num_parameters(self.model):,} parameters")
             return 0
         state = checkpoint.load(path, self.model, self.optimizer)
@@ -164,7 +165,10 @@ class _Run:
 
 
 def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:
-    """A preset with the changes of the recipe. Unless it says otherwise, the vocabulary is that of the corpora.
+    """A preset with the changes of the recipe.
+
+    Unless it says otherwise, the vocabulary is that of the corpora, rounded up to a multiple of 128: matrix products of
+    other sizes are slow. The ids beyond never occur.
 
     Raises:
         UsageError: no such preset, sizes that do not divide, or a vocabulary that is too small.
@@ -174,7 +178,7 @@ def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:
     needed = vocabulary_of(plan)
     changes = {name: value for name, value in dataclasses.asdict(settings).items() if value is not None}
     del changes["preset"]
-    shape = dataclasses.replace(PRESETS[settings.preset], **{"vocab_size": needed, **changes})
+    shape = dataclasses.replace(PRESETS[settings.preset], **{"vocab_size": -(-needed // 128) * 128, **changes})
     if shape.vocab_size < needed:
         raise UsageError(
             f"model.vocab_size is {shape.vocab_size}, the corpora have {needed} ids", hint="leave it out, or raise it"

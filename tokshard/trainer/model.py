@@ -8,13 +8,22 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tokshard.trainer.attention import Documents, attend
+from tokshard.trainer.losses import TokenLosses, chunked_losses, token_losses
+
+Recompute = Literal["none", "selective", "full"]
+
+EXPENSIVE = (torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default, torch.ops.torch_attn._varlen_attn.default)
+"""Operators whose results selective recomputation keeps: it repeats norms, rotations and activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +86,11 @@ class Attention(nn.Module):
         self.value = nn.Linear(shape.dim, kv_dim, bias=False)
         self.output = nn.Linear(shape.dim, shape.dim, bias=False)
 
-    def forward(self, hidden_TD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents) -> Tensor:  # noqa: N803
+    def forward(self, hidden_TD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents) -> Tensor:
         query, key, value = (
             project(hidden_TD).unflatten(-1, (-1, self.head_dim)) for project in (self.query, self.key, self.value)
         )
-        mixed_THK = attend(rotate(query, *rotation), rotate(key, *rotation), value, documents)  # noqa: N806
+        mixed_THK = attend(rotate(query, *rotation), rotate(key, *rotation), value, documents)
         out: Tensor = self.output(mixed_THK.flatten(1))
         return out
 
@@ -95,62 +104,106 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(shape.dim, shape.hidden_dim, bias=False)
         self.down = nn.Linear(shape.hidden_dim, shape.dim, bias=False)
 
-    def forward(self, hidden_TD: Tensor) -> Tensor:  # noqa: N803
+    def forward(self, hidden_TD: Tensor) -> Tensor:
         out: Tensor = self.down(functional.silu(self.gate(hidden_TD)) * self.up(hidden_TD))
         return out
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each after a norm and around a residual. The unit of sharding."""
+    """Attention and feed-forward, each after a norm and around a residual. The unit of sharding and compilation.
 
-    def __init__(self, shape: Shape) -> None:
+    Args:
+        recompute: what the backward pass computes again instead of keeping it. It is done in here, without a wrapper:
+            a wrapper would change the names of parameters, and with them initial values and checkpoints.
+    """
+
+    def __init__(self, shape: Shape, recompute: Recompute = "none") -> None:
         super().__init__()
+        self.recompute = recompute
         self.attention_norm = nn.RMSNorm(shape.dim, eps=1e-5)
         self.attention = Attention(shape)
         self.feed_forward_norm = nn.RMSNorm(shape.dim, eps=1e-5)
         self.feed_forward = FeedForward(shape)
 
-    def forward(self, hidden_TD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents) -> Tensor:  # noqa: N803
-        hidden_TD = hidden_TD + self.attention(self.attention_norm(hidden_TD), rotation, documents)  # noqa: N806
+    def forward(self, hidden_TD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents) -> Tensor:
+        if self.recompute == "none":
+            return self._forward(hidden_TD, rotation, documents)
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing here is random
+        if self.recompute == "selective":
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, list(EXPENSIVE))
+        out: Tensor = checkpoint(self._forward, hidden_TD, rotation, documents, **options)
+        return out
+
+    def _forward(self, hidden_TD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents) -> Tensor:
+        hidden_TD = hidden_TD + self.attention(self.attention_norm(hidden_TD), rotation, documents)
         out: Tensor = hidden_TD + self.feed_forward(self.feed_forward_norm(hidden_TD))
         return out
 
 
-class Transformer(nn.Module):
-    """Token ids to logits."""
+class Head(nn.Linear):
+    """Logits [T, V], or the loss of each token.
 
-    def __init__(self, shape: Shape) -> None:
+    Args:
+        loss_chunk: tokens whose logits are in memory at a time; 0: all.
+    """
+
+    def __init__(self, shape: Shape, loss_chunk: int = 0) -> None:
+        super().__init__(shape.dim, shape.vocab_size, bias=False)
+        self.loss_chunk = loss_chunk
+        self.token_losses: TokenLosses = token_losses
+
+    def forward(self, hidden_TD: Tensor, labels_T: Tensor | None = None) -> Tensor:
+        if labels_T is None:
+            return super().forward(hidden_TD)
+        return chunked_losses(hidden_TD, self.weight, labels_T, chunk=self.loss_chunk, function=self.token_losses)
+
+
+class Transformer(nn.Module):
+    """Token ids to logits or losses.
+
+    Args:
+        recompute: of each block.
+        loss_chunk: of the head.
+    """
+
+    def __init__(self, shape: Shape, *, recompute: Recompute = "none", loss_chunk: int = 0) -> None:
         super().__init__()
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab_size, shape.dim)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(Block(shape, recompute) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.dim, eps=1e-5)
-        self.head = nn.Linear(shape.dim, shape.vocab_size, bias=False)
+        self.head = Head(shape, loss_chunk)
 
-    def forward(self, input_ids_BS: Tensor, position_ids_BS: Tensor, documents: Documents) -> Tensor:  # noqa: N803
-        """Logits [T, V] in the precision of the parameters.
+    def forward(
+        self,
+        input_ids_BS: Tensor,
+        position_ids_BS: Tensor,
+        documents: Documents,
+        labels_BS: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [T, V] in the precision of the parameters; with labels the cross-entropy of each token, fp32 [T].
 
         Args:
-            input_ids_BS, position_ids_BS: int64 [B, S].
+            input_ids_BS, position_ids_BS, labels_BS: int64 [B, S].
             documents: pieces of the flattened rows.
         """
-        hidden_TD = self.embedding(input_ids_BS.flatten())  # noqa: N806
+        hidden_TD = self.embedding(input_ids_BS.flatten())
         head_dim = self.shape.dim // self.shape.num_heads
         rotation = rotations(position_ids_BS.flatten(), head_dim, self.shape.rope_theta)
         for layer in self.layers:
-            hidden_TD = layer(hidden_TD, rotation, documents)  # noqa: N806
-        logits_TV: Tensor = self.head(self.norm(hidden_TD))  # noqa: N806
-        return logits_TV
+            hidden_TD = layer(hidden_TD, rotation, documents)
+        out: Tensor = self.head(self.norm(hidden_TD), None if labels_BS is None else labels_BS.flatten())
+        return out
 
 
-def rotations(position_ids_T: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:  # noqa: N803
+def rotations(position_ids_T: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines of RoPE, fp32 [T, 1, K / 2]. Not a buffer, so there is nothing to shard, cast or save."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids_T.device) / head_dim
     angles = position_ids_T[:, None].float() * theta**-exponents
     return angles.cos()[:, None], angles.sin()[:, None]
 
 
-def rotate(heads_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # noqa: N803
+def rotate(heads_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE on the two halves of each head (the convention of Hugging Face's Llama), computed in fp32."""
     first, second = heads_THK.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads_THK.dtype)

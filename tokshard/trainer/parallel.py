@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tokshard.errors import TokshardError, TrainerError, UsageError
 from tokshard.trainer import config
-from tokshard.trainer.model import Shape, Transformer, initialise
+from tokshard.trainer.losses import token_losses
+from tokshard.trainer.model import Shape, Transformer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -157,25 +159,58 @@ def make_mesh(settings: config.Parallel, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
 
 
-def sharded_model(shape: Shape, mesh: DeviceMesh, settings: config.Parallel, *, seed: int) -> Transformer:
-    """A model whose parameters are fp32 shards, each block gathered in `precision` while it is used.
+def sharded_model(shape: Shape, mesh: DeviceMesh, settings: config.Parallel, compute: config.Compute) -> Transformer:
+    """A model whose parameters are fp32 shards without values yet: `initialise` it, or load a checkpoint.
 
-    Gradients are summed over ranks, not averaged: the loss is already divided by the global number of targets.
+    Embedding, blocks, and the last norm with the head are gathered in `precision` while they are used. Gradients are
+    summed over ranks, not averaged: the loss is already divided by the global number of targets.
+
+    Raises:
+        UsageError: the device cannot compute in this precision, or torchao is missing.
     """
+    if mesh.device_type == "cuda" and settings.precision == "fp32":
+        raise UsageError(
+            "parallel.precision is fp32, which attention on CUDA cannot compute", hint="set parallel.precision=bf16"
+        )
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[settings.precision],
         reduce_dtype=DTYPES[settings.reduce],
         cast_forward_inputs=False,  # it would round the angles of RoPE to bf16
     )
     with torch.device("meta"):
-        model = Transformer(shape)
+        model = Transformer(shape, recompute=compute.recompute, loss_chunk=compute.loss_chunk)
+    if compute.float8 != "off":
+        use_float8(model.layers, compute.float8, emulate=mesh.device_type == "cpu")
+    if compute.compile != "off":
+        model.head.token_losses = torch.compile(token_losses, fullgraph=True, backend=compute.compile)
+        for layer in model.layers:
+            layer.compile(fullgraph=True, backend=compute.compile)
+    fully_shard(model.embedding, mesh=mesh, mp_policy=policy)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
+    # the backward pass begins with the last unit, and does not read the first one's weights
+    fully_shard([model.norm, model.head], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    model.embedding.set_unshard_in_backward(False)  # type: ignore[operator]
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # without it gloo refuses the divide factor
             module.set_gradient_divide_factor(1.0)
     model.to_empty(device=torch.device(mesh.device_type))
-    initialise(model, seed=seed)
     return model
+
+
+def use_float8(blocks: nn.Module, recipe: str, *, emulate: bool) -> None:
+    """Compute linear layers in float8, in place; parameters keep their names and dtype.
+
+    Raises:
+        UsageError: torchao is missing.
+    """
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise UsageError(
+            f"compute.float8 is {recipe}, and torchao is missing", hint="pip install 'tokshard[float8]'"
+        ) from error
+    settings = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
+    convert_to_float8_training(blocks, config=settings)

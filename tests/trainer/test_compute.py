@@ -1,0 +1,215 @@
+"""Ways to compute the same losses and gradients: attention, compilation, recomputation, chunks of logits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.runtime.sources import ListSource
+from tokshard.errors import UsageError
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamingLoader
+from tokshard.trainer import attention, config
+from tokshard.trainer.attention import Documents, attend
+from tokshard.trainer.batches import check_micro_batch_size
+from tokshard.trainer.losses import sum_of_losses
+from tokshard.trainer.model import Shape, Transformer, initialise
+from tokshard.trainer.optimizer import make_optimizer
+
+# of torch's compiler, which looks at every tensor
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+CPU = torch.device("cpu")
+SHAPE = Shape(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=48, vocab_size=256)
+PACKINGS = {
+    "one document": [0, 48],
+    "documents of one token": [0, 1, 2, 30, 31, 48],
+    "only such documents": range(49),
+    "a repeated end": [0, 20, 48, 48, 48],
+}
+
+
+def model(**options: Any) -> Transformer:
+    made = Transformer(SHAPE, **options)
+    initialise(made, seed=0)
+    return made
+
+
+def batches(count: int) -> Iterator[dict[str, Tensor]]:
+    """Of 4 rows of 16 tokens, each with other documents, and with another number of them."""
+    lengths = np.random.default_rng(0).integers(1, 20, 200).tolist()
+    loader = StreamingLoader(StreamPlan(ListSource(lengths), seq_len=16, allow_small_blocks=True), global_batch_size=4)
+    for _, batch in zip(range(count), loader, strict=False):
+        bounds = batch["cu_seqlens"].unique()
+        yield batch | {"input_ids": batch["input_ids"] % 256, "labels": batch["labels"] % 256, "cu_seqlens": bounds}
+    loader.close()
+
+
+def gradients(net: Transformer, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    net.zero_grad()
+    (sum_of_losses(net, batch, CPU).sum() / 100).backward()
+    return {name: parameter.grad for name, parameter in net.named_parameters()}
+
+
+def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert list(found) == list(expected)
+    return max((found[name] - expected[name]).abs().max().item() for name in expected)
+
+
+class Calls(TorchDispatchMode):
+    """Counts operators, and the largest result in elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.count[str(func)] += 1
+        if isinstance(out, Tensor):
+            self.largest = max(self.largest, out.numel())
+        return out
+
+
+def document_by_document(query: Tensor, key: Tensor, value: Tensor, bounds: list[int]) -> Tensor:
+    parts = []
+    for start, stop in pairwise(sorted(set(bounds))):
+        heads = [tensor[start:stop].transpose(0, 1)[None] for tensor in (query, key, value)]
+        out = functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        parts.append(out[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("takes_groups", [attention.TAKES_GROUPS, False])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("bounds", PACKINGS.values(), ids=PACKINGS)
+def test_attention_is_that_of_documents_one_by_one(
+    bounds: list[int], kv_heads: int, takes_groups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "TAKES_GROUPS", takes_groups)
+    torch.manual_seed(0)
+    inputs = [torch.randn(48, heads, 8, requires_grad=True) for heads in (4, kv_heads, kv_heads)]
+    documents = Documents(cu_seqlens=torch.tensor(bounds, dtype=torch.int32), max_seqlen=48)
+    out, expected = attend(*inputs, documents), document_by_document(*inputs, list(bounds))
+    assert torch.equal(out, expected)
+    seed = torch.randn_like(out)
+    pairs = zip(torch.autograd.grad(out, inputs, seed), torch.autograd.grad(expected, inputs, seed), strict=True)
+    for found, wanted in pairs:
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_attention_that_is_not_causal_is_refused_on_the_cpu() -> None:
+    bounds, heads = torch.tensor([0, 4], dtype=torch.int32), torch.randn(4, 2, 8)
+    with pytest.raises(NotImplementedError, match="only causal"):
+        attention.varlen_attn(heads, heads, heads, bounds, bounds, 4, 4)
+
+
+def compiled(backend: str, **options: Any) -> tuple[Transformer, CompileCounterWithBackend]:
+    torch._dynamo.reset()
+    net, counter = model(**options), CompileCounterWithBackend(backend)
+    for layer in net.layers:
+        layer.compile(fullgraph=True, backend=counter)
+    net.head.token_losses = torch.compile(net.head.token_losses, fullgraph=True, backend=backend)
+    return net, counter
+
+
+def check_compiled(backend: str, recompute: str, num_batches: int) -> None:
+    (net, counter), eager = compiled(backend, recompute=recompute), model()
+    numbers = set()
+    for batch in batches(num_batches):
+        numbers.add(len(batch["cu_seqlens"]))
+        assert differences(gradients(net, batch), gradients(eager, batch)) < 1e-5
+    assert counter.frame_count == 1  # both blocks, all batches; a graph break would have been an error
+    assert len(numbers) > 3
+
+
+def test_blocks_are_compiled_once_for_batches_with_different_documents() -> None:
+    check_compiled("eager", "none", 20)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_blocks_are_compiled_once_by_every_backend_and_with_recomputation(backend: str, recompute: str) -> None:
+    check_compiled(backend, recompute, 20)
+
+
+@pytest.mark.parametrize(("recompute", "products"), [("none", 45), ("selective", 45), ("full", 57)])
+def test_recomputed_gradients_are_the_same_bits_and_cost_the_products_that_are_not_kept(
+    recompute: str, products: int
+) -> None:
+    """15 in the forward pass and 30 in the backward pass; full: 2 x 6 again, as nothing needs a block's last result."""
+    (batch,) = batches(1)
+    expected = gradients(model(), batch)
+    with Calls() as calls:
+        found = gradients(model(recompute=recompute), batch)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert list(found) == list(expected)
+    assert calls.count["aten.mm.default"] == products
+    assert calls.count["torch_attn._varlen_attn.default"] == (4 if recompute == "full" else 2)
+    assert calls.count["aten.silu.default"] == (2 if recompute == "none" else 4)
+
+
+@pytest.mark.parametrize("chunk", [1, 24, 63])
+def test_losses_in_chunks_are_equal_and_never_have_all_logits_in_memory(chunk: int) -> None:
+    (batch,) = batches(1)
+    whole, chunked = model(), model(loss_chunk=chunk)
+    losses = sum_of_losses(chunked, batch, CPU)
+    torch.testing.assert_close(losses, sum_of_losses(whole, batch, CPU), atol=1e-6, rtol=1e-6)
+    with torch.no_grad():
+        assert torch.equal(sum_of_losses(chunked, batch, CPU), losses)
+    expected = gradients(whole, batch)
+    with Calls() as calls:
+        found = gradients(chunked, batch)
+    assert differences(found, expected) < 1e-6
+    assert calls.largest == max(chunk * SHAPE.vocab_size, SHAPE.vocab_size * SHAPE.dim)
+    assert calls.count["aten.mm.default"] == 42 + 3 * -(-64 // chunk)  # no product of the head is computed twice
+
+
+def test_losses_in_chunks_give_no_gradient_if_rows_do_not_count_the_same() -> None:
+    (batch,) = batches(1)
+    net = model(loss_chunk=24)
+    (sum_of_losses(net, batch, CPU) * torch.tensor([1.0, 1.0, 1.0, 2.0])).sum().backward()
+    assert net.head.weight.grad.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("size", "ramp", "is_refused"), [(4, (), True), (3, (), False), (0, (), False), (3, [[9, 16]], True)]
+)
+def test_a_micro_batch_size_that_does_not_divide_the_rows_is_refused(size: int, ramp: Any, is_refused: bool) -> None:
+    data = {"corpora": {"a": "a"}, "seq_len": 8, "global_batch_size": 12, "batch_ramp": ramp}
+    settings = config.resolve({"data": data, "train": {"out": "o", "steps": 9, "micro_batch_size": size}})
+    with (
+        pytest.raises(UsageError, match=f"is {size}, but each of 2 ranks has .* rows") if is_refused else nullcontext()
+    ):
+        check_micro_batch_size(settings, num_ranks=2)
+
+
+def test_fused_adamw_is_that_of_the_loop() -> None:
+    def stepped(is_fused: bool) -> Transformer:
+        net = model()
+        optimizer = make_optimizer(net, config.Optimizer(lr=1e-2))
+        assert all(group["fused"] for group in optimizer.param_groups)
+        assert {state["step"].device for state in optimizer.state.values()} == {CPU}
+        for group in optimizer.param_groups:
+            group.update(fused=is_fused, foreach=False)
+        for batch in batches(3):
+            gradients(net, batch)
+            optimizer.step()
+        return net
+
+    fused, looped = dict(stepped(is_fused=True).named_parameters()), dict(stepped(is_fused=False).named_parameters())
+    for name, parameter in fused.items():
+        torch.testing.assert_close(parameter, looped[name], atol=1e-7, rtol=1e-6)
