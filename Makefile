@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 LOWEST := .venv-lowest
 INTEROP := .venv-interop
+TRAINERS := .venv-trainers
 REMOTE := .venv-remote
 RAY := .venv-ray
 BIN := $(VENV)/bin
@@ -27,6 +28,8 @@ ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% trainer/test_loop
 	runtime/test_shuffle_quality.py store/test_posix.py store/test_record_cache.py \
 	runtime/test_finding.py runtime/test_order.py runtime/test_mixture.py runtime/test_weight_changes.py \
 	runtime/test_preparing.py runtime/test_limits.py runtime/test_recycling.py runtime/test_processes.py)
+# of `make test-interop`, with other packages than the rest of it
+BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_trainers.py)
 OFTEN := $(filter-out $(ONCE),$(wildcard tests/*/test_*.py))
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
@@ -37,7 +40,7 @@ help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
 	@echo "make check         lint, types and the fast tests of the rooms that differ from BASE=HEAD; a minute or two"
 	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; ten minutes"
-	@echo "make test-interop  other projects' readers and training loops on tokshard's shards"
+	@echo "make test-interop  other projects' readers and training loops on tokshard's shards; the cluster recipes"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
 	@echo "make test-remote   buckets, against a server that speaks S3 on this machine"
 	@echo "make test-ray      builds on a Ray cluster of three nodes on this machine"
@@ -84,8 +87,9 @@ test:
 soak: $(VENV)/stamp-dev
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 -m "soak or (hypothesis and not remote and not interop)"
 
-test-interop: $(INTEROP)/stamp-test
-	$(INTEROP)/bin/python -m pytest -n 2 -m interop
+test-interop: $(INTEROP)/stamp-test $(TRAINERS)/stamp-test
+	$(INTEROP)/bin/python -m pytest -n 2 -m interop $(addprefix --ignore=,$(BY_TRAINERS))
+	$(TRAINERS)/bin/python -m pytest -n 2 -m interop $(BY_TRAINERS)
 
 test-browser: $(VENV)/stamp-browser
 	$(BIN)/python -m pytest -m browser
@@ -112,7 +116,7 @@ format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(INTEROP) $(REMOTE) $(RAY) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(INTEROP) $(TRAINERS) $(REMOTE) $(RAY) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch]'
@@ -131,6 +135,11 @@ $(INTEROP)/stamp-test: pyproject.toml constraints/interop.txt | $(INTEROP)/bin/p
 	$(INTEROP)/bin/python $(PIP_INSTALL) --constraint constraints/interop.txt --editable '.[test-interop]'
 	@touch $@
 
+# the trainers ask for other versions of click and datasets
+$(TRAINERS)/stamp-test: pyproject.toml constraints/trainers.txt | $(TRAINERS)/bin/python
+	$(TRAINERS)/bin/python $(PIP_INSTALL) --constraint constraints/trainers.txt --editable '.[test-trainers]'
+	@touch $@
+
 $(RAY)/stamp-test: pyproject.toml constraints/default.txt | $(RAY)/bin/python
 	$(RAY)/bin/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,test-ray]'
 	@touch $@
@@ -143,5 +152,5 @@ $(LOWEST)/stamp-test: pyproject.toml constraints/lowest.txt | $(LOWEST)/bin/pyth
 	$(LOWEST)/bin/python $(PIP_INSTALL) --constraint constraints/lowest.txt --editable '.[torch,test]'
 	@touch $@
 
-$(BIN)/python $(LOWEST)/bin/python $(INTEROP)/bin/python $(REMOTE)/bin/python $(RAY)/bin/python:
+$(BIN)/python $(LOWEST)/bin/python $(INTEROP)/bin/python $(TRAINERS)/bin/python $(REMOTE)/bin/python $(RAY)/bin/python:
 	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)

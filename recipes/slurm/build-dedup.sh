@@ -9,6 +9,7 @@ set -euo pipefail
 num_jobs=${NUM_JOBS:-16}
 cpus=${CPUS_PER_JOB:-16}
 build="tokshard build $(printf '%q ' "$@")--dedup exact --workers $cpus"
+# shellcheck disable=SC2016 # each job expands these
 share='--job-index $SLURM_ARRAY_TASK_ID --num-jobs $SLURM_ARRAY_TASK_COUNT'
 out=$(while (($#)); do case $1 in --out) echo "$2" ;; --out=*) echo "${1#--out=}" ;; esac; shift; done)
 

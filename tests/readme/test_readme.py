@@ -22,7 +22,14 @@ from tokshard.jobs.plan_file import Mix
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    ROOT / name for name in ("README.md", "tokshard/cli/README.md", "tokshard/jobs/README.md", "recipes/README.md")
+    ROOT / name
+    for name in (
+        "README.md",
+        "tokshard/cli/README.md",
+        "tokshard/jobs/README.md",
+        "recipes/README.md",
+        "recipes/clusters.md",
+    )
 ]
 """In this order: the later ones use files that the examples of the first have made."""
 TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)

