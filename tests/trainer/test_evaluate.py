@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.corpora import write_corpus
-from tests.trainer.runs import VOCABULARY, configuration, corpora, corpus, evaluations_of, steps_of, tokenizer
+from tests.trainer.runs import configuration, corpora, corpus, evaluations_of, steps_of, tokenizer
 from tokshard.errors import UsageError
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
@@ -22,7 +22,7 @@ from tokshard.trainer.losses import sum_of_losses
 from tokshard.trainer.model import Shape, Transformer, initialise
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 
-SHAPE = Shape(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=VOCABULARY)
+SHAPE = Shape(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=128)  # of 64 ids
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
 LENGTHS = {"train__steps": 3, "checkpoint__every": 2, "optimizer__warmup_steps": 1}
 
@@ -101,7 +101,8 @@ def test_a_signal_ends_an_evaluation_and_leaves_the_parameters_sharded(paths: di
     received: list[int] = []
     with process_group(settings.parallel) as device:
         mesh = make_mesh(settings.parallel, device)
-        model = sharded_model(SHAPE, mesh, settings.parallel, seed=0)
+        model = sharded_model(SHAPE, mesh, settings.parallel, settings.compute)
+        initialise(model, seed=0)
         before = {name: type(value) for name, value in model.named_parameters()}
         evaluation = Evaluation(settings, settings.data.plan(), mesh, received=received)
         model.register_forward_hook(lambda *_: received.append(15))
