@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "tokshard"
 
-THROUGH_THE_STORE = ["format", "pipeline", "runtime"]
+THROUGH_THE_STORE = ["format", "interop/tokens", "pipeline", "runtime"]
 
 LOCAL = {
     "format/partial_file.py": "maps memory that belongs to no file",

@@ -211,6 +211,7 @@ COMMANDS_ON = {
     "trace": ["trace", "{}", *SIZES, "--step", "1"],
     "bench": ["bench", "{}", *SIZES],
     "bench a mix": ["bench", "{}.toml"],
+    "import": ["import", "{}", "--tokenizer", "t", "--out", "out"],
     "export": ["export", "{}", "--format", "mds", "--out", "out"],
     "convert-tokenizer": ["convert-tokenizer", "{}", "--out", "out"],
 }

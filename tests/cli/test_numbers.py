@@ -25,6 +25,15 @@ OPTIONS = {
         "--task-bytes": BYTES,
         "--max-document-bytes": BYTES,
     },
+    "import": {
+        "--shard-tokens": COUNT,
+        "--min-tokens": COUNT,
+        "--max-tokens": COUNT,
+        "--limit": COUNT,
+        "--task-bytes": BYTES,
+        "--max-document-bytes": BYTES,
+    },
+    "export": {"--file-bytes": BYTES},
     "inspect": {"--document": COUNT, "--sample": COUNT, "--limit": POSITIVE_COUNT, "--tokens": POSITIVE_COUNT},
     "plan": {
         "--tokens": POSITIVE_COUNT,
@@ -174,7 +183,15 @@ def test_options_share_the_same_number_types():
         numbers = {param.opts[0] for param in _params(command) if isinstance(param.type, Number)}
         assert numbers == set(OPTIONS.get(command, {}))
         plain = {param.opts[0] for param in _params(command) if isinstance(param.type, click.types.IntParamType)}
-        assert plain <= {"--workers", "--seed", "--dp-rank", "--dp-world-size", "--job-index", "--num-jobs"}
+        assert plain <= {
+            "--workers",
+            "--seed",
+            "--dp-rank",
+            "--dp-world-size",
+            "--job-index",
+            "--num-jobs",
+            "--delimiter",
+        }
 
 
 @pytest.mark.parametrize(

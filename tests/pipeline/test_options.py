@@ -164,7 +164,12 @@ def test_adding_inputs_or_raising_the_fraction_moves_no_document_out_of_validati
 
 def test_the_hash_that_splits_is_fixed():
     # golden: a change moves documents between the corpora of saved builds; see _SPLIT_PERSON
-    assert in_validation([f"text {number}" for number in range(20)], 0.25).nonzero()[0].tolist() == [4, 5, 12, 17]
+    assert in_validation([f"text {number}".encode() for number in range(20)], 0.25).nonzero()[0].tolist() == [
+        4,
+        5,
+        12,
+        17,
+    ]
 
 
 def test_a_split_without_documents_is_an_error(directory):

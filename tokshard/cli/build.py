@@ -187,7 +187,7 @@ def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dr
         check_commit(context)
         display = BuildDisplay(is_quiet=options["quiet"], is_verbose=options["verbose"])
         result = commit_jobs(committed, workers=options["workers"], observer=display)
-        shown = _shown(result, display, as_json)
+        shown = shown_result(result, display, as_json)
         click.echo(json.dumps(shown, indent=2) if as_json else shown)
         return
     if not sources:
@@ -197,7 +197,7 @@ def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dr
         request = one_corpus(sources, options)
         display = BuildDisplay(is_quiet=options.pop("quiet"), is_verbose=options.pop("verbose"))
         done = run_job(request.sources, observer=display, **job, **options)
-        click.echo(json.dumps(job_json(done), indent=2) if as_json else aligned(job_lines(done), width=_columns()))
+        click.echo(json.dumps(job_json(done), indent=2) if as_json else aligned(job_lines(done), width=columns()))
         return
     is_recipe = is_recipe_path(sources)
     fits = True
@@ -209,17 +209,18 @@ def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dr
         display = BuildDisplay(is_quiet=options.pop("quiet"), is_verbose=options.pop("verbose"))
         if dry_run:
             estimate = estimate_build(request.sources, BuildOptions(**options))
-            shown = estimate_json(estimate) if as_json else aligned(estimate_lines(estimate), width=_columns())
+            shown = estimate_json(estimate) if as_json else aligned(estimate_lines(estimate), width=columns())
             fits = fits and estimate.fits
         else:
-            shown = _shown(build_corpus(request.sources, observer=display, **options), display, as_json)
+            shown = shown_result(build_corpus(request.sources, observer=display, **options), display, as_json)
         # several objects are lines, one is for people too
         click.echo(json.dumps(shown, indent=None if is_recipe else 2) if as_json else shown)
     if not fits:
         context.exit(1)
 
 
-def _shown(result: BuildResult, display: BuildDisplay, as_json: bool) -> Any:
+def shown_result(result: BuildResult, display: BuildDisplay, as_json: bool) -> Any:
+    """What is to be said of a build: text, or with `as_json` a value for it. Warnings and notes go to stderr."""
     if as_json:
         for warning in result.warnings:
             click.echo(f"warning: {one_line(warning)}", err=True)
@@ -227,7 +228,7 @@ def _shown(result: BuildResult, display: BuildDisplay, as_json: bool) -> Any:
     for note in result.notes:
         if note not in display.notes:
             click.echo(f"note: {one_line(note)}", err=True)
-    width = _columns()
+    width = columns()
     lines = [] if result.is_new else [f"nothing to do: {one_line(result.directory)} is complete"]
     for corpus in result.corpora:
         counts = read_sources(open_store(corpus.directory), corpus.manifest)
@@ -237,5 +238,6 @@ def _shown(result: BuildResult, display: BuildDisplay, as_json: bool) -> Any:
     return "\n".join([*lines, aligned(build_lines(result), width=width)])
 
 
-def _columns() -> int:
+def columns() -> int:
+    """Characters in a line of the terminal."""
     return shutil.get_terminal_size().columns

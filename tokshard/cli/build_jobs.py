@@ -43,8 +43,8 @@ def job_options(context: click.Context, sources: Sequence[str], array: Mapping[s
     Raises:
         UsageError: one is missing, or they do not go with a recipe or an estimate.
     """
-    if is_recipe_path(sources) or context.params["dry_run"]:
-        other = "--dry-run" if context.params["dry_run"] else "a recipe"
+    if is_recipe_path(sources) or context.params.get("dry_run"):
+        other = "--dry-run" if context.params.get("dry_run") else "a recipe"
         raise UsageError(f"{other} cannot be divided among jobs", hint="leave out --job-index, --num-jobs and --stage")
     if array["stage"] == DUPLICATES:
         if array["job_index"] is not None or array["num_jobs"] is not None:

@@ -72,9 +72,10 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
     if not manifest.num_documents:
         return [("documents", "none: all that was appended went into the other split")]
     per_token = manifest.text_bytes / manifest.num_tokens
+    of_text = f", {per_token:.2f} bytes of text each" if manifest.text_bytes else ""
     lines = [
         ("documents", f"{manifest.num_documents:,}, of {_lengths_range(manifest)}"),
-        ("tokens", f"{manifest.num_tokens:,} as {manifest.dtype}, {per_token:.2f} bytes of text each"),
+        ("tokens", f"{manifest.num_tokens:,} as {manifest.dtype}{of_text}"),
         ("on disk", f"{bytes_text(manifest.num_bytes)} in {counted(manifest.num_shards, 'shard')}"),
         ("tokenizer", _tokenizer_text(manifest.tokenizer)),
         ("sources", _sources_text(manifest, sources)),
@@ -169,8 +170,19 @@ def _sources_text(manifest: Manifest, sources: Sequence[SourceInfo]) -> str:
     return f"{counted(len(sources), 'file')}, {size}: {shown}"
 
 
+def _read_as(build: BuildConfig) -> list[str]:
+    if build.reads != "tokens":
+        return [f"text from {build.text_field!r}"]
+    parts = ["tokens of another tool" + (f" from {build.token_field!r}" if build.token_field else "")]
+    if build.token_dtype is not None:
+        parts.append(f"stored as {build.token_dtype}")
+    if build.delimiter is not None:
+        parts.append(f"delimiter {build.delimiter} in the sources")
+    return parts
+
+
 def _settings_text(build: BuildConfig) -> str:
-    parts = [f"text from {build.text_field!r}"]
+    parts = _read_as(build)
     if build.id_field is not None:
         parts.append(f"id from {build.id_field!r}")
     if build.keep:

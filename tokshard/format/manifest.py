@@ -75,6 +75,10 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dedup: ``none``, or ``exact``: of equal texts only the first became a document.
         min_tokens, max_tokens: shorter and longer documents were left out; delimiters count.
         validation_fraction: share of the documents that went into the validation corpus, or None.
+        reads: ``text``, or ``tokens``: the sources held documents that another tool had tokenized.
+        token_field, token_dtype: of such sources: the column of the ids, and how they were stored; None where the files
+            say it.
+        delimiter: of such sources: an id that ended documents there in place of EOS, or None.
         split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
     """
 
@@ -92,6 +96,10 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_tokens: int | None = None
     validation_fraction: float | None = None
     split: str | None = None
+    reads: str = "text"
+    token_field: str | None = None
+    token_dtype: str | None = None
+    delimiter: int | None = None
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tokshard.pipeline.append import in_its_corpus
 from tokshard.pipeline.assemble import AssembledCorpus, assemble, check_shards, publish
+from tokshard.pipeline.encode.passing import ADDED, INSIDE
 from tokshard.pipeline.executors.base import cpu_seconds
 from tokshard.pipeline.kept_fields import check_kept_fields
 from tokshard.pipeline.prepare import PreparedBuild
@@ -16,7 +18,8 @@ from tokshard.pipeline.result import BuildResult
 from tokshard.pipeline.stage import Outcome
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning
 from tokshard.pipeline.workspace.output_directory import BuiltCorpus
-from tokshard.pipeline.workspace.receipts import progress_of
+from tokshard.pipeline.workspace.receipts import Receipt, progress_of
+from tokshard.wording import counted
 
 
 def commit(prepared: PreparedBuild, outcome: Outcome) -> BuildResult:
@@ -48,8 +51,6 @@ def commit(prepared: PreparedBuild, outcome: Outcome) -> BuildResult:
 
 def _result(prepared: PreparedBuild, outcome: Outcome, corpora: Sequence[AssembledCorpus]) -> BuildResult:
     resolved, usage = prepared.resolved, outcome.usage
-    num_marks = sum(receipt.num_marks for receipt in outcome.receipts)
-    marks = [f"{num_marks:,} byte order mark{'s' if num_marks > 1 else ''} dropped: not part of a text"]
     total = progress_of(outcome.receipts)
     warning = loss_warning(total.bad, total.records, is_end=True)
     return BuildResult(
@@ -63,7 +64,25 @@ def _result(prepared: PreparedBuild, outcome: Outcome, corpora: Sequence[Assembl
         num_workers=outcome.num_workers,
         peak_worker_bytes=usage.peak_worker_bytes,
         ignored=resolved.found.ignored,
-        notes=(*resolved.found.notes, *resolved.read.notes, *(marks if num_marks else [])),
+        notes=(*resolved.found.notes, *resolved.read.notes, *_changes(outcome.receipts, resolved.read.info.eos)),
         warnings=() if warning is None else (warning,),
         normalizer=resolved.read.normalizer,
     )
+
+
+def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
+    """What was changed on the way from records to documents, a line each."""
+    changes: Counter[str] = Counter()
+    num_marks = 0
+    for receipt in receipts:
+        changes.update(receipt.changes)
+        num_marks += receipt.num_marks
+    if num_marks:
+        yield f"{num_marks:,} byte order mark{'s' if num_marks > 1 else ''} dropped: not part of a text"
+    if changes[ADDED]:
+        yield f"{counted(changes[ADDED], 'document')} did not end in {eos!r}: it was added"
+    if changes[INSIDE]:
+        yield (
+            f"{counted(changes[INSIDE], 'document')} ended at a delimiter inside a document of the source: each became "
+            "a document of its own"
+        )

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tokshard.errors import BadSourceError, UsageError
+from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.pipeline.executors.surroundings import leaving_the_program_alone
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.resolve import ResolvedBuild, resolve
@@ -196,7 +197,8 @@ class _Sampler:
         self._context = dataclasses.replace(context, workspace=workspace, outputs=outputs, is_skipping=True)
         self._parse = JsonLinesParser(context.spec)
         self._writers = DocumentWriters(self._context)
-        self._writers.encode(["warm up: the first text builds caches"])
+        if context.spec.tokens is None:
+            self._writers.encode(["warm up: the first text builds caches"])
 
     def sample(self, input_: Input, span: Span) -> tuple[_Sums, _Sums]:
         """Measure the start of a span, or what can be read of a damaged one; returns that, and what it stands for.
@@ -221,7 +223,9 @@ class _Sampler:
                     records = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
                     bad += task.take(input_.index, records).bad
                     measuring += time.process_time() - before
-                    text_bytes += utf8_sizes(records.texts)
+                    text_bytes += (
+                        records.tokens.nbytes if isinstance(records, TokenBatch) else utf8_sizes(records.texts)
+                    )
                     if text_bytes >= wanted:
                         break
             before = time.process_time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from tokshard.errors import BadRecordError, TokshardError
+from tokshard.pipeline.encode.passing import OUT_OF_VOCABULARY
 from tokshard.pipeline.failures import BadInputError, RejectedRecordError, TooManyBadRecordsError
 from tokshard.pipeline.sources.inputs import Input, InputTable, original_error
 from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
@@ -14,7 +15,11 @@ from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.tasks.schedule import Schedule
 from tokshard.pipeline.workspace.places import Workspace
 
-_REPAIRS = {MISSING_TEXT: "check --text-field", TOO_LONG: "allow longer texts with --max-document-bytes"}
+_REPAIRS = {
+    MISSING_TEXT: "check --text-field",
+    TOO_LONG: "allow longer documents with --max-document-bytes",
+    OUT_OF_VOCABULARY: "give the tokenizer that made the ids with --tokenizer",
+}
 
 
 def user_error(

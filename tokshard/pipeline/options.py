@@ -13,7 +13,8 @@ from numbers import Real
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from tokshard.errors import UsageError
-from tokshard.pipeline.sources.inputs import INPUT_FORMATS
+from tokshard.interop.tokens.batches import DTYPES
+from tokshard.pipeline.sources.inputs import INPUT_FORMATS, READS, TEXT, TOKEN_FORMATS, TOKENS
 from tokshard.pipeline.sources.records import FILE, TEXT_MODES
 from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
 
@@ -29,12 +30,16 @@ _SHOWN = 60
 
 _REQUIRED_NUMBERS = ("shard_tokens", "max_document_bytes")
 _WHOLE_NUMBERS = (*_REQUIRED_NUMBERS, "task_bytes", "min_tokens", "max_tokens", "limit", "workers")
-_STRINGS = ("eos", "bos", "text_field", "id_field", "ray_address")
+_OF_TEXT = ("text_field", "text_mode", "dedup")
+_OF_TOKENS = ("token_field", "token_dtype", "delimiter")
+_STRINGS = ("eos", "bos", "text_field", "id_field", "ray_address", "token_field")
 _CHOICES = {
     "on_bad_record": ("fail", "skip"),
     "on_bad_source": ("fail", "skip"),
     "dedup": ("none", "exact"),
-    "input_format": (None, *INPUT_FORMATS),
+    "reads": READS,
+    "input_format": (None, *dict.fromkeys([*INPUT_FORMATS, *TOKEN_FORMATS])),
+    "token_dtype": (None, *DTYPES),
     "text_mode": TEXT_MODES,
     "executor": (LOCAL, RAY),
 }
@@ -49,6 +54,10 @@ class BuildOptions:
         out: the corpus: a directory, or an ``s3://``, ``gs://`` or ``az://`` URI.
         eos: token that ends every document; default: what ``tokenizer_config.json`` says.
         bos: token that starts every document, or ``auto`` for what ``tokenizer_config.json`` says; default: none.
+        reads: ``text``, which is encoded, or ``tokens``, which another tool has made; see `import_corpus`.
+        token_field: column of the ids; default: ``tokens``, ``input_ids`` or ``token_ids``, the first that is there.
+        token_dtype: how ids are stored in files that do not say it, such as ``uint16``.
+        delimiter: id that ends documents in the sources, if it is not that of EOS.
         text_field: dotted path of the text in a record.
         id_field: field to store as column ``id``.
         keep: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
@@ -81,6 +90,10 @@ class BuildOptions:
     out: str
     eos: str | None = None
     bos: str | None = None
+    reads: str = TEXT
+    token_field: str | None = None
+    token_dtype: str | None = None
+    delimiter: int | None = None
     text_field: str = "text"
     id_field: str | None = None
     keep: str | Sequence[str] = ()
@@ -104,11 +117,18 @@ class BuildOptions:
     force: bool = False
 
 
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(BuildOptions)}
+
+
 class OptionalBuildOptions(TypedDict, total=False):
     """The fields of `BuildOptions` that have a default, for type checkers: Python cannot derive one from the other."""
 
     eos: str | None
     bos: str | None
+    reads: str
+    token_field: str | None
+    token_dtype: str | None
+    delimiter: int | None
     text_field: str
     id_field: str | None
     keep: str | Sequence[str]
@@ -184,6 +204,7 @@ def checked_options(options: BuildOptions) -> BuildOptions:
             hint="give a --min-tokens that is not above --max-tokens",
         )
     _check_pairs(options)
+    _check_reads(options)
     parse_bad_record_limit(options.max_bad_records)
     return options
 
@@ -200,6 +221,22 @@ def _check_pairs(options: BuildOptions) -> None:
             f"ray_address is given, and executor is {options.executor}",
             hint="give --executor ray too, or leave out --ray-address",
         )
+
+
+def _check_reads(options: BuildOptions) -> None:
+    """Refuse an option of texts for tokens, and the other way round."""
+    is_import = options.reads == TOKENS
+    for name in _OF_TEXT if is_import else _OF_TOKENS:
+        if getattr(options, name) != _DEFAULTS[name]:
+            raise UsageError(
+                f"{name} is given, and the sources are read as {options.reads}",
+                hint=f"leave out {_flag(name)}" + ("" if is_import else ", or use tokshard import"),
+            )
+    if options.delimiter is not None and (type(options.delimiter) is not int or options.delimiter < 0):
+        raise _wrong_type("delimiter", options.delimiter, "a token id", "give a number such as 50256")
+    known = TOKEN_FORMATS if is_import else INPUT_FORMATS
+    if options.input_format not in (None, *known):
+        raise UsageError(f"input_format is {options.input_format!r}", hint=f"give one of {', '.join(known)}")
 
 
 def path_option(name: str, value: Any) -> str:
@@ -241,10 +278,10 @@ def _wrong_type(name: str, value: Any, expected: str, hint: str) -> UsageError:
 
 def command_words(sources: Sequence[str], options: BuildOptions) -> list[str]:
     """The command line that asks for a build; options that only concern the run at hand are left out."""
-    words = ["tokshard", "build", *sources]
+    words = ["tokshard", "import" if options.reads == TOKENS else "build", *sources]
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if value == field.default or field.name == "force":
+        if value == field.default or field.name in {"force", "reads"}:
             continue
         for item in value if isinstance(value, list | tuple) else [value]:
             words += [_flag(field.name)] if item is True else [_flag(field.name), str(item)]

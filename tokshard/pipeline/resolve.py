@@ -12,6 +12,7 @@ from tokshard.errors import TokshardError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig
 from tokshard.format.opening import read_manifest
+from tokshard.interop.tokens.batches import TokenSpec
 from tokshard.pipeline.append import Place, find_place, generation_outputs
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenizer
@@ -21,7 +22,7 @@ from tokshard.pipeline.sources.division import Divisibility, Indivisible
 from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.globs import is_glob, matches, split_glob
 from tokshard.pipeline.sources.hub import SCHEME
-from tokshard.pipeline.sources.inputs import STDIN, RecordSource, location_of, read_once_name
+from tokshard.pipeline.sources.inputs import STDIN, TOKENS, RecordSource, location_of, read_once_name
 from tokshard.pipeline.sources.opening import vanished
 from tokshard.pipeline.sources.records import RecordSpec, check_field_name, parse_columns
 from tokshard.pipeline.tasks.context import WorkerContext
@@ -92,7 +93,12 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
         raise UsageError("no source is given", hint="give files, directories or globs")
     workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
     _check_apart(options.out, arguments, options.tokenizer)
-    found = discover(arguments, input_format=options.input_format, keep_unreadable=options.on_bad_source == "skip")
+    found = discover(
+        arguments,
+        input_format=options.input_format,
+        reads=options.reads,
+        keep_unreadable=options.on_bad_source == "skip",
+    )
     _check_no_output(options.out, found)
     _check_outside_corpora(options.out)
     if options.dedup == "exact" and found.inputs.read_once:
@@ -173,6 +179,10 @@ def _config(options: BuildOptions, columns: Columns, total_bytes: int) -> BuildC
         min_tokens=options.min_tokens,
         max_tokens=options.max_tokens,
         validation_fraction=options.validation_fraction,
+        reads=options.reads,
+        token_field=options.token_field,
+        token_dtype=options.token_dtype,
+        delimiter=options.delimiter,
     )
 
 
@@ -188,6 +198,7 @@ def _context(
             columns=columns,
             max_document_bytes=options.max_document_bytes,
             text_mode=options.text_mode,
+            tokens=_token_spec(options, settings) if options.reads == TOKENS else None,
         ),
         columns={name: kind for name, (_, kind) in columns.items()},
         tokenizer=settings.tokenizer,
@@ -201,6 +212,15 @@ def _context(
             max_tokens=options.max_tokens,
             validation_fraction=options.validation_fraction,
         ),
+    )
+
+
+def _token_spec(options: BuildOptions, settings: Settings) -> TokenSpec:
+    eos = settings.tokenizer.eos_id
+    return TokenSpec(
+        field=options.token_field,
+        dtype=options.token_dtype,
+        delimiters=(eos,) if options.delimiter is None else (eos, options.delimiter),
     )
 
 

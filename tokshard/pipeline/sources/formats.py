@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tokshard.errors import SourceError
+from tokshard.interop.tokens.batches import TokenBatch
+from tokshard.pipeline.sources import token_files
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.delimited import delimited_chunks
 from tokshard.pipeline.sources.division import CHUNK_BYTES, Divisibility, Grouped, Indivisible, Lines, Span, Stream
@@ -15,6 +17,7 @@ from tokshard.pipeline.sources.plain_text import line_documents, max_text_line_b
 from tokshard.pipeline.sources.records import FILE, LINE, Chunk, Records, RecordSpec, value_bytes
 from tokshard.pipeline.sources.tables import arrow_file_chunks, arrow_stream_chunks, group_sizes, parquet_chunks
 from tokshard.pipeline.sources.tar import tar_chunks
+from tokshard.pipeline.sources.token_tables import arrow_file_tokens, arrow_stream_tokens, parquet_tokens
 
 _BYTES_PER_RECORD = 128
 """The least that a record counts for, even if it is empty or bad: a worker may hold a whole segment. Decides shards."""
@@ -24,6 +27,8 @@ def divisibility_of(input_: Input, text_mode: str = FILE) -> Divisibility:
     """How an input can be divided. Reads the footer of parquet and Arrow files, and leaves damage to the readers."""
     if input_.is_read_once:
         return Stream(is_here=True)
+    if input_.format in token_files.FORMATS:
+        return token_files.FORMATS[input_.format].divisibility
     if input_.format == TXT and text_mode == FILE:
         return Indivisible()
     if input_.format in (PARQUET, ARROW):
@@ -42,6 +47,8 @@ def read_span(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
         SourceError: the input is gone or damaged.
         UsageError: the input has no such field.
     """
+    if spec.tokens is not None:
+        return _token_chunks(input_, span, spec)
     if input_.format == PARQUET:
         return parquet_chunks(input_, span, spec)
     if input_.format == ARROW:
@@ -64,6 +71,8 @@ def read_stream(input_: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
     Raises:
         SourceError, UsageError: as `read_span`.
     """
+    if spec.tokens is not None:
+        return _by_held_bytes(arrow_stream_tokens(input_, spec), task_bytes)
     if input_.format == RECORDS:
         return _by_held_bytes(record_chunks(input_, spec), task_bytes)
     if input_.format == JSONL:
@@ -75,6 +84,14 @@ def read_stream(input_: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
         return tar_chunks(input_, spec, task_bytes)
     reader = arrow_stream_chunks if input_.format == ARROW_STREAM else delimited_chunks
     return _by_held_bytes(reader(input_, spec), task_bytes)
+
+
+def _token_chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[TokenBatch]:
+    if input_.format in token_files.FORMATS:
+        return token_files.token_chunks(input_, span, spec)
+    if input_.format == PARQUET:
+        return parquet_tokens(input_, span, spec)
+    return arrow_file_tokens(input_, span, spec) if input_.format == ARROW else arrow_stream_tokens(input_, spec)
 
 
 def _text_chunks(input_: Input, spec: RecordSpec, task_bytes: int) -> Iterator[tuple[int, Records]]:
@@ -90,7 +107,7 @@ def _text_chunks(input_: Input, spec: RecordSpec, task_bytes: int) -> Iterator[t
             yield index * CHUNK_BYTES // task_bytes, records
 
 
-def _by_held_bytes(chunks: Iterator[Records], task_bytes: int) -> Iterator[tuple[int, Chunk]]:
+def _by_held_bytes(chunks: Iterator[Records] | Iterator[TokenBatch], task_bytes: int) -> Iterator[tuple[int, Chunk]]:
     """Number the segments of an input without lines. A chunk belongs to the segment in which its first byte lies."""
     seen = 0
     for chunk in chunks:
@@ -98,8 +115,10 @@ def _by_held_bytes(chunks: Iterator[Records], task_bytes: int) -> Iterator[tuple
         seen += _held_bytes(chunk)
 
 
-def _held_bytes(chunk: Records) -> int:
+def _held_bytes(chunk: Records | TokenBatch) -> int:
     """About how many bytes a chunk holds in memory: texts, kept values, and details of its bad records."""
+    if isinstance(chunk, TokenBatch):
+        return int(chunk.tokens.nbytes)
     kept = sum(value_bytes(value) for values in chunk.columns.values() for value in values)
     problems = sum(len(bad.detail) for bad in chunk.bad)
     return sum(map(len, chunk.texts)) + kept + problems + _BYTES_PER_RECORD * chunk.count

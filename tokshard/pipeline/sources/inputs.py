@@ -23,6 +23,14 @@ JSONL, PARQUET, ARROW, TXT, CSV, TSV, TAR = INPUT_FORMATS = ("jsonl", "parquet",
 
 ARROW_STREAM = "arrow-stream"
 
+MEGATRON = "megatron"
+
+TEXT, TOKENS = READS = ("text", "tokens")
+"""What a build reads: texts, which it encodes, or documents of which another tool has made tokens."""
+
+TOKEN_FORMATS = (MEGATRON, PARQUET, ARROW)
+"""Values of ``tokshard import --format``."""
+
 RECORDS = "records"
 """Format of the records that a Python object gives."""
 

@@ -9,6 +9,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from tokshard.errors import BadSourceError, SourceError
+from tokshard.pipeline.sources.companions import with_companions
 from tokshard.pipeline.sources.inputs import JSONL, PINNED, STDIN, TXT, Input
 from tokshard.store import Store, is_uri, locate, open_store
 
@@ -22,7 +23,7 @@ def open_file(input_: Input) -> IO[bytes]:
     try:
         if input_.location == STDIN:
             return open(0, "rb", buffering=0, closefd=False)
-        store, name = _locate(input_.location)
+        store, name = store_of(input_.location)
         path = store.local_path(name) if input_.compression is None and input_.format in (JSONL, TXT) else None
         # lines and texts are read in large pieces, for which a buffer would only cost time
         return store.open(name) if path is None else open(path, "rb", buffering=0)
@@ -30,7 +31,7 @@ def open_file(input_: Input) -> IO[bytes]:
         raise vanished(input_, error) from error
 
 
-def _locate(location: str) -> tuple[Store, str]:
+def store_of(location: str) -> tuple[Store, str]:
     """`locate` for a file, without making the store again for each of many files in one folder."""
     folder, name = os.path.split(location)
     return locate(location) if is_uri(location) or not name else (_store_of_folder(folder), name)
@@ -49,7 +50,7 @@ def open_for_arrow(input_: Input) -> pa.NativeFile:
     Raises:
         OSError: the file is gone.
     """
-    store, name = _locate(input_.location)
+    store, name = store_of(input_.location)
     path = store.local_path(name)
     if path is not None:
         return pa.OSFile(path)
@@ -65,9 +66,9 @@ def check_unchanged(input_: Input) -> None:
     """
     if input_.is_read_once:
         return
-    store, name = _locate(input_.location)
+    store, name = store_of(input_.location)
     try:
-        found = store.stat(name)
+        found = with_companions(store, store.stat(name), input_.format)
     except OSError as error:
         raise vanished(input_, error) from error
     hint = "put the file back, or start over with --force"
@@ -91,7 +92,7 @@ def check_not_cut(input_: Input) -> None:
     Raises:
         BadSourceError: it is gone, or has fewer bytes than when the build began.
     """
-    store, name = _locate(input_.location)
+    store, name = store_of(input_.location)
     path = store.local_path(name)
     if path is None:
         return

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES, TOKENS
+from tokshard.interop.tokens.batches import TokenBatch, TokenSpec
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.kept_values import WrongTypeError, typed_value
 
@@ -50,12 +51,14 @@ class RecordSpec:
         columns: kept column to (dotted path, type name).
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
         text_mode: what counts as a document in plain text: one of `TEXT_MODES`.
+        tokens: how tokens are read; None where texts are.
     """
 
     text_field: str
     columns: Mapping[str, tuple[str, str]]
     max_document_bytes: int
     text_mode: str = FILE
+    tokens: TokenSpec | None = None
 
     @property
     def max_line_bytes(self) -> int:
@@ -159,7 +162,7 @@ class LineChunk:
     input_bytes: int
 
 
-Chunk = LineChunk | Records
+Chunk = LineChunk | Records | TokenBatch
 
 _CONTENTS: Sequence[tuple[bytes, str]] = (
     (b"\x1f\x8b", "gzip; give the file a name that ends in .gz"),

@@ -36,29 +36,29 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 def group_sizes(input_: Input) -> Iterator[int]:
     if input_.format == PARQUET:
-        with _open_parquet(input_) as file:
+        with open_parquet(input_) as file:
             metadata = file.metadata
             for index in range(metadata.num_row_groups):
                 group = metadata.row_group(index)
                 yield sum(group.column(column).total_compressed_size for column in range(group.num_columns))
     else:
-        with _open_arrow(input_) as file, _naming(input_):
+        with open_arrow(input_) as file, naming(input_):
             count = ipc.open_file(file).num_record_batches
         yield from [input_.num_bytes // max(1, count)] * count
 
 
 @contextlib.contextmanager
-def _open_parquet(input_: Input) -> Iterator[pq.ParquetFile]:
+def open_parquet(input_: Input) -> Iterator[pq.ParquetFile]:
     import pyarrow.parquet as pq
 
-    with _open_arrow(input_) as file:
-        with _naming(input_):
+    with open_arrow(input_) as file:
+        with naming(input_):
             parquet = pq.ParquetFile(file)
         yield parquet
 
 
 def parquet_chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
-    with _open_parquet(input_) as file:
+    with open_parquet(input_) as file:
         fields = _Fields(input_, file.schema_arrow, spec)
         groups = range(file.metadata.num_row_groups)
         chosen = list(groups[span.start : span.stop] if isinstance(span, Groups) else groups)
@@ -75,7 +75,7 @@ def parquet_chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chun
 
 
 @contextlib.contextmanager
-def _naming(input_: Input, place: str = "") -> Iterator[None]:
+def naming(input_: Input, place: str = "") -> Iterator[None]:
     """Turn errors of Arrow into errors about the input.
 
     Raises:
@@ -89,51 +89,75 @@ def _naming(input_: Input, place: str = "") -> Iterator[None]:
         raise damaged(input_, f"{place}{error}") from error
 
 
-def _open_arrow(input_: Input) -> pa.NativeFile:
-    with _naming(input_):
+def open_arrow(input_: Input) -> pa.NativeFile:
+    with naming(input_):
         return open_for_arrow(input_)
 
 
 def arrow_file_chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:
-    with _open_arrow(input_) as file:
-        with _naming(input_):
+    with open_arrow(input_) as file:
+        with naming(input_):
             schema = ipc.open_file(file).schema
         fields = _Fields(input_, schema, spec)
-        with _naming(input_):
+        with naming(input_):
             reader = ipc.open_file(file, options=fields.read_options)
-        batches = range(reader.num_record_batches)
-        for index in batches[span.start : span.stop] if isinstance(span, Groups) else batches:
-            with _naming(input_, f"batch {index}: "):
-                batch = reader.get_batch(index)
-                batch.validate()
-            check_not_cut(input_)
-            yield from fields.chunks(batch, input_.num_bytes // len(batches))
+        for batch, input_bytes in arrow_file_batches(input_, reader, span):
+            yield from fields.chunks(batch, input_bytes)
+
+
+def arrow_file_batches(
+    input_: Input, reader: ipc.RecordBatchFileReader, span: Span
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The record batches of a span, each with the bytes of the file that it stands for.
+
+    Raises:
+        SourceError: one is damaged.
+    """
+    batches = range(reader.num_record_batches)
+    for index in batches[span.start : span.stop] if isinstance(span, Groups) else batches:
+        with naming(input_, f"batch {index}: "):
+            batch = reader.get_batch(index)
+            batch.validate()
+        check_not_cut(input_)
+        yield batch, input_.num_bytes // len(batches)
 
 
 def arrow_stream_chunks(input_: Input, spec: RecordSpec) -> Iterator[Records]:
-    with _open_arrow(input_) as file:
-        with _naming(input_):
+    with open_arrow(input_) as file:
+        with naming(input_):
             schema = ipc.open_stream(file).schema
         fields = _Fields(input_, schema, spec)
-        with _naming(input_):
-            file.seek(0)
-            reader = ipc.open_stream(file, options=fields.read_options)
-        reported = 0
-        while True:
-            with _naming(input_):
-                batch = next(reader, None)
-                if batch is None:
-                    break
-                batch.validate()
-                here = file.tell()
-            yield from fields.chunks(batch, here - reported)
-            reported = here
-        # Arrow accepts a missing end marker, so a stream that was cut off between two batches is only noticed here
-        with _naming(input_):
-            file.seek(max(0, file.size() - len(_END_OF_STREAM)))
-            end = file.read()
-        if end != _END_OF_STREAM:
-            raise damaged(input_, "the stream lacks its end-of-stream marker: it was cut off between two batches")
+        for batch, input_bytes in arrow_stream_batches(input_, file, fields.read_options):
+            yield from fields.chunks(batch, input_bytes)
+
+
+def arrow_stream_batches(
+    input_: Input, file: pa.NativeFile, options: ipc.IpcReadOptions
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The record batches of a stream, each with the bytes of the file that it stands for.
+
+    Raises:
+        SourceError: the stream is damaged or cut.
+    """
+    with naming(input_):
+        file.seek(0)
+        reader = ipc.open_stream(file, options=options)
+    reported = 0
+    while True:
+        with naming(input_):
+            batch = next(reader, None)
+            if batch is None:
+                break
+            batch.validate()
+            here = file.tell()
+        yield batch, here - reported
+        reported = here
+    # Arrow accepts a missing end marker, so a stream that was cut off between two batches is only noticed here
+    with naming(input_):
+        file.seek(max(0, file.size() - len(_END_OF_STREAM)))
+        end = file.read()
+    if end != _END_OF_STREAM:
+        raise damaged(input_, "the stream lacks its end-of-stream marker: it was cut off between two batches")
 
 
 class _Fields:
@@ -179,7 +203,7 @@ class _Fields:
             SourceError: the batch is damaged.
         """
         try:
-            arrays = {path: _sound(self._array(batch, path)) for path in self.paths}
+            arrays = {path: sound(self._array(batch, path)) for path in self.paths}
         except pa.ArrowException as error:
             raise damaged(self._input, str(error)) from error
         num_rows: int = batch.num_rows
@@ -336,7 +360,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(getattr(pa.types, name)(kind) for name in names)
 
 
-def _sound(array: pa.Array) -> pa.Array:
+def sound(array: pa.Array) -> pa.Array:
     """Check that no offset, view or index of the array points outside it; costs little next to reading its values.
 
     Returns:
@@ -346,7 +370,7 @@ def _sound(array: pa.Array) -> pa.Array:
         pa.ArrowException: the array is damaged.
     """
     if pa.types.is_dictionary(array.type):
-        array = pa.DictionaryArray.from_arrays(array.indices, _sound(array.dictionary))
+        array = pa.DictionaryArray.from_arrays(array.indices, sound(array.dictionary))
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tokshard.format.arrays import table_batch
 from tokshard.format.files import HashingFile
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
+from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.pipeline.sources.records import EMPTY, Records
 from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import Key
@@ -131,8 +132,9 @@ class HashingTask:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def take(self, index: int, records: Records) -> Progress:
+    def take(self, index: int, records: Records | TokenBatch) -> Progress:
         """Hash the texts of a chunk of an input, which makes no documents yet."""
+        assert isinstance(records, Records), "duplicates are only looked for among texts"
         counts = self._counts[index]
         if records.bad:
             self._rejects.add(index, counts.records_read, records.bad)

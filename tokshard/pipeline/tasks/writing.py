@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +16,10 @@ from tokshard.format.manifest import IN_OTHER_SPLIT
 from tokshard.format.names import shard_name
 from tokshard.format.schema import ShardFacts, token_dtype
 from tokshard.format.writer import ShardWriter
-from tokshard.pipeline.encode.documents import Documents, split_documents, within_limits
+from tokshard.interop.tokens.batches import TokenBatch
+from tokshard.pipeline.encode.documents import ChunkDocuments, Documents, split_documents, within_limits
 from tokshard.pipeline.encode.encoder import DocumentEncoder
+from tokshard.pipeline.encode.passing import TokenPasser
 from tokshard.pipeline.encode.special_text import SpecialText
 from tokshard.pipeline.encode.tokenizer import Encoder
 from tokshard.pipeline.sources.records import (
@@ -40,12 +43,15 @@ _LENGTH_BUCKETS = 64
 
 
 class DocumentWriters:
-    """Makes a `WritingTask` for each task. Creating one loads the tokenizer."""
+    """Makes a `WritingTask` for each task. Creating one loads the tokenizer, unless tokens are passed on."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
-        with local_file(context.workspace.store, TOKENIZER) as path:
-            self.encode = DocumentEncoder(Encoder(Path(path)), context.tokenizer)
+        if context.spec.tokens is not None:
+            self.pass_on = TokenPasser(context.tokenizer, context.spec)
+        else:
+            with local_file(context.workspace.store, TOKENIZER) as path:
+                self.encode = DocumentEncoder(Encoder(Path(path)), context.tokenizer)
         self.special = SpecialText(context.tokenizer.special_ids)
         self.facts = ShardFacts(
             dtype=token_dtype(context.tokenizer.vocab_size),
@@ -81,6 +87,7 @@ class WritingTask:
         self._input_bytes = 0
         self._fields: set[str] = set()
         self._num_marks = 0
+        self._changes: Counter[str] = Counter()
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -99,12 +106,12 @@ class WritingTask:
         """Whether as many documents are written as may be."""
         return self._max_documents is not None and self._written >= self._max_documents
 
-    def take(self, index: int, records: Records) -> Progress:
+    def take(self, index: int, records: Records | TokenBatch) -> Progress:
         """Write the records of a chunk of an input."""
-        documents, bad, left_out = self._encode(records)
-        documents, too_long_or_short = within_limits(documents, self._context.rules)
-        left_out.update(too_long_or_short)
-        count = records.count
+        made = self._writers.pass_on(records) if isinstance(records, TokenBatch) else self._encode(records)
+        count, bad = made.count, made.bad
+        documents, too_long_or_short = within_limits(made.documents, self._context.rules)
+        left_out = {**made.left_out, **too_long_or_short}
         if self._max_documents is not None and len(documents) >= (room := self._max_documents - self._written):
             # cut exactly after the last document that is wanted
             documents = documents.head(room)
@@ -123,8 +130,12 @@ class WritingTask:
             reasons[EMPTY] = num_empty
         self._write(index, base, count, documents, reasons)
         self._input_bytes += records.input_bytes
-        self._fields |= records.fields
-        self._num_marks += records.num_marks
+        self._changes.update({what: int((positions < count).sum()) for what, positions in made.changes.items()})
+        if isinstance(records, TokenBatch):
+            self._fields |= records.columns.keys()
+        else:
+            self._fields |= records.fields
+            self._num_marks += records.num_marks
         example = f"{bad[0].reason}: {bad[0].detail}" if bad else ""
         return Progress(records.input_bytes, len(documents), len(documents.tokens), count, len(bad), example)
 
@@ -143,13 +154,14 @@ class WritingTask:
             rejects_bytes=self._rejects.num_bytes,
             fields=sorted(self._fields),
             num_marks=self._num_marks,
+            changes={what: count for what, count in self._changes.items() if count},
             drops="" if self._context.drops is None else self._context.drops.digest,
         )
         write_receipt(self._context.workspace, receipt, shards)
         return receipt
 
-    def _encode(self, records: Records) -> tuple[Documents, list[BadRecord], dict[str, NDArray[np.int64]]]:
-        """The records that are documents if their length allows it; the bad ones; and by reason the others."""
+    def _encode(self, records: Records) -> ChunkDocuments:
+        """Encode the texts of a chunk."""
         texts, positions = records.texts, positions_array(records)
         columns, bad = records.columns, records.bad
         left_out = {
@@ -171,7 +183,8 @@ class WritingTask:
             bad = sorted([*bad, *rejected], key=lambda record: record.position)
             kept = sorted(set(range(len(texts))) - {*encoded.with_special, *encoded.failed})
             texts, positions, columns = _chosen(kept, texts, positions, columns)
-        return Documents(texts, positions, columns, encoded.tokens, encoded.ends), bad, left_out
+        documents = Documents(texts, positions, columns, encoded.tokens, encoded.ends)
+        return ChunkDocuments(count=records.count, documents=documents, bad=bad, left_out=left_out)
 
     def _write(self, index: int, base: int, count: int, documents: Documents, reasons: Mapping[str, int]) -> None:
         """Write documents into the corpora that they belong to, and count them in each."""
@@ -181,7 +194,7 @@ class WritingTask:
                 writer.extend(part.tokens, part.ends, source=index, records=part.positions + base, columns=part.columns)
             elsewhere = len(documents) - len(part)
             counts = tally.add(index, count, part, reasons, elsewhere)
-            counts.with_special_text += self._writers.special.count(part.texts)
+            counts.with_special_text += self._writers.special.count(part.texts or ())
         self._written += len(documents)
 
     def _shard_writer(self, output: Output) -> ShardWriter:
@@ -209,7 +222,7 @@ class _Tally:
         counts = self.counts[index]
         counts.records_read += count
         counts.documents += len(documents)
-        counts.text_bytes += utf8_sizes(documents.texts)
+        counts.text_bytes += utf8_sizes(documents.texts or ())
         for reason, number in (*reasons.items(), (self._elsewhere, elsewhere)):
             if number:
                 counts.left_out[reason] = counts.left_out.get(reason, 0) + number

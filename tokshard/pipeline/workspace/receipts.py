@@ -81,6 +81,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         num_rejects, rejects_bytes: lines and bytes that it wrote to its rejects file.
         fields: the kept columns that some record of it has a field for.
         num_marks: byte order marks that were dropped.
+        changes: what was done to tokens of other tools, to how many documents.
         drops: digest of the `DropLists` by which it left out duplicates; empty if it had none.
         parts: of a hashing task: how many distinct hashes and how many repeats each part of its file holds.
         hashes: of a hashing task: SHA-256 of its file.
@@ -98,6 +99,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     rejects_bytes: int = 0
     fields: list[str] = msgspec.field(default_factory=list)
     num_marks: int = 0
+    changes: dict[str, int] = msgspec.field(default_factory=dict)
     drops: str = ""
     parts: list[tuple[int, int]] = msgspec.field(default_factory=list)
     hashes: str = ""

@@ -1,0 +1,338 @@
+"""``import_corpus``: documents that other tools have tokenized become a corpus, id for id."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.pipeline import foreign
+from tests.pipeline.inputs import arrow_bytes, arrow_stream_bytes, parquet_bytes, special_token, write_byte_tokenizer
+from tokshard import import_corpus, open_corpus
+from tokshard.cli.main import run
+from tokshard.errors import BadRecordError, BadSourceError, TokshardError, UsageError
+from tokshard.format.corpus import Corpus
+from tokshard.inspect.verify.verification import verify_corpus
+from tokshard.interop.tokens import located, megatron
+from tokshard.interop.tokens.batches import TokenSpec
+from tokshard.pipeline.result import BuildResult
+from tokshard.pipeline.tasks import planning
+from tokshard.store import open_store
+
+EOS = 0
+DOCUMENTS = [[5, 6, EOS], [7, EOS], [8, 9, 10, 11, EOS], [12, EOS], [255, 256, EOS]]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with the tokenizer of bytes, ``tok``: 257 ids, of which 0 is EOS."""
+    write_byte_tokenizer(tmp_path / "tok")
+    return tmp_path
+
+
+def imported(place: Path, *sources: Path, **options: Any) -> BuildResult:
+    settings: dict[str, Any] = {"tokenizer": place / "tok", "out": place / "out", "workers": 1, **options}
+    return import_corpus(sources, **settings)
+
+
+def documents_of(result: BuildResult) -> list[list[int]]:
+    """The documents of a corpus, which is checked in every byte."""
+    assert verify_corpus(result.directory).problems == ()
+    with open_corpus(result.directory) as corpus:
+        return [document.tolist() for document in corpus.documents()]
+
+
+def records_of(corpus: Corpus) -> list[int]:
+    return [corpus.provenance(index).record for index in range(corpus.num_documents)]
+
+
+@pytest.mark.parametrize("dtype", foreign.MEGATRON_CODES)
+def test_megatron_files_of_every_dtype_are_read_id_for_id(place, dtype):
+    documents = [[min(token, 127) for token in document] for document in DOCUMENTS] if dtype[1] == "1" else DOCUMENTS
+    assert documents_of(imported(place, foreign.megatron(place / "a_text_document", documents, dtype))) == documents
+
+
+def test_several_megatron_prefixes_and_directories_keep_the_order_of_the_arguments(place):
+    (place / "more").mkdir()
+    for name, document in (("z", [1, EOS]), ("more/b", [2, EOS]), ("more/a", [3, EOS])):
+        foreign.megatron(place / name, [document])
+    assert documents_of(imported(place, place / "z", place / "more")) == [[1, EOS], [3, EOS], [2, EOS]]
+
+
+def test_the_sentences_of_a_megatron_document_are_one_document(place):
+    prefix = foreign.megatron(place / "a", [[1], [2, 3], [], [4, EOS], [5, EOS]], sentences=[2, 0, 2, 1])
+    result = imported(place, prefix)
+    assert documents_of(result) == [[1, 2, 3, EOS], [4, EOS], [5, EOS]]
+    assert result.manifest.records.left_out == {"empty": 1}
+
+
+def test_a_missing_delimiter_is_added_once_and_a_doubled_one_is_left_out_and_counted(place):
+    result = imported(place, foreign.megatron(place / "a", [[1, 2], [3, EOS], [4, EOS, EOS, EOS], [EOS], []]))
+    assert documents_of(result) == [[1, 2, EOS], [3, EOS], [4, EOS]]
+    assert result.manifest.records.left_out == {"doubled delimiter": 3, "empty": 1}
+    assert result.manifest.records.read == 7
+    assert "1 document did not end in '<|endoftext|>': it was added" in result.notes
+
+
+def test_a_delimiter_inside_a_document_ends_a_document(place):
+    result = imported(place, foreign.megatron(place / "a", [[1, EOS, 2, 3, EOS, 4], [5, EOS]]))
+    assert documents_of(result) == [[1, EOS], [2, 3, EOS], [4, EOS], [5, EOS]]
+    assert any(note.startswith("2 documents ended at a delimiter inside") for note in result.notes)
+    with open_corpus(result.directory) as corpus:
+        assert records_of(corpus) == [1, 2, 3, 4]
+
+
+def test_another_delimiter_of_the_sources_becomes_eos(place):
+    prefix = foreign.megatron(place / "a", [[1, 99, 2, EOS, 3, 99], [4]])
+    assert documents_of(imported(place, prefix, delimiter=99)) == [[1, EOS], [2, EOS], [3, EOS], [4, EOS]]
+
+
+def test_bos_is_recognised_or_added_once(place):
+    content = json.loads((place / "tok" / "tokenizer.json").read_text())
+    content["added_tokens"].append(special_token(257, "<s>"))
+    (place / "tok" / "tokenizer.json").write_text(json.dumps(content))
+    prefix = foreign.megatron(place / "a", [[257, 1, EOS], [2], [3, EOS, 257, 4]])
+    expected = [[257, 1, EOS], [257, 2, EOS], [257, 3, EOS], [257, 4, EOS]]
+    assert documents_of(imported(place, prefix, bos="<s>")) == expected
+
+
+@pytest.mark.parametrize(("dtype", "found"), [("u2", 257), ("i4", -1), ("i8", 1 << 40)])
+def test_an_id_outside_the_vocabulary_is_named_with_file_document_and_limit(place, dtype, found):
+    prefix = foreign.megatron(place / "a", [[1, EOS], [2, found, EOS], [3, EOS]], dtype)
+    with pytest.raises(BadRecordError) as caught:
+        imported(place, prefix)
+    expected = f"a.bin, record 2: id outside the vocabulary: id {found:,} at token 1; the vocabulary has ids up to 256"
+    assert caught.value.problem.endswith(expected)
+    assert "--tokenizer" in caught.value.hint
+    result = imported(place, prefix, on_bad_record="skip", force=True)
+    assert documents_of(result) == [[1, EOS], [3, EOS]]
+
+
+TABLES = {
+    "a.parquet": lambda found: parquet_bytes(found, 2),
+    "a.arrow": lambda found: arrow_bytes(found, 2),
+    "stream.arrow": lambda found: arrow_stream_bytes(found, 2),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.uint16()), pa.list_(pa.int64())])
+def test_lists_of_ids_in_tables_are_read_in_order(place, name, kind):
+    found = pa.table({"n": range(5), "input_ids": pa.array(DOCUMENTS, kind)})
+    (place / name).write_bytes(TABLES[name](found))
+    assert documents_of(imported(place, place / name)) == DOCUMENTS
+
+
+def test_rows_of_a_fixed_length_are_cut_at_the_delimiters_in_them(place):
+    found = pa.table({"ids": pa.array([[1, EOS, 2], [3, 4, EOS]], pa.list_(pa.int32(), 3))})
+    (place / "a.parquet").write_bytes(parquet_bytes(found))
+    result = imported(place, place / "a.parquet", token_field="ids")
+    assert documents_of(result) == [[1, EOS], [2, EOS], [3, 4, EOS]]
+
+
+def test_a_null_row_is_an_empty_document_and_a_null_id_is_damage(place):
+    kind = pa.list_(pa.int32())
+    (place / "a.arrow").write_bytes(arrow_bytes(pa.table({"tokens": pa.array([[1], None, [2]], kind)})))
+    result = imported(place, place / "a.arrow")
+    assert documents_of(result) == [[1, EOS], [2, EOS]]
+    assert result.manifest.records.left_out == {"empty": 1}
+    (place / "a.arrow").write_bytes(arrow_bytes(pa.table({"tokens": pa.array([[1], [None]], kind)})))
+    with pytest.raises(BadSourceError, match="1 ids are null"):
+        imported(place, place / "a.arrow", force=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "problem"),
+    [
+        ({"text": ["a"]}, {}, "has no column of token ids; it has text"),
+        ({"tokens": ["a"]}, {}, "column 'tokens' has type string, expected integers or lists of integers"),
+        ({"tokens": [[1.5]]}, {}, "has type list<"),
+        ({"tokens": [[1]]}, {"token_field": "ids"}, "has no columns 'ids'; it has tokens"),
+    ],
+)
+def test_a_table_without_ids_is_refused_with_its_columns(place, columns, options, problem):
+    (place / "a.arrow").write_bytes(arrow_bytes(pa.table(columns)))
+    with pytest.raises(UsageError) as caught:
+        imported(place, place / "a.arrow", **options)
+    assert problem in caught.value.problem
+    assert "--token-field" in caught.value.hint
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of a few bytes, so that every bound falls somewhere in a small file."""
+    monkeypatch.setattr(planning, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(located, "BATCH_BYTES", 8)
+    monkeypatch.setattr(located, "_DOCUMENTS_AT_ONCE", 2)
+
+
+@pytest.mark.usefixtures("small")
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(0, 5), max_size=10), cuts=st.lists(st.integers(1, 99), max_size=4))
+def test_ranges_of_any_size_give_every_document_once_and_in_order(place, lengths, cuts):
+    documents = [[number + 1] * length for number, length in enumerate(lengths)]
+    foreign.megatron(place / "a", documents)
+    bounds = [0, *sorted(set(cuts)), None]
+    store, spec = open_store(str(place)), TokenSpec(field=None, dtype=None, delimiters=(EOS,))
+    found = [
+        part.tolist()
+        for start, stop in itertools.pairwise(bounds)
+        for batch in megatron.read(store, "a.bin", start, stop, spec)
+        for part in np.split(batch.tokens, batch.ends)[:-1]
+    ]
+    assert found == documents
+
+
+@pytest.mark.usefixtures("small")
+def test_tasks_that_share_a_file_write_what_one_task_writes(place):
+    documents = [[number] * (number % 4) for number in range(1, 13)]
+    result = imported(place, foreign.megatron(place / "a", documents), task_bytes=10)
+    assert result.manifest.num_shards > 2
+    assert documents_of(result) == [[*ids, EOS] for ids in documents if ids]
+    with open_corpus(result.directory) as corpus:
+        assert records_of(corpus) == [number for number, ids in enumerate(documents, 1) if ids]
+
+
+def test_options_of_a_build_mean_the_same(place):
+    prefix = foreign.megatron(place / "a", [[number, number, EOS] for number in range(1, 101)])
+    assert len(documents_of(imported(place, prefix, limit=7))) == 7
+    result = imported(place, prefix, validation_fraction=0.2, force=True)
+    parts = [{document[0] for document in documents_of_place(corpus.directory)} for corpus in result.corpora]
+    assert sorted(parts[0] | parts[1]) == list(range(1, 101))
+    assert 5 < len(parts[1]) < 40
+
+
+def documents_of_place(directory: str) -> list[list[int]]:
+    with open_corpus(directory) as corpus:
+        return [document.tolist() for document in corpus.documents()]
+
+
+def test_an_import_grows_by_generations(place):
+    imported(place, foreign.megatron(place / "a", [[1, EOS]]))
+    result = imported(place, foreign.megatron(place / "b", [[2, EOS]]), append=True)
+    assert documents_of(result) == [[1, EOS], [2, EOS]]
+
+
+def test_an_index_that_changes_during_an_import_is_noticed(place, monkeypatch):
+    prefix = foreign.megatron(place / "a", DOCUMENTS)
+    result = imported(place, prefix)
+    assert not imported(place, prefix).is_new
+    assert result.is_new
+    foreign.megatron(prefix, [DOCUMENTS[0], *DOCUMENTS[1:]])
+    with pytest.raises(TokshardError, match=r"a\.bin was modified since"):
+        imported(place, prefix)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda data: b"XX" + data[2:], "it begins with"),
+        (lambda data: data[:9] + b"\2" + data[10:], "it has version 2, expected 1"),
+        (lambda data: data[:17] + b"\7" + data[18:], r"its dtype has the code 7 \(float32\)"),
+        (lambda data: data[:-1], "bytes, expected"),
+        (lambda data: data[:20], "it has 20 bytes, expected at least 34"),
+        (lambda data: data[:18] + b"\xff" * 8 + data[26:], "bytes, expected"),
+        (lambda data: data[:34] + b"\xff\xff\xff\xff" + data[38:], "sequence 0 has -1 tokens"),
+        (lambda data: data[:54] + b"\2" + data[55:], "its sequences lie at bytes 2"),
+        (lambda data: data[:62] + b"\0" + data[63:], "sequence 1 begins at byte 0, and the one before it ends at 6"),
+        (lambda data: data[:-8] + b"\4" + data[-7:], "its documents are sequences 0 to 4 of 5"),
+        (lambda data: data[:-16] + b"\6" + data[-15:], "expected ascending numbers up to 5"),
+    ],
+)
+def test_a_damaged_megatron_index_is_named_with_what_is_wrong(place, change, problem):
+    prefix = foreign.megatron(place / "a", DOCUMENTS)
+    index = place / "a.idx"
+    index.write_bytes(change(index.read_bytes()))
+    with pytest.raises(BadSourceError, match=problem):
+        imported(place, prefix)
+
+
+def test_megatron_ids_that_are_cut_do_not_fit_their_index(place):
+    prefix = foreign.megatron(place / "a", DOCUMENTS)
+    (place / "a.bin").write_bytes((place / "a.bin").read_bytes()[:-2])
+    with pytest.raises(BadSourceError, match="and there are 28 bytes of ids"):
+        imported(place, prefix)
+
+
+def flips(data: bytes) -> st.SearchStrategy[bytes]:
+    """The bytes with one of them changed, or cut."""
+
+    def changed(place_and_value: tuple[int, int]) -> bytes:
+        place, value = place_and_value
+        return data[:place] if value == 0 else data[:place] + bytes([data[place] ^ value]) + data[place + 1 :]
+
+    return st.tuples(st.integers(0, len(data) - 1), st.integers(0, 255)).map(changed)
+
+
+def check_damage(place: Path, file: Path, data: bytes, source: Path, original: Sequence[Sequence[int]]) -> None:
+    """Import with another content of a file: it gives a clear error, or the documents that the file now says."""
+    file.write_bytes(data)
+    try:
+        result = imported(place, source, force=True, on_bad_record="skip")
+    except TokshardError:
+        return
+    assert result.manifest.num_tokens <= sum(map(len, original)) + len(original) + len(data)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_flipped_byte_of_a_megatron_file_is_an_error_or_another_id(place, data):
+    prefix = foreign.megatron(place / "a", DOCUMENTS)
+    file = data.draw(st.sampled_from([place / "a.idx", place / "a.bin"]))
+    check_damage(place, file, data.draw(flips(file.read_bytes())), prefix, DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"dedup": "exact"}, "dedup is given, and the sources are read as tokens"),
+        ({"text_mode": "line"}, "text_mode is given"),
+        ({"input_format": "csv"}, "input_format is 'csv'"),
+        ({"delimiter": -1}, "delimiter is -1, expected a token id"),
+        ({"token_dtype": "float32"}, "token_dtype is 'float32'"),
+    ],
+)
+def test_what_means_nothing_for_tokens_is_refused(place, options, problem):
+    with pytest.raises(UsageError, match=problem):
+        imported(place, foreign.megatron(place / "a", DOCUMENTS), **options)
+
+
+def test_the_command_shows_what_it_did_and_the_beginning_as_text(place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    foreign.megatron(place / "a", [[1 + byte for byte in b"hello"], [2, EOS]])
+    words = ["import", "a", "--out", "out", "--tokenizer", "tok", "--workers", "1", "--quiet"]
+    assert run(words) == 0
+    captured = capsys.readouterr()
+    assert "begins      hello<|endoftext|>" in captured.out
+    assert "note: 1 document did not end in '<|endoftext|>'" in captured.err
+    assert run([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["is_new"], shown["sample"]) == (False, "hello<|endoftext|>")
+    assert shown["manifest"]["build"]["reads"] == "tokens"
+
+
+def test_an_unfinished_import_says_which_command_continues_it(place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    foreign.megatron(place / "a", [[1, EOS], [999, EOS]])
+    assert run(["import", "a", "--out", "out", "--tokenizer", "tok", "--format", "megatron", "--quiet"]) == 1
+    capsys.readouterr()
+    assert run(["status", "out"]) == 0
+    assert "tokshard import a" in capsys.readouterr().out
+
+
+def test_jobs_of_an_array_share_an_import(place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    for name in "ab":
+        foreign.megatron(place / name, DOCUMENTS)
+    words = ["import", "a", "b", "--out", "out", "--tokenizer", "tok", "--quiet", "--num-jobs", "2"]
+    assert [run([*words, "--job-index", str(index)]) for index in range(2)] == [0, 0]
+    assert run(["build", "--commit", "out", "--quiet"]) == 0
+    assert documents_of_place("out") == [*DOCUMENTS, *DOCUMENTS]

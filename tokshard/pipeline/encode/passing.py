@@ -1,0 +1,142 @@
+"""From the tokens of other tools to documents: every boundary gets exactly one delimiter, and no id changes.
+
+A record is what lies between two boundaries, and both the ends of the source's own documents and all delimiters are
+boundaries: in a corpus, EOS stands at the end of a document and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.format.manifest import TokenizerInfo
+from tokshard.interop.tokens.batches import TokenBatch
+from tokshard.pipeline.encode.documents import ChunkDocuments, Documents
+from tokshard.pipeline.sources.records import TOO_LONG, BadRecord, RecordSpec
+
+OUT_OF_VOCABULARY = "id outside the vocabulary"
+
+DOUBLED = "doubled delimiter"
+"""Reason for a record of nothing but its delimiter."""
+
+ADDED, INSIDE = "delimiter added", "delimiter inside a document"
+"""What is counted of documents that are written: they lacked EOS; they end inside a document of the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Records in a batch.
+
+    Args:
+        ends: int64 [records]: where each ends in the tokens.
+        documents: int64 [records]: which document of the source each is from.
+        is_last: bool [records]: it ends where that does.
+    """
+
+    ends: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    is_last: NDArray[np.bool_]
+
+
+class TokenPasser:
+    """Makes documents of tokens. Costs about 1 ns per token."""
+
+    def __init__(self, info: TokenizerInfo, spec: RecordSpec) -> None:
+        assert spec.tokens is not None
+        self._eos, self._bos, self._vocab_size = info.eos_id, info.bos_id, info.vocab_size
+        self._others = [other for other in spec.tokens.delimiters if other != info.eos_id]
+        self._max_bytes = spec.max_document_bytes
+
+    def __call__(self, batch: TokenBatch) -> ChunkDocuments:
+        """The records of a batch, and the documents that they become."""
+        tokens = batch.tokens
+        is_delimiter = tokens == self._eos
+        for other in self._others:
+            is_delimiter |= tokens == other
+        records = _cut(batch.ends, np.flatnonzero(is_delimiter) + 1)
+        ends = records.ends
+        lengths = np.diff(ends, prepend=0)
+        is_ended = np.zeros(len(ends), np.bool_)
+        has_tokens = lengths > 0
+        is_ended[has_tokens] = is_delimiter[ends[has_tokens] - 1]
+        is_doubled = is_ended & (lengths == 1)
+        bad = self._bad(tokens, ends, lengths)
+        is_kept = has_tokens & ~is_doubled
+        is_kept[[record.position for record in bad]] = False
+        positions = np.flatnonzero(is_kept)
+        kept = tokens if is_kept.all() else tokens[np.repeat(is_kept, lengths)]
+        finished, finished_ends = self._delimited(kept, np.cumsum(lengths[is_kept]), is_ended[is_kept])
+        is_inside = np.zeros(len(ends), np.bool_) if batch.is_stream else ~records.is_last
+        return ChunkDocuments(
+            count=len(ends),
+            documents=Documents(None, positions, _columns(batch, records, positions), finished, finished_ends),
+            bad=bad,
+            left_out={DOUBLED: np.flatnonzero(is_doubled)},
+            changes={ADDED: positions[~is_ended[positions]], INSIDE: positions[is_inside[positions]]},
+        )
+
+    def _bad(self, tokens: NDArray[Any], ends: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[BadRecord]:
+        found: dict[int, BadRecord] = {}
+        limit = self._max_bytes // tokens.itemsize
+        for position in np.flatnonzero(lengths > limit).tolist():
+            detail = f"{int(lengths[position]):,} ids of {tokens.itemsize} bytes, at most {limit:,} are allowed"
+            found[position] = BadRecord(position, TOO_LONG, detail)
+        if len(tokens) and (int(tokens.max()) >= self._vocab_size or int(tokens.min()) < 0):
+            is_outside = tokens >= self._vocab_size
+            if np.issubdtype(tokens.dtype, np.signedinteger):
+                is_outside |= tokens < 0
+            places = np.flatnonzero(is_outside)
+            positions, first = np.unique(np.searchsorted(ends, places, "right"), return_index=True)
+            for position, place in zip(positions.tolist(), places[first].tolist(), strict=True):
+                at = place - int(ends[position] - lengths[position])
+                detail = (
+                    f"id {int(tokens[place]):,} at token {at:,}; the vocabulary has ids up to {self._vocab_size - 1:,}"
+                )
+                found[position] = BadRecord(position, OUT_OF_VOCABULARY, detail)
+        return [found[position] for position in sorted(found)]
+
+    def _delimited(
+        self, tokens: NDArray[Any], ends: NDArray[np.int64], is_ended: NDArray[np.bool_]
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Tokens in which every document ends in EOS, and begins with BOS if there is one; and their ends."""
+        for other in self._others:
+            tokens = np.where(tokens == other, np.uint32(self._eos), tokens.astype(np.uint32))
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
+        has_bos = np.ones(len(ends), np.bool_) if self._bos is None else tokens[starts] == self._bos
+        if is_ended.all() and has_bos.all():
+            return tokens, ends
+        # of two ids at one place, the EOS of a document comes before the BOS of the next
+        places = np.concatenate([ends[~is_ended], starts[~has_bos]])
+        ids = np.repeat(np.array([self._eos, self._bos or 0], np.uint32), [(~is_ended).sum(), (~has_bos).sum()])
+        added = (~is_ended).astype(np.int64) + ~has_bos
+        return np.insert(tokens.astype(np.uint32), places, ids), ends + np.cumsum(added)
+
+
+def _cut(ends: NDArray[np.int64], delimited: NDArray[np.int64]) -> _Records:
+    """Cut documents at delimiters.
+
+    Args:
+        ends: of the documents, ascending.
+        delimited: where the delimiters end, ascending.
+    """
+    places = np.searchsorted(ends, delimited)
+    is_new = ends[np.minimum(places, len(ends) - 1)] != delimited
+    inside, places = delimited[is_new], places[is_new]
+    documents = np.arange(len(ends))
+    if not len(inside):
+        return _Records(ends, documents, np.ones(len(ends), np.bool_))
+    return _Records(
+        np.insert(ends, places, inside),
+        np.insert(documents, places, places),
+        np.insert(np.ones(len(ends), np.bool_), places, False),
+    )
+
+
+def _columns(batch: TokenBatch, records: _Records, positions: NDArray[np.int64]) -> Mapping[str, Sequence[Any]]:
+    """The kept values of the documents."""
+    chosen = records.documents[positions].tolist()
+    return {name: [values[index] for index in chosen] for name, values in batch.columns.items()}

@@ -1,0 +1,44 @@
+"""Files without which a file of ids cannot be read, such as its index. An input has changed when one of them has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from tokshard.interop.tokens import megatron
+from tokshard.pipeline.sources.inputs import MEGATRON
+from tokshard.store import Entry, Store
+
+COMPANIONS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
+    MEGATRON: lambda name: (megatron.index_name(name),),
+}
+"""Format to a function from the name of a file of ids to the names of the files that it needs."""
+
+_SUFFIXES = (megatron.INDEX_SUFFIX,)
+
+
+def is_companion(name: str) -> bool:
+    """Whether a name is that of a file which only helps to read another one."""
+    return name.endswith(_SUFFIXES)
+
+
+def has_companions(store: Store, name: str, form: str) -> bool:
+    """Whether all files are there that a file of this format needs."""
+    try:
+        for other in COMPANIONS[form](name):
+            store.stat(other)
+    except OSError:
+        return False
+    return True
+
+
+def with_companions(store: Store, entry: Entry, form: str) -> Entry:
+    """The facts of a file, with a version that changes with those of the files that it needs.
+
+    Raises:
+        OSError: one cannot be looked at.
+    """
+    if form not in COMPANIONS:
+        return entry
+    versions = [entry.version, *(store.stat(name).version for name in COMPANIONS[form](entry.name))]
+    return dataclasses.replace(entry, version="+".join(versions))
