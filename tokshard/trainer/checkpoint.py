@@ -169,24 +169,22 @@ def save(directory: str, tensors: dict[str, Tensor], state: State, group: Proces
     return final
 
 
-def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> State:
     """Load a checkpoint of any world size in place, and return its `state`. Every rank calls this.
 
     All hashes are checked before anything is read; each rank checks a part of the files.
 
+    Args:
+        optimizer: None: only the weights are loaded.
+
     Raises:
         TokshardError: the checkpoint is damaged, incomplete, or of another model; the same error on all ranks.
     """
-    tensors, rank = tensors_of(model, optimizer), distributed.get_rank()
+    tensors = tensors_of(model, optimizer)
     with together(f"{path} cannot be read", hint="repair the disk, or use another checkpoint"):
-        files = contents(path)
-        for name in sorted(files)[rank :: distributed.get_world_size()]:
-            if (found := _hashed(os.path.join(path, name))) != files[name]:
-                raise _damaged(path, f"{name} has SHA-256 {found.sha256}, expected {files[name].sha256}")
+        check_hashes(path, distributed.get_rank(), distributed.get_world_size())
     with together(f"{path} cannot be read", hint="repair the disk, or use another checkpoint"):
-        index, state = read_metadata(path), _state(path)
-        if missing := _named_by(index) - files.keys():
-            raise _damaged(path, f"{COMPLETE} does not list {min(missing)!r}, which {METADATA_FILE} names")
+        index, state = read_index(path)
         saved = index.state_dict_metadata
         for name, tensor in tensors.items():
             size = getattr(saved.get(name), "size", None)  # a saved value that is not a tensor has none
@@ -197,6 +195,32 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> State
                 )
     load_checkpoint(tensors, path)
     return state
+
+
+def check_hashes(path: str, part: int = 0, num_parts: int = 1) -> None:
+    """Compare every `num_parts`-th file of a checkpoint with its hash.
+
+    Raises:
+        TrainerError: the checkpoint is damaged or incomplete.
+        OSError: a file cannot be read.
+    """
+    files = contents(path)
+    for name in sorted(files)[part::num_parts]:
+        if (found := _hashed(os.path.join(path, name))) != files[name]:
+            raise _damaged(path, f"{name} has SHA-256 {found.sha256}, expected {files[name].sha256}")
+
+
+def read_index(path: str) -> tuple[Metadata, State]:
+    """The index of the tensors of a checkpoint, and its state.
+
+    Raises:
+        TokshardError: the checkpoint is damaged or incomplete.
+        OSError: a file cannot be read.
+    """
+    files, index, state = contents(path), read_metadata(path), _state(path)
+    if missing := _named_by(index) - files.keys():
+        raise _damaged(path, f"{COMPLETE} does not list {min(missing)!r}, which {METADATA_FILE} names")
+    return index, state
 
 
 def find_latest(directory: str) -> str | None:
@@ -319,12 +343,13 @@ def _commit(partial: str, final: str, state: State, files: dict[str, File]) -> N
     sync(os.path.dirname(final))
 
 
-def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
     """Every tensor, by a name that does not depend on ranks or decay groups."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model.{name}"] = parameter.detach()
-        tensors |= {f"optimizer.{key}.{name}": value for key, value in optimizer.state[parameter].items()}
+        kept = {} if optimizer is None else optimizer.state[parameter]
+        tensors |= {f"optimizer.{key}.{name}": value for key, value in kept.items()}
     return tensors
 
 

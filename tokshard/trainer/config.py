@@ -149,12 +149,15 @@ class Checkpoint:
         keep: how many of the newest to keep; 0: all.
         asynchronous: train on while a save is written; needs memory for a copy of this rank's tensors.
         load: a checkpoint to start from; default: a new run. A run continues from its own checkpoints.
+        load_weights: a checkpoint, or a directory as Hugging Face has them, whose weights alone a new run starts with:
+            step, data and optimizer begin anew.
     """
 
     every: Count = 0
     keep: Count = 0
     asynchronous: bool = False
     load: str = ""
+    load_weights: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +250,8 @@ def _check_ranges(config: Config, where: str) -> None:
             )
     if not config.data.corpora:
         raise UsageError(f"{where}: data.corpora is empty", hint='give data.corpora = {name = "directory"}')
+    if config.checkpoint.load and config.checkpoint.load_weights:
+        raise UsageError(f"{where}: checkpoint.load and checkpoint.load_weights are given", hint="give one of them")
     optimizer, steps = config.optimizer, config.train.steps
     decay_steps = optimizer.decay_steps if optimizer.schedule == "wsd" else 0
     if optimizer.warmup_steps + decay_steps > steps:

@@ -19,6 +19,7 @@ from tokshard.trainer.batches import Batches, vocabulary_of
 from tokshard.trainer.config import Config
 from tokshard.trainer.directory import held
 from tokshard.trainer.evaluate import Evaluation
+from tokshard.trainer.huggingface import load_weights
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.metrics import Meter, Sums
 from tokshard.trainer.model import PRESETS, Shape, Transformer, initialise
@@ -134,18 +135,24 @@ class _Run:
 
     def _resume(self) -> int:
         """Load the latest checkpoint, or the one asked for; returns the steps done."""
-        latest, start = checkpoint.find_latest(self.saver.directory), self.settings.checkpoint.load
-        path = latest or start
+        latest, settings = checkpoint.find_latest(self.saver.directory), self.settings.checkpoint
+        path = latest or settings.load
+        if not path and settings.load_weights:
+            for line in load_weights(settings.load_weights, self.model, num_ids=vocabulary_of(self.batches.plan)):
+                say(line)
+            return 0
         if not path:
             initialise(self.model, seed=self.settings.train.seed)
             say(f"a new run on {_ranks()}: {num_parameters(self.model):,} parameters")
             return 0
         state = checkpoint.load(path, self.model, self.optimizer)
-        if latest and start and state.config.get("checkpoint", {}).get("load") != start:
-            raise UsageError(
-                f"checkpoint.load is {start}, but {latest} is of a run that did not start from it",
-                hint="leave checkpoint.load out to continue that run, or give another train.out",
-            )
+        for key in ("load", "load_weights"):
+            start = getattr(settings, key)
+            if latest and start and state.config.get("checkpoint", {}).get(key) != start:
+                raise UsageError(
+                    f"checkpoint.{key} is {start}, but {latest} is of a run that did not start from it",
+                    hint=f"leave checkpoint.{key} out to continue that run, or give another train.out",
+                )
         self.batches.loader.load_state_dict(state.loader)
         say(f"{path}: continuing after step {state.step} on {_ranks()}")
         return state.step

@@ -226,9 +226,15 @@ def initialise(model: Transformer, *, seed: int) -> None:
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
             is_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
             full.normal_(std=residual_std if is_residual else 0.02, generator=generator)
-        if isinstance(parameter, DTensor):
-            mesh, placements = parameter.device_mesh, parameter.placements
-            shard = distribute_tensor(full.to(parameter.device), mesh, placements, src_data_rank=None)
-            parameter.to_local().copy_(shard.to_local())
-        else:
-            parameter.copy_(full)
+        fill(parameter, full)
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, full: Tensor) -> None:
+    """Give a parameter, or this rank's shard of it, the values of the whole tensor. Without communication."""
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        shard = distribute_tensor(full.to(parameter.device), mesh, placements, src_data_rank=None)
+        parameter.to_local().copy_(shard.to_local())
+    else:
+        parameter.copy_(full)
