@@ -23,6 +23,13 @@ RESUMED = {
 STRAIGHT = ["world-2", "world-3", "world-4", "hsdp", "accumulated"]
 LONG = ["world-3", "3-from-2"]
 """Runs that are made only where they are long: the others show the same in half the time."""
+PLANNED = {
+    "train__steps": 4,
+    "train__skip": [[2, 3]],
+    "data__batch_ramp": [[3, 5]],
+    "data__schedule": [[20, {"code": 0.2, "prose": 0.8}]],
+    "checkpoint__every": 0,
+}
 SHORT_STEPS, LONG_STEPS = 8, 20
 
 
@@ -56,7 +63,7 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     def job(name: str, **changes: Any) -> dict[str, Any]:
         sizes: dict[str, Any] = {"train__steps": num_steps, "checkpoint__every": num_steps // 2}
         sizes |= {"evaluation__every": num_steps // 2, "evaluation__corpora": held_out}
-        return configuration(paths, directory / name, **sizes, **changes)
+        return configuration(paths, directory / name, **(sizes | changes))
 
     def resumed(name: str, **changes: Any) -> dict[str, Any]:
         return job(name, checkpoint__load=str(directory / RESUMED[name][1] / half), **changes)
@@ -71,9 +78,10 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 job("world-1"),
                 job("accumulated", train__micro_batch_size=3),
                 job("exact", train__stop_after=num_steps // 2),
+                job("planned-1", **PLANNED),
             ],
         ),
-        (2, [by_two, resumed("2-from-1", compute__recompute="selective")]),
+        (2, [by_two, resumed("2-from-1", compute__recompute="selective"), job("planned-2", **PLANNED)]),
         *([(3, [job("world-3"), resumed("3-from-2")])] if num_steps == LONG_STEPS else []),
         (4, [job("world-4"), hsdp, resumed("4-from-hsdp")]),
         (1, [job("exact"), resumed("1-from-4")]),  # by a process that has trained nothing
@@ -138,6 +146,13 @@ def test_one_rank_resumes_bit_exactly(runs: Path, num_steps: int, tmp_path: Path
     assert any(key.startswith("optimizer.exp_avg_sq.") for key in tensors[0])
     for key, value in tensors[0].items():
         assert torch.equal(value, tensors[1][key]), key
+
+
+@each_length
+def test_a_plan_of_batch_sizes_weights_and_left_out_steps_is_the_same_on_two_ranks(runs: Path, num_steps: int) -> None:
+    one, two = ([of for of in steps_of(runs / name) if "loss" in of] for name in ("planned-1", "planned-2"))
+    assert [step["num_samples"] for step in one] == [9, 5, 5]
+    assert_equal_training(two, one)
 
 
 @each_length

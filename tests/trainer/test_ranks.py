@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.trainer.runs import ROOT, configuration, corpora
+from tests.trainer.runs import ROOT, configuration, corpora, steps_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -46,6 +46,8 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
             "TrainerError: rank 0: .*: rank 0 does not see __1_0.distcp",
         ),
         ("the loader of rank 1 fails", "LoaderError: rank 1: a read hangs"),
+        ("the loader of rank 1 fails at the last batch of a pass", "LoaderError: rank 1: a read hangs"),
+        ("rank 1 gets a signal in step 2", "TrainerError: signal 15, steps 1, 2, 3, the last saved"),
         ("the corpora of rank 1 are elsewhere", r"\w+Error: rank 1: .*nowhere"),
     ],
 )
@@ -59,14 +61,16 @@ def test_a_group_of_several_ranks_is_not_destroyed_after_a_failure(errors: list[
     assert [of_rank["group"] for of_rank in errors] == ["is left"] * 2
 
 
+@contextmanager
+def on_rank(of: int, target: Any, name: str, replacement: object) -> Iterator[None]:
+    with patch.object(target, name, replacement if os.environ["RANK"] == str(of) else getattr(target, name)):
+        yield
+
+
 def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from tests.trainer.test_checkpoint import trained
-    from tokshard.errors import LoaderError
-    from tokshard.runtime.tensors import StreamingLoader
     from tokshard.trainer import checkpoint
-    from tokshard.trainer.config import resolve
     from tokshard.trainer.directory import held
-    from tokshard.trainer.loop import train
 
     state = checkpoint.State(step=1, loader={}, config={})
 
@@ -75,15 +79,6 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
-
-    @contextmanager
-    def on_rank(of: int, target: Any, name: str, replacement: object) -> Iterator[None]:
-        with patch.object(target, name, replacement if rank == of else getattr(target, name)):
-            yield
-
-    def fail(_: StreamingLoader) -> Iterator[object]:
-        yield from ()
-        raise LoaderError("a read hangs", hint="look at the disk")
 
     with on_rank(0, checkpoint, "_commit", full):
         yield "rank 0 cannot commit", lambda: save("commit")
@@ -107,11 +102,52 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
     with patch("tokshard.trainer.directory.SEEN_SECONDS", 0):
         yield "the disks differ at the start", hold
     yield "the disks differ in a save", lambda: save(f"disk-{rank}")
+    yield from cases_of_steps(rank, directory)
+
+
+def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    from tokshard.errors import LoaderError, TrainerError
+    from tokshard.runtime.tensors import StreamingLoader
+    from tokshard.trainer import loop
+    from tokshard.trainer.config import resolve
+    from tokshard.trainer.loop import train
+
+    def fail(_: StreamingLoader) -> Iterator[object]:
+        yield from ()
+        raise LoaderError("a read hangs", hint="look at the disk")
 
     fields = configuration({}, directory / "out", train__steps=5)
     fields["data"]["corpora"] = {name: str(directory / "corpora" / name) for name in ("code", "prose")}
     with on_rank(1, StreamingLoader, "__iter__", fail):
         yield "the loader of rank 1 fails", lambda: train(resolve(fields))
+
+    def fail_at_the_end(loader: StreamingLoader) -> Iterator[object]:
+        yield next(loader._batches())
+        yield from fail(loader)
+
+    one_pass = json.loads(json.dumps(fields))
+    del one_pass["data"]["corpora"]["prose"]
+    one_pass["data"] |= {"epochs": 1, "weights": {}, "global_batch_size": 300}  # two steps
+    one_pass["model"] |= {"dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
+    with on_rank(1, StreamingLoader, "__iter__", fail_at_the_end):
+        yield "the loader of rank 1 fails at the last batch of a pass", lambda: train(resolve(one_pass))
+
+    def stop_in_step_2() -> None:
+        make, calls = loop._Run.forward_backward, iter((1, 2))
+
+        def make_and_get_a_signal(run: loop._Run, batch: Any) -> Any:
+            if next(calls, 0) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return make(run, batch)
+
+        with on_rank(1, loop._Run, "forward_backward", make_and_get_a_signal):
+            number = train(resolve(fields))
+        steps = [str(step["step"]) for step in steps_of(directory / "out")]
+        (saved,) = (directory / "out" / "checkpoints").glob("step-????????")
+        kept = "the last saved" if int(saved.name[5:]) == int(steps[-1]) else f"{saved.name} saved"
+        raise TrainerError(f"signal {number}, steps {', '.join(steps)}, {kept}", hint="none")
+
+    yield "rank 1 gets a signal in step 2", stop_in_step_2
     if rank == 1:
         fields["data"]["corpora"]["code"] = str(directory / "nowhere")
     yield "the corpora of rank 1 are elsewhere", lambda: train(resolve(fields))
