@@ -26,10 +26,9 @@ def micro_batches(batch: Batch, num_rows: int) -> Iterator[Batch]:
     num_rows = num_rows or rows
     for start in range(0, rows, num_rows):
         part = {key: value[start : start + num_rows] for key, value in batch.items() if value.shape[:1] == (rows,)}
-        ends = torch.tensor([start, start + num_rows], dtype=torch.int32) * seq_len
-        bounds = batch["cu_seqlens"]
-        first, last = torch.searchsorted(bounds, ends[:1]), torch.searchsorted(bounds, ends[1:], right=True)
-        yield {**part, "cu_seqlens": bounds[first:last]}
+        bounds = batch["cu_seqlens"].numpy()
+        first, last = bounds.searchsorted(start * seq_len), bounds.searchsorted((start + num_rows) * seq_len, "right")
+        yield {**part, "cu_seqlens": batch["cu_seqlens"][first:last]}
 
 
 def sum_of_losses(model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
