@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.runtime.sources import ListSource
@@ -26,6 +29,7 @@ from tokshard.trainer.batches import check_micro_batch_size
 from tokshard.trainer.losses import sum_of_losses
 from tokshard.trainer.model import Shape, Transformer, initialise
 from tokshard.trainer.optimizer import make_optimizer
+from tokshard.trainer.parallel import sharded_model
 
 # of torch's compiler, which looks at every tensor
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -213,3 +217,21 @@ def test_fused_adamw_is_that_of_the_loop() -> None:
     fused, looped = dict(stepped(is_fused=True).named_parameters()), dict(stepped(is_fused=False).named_parameters())
     for name, parameter in fused.items():
         torch.testing.assert_close(parameter, looped[name], atol=1e-7, rtol=1e-6)
+
+
+def test_units_of_sharding_are_the_embedding_the_blocks_and_the_head() -> None:
+    """Gathered in the forward pass, blocks again in the backward pass. A fake group has two ranks in one process."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("shard",))
+        net = sharded_model(SHAPE, mesh, config.Parallel(), config.Compute(loss_chunk=24))
+        (batch,) = batches(1)
+        with Calls() as calls:
+            gradients(net, batch)
+    finally:
+        distributed.destroy_process_group()
+    assert calls.count["c10d._allgather_base_.default"] == 1 + 2 + 1 + 2
+    assert calls.count["c10d._reduce_scatter_base_.default"] == 1 + 2 + 1
+    assert {name: type(parameter) for name, parameter in net.named_parameters()} == dict.fromkeys(
+        dict(model().named_parameters()), DTensor
+    )

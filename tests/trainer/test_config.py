@@ -71,6 +71,7 @@ def test_a_configuration_cannot_be_changed(recipe: str) -> None:
         ("data.num_workers=-1", "data.num_workers is -1, expected at least 0", "change it"),
         ("parallel.precision=fp64", "Invalid enum value 'fp64' - at `parallel.precision`", "config.py"),
         ("data.corpora={}", "data.corpora is empty", "data.corpora ="),
+        ("compute.compile=true", "Expected `str`, got `bool` - at `compute.compile`", "config.py"),
         ("optimizer.warmup_steps=11", "11 steps of warmup and 0 of decay do not fit in 10", "optimizer.warmup_steps"),
         ("train.steps", "'train.steps' is not an override", "section.key=value"),
     ],
@@ -99,3 +100,9 @@ def test_every_recipe_of_the_repository_is_valid() -> None:
     assert recipes
     for path in recipes:
         assert load_config(str(path)).train.steps > 0
+
+
+def test_float8_needs_rows_of_a_multiple_of_16(recipe: str) -> None:
+    assert load_config(recipe, ["compute.float8=rowwise"]).compute.float8 == "rowwise"
+    with pytest.raises(UsageError, match=r"data.seq_len is 72, float8 needs a multiple of 16"):
+        load_config(recipe, ["compute.float8=rowwise", "data.seq_len=72"])

@@ -238,3 +238,11 @@ def test_bf16_follows_fp32_and_keeps_its_parameters_in_fp32(tmp_path: Path) -> N
     (saved,) = (tmp_path / "bf16" / "checkpoints").iterdir()
     tensors = FileSystemReader(saved).read_metadata().state_dict_metadata
     assert tensors["model.head.weight"].properties.dtype == torch.float32
+
+
+def test_initial_values_are_not_drawn_before_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = small(tmp_path, train__stop_after=1)
+    assert train(resolve(fields)) == 0
+    monkeypatch.setattr(loop, "initialise", None)
+    assert train(resolve(fields | {"train": fields["train"] | {"stop_after": 2}})) == 0
+    assert len(steps_of(tmp_path / "out")) == 2

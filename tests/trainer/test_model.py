@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.runtime.sources import ListSource
+from tests.trainer.runs import corpora
 from tokshard.errors import UsageError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
@@ -136,3 +138,11 @@ def test_presets_have_the_size_of_their_name(preset: str, millions: float) -> No
 def test_impossible_model_sizes_are_refused(settings: config.Model, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         model_shape(settings, StreamPlan(ListSource(LENGTHS), seq_len=8, allow_small_blocks=True))
+
+
+def test_the_vocabulary_is_rounded_up_to_a_multiple_of_128_unless_the_recipe_names_one(tmp_path: Path) -> None:
+    plan = StreamPlan(next(iter(corpora(tmp_path).values())), seq_len=8)  # of 64 ids
+    assert model_shape(config.Model(), plan).vocab_size == 128
+    assert model_shape(config.Model(vocab_size=65), plan).vocab_size == 65
+    with pytest.raises(UsageError, match="vocab_size is 63, the corpora have 64 ids"):
+        model_shape(config.Model(vocab_size=63), plan)

@@ -252,6 +252,11 @@ def _check_ranges(config: Config, where: str) -> None:
         raise UsageError(f"{where}: data.corpora is empty", hint='give data.corpora = {name = "directory"}')
     if config.checkpoint.load and config.checkpoint.load_weights:
         raise UsageError(f"{where}: checkpoint.load and checkpoint.load_weights are given", hint="give one of them")
+    if config.compute.float8 != "off" and config.data.seq_len % 16:
+        raise UsageError(
+            f"{where}: data.seq_len is {config.data.seq_len}, float8 needs a multiple of 16",
+            hint="change it, or leave compute.float8 out",
+        )
     optimizer, steps = config.optimizer, config.train.steps
     decay_steps = optimizer.decay_steps if optimizer.schedule == "wsd" else 0
     if optimizer.warmup_steps + decay_steps > steps:
