@@ -396,3 +396,28 @@ def test_truncated_text_ends_in_dots_even_if_it_has_fewer_characters_than_tokens
     assert shown[6]["text"] == text[:2] + "..."
     assert shown[40]["text"].startswith(text)
     assert not shown[40]["text"].endswith("...")
+
+
+def test_a_trace_shows_masked_documents_from_the_sample_on_from_which_they_are(shell, rows, directory, tmp_path):
+    (first,) = rows("mix.toml", "--sample", 40)[:1]
+    plan = load_mix(str(directory / "mix.toml")).plan()
+    with StreamingLoader(plan, global_batch_size=6) as loader:
+        loader.skip(30)
+        loader.mask(first["corpus"], [first["document"]], inputs="eos")
+        state = tmp_path / "state.json"
+        state.write_text(json.dumps(loader.state_dict()))
+        alone = plan.sample(40, loader.cursor)
+    length = first["stop"] - first["start"]
+    assert set(alone["input_ids"][:length].tolist()) == {plan.sources[0].corpus.eos_id}
+    assert set(alone["labels"][:length].tolist()) == {-100}
+    found = rows("mix.toml", "--checkpoint", state, "--sample", "0:80")
+    of_document = [row for row in found if (row["corpus"], row["document"]) == (first["corpus"], first["document"])]
+    assert {row["sample"] >= 30 for row in of_document} >= {True}
+    for row in found:
+        is_masked = row in of_document and row["sample"] >= 30
+        assert row["masked"] == ("labels and inputs" if is_masked else None)
+    assert shell("mix.toml", "--checkpoint", state, "--sample", "40", "--parquet", tmp_path / "rows.parquet")[0] == 0
+    assert "labels and inputs" in pq.read_table(tmp_path / "rows.parquet").column("masked").to_pylist()
+    _, out, _ = shell("mix.toml", "--checkpoint", state, "--sample", 40)
+    assert "masked: labels and inputs" in out
+    assert f"1 document of {first['corpus']}, from sample 30 on, and their inputs are EOS" in out

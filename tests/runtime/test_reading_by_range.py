@@ -321,3 +321,30 @@ def test_a_loader_whose_windows_do_not_fit_into_memory_says_how_much_they_need(l
     with pytest.warns(UserWarning, match=r"need .*, and .* are allowed: .*memory_bytes=268435456\)"):
         loader_with(needed - 1)
     NumpyLoader(StreamPlan(str(local), cache=Cache(memory_bytes=0), **SIZES), global_batch_size=4)  # it is mapped
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread", "remote"])
+def test_the_bounds_of_many_documents_are_those_of_each(local, remote, access):
+    source = CorpusSource(remote) if access == "remote" else CorpusSource(local, access=access)
+    assert len(shards_of(local)) > 2
+    documents = np.array([0, 1, 5, *range(90, 200, 3), 299])
+    starts, stops = source.spans_of(documents)
+    places = [CorpusSource(local).place_of(document) for document in documents.tolist()]
+    assert list(zip(starts.tolist(), stops.tolist(), strict=True)) == [(place.start, place.stop) for place in places]
+    for wrong in (-1, 300):
+        with pytest.raises(IndexError, match=f"document {wrong} of a corpus of 300"):
+            source.spans_of(np.array([wrong]))
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_masked_documents_are_masked_however_a_corpus_is_read(local, remote, access):
+    plan = StreamPlan({"corpus": CorpusSource(remote if access == "pread" else local)}, **SIZES)
+    with NumpyLoader(plan, global_batch_size=4) as loader:
+        loader.mask("corpus", range(100), inputs="eos")
+        (batch,) = itertools.islice(loader, 1)
+        for row, sample in enumerate(batch["sample_index"].tolist()):
+            pieces = StreamPlan(str(local), **SIZES).trace(sample)
+            hidden = [piece.document < 100 for piece in pieces for _ in range(piece.start, piece.stop)]
+            plain = StreamPlan(str(local), **SIZES).sample(sample)
+            assert batch["labels"][row].tolist() == np.where(hidden, -100, plain["labels"]).tolist()
+            assert batch["input_ids"][row].tolist() == np.where(hidden, 0, plain["input_ids"]).tolist()

@@ -54,6 +54,7 @@ def _schema(run: Run) -> pa.Schema:
             *((name, pa.string()) for name in (ID, "source")),
             *((name, pa.int64()) for name in ("record_number", "num_tokens", "start", "stop")),
             *([("metadata", metadata)] if types else []),
+            ("masked", pa.string()),
             ("text", pa.string()),
         ]
     )

@@ -31,6 +31,10 @@ def run_text(run: Run, *, width: int) -> str:
         lines.append(
             ("checkpoint", f"{run.checkpoint}: {done}samples up to {run.cursor.sample - 1:,} are read{without}")
         )
+    for mask in run.cursor.masks:
+        what = f"{counted(len(mask.documents), 'document')} of {one_line(mask.name)}"
+        inputs = ", and their inputs are EOS" if mask.inputs == "eos" else ""
+        lines.append(("masked", f"{what}, from sample {mask.sample:,} on{inputs}"))
     return aligned(lines, width=width)
 
 
@@ -77,6 +81,8 @@ def _start(line: str, width: int) -> str:
 
 
 def _details(row: TraceRow) -> Iterator[str]:
+    if row.masked:
+        yield f"masked: {row.masked}"
     if metadata := _metadata_text(row.document):
         yield metadata
     if row.text is not None:
@@ -119,6 +125,7 @@ def trace_json(row: TraceRow) -> dict[str, Any]:
         **facts_json(row.document),
         "start": row.start,
         "stop": row.stop,
+        "masked": row.masked,
         "text": row.text,
     }
 

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.runtime.masking import flags_of_pieces, is_masked
 from tokshard.runtime.order.tables import Pieces
+from tokshard.runtime.ragged import Ragged
 from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.source import TokenSource
 
@@ -33,29 +35,6 @@ READ_TOKENS = 1 << 21
 _MIN_CU_SEQLENS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """Rows of different lengths, one after another.
-
-    Args:
-        values: [..., n].
-        first: where in the last dimension each row starts: rows + 1 entries.
-    """
-
-    values: NDArray[Any]
-    first: list[int]
-
-    @classmethod
-    def by_row(cls, values: NDArray[Any], rows: NDArray[np.int64], num_rows: int) -> Ragged:
-        """Rows from the row number of each value, ascending."""
-        return cls(values, np.searchsorted(rows, np.arange(num_rows + 1)).tolist())
-
-    def of(self, start: int, stop: int) -> NDArray[Any]:
-        """The values of the rows ``[start, stop)``."""
-        found: NDArray[Any] = self.values[..., self.first[start] : self.first[stop]]
-        return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusRows:
     """The pieces of one corpus in a layout, in the order of the rows that they belong to.
@@ -68,6 +47,7 @@ class CorpusRows:
         tokens: int64 [pieces], tokens of each that are read: inputs, and the one after them if it is their label.
         is_ignored: bool [pieces], whether its last input has no label.
         is_cut: bool [pieces], whether the label of its last input is not a token of the row.
+        flags: uint8 [pieces], what is masked of each, see `tokshard.runtime.masking`; None without masks.
     """
 
     source: TokenSource
@@ -77,6 +57,7 @@ class CorpusRows:
     tokens: NDArray[np.int64]
     is_ignored: NDArray[np.bool_]
     is_cut: NDArray[np.bool_]
+    flags: NDArray[np.uint8] | None = None
 
 
 def corpus_rows(
@@ -87,6 +68,7 @@ def corpus_rows(
     *,
     seq_len: int,
     loss_across_documents: bool,
+    flags: NDArray[np.uint8] | None = None,
 ) -> CorpusRows:
     """The pieces of one corpus, with the source of their labels.
 
@@ -97,6 +79,7 @@ def corpus_rows(
         rows: int64 [n], the rows that read this corpus.
         counts: int64 [n], pieces of each.
         pieces: of all of them; with `loss_across_documents` up to one token more than a row has inputs.
+        flags: as of `CorpusRows`.
     """
     last = np.cumsum(counts) - 1
     tokens_in_row = np.add.reduceat(pieces.lengths, last - counts + 1)
@@ -124,6 +107,7 @@ def corpus_rows(
         tokens=tokens,
         is_ignored=is_ignored,
         is_cut=~(pieces.ends_document | is_followed),
+        flags=flags,
     )
 
 
@@ -157,6 +141,7 @@ class Layout:
         followed: int64 [2, n]: pieces whose last label is the next token of the row, ascending; place of that token.
         cuts: int64 [3, n]: pieces whose last label is not in the row, ascending; number of the source and position of
             that token. The last input of all other pieces has no label.
+        masked: uint8 [pieces], what is masked of each of `lengths`; None without masks.
     """
 
     row_tokens: int
@@ -170,6 +155,7 @@ class Layout:
     lengths: Ragged
     followed: Ragged
     cuts: Ragged
+    masked: NDArray[np.uint8] | None = None
     _ahead: _ReadRows | None = field(init=False, default=None, repr=False)
     _buffer: NDArray[Any] | None = field(init=False, default=None, repr=False)
 
@@ -197,6 +183,7 @@ class Layout:
             num_tokens_in_row=self.num_tokens[start:stop],
             corpus_index=self.corpora[start:stop],
             sample_index=self.samples[start:stop],
+            masked=None if self.masked is None else self.masked[first_piece:stop_piece],
         )
 
     def _rows(self, start: int, stop: int) -> _ReadRows:
@@ -253,11 +240,13 @@ def lay_out(
     corpora: NDArray[np.int64],
     seq_len: int,
     dtype: np.dtype[Any],
+    has_masks: bool = False,
 ) -> Layout:
     """The pieces of all corpora in the order of the rows.
 
     Args:
         samples, corpora: int64 [rows], `PADDING_INDEX` for rows that are padding.
+        has_masks: whether the parts have flags.
     """
     num_rows = len(samples)
     rows, starts, inputs, tokens = (
@@ -269,10 +258,12 @@ def lay_out(
     sources = list({id(part.source): part.source for part in parts}.values())
     known = {id(source): number for number, source in enumerate(sources)}
     numbers = np.repeat([known[id(part.source)] for part in parts], [len(part.rows) for part in parts])
+    flags = _joined([part.flags for part in parts if part.flags is not None], np.uint8) if has_masks else None
     if len(parts) > 1 or bool((np.diff(rows) < 0).any()):
         order = np.argsort(rows, kind="stable")
         rows, starts, inputs, tokens = rows[order], starts[order], inputs[order], tokens[order]
         is_ignored, is_cut, numbers = is_ignored[order], is_cut[order], numbers[order]
+        flags = None if flags is None else flags[order]
     inputs_in_row = np.bincount(rows, inputs, num_rows).astype(np.int64)
     missing = seq_len + 1 - np.bincount(rows, tokens, num_rows).astype(np.int64)
     padding = seq_len - inputs_in_row
@@ -282,6 +273,9 @@ def lay_out(
     is_followed = is_piece & ~is_ignored & ~is_cut
     followed = np.stack([pieces[is_followed], (places + inputs)[is_followed]])
     cuts = np.stack([pieces[is_cut], numbers[is_cut], (starts + inputs)[is_cut]])
+    lengths, masked = _piece_lengths(rows, inputs, padding), None
+    if flags is not None:
+        masked = flags_of_pieces(flags, pieces, is_piece, is_followed & (tokens == inputs), len(lengths.values))
     return Layout(
         row_tokens=seq_len + 1,
         dtype=dtype,
@@ -291,9 +285,10 @@ def lay_out(
         num_tokens=inputs_in_row.astype(np.int32),
         missing=missing,
         reads=Ragged.by_row(np.stack([numbers, starts, tokens, places]), rows, num_rows),
-        lengths=_piece_lengths(rows, inputs, padding),
+        lengths=lengths,
         followed=Ragged.by_row(followed, rows[is_followed], num_rows),
         cuts=Ragged.by_row(cuts, rows[is_cut], num_rows),
+        masked=masked,
     )
 
 
@@ -325,6 +320,7 @@ class Packed:
         num_tokens_in_row: int32 [rows], inputs of each row that are not padding.
         corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
         sample_index: int64 [rows], global sample, or `PADDING_INDEX`.
+        masked: uint8 [pieces], what is masked of each, see `tokshard.runtime.masking`; None without masks.
     """
 
     tokens: NDArray[Any]
@@ -333,6 +329,7 @@ class Packed:
     num_tokens_in_row: NDArray[np.int32]
     corpus_index: NDArray[np.int64]
     sample_index: NDArray[np.int64]
+    masked: NDArray[np.uint8] | None = None
 
 
 def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray[Any]]:
@@ -357,6 +354,8 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
     if packed.num_tokens_in_row.min() < seq_len:
         for row in np.flatnonzero(packed.num_tokens_in_row < seq_len).tolist():
             labels[row, packed.num_tokens_in_row[row] :] = IGNORED
+    if packed.masked is not None and packed.masked.any():
+        labels.reshape(-1)[np.repeat(is_masked(packed), lengths)] = IGNORED
     np.subtract(recycler.numbers(rows * seq_len), np.repeat(ends - lengths, lengths), out=position_ids.reshape(-1))
     return {
         "input_ids": input_ids,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.batches import Packed, boundaries
+from tokshard.runtime.masking import is_masked
 from tokshard.runtime.recycling import Recycler
 
 
@@ -24,7 +25,8 @@ def compact_batch(packed: Packed, recycler: Recycler | None = None) -> dict[str,
     Returns:
         input_ids: uint16 or uint32 [rows, seq_len]. next_tokens: int64 [n - 1], the label of the last token of each
         piece. num_tokens: int32 [rows], tokens that are not padding. corpus_index, sample_index: int64 [rows].
-        cu_seqlens: int32 [n], max_seqlen: int64 [], as in the full batch.
+        cu_seqlens: int32 [n], max_seqlen: int64 [], as in the full batch. Once documents are masked, masked: bool
+        [n - 1], whether no token of the piece has a label.
     """
     recycler = recycler or Recycler(0)
     tokens, lengths = packed.tokens, packed.piece_lengths
@@ -34,7 +36,12 @@ def compact_batch(packed: Packed, recycler: Recycler | None = None) -> dict[str,
     next_tokens = np.empty(len(cu_seqlens) - 1, np.int64)
     next_tokens[: len(lengths)] = packed.next_tokens
     next_tokens[len(lengths) :] = packed.next_tokens[-1]  # so that whoever writes all of them writes one value
+    masked = {}
+    if packed.masked is not None:
+        masked["masked"] = np.zeros(len(next_tokens), np.bool_)
+        masked["masked"][: len(lengths)] = is_masked(packed)
     return {
+        **masked,
         "input_ids": input_ids,
         "next_tokens": next_tokens,
         "num_tokens": packed.num_tokens_in_row.copy(),  # a view would keep an array of many batches alive

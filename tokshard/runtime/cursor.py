@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tokshard.runtime.identity import CorpusIdentity
+from tokshard.runtime.masks import Mask
 from tokshard.runtime.order.mixture import Balance, Segment
 from tokshard.runtime.order.streams import Mixtures
 
@@ -87,6 +88,7 @@ class Cursor:
         balances: of each stream at the first segment's start; empty: that is the start of the run.
         skipped: ranges of samples that were left out, ascending.
         changes: corpora that were added to the run and removed from it.
+        masks: documents that were taken out of the loss, in the order of the calls.
     """
 
     sample: int
@@ -94,6 +96,7 @@ class Cursor:
     balances: tuple[Balance, ...]
     skipped: tuple[tuple[int, int], ...] = ()
     changes: tuple[CorpusChange, ...] = ()
+    masks: tuple[Mask, ...] = ()
 
     def advanced(self, num_samples: int) -> Cursor:
         """The cursor after the loop has received so many samples."""
@@ -105,6 +108,10 @@ class Cursor:
         if self.skipped and self.skipped[-1][1] == start:
             return replace(self, sample=stop, skipped=(*self.skipped[:-1], (self.skipped[-1][0], stop)))
         return replace(self, sample=stop, skipped=(*self.skipped, (start, stop)))
+
+    def masking(self, mask: Mask) -> Cursor:
+        """The cursor after documents are taken out of the loss."""
+        return replace(self, masks=(*self.masks, mask))
 
     def weighted(self, weights: tuple[float, ...]) -> Cursor:
         """The cursor with other weights from the next sample on; planned changes after it are dropped."""

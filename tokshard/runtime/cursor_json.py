@@ -10,6 +10,7 @@ from typing import Any, Literal
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.cursor import MAX_SAMPLE, CorpusChange, Cursor, Schedule
 from tokshard.runtime.identity import CorpusIdentity, PlanIdentity
+from tokshard.runtime.masks import load_masks
 from tokshard.runtime.order.mixture import Balance, Segment, are_weights
 
 STATE_VERSION = 1
@@ -41,6 +42,7 @@ def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], 
             "remainders": _by_stream([list(balance.remainders) for balance in cursor.balances], identity),
             "skipped": [list(part) for part in cursor.skipped],
             "changes": [_saved_change(change, identity) for change in cursor.changes],
+            **({"masks": [mask.saved() for mask in cursor.masks]} if cursor.masks else {}),
         },
         separators=(",", ":"),
     )
@@ -97,7 +99,7 @@ def adopt_cursor(
     _check_fields(saved, identity)
     if saved.corpora == identity.corpora:
         return _continued(saved, schedule, weights)
-    cursor = saved.cursor
+    cursor = _masked(saved)
     mixture = cursor.mixture(identity.fields["seed"], identity.num_streams)
     balances = mixture.balances_before(cursor.sample)
     counts = zip(*(balance.counts for balance in balances), strict=True)  # of each corpus, by stream
@@ -135,8 +137,16 @@ def adopt_cursor(
     )
 
 
+def _masked(saved: _Saved) -> Cursor:
+    """The saved cursor with its masks, whose files are read only after the plans were compared."""
+    try:
+        return replace(saved.cursor, masks=load_masks(saved.fields.get("masks", ()), saved.cursor.sample))
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise PlanMismatchError(f"the saved cursor is damaged: {error!r}", hint=_DAMAGED) from error
+
+
 def _continued(saved: _Saved, schedule: Schedule, weights: Literal["cursor", "plan"]) -> Cursor:
-    cursor = saved.cursor
+    cursor = _masked(saved)
     if weights == "plan":
         return cursor.rescheduled(schedule)
     if saved.schedule is None:

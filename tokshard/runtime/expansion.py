@@ -56,6 +56,8 @@ def expand_arrays(batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     starts, stops = batch["cu_seqlens"][:-1], batch["cu_seqlens"][1:]
     labels = np.roll(input_ids.reshape(-1), -1)
     labels[stops - 1] = batch["next_tokens"]
+    if "masked" in batch:
+        labels[np.repeat(batch["masked"], stops - starts)] = IGNORED
     is_padding = np.arange(seq_len) >= batch["num_tokens"][:, np.newaxis]
     position_ids = np.arange(rows * seq_len) - np.repeat(starts, stops - starts)
     return kept | {

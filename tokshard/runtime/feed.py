@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from tokshard.errors import LoaderError
 from tokshard.runtime.batches import Packed
 from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.masking import num_masked_tokens
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.prefetch import Prefetcher
 from tokshard.runtime.recycling import Recycler
@@ -49,8 +50,8 @@ class Feed(Generic[Batch]):
         start_method: str,
     ) -> None:
         self.plan = plan
-        self.prefetcher: Prefetcher[Batch] | None = None
-        self.wait_seconds = 0.0
+        self.prefetcher: Prefetcher[tuple[Batch, int]] | None = None
+        self.wait_seconds, self.num_masked_tokens = 0.0, 0
         self._ranks, self._finish = ranks, finish
         self._num_workers, self._depth = num_workers, depth
         self._timeout_seconds, self._start_method = timeout_seconds, start_method
@@ -77,11 +78,12 @@ class Feed(Generic[Batch]):
         prefetcher = self._started(cursor, stop)
         started = time.perf_counter()
         try:
-            batch = prefetcher.next_batch()
+            batch, num_masked = prefetcher.next_batch()
         except BaseException:
             self.close()
             raise
         self.wait_seconds += time.perf_counter() - started
+        self.num_masked_tokens += num_masked
         return batch
 
     def discard(self) -> None:
@@ -120,16 +122,15 @@ class Feed(Generic[Batch]):
         finally:
             self._users.clear()
 
-    def _started(self, cursor: Cursor, stop: Stop) -> Prefetcher[Batch]:
+    def _started(self, cursor: Cursor, stop: Stop) -> Prefetcher[tuple[Batch, int]]:
         if self.prefetcher is None:
             if self._pid != os.getpid():
                 self.plan, self._pid = self.plan.reopened(), os.getpid()
             finish, recycler = self._finish, Recycler(self._depth + HELD_BATCHES)
             self.prefetcher = Prefetcher(
                 self.plan,
-                lambda packed: finish(
-                    packed, recycler
-                ),  # a thread that held this object would keep it from being freed
+                # a thread that held this object would keep it from being freed
+                lambda packed: (finish(packed, recycler), num_masked_tokens(packed)),
                 num_workers=self._num_workers,
                 depth=self._depth,
                 timeout_seconds=self._timeout_seconds,
@@ -138,6 +139,6 @@ class Feed(Generic[Batch]):
             self._is_stale = True
         if self._is_stale:
             mixture = self.plan.mixture(cursor).since(cursor.sample)
-            self.prefetcher.start(mixture, self._ranks, cursor.sample, stop)
+            self.prefetcher.start(mixture, self.plan.masked(cursor), self._ranks, cursor.sample, stop)
             self._is_stale = False
         return self.prefetcher

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Literal, TypeVar
 
@@ -22,11 +20,13 @@ from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, save_cursor
 from tokshard.runtime.feed import Feed
 from tokshard.runtime.growth import check_growth
 from tokshard.runtime.locality import warn_of_windows
+from tokshard.runtime.masks import make_mask
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.steps import Ranks
-from tokshard.runtime.stop import Stop, UsedUp, check_pass, stop_of, used_up
+from tokshard.runtime.stop import Stop, UsedUp, check_pass, stop_of, used_up, warn_of_stop, warn_of_use
+from tokshard.runtime.workers import start_method_of
 
 NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
@@ -79,7 +79,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             num_workers=num_workers,
             depth=prefetch_factor * max(1, num_workers),
             timeout_seconds=_seconds(timeout_seconds),
-            start_method=_start_method(multiprocessing_context, plan),
+            start_method=start_method_of(multiprocessing_context, plan.sources),
         )
         self._warned: set[str] = set()  # corpora whose end was reported
         self._num_batches = 0
@@ -92,7 +92,18 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         if self.plan.num_samples is not None and self._cursor.sample >= self.plan.num_samples:
             with self._feed.alone():
                 self._read_from(self.plan.cursor())
-        return self._batches()
+        size = self._ranks.global_batch_size
+        while self._stop.has_step(self._cursor.sample, size):
+            with self._feed.alone():
+                batch = self._feed.next(self._cursor, self._stop)
+                self._num_batches += 1
+                end = self._stop.end_of_step(self._cursor.sample, size)
+                if self.plan.on_max_epochs == "warn":
+                    warn_of_use(self._used_up, self._cursor.sample, end, self._warned)
+                self._cursor = self._cursor.advanced(end - self._cursor.sample)
+            yield batch
+        if not self._stop.pads_last_step:
+            warn_of_stop(self._stop, self._cursor.sample)
 
     def __len__(self) -> int:
         """Steps of a finite pass, counted from its start.
@@ -175,6 +186,32 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             if num_samples:
                 self._read_from(self._cursor.skipping(num_samples))
 
+    def mask(
+        self, corpus: str, documents: Iterable[int] | str | os.PathLike[str], *, inputs: Literal["keep", "eos"] = "keep"
+    ) -> None:
+        """Take documents out of the loss from the next batch on, on record in the state. Every rank has to call it.
+
+        All labels of their tokens are -100; order, positions and all other labels stay. It cannot be undone. Costs
+        a look at the bounds of each document: a request where a corpus is read by range.
+
+        Args:
+            corpus: its name in the plan. Other corpora of the plan with the same content are masked, too.
+            documents: their numbers in the corpus; or a file with one in each line, or a .npy file of integers. The
+                state keeps up to 10,000; of more, path and hash of the file, which every resume has to find unchanged.
+            inputs: ``"eos"``: their input tokens become EOS, too; ``"keep"``: a model may still see them.
+
+        Raises:
+            PlanError: the corpus or a document does not exist, or the documents cannot be read.
+        """
+        if corpus not in self.plan.names:
+            raise PlanError(f"the plan has no corpus {corpus!r}", hint=f"it has {', '.join(self.plan.names)}")
+        fingerprint = self.plan.sources[self.plan.names.index(corpus)].fingerprint
+        mask = make_mask(documents, sample=self._cursor.sample, corpus=fingerprint, name=corpus, inputs=inputs)
+        with self._feed.alone():
+            cursor = self._cursor.masking(mask)
+            self.plan.masked(cursor)  # refuses what does not exist
+            self._read_from(cursor)
+
     def stats(self) -> dict[str, Any]:
         """Figures of the loader since it was made, and of its position.
 
@@ -182,9 +219,10 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, token
             ids in their stored width; samples of the plan so far and skipped_samples among them; per corpus samples,
             tokens and epoch (tokens over tokens in the corpus), skipped ones included. fetched: what this
-            process, without workers, read of corpora that are not mapped, as `ReadCounts` has it.
+            process, without workers, read of corpora that are not mapped, as `ReadCounts` has it. masked_documents of
+            the plan's corpora, and masked_tokens among the inputs of the batches since it was made.
         """
-        plan = self.plan
+        plan, masked = self.plan, self.plan.masked(self._cursor)
         counts = plan.mixture(self._cursor).counts_before(self._cursor.sample)
         tokens = [count * plan.seq_len for count in counts]
         batch_bytes = self._ranks.rows_per_rank * plan.seq_len * plan.sources[0].dtype.itemsize
@@ -196,6 +234,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             "samples": self._cursor.sample,
             "skipped_samples": sum(stop - start for start, stop in self._cursor.skipped),
             "fetched": fetched(plan.sources),
+            "masked_documents": 0 if masked is None else masked.num_documents,
+            "masked_tokens": self._feed.num_masked_tokens,
             "corpora": {
                 name: {"samples": count, "tokens": read, "epoch": read / corpus.num_tokens}
                 for name, count, read, corpus in zip(plan.names, counts, tokens, plan.corpora, strict=True)
@@ -205,20 +245,6 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     def close(self) -> None:
         """Stop the thread and the workers. The loader can be iterated again."""
         self._feed.close()
-
-    def _batches(self) -> Iterator[Batch]:
-        size = self._ranks.global_batch_size
-        while self._stop.has_step(self._cursor.sample, size):
-            with self._feed.alone():
-                batch = self._feed.next(self._cursor, self._stop)
-                self._num_batches += 1
-                end = self._stop.end_of_step(self._cursor.sample, size)
-                if self.plan.on_max_epochs == "warn":
-                    warn_of_use(self._used_up, self._cursor.sample, end, self._warned)
-                self._cursor = self._cursor.advanced(end - self._cursor.sample)
-            yield batch
-        if not self._stop.pads_last_step:
-            warn_of_stop(self._stop, self._cursor.sample)
 
     def _read_from(self, cursor: Cursor) -> None:
         """Continue from another cursor; the batches made ahead are out of date."""
@@ -351,27 +377,6 @@ def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: 
     return ranks
 
 
-def warn_of_use(found: Sequence[UsedUp], start: int, stop: int, warned: set[str]) -> None:
-    """Warn once of each corpus that is used up among the samples ``[start, stop)``."""
-    for sample, corpus in found:
-        if start <= sample < stop and corpus not in warned:
-            warned.add(corpus)
-            warnings.warn(
-                f"corpus {corpus!r} is used up at sample {sample}: it was read max_epochs times, and is read again; "
-                "set_weights with 0 leaves it out",
-                stacklevel=3,
-            )
-
-
-def warn_of_stop(stop: Stop, sample: int) -> None:
-    """Warn that a pass ends because a corpus is used up."""
-    warnings.warn(
-        f"the pass ends before sample {sample}: the step there would read corpus {stop.corpus!r} more than max_epochs "
-        "times; set_weights with 0 leaves it out, on_max_epochs='warn' reads on",
-        stacklevel=3,
-    )
-
-
 def _worth_a_warning(plan: StreamPlan, cursor: Cursor) -> list[UsedUp]:
     return used_up(plan, cursor) if plan.on_max_epochs == "warn" else []
 
@@ -381,20 +386,3 @@ def _seconds(timeout_seconds: Any) -> float:
     if not seconds > 0:
         raise PlanError(f"timeout_seconds is {timeout_seconds}", hint="give a number above 0")
     return min(seconds, threading.TIMEOUT_MAX)
-
-
-def _start_method(given: str | None, plan: StreamPlan) -> str:
-    methods = multiprocessing.get_all_start_methods()
-    remote = next((source for source in plan.sources if getattr(source, "is_remote", False)), None)
-    if given is None:
-        # a fork server may have the environment of long ago, and in it other credentials
-        return "forkserver" if "forkserver" in methods and remote is None else "spawn"
-    if given not in methods:
-        raise PlanError(f"multiprocessing_context is {given!r:.100}", hint=f"give one of {', '.join(methods)}")
-    if given == "fork" and remote is not None:
-        raise PlanError(
-            f"multiprocessing_context is 'fork', and {remote!r} is not on this machine: a forked process cannot reach "
-            "a store that its parent has used",
-            hint="leave multiprocessing_context out, or give 'forkserver' or 'spawn'",
-        )
-    return given

@@ -195,6 +195,22 @@ class MappedCorpus:
         base = int(self._first_tokens[batch])
         return base + start, base + stop
 
+    def bounds_of(self, shard: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Starts and stops in the corpus of some documents of a shard: int64 [n] each."""
+        places = self._corpus.shards.batch_places(shard)
+        first_rows = np.cumsum([0, *(place.num_documents for place in places)])
+        of_shard = np.searchsorted(first_rows, rows, "right") - 1
+        starts, stops = np.empty_like(rows), np.empty_like(rows)
+        for number in np.unique(of_shard).tolist():
+            mine, batch = of_shard == number, self._first_batches[shard] + number
+            offsets, within = self._offsets_of(batch), rows[mine] - first_rows[number]
+            lows, highs = offsets[within], offsets[within + 1]
+            base = int(self._first_tokens[batch])
+            if bool(((lows < 0) | (lows >= highs) | (base + highs > self._first_tokens[batch + 1])).any()):
+                raise self._changed(batch)
+            starts[mine], stops[mine] = base + lows, base + highs
+        return starts, stops
+
     def _cut_at_batches(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """Stretches of the corpus cut where record batches begin.
 

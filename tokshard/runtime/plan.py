@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime import options
-from tokshard.runtime.batches import PADDING_INDEX, Layout, Packed, corpus_rows, first_row, lay_out, widen
+from tokshard.runtime.batches import IGNORED, PADDING_INDEX, Layout, Packed, corpus_rows, first_row, lay_out, widen
 from tokshard.runtime.cache import Cache
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.identity import identity_of
+from tokshard.runtime.masking import mask_rows
+from tokshard.runtime.masks import Mask, MaskedTokens, masked_tokens
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Balance
 from tokshard.runtime.order.streams import Mixtures
@@ -143,6 +145,7 @@ class StreamPlan:
         balances = (Balance.at_start(len(self.names)),) if self.num_streams == 1 else ()
         self._start = Cursor(sample=0, segments=self.schedule.segments, balances=balances)
         self._kept_mixture: Mixtures | None = None
+        self._kept_masks: tuple[tuple[Mask, ...], MaskedTokens | None] = ((), None)
         self.identity = identity_of(self.shape, self.seed, self.num_streams, self.corpora)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -205,7 +208,9 @@ class StreamPlan:
             PlanError: it is not an integer.
         """
         sample = _checked_sample(sample)
-        layout = self.lay_out(self._mixture_at(sample, cursor), np.array([sample], np.int64))
+        mixture = self._mixture_at(sample, cursor)
+        masked = self.masked(cursor or self.cursor())
+        layout = self.lay_out(mixture, np.array([sample], np.int64), masked=masked)
         return first_row(widen(self.pack(layout, 0, 1)))
 
     def trace(self, sample: int, cursor: Cursor | None = None) -> list[Piece]:
@@ -228,7 +233,8 @@ class StreamPlan:
         if not len(samples):
             return []
         self._mixture_at(int(samples.min()), cursor)
-        return pieces_of_samples(self, self._mixture_at(int(samples.max()), cursor), samples)
+        mixture = self._mixture_at(int(samples.max()), cursor)
+        return pieces_of_samples(self, mixture, samples, self.masked(cursor or self.cursor()))
 
     def find(
         self, corpus: str, document: int, cursor: Cursor | None = None, *, epochs: int | Iterable[int] = 1
@@ -259,11 +265,32 @@ class StreamPlan:
         checked = (integer("an epoch", epoch, least=0, most=MAX_EPOCHS) for epoch in epochs)
         return occurrences(self, self.mixture(cursor or self.cursor()), self.names.index(corpus), document, checked)
 
-    def lay_out(self, mixture: Mixtures, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
+    def masked(self, cursor: Cursor) -> MaskedTokens | None:
+        """The documents that a cursor masks; None if it never masked any.
+
+        Raises:
+            PlanError: a corpus has no such document.
+            CorpusError: a shard is missing or not what its manifest says.
+        """
+        if not cursor.masks:
+            return None
+        if self._kept_masks[0] != cursor.masks:
+            self._kept_masks = cursor.masks, masked_tokens(cursor.masks, self.sources)
+        return self._kept_masks[1]
+
+    def lay_out(
+        self,
+        mixture: Mixtures,
+        samples: NDArray[np.int64],
+        *,
+        masked: MaskedTokens | None = None,
+        is_sequential: bool = False,
+    ) -> Layout:
         """The rows of one or many batches, without their tokens.
 
         Args:
             samples: int64 [n], global samples, ascending within each stream; `PADDING_INDEX` for rows of padding.
+            masked: documents that are out of the loss.
             is_sequential: the following samples will be read next.
 
         Raises:
@@ -285,6 +312,7 @@ class StreamPlan:
                     extra_tokens=int(self.loss_across_documents),
                     is_sequential=is_sequential,
                 )
+                of_pieces = np.repeat(samples[mine[here]], counts)
                 parts.append(
                     corpus_rows(
                         self.sources[number],
@@ -293,10 +321,13 @@ class StreamPlan:
                         pieces,
                         seq_len=self.seq_len,
                         loss_across_documents=self.loss_across_documents,
+                        flags=None if masked is None else masked.flags(number, pieces.starts, of_pieces),
                     )
                 )
         dtype = self.sources[0].dtype
-        return lay_out(parts, samples=samples, corpora=corpora, seq_len=self.seq_len, dtype=dtype)
+        return lay_out(
+            parts, samples=samples, corpora=corpora, seq_len=self.seq_len, dtype=dtype, has_masks=masked is not None
+        )
 
     def pack(self, layout: Layout, start: int, stop: int) -> Packed:
         """Copy the rows ``[start, stop)`` of a layout together, and transform them. The next call may overwrite them.
@@ -305,7 +336,11 @@ class StreamPlan:
             PlanError: a transform did not return a sample of the same size and dtype.
         """
         packed = layout.pack(start, stop)
-        return transformed(packed, self.transforms, self.seed) if self.transforms else packed
+        if self.transforms:
+            packed = transformed(packed, self.transforms, self.seed)
+        if packed.masked is None:
+            return packed
+        return mask_rows(packed, getattr(self.sources[0], "eos_id", None), IGNORED)
 
     def _mixture_at(self, sample: int, cursor: Cursor | None) -> Mixtures:
         if sample < 0 or (self.num_samples is not None and sample >= self.num_samples):

@@ -128,6 +128,15 @@ class RangedCorpus:
         start, stop = found.bounds(row, answer)
         return self._starts[shard] + start, self._starts[shard] + stop
 
+    def bounds_of(self, shard: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Starts and stops in the corpus of some documents of a shard: int64 [n] each."""
+        found = self._shard(shard)
+        self._touch(found.file.path)
+        answers = self._bytes.read(found.file, [found.bounds_range(row) for row in rows.tolist()])
+        bounds = [found.bounds(row, answer) for row, answer in zip(rows.tolist(), answers, strict=True)]
+        starts, stops = np.array(bounds, np.int64).T + self._starts[shard]
+        return starts, stops
+
     def _delimiters(
         self, begins: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

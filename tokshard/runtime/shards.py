@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,8 @@ from tokshard.runtime.mapped import MappedCorpus, changed_shard
 from tokshard.runtime.ranged import RangedCorpus, stride_tokens_of
 from tokshard.runtime.source import DocumentSpan
 from tokshard.store import absolute_location
+
+_SHARDS_AT_ONCE = 32
 
 
 class TouchedShard:
@@ -60,6 +63,7 @@ class CorpusSource:
     Attributes:
         corpus: the open corpus.
         num_tokens, dtype, fingerprint, tokenizer, is_in_memory: as `TokenSource` says.
+        eos_id: the token that ends every document.
         is_remote: whether the corpus is not on this machine. A process that was forked after it was opened cannot read
             it.
         touched: the shard that was touched last.
@@ -84,6 +88,7 @@ class CorpusSource:
         self.corpus = open_corpus(self.location, generation=generation)
         self.num_tokens = self.corpus.num_tokens
         self.dtype = self.corpus.dtype
+        self.eos_id = self.corpus.eos_id
         self.fingerprint = self.corpus.fingerprint
         self.tokenizer = self.corpus.manifest.tokenizer.canonical_sha256
         self.is_remote = self.corpus.store.local_path(names.MANIFEST) is None
@@ -162,6 +167,33 @@ class CorpusSource:
         shard, row = self.corpus.shards.find(document)
         start, stop = self._reader.bounds(shard, row)
         return DocumentSpan(shard=self.corpus.shards[shard].name, document=document, start=start, stop=stop)
+
+    def spans_of(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Starts and stops in the corpus of many documents: int64 [n] each. Those of a shard are read together.
+
+        Args:
+            documents: int64 [n], numbers in the corpus, ascending, at least one.
+
+        Raises:
+            IndexError: the corpus has no such document.
+            DamagedCorpusError: a shard is missing or not what the manifest says.
+        """
+        first_documents = self.corpus.shards.first_documents
+        if documents[0] < 0 or documents[-1] >= first_documents[-1]:
+            wrong = documents[0] if documents[0] < 0 else documents[-1]
+            raise IndexError(f"document {wrong} of a corpus of {first_documents[-1]} documents")
+        shards = np.searchsorted(first_documents, documents, "right") - 1
+        bounds = np.flatnonzero(np.diff(shards, prepend=-1, append=-1))
+        reader = self._reader
+
+        def of_shard(start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+            shard = int(shards[start])
+            return reader.bounds_of(shard, documents[start:stop] - first_documents[shard])
+
+        with ThreadPoolExecutor(1 if self.is_in_memory else _SHARDS_AT_ONCE) as pool:
+            found = list(pool.map(of_shard, bounds[:-1].tolist(), bounds[1:].tolist()))
+        starts, stops = zip(*found, strict=True)
+        return np.concatenate(starts), np.concatenate(stops)
 
     def changed_shard(self) -> str | None:
         """The first shard that is gone, or whose size is not that of the manifest. Costs a stat per shard."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.runtime.batches import PADDING_INDEX, Packed
 from tokshard.runtime.locality import window_steps
+from tokshard.runtime.masks import MaskedTokens
 from tokshard.runtime.options import integer
 from tokshard.runtime.order.streams import Mixtures
 from tokshard.runtime.plan import StreamPlan
@@ -139,6 +140,7 @@ def packed_steps(
     ranks: Ranks,
     sample: int,
     *,
+    masked: MaskedTokens | None = None,
     stop: Stop | None = None,
     first: int = 0,
     stride: int = 1,
@@ -149,6 +151,7 @@ def packed_steps(
     soon, and later ones share the cost of a layout. The tokens of a step may be overwritten by the next one.
 
     Args:
+        masked: documents that are out of the loss.
         stop: where the pass ends; default: where the plan's finite pass does.
         first: number of steps to leave out at the start.
 
@@ -167,7 +170,7 @@ def packed_steps(
         if not starts:
             return
         samples = ranks.samples(np.array(starts, np.int64), stop)
-        layout = plan.lay_out(mixture, samples, is_sequential=True)
+        layout = plan.lay_out(mixture, samples, masked=masked, is_sequential=True)
         for step in range(len(starts)):
             yield plan.pack(layout, step * rows, (step + 1) * rows)
         pieces_per_row = layout.num_pieces / len(samples)

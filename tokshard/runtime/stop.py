@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,3 +107,24 @@ def check_pass(plan: StreamPlan, cursor: Cursor) -> None:
             f"saved cursor only {count} are of corpus {plan.names[0]!r}",
             hint="leave epochs out and give max_epochs, or start a new run without the loader's state",
         )
+
+
+def warn_of_use(found: Sequence[UsedUp], start: int, stop: int, warned: set[str]) -> None:
+    """Warn once of each corpus that is used up among the samples ``[start, stop)``."""
+    for sample, corpus in found:
+        if start <= sample < stop and corpus not in warned:
+            warned.add(corpus)
+            warnings.warn(
+                f"corpus {corpus!r} is used up at sample {sample}: it was read max_epochs times, and is read again; "
+                "set_weights with 0 leaves it out",
+                stacklevel=3,
+            )
+
+
+def warn_of_stop(stop: Stop, sample: int) -> None:
+    """Warn that a pass ends because a corpus is used up."""
+    warnings.warn(
+        f"the pass ends before sample {sample}: the step there would read corpus {stop.corpus!r} more than max_epochs "
+        "times; set_weights with 0 leaves it out, on_max_epochs='warn' reads on",
+        stacklevel=3,
+    )

@@ -24,13 +24,11 @@ from tokshard.runtime.loader import (
     load_state,
     ranks_of,
     save_state,
-    warn_of_stop,
-    warn_of_use,
 )
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.steps import packed_steps
-from tokshard.runtime.stop import stop_of, used_up
+from tokshard.runtime.stop import stop_of, used_up, warn_of_stop, warn_of_use
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -65,6 +63,7 @@ class StreamingLoader(BatchLoader[Batch]):
     - ``next_tokens``: int64 [n - 1], the label of the last token of each piece, -100 for none. Padding of a row is a
       piece of its own, and what repeats the last boundary repeats the last label.
     - ``num_tokens``: int32 [rows], tokens of each row that are not padding.
+    - ``masked``: bool [n - 1], whether no token of the piece has a label; only once documents are masked.
     - ``corpus_index``, ``sample_index``, ``cu_seqlens``, ``max_seqlen``: as above.
 
     Args:
@@ -183,7 +182,8 @@ class StreamDataset(IterableDataset[Batch]):
         stop = stop_of(plan, self._cursor, since=since)
         found = used_up(plan, self._cursor, since=since) if plan.on_max_epochs == "warn" else []
         mixture, sample, recycler = plan.mixture(self._cursor), self._cursor.sample, Recycler(HELD_BATCHES)
-        for packed in packed_steps(plan, mixture, self._ranks, sample, stop=stop, stride=num_workers):
+        masked = plan.masked(self._cursor)
+        for packed in packed_steps(plan, mixture, self._ranks, sample, masked=masked, stop=stop, stride=num_workers):
             if plan.on_max_epochs == "warn":
                 warn_of_use(found, self._cursor.sample, self._cursor.sample + size, self._warned)
             self._advance(num_workers)
@@ -243,6 +243,9 @@ def expand_tensors(batch: Mapping[str, Tensor], device: torch.device | str | int
     rows, seq_len = input_ids.shape
     labels = input_ids.view(-1).roll(-1)
     labels[cu_seqlens[1:].to(torch.int64) - 1] = next_tokens
+    if "masked" in here:
+        masked = here.pop("masked").repeat_interleave(cu_seqlens.diff(), output_size=rows * seq_len)
+        labels.masked_fill_(masked, IGNORED)
     is_padding = torch.arange(seq_len, device=input_ids.device) >= num_tokens[:, None]
     # a given output_size spares asking the device for it
     starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff(), output_size=rows * seq_len)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.runtime.masks import MaskedTokens
 from tokshard.runtime.order.finding import find_document
 from tokshard.runtime.order.streams import Mixtures
 from tokshard.runtime.source import DocumentSpan, TokenSource
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from tokshard.runtime.plan import StreamPlan
 
 _REQUESTS_AT_ONCE = 32
+
+_MASKED = np.array([None, "labels", None, "labels and inputs"], object)
+"""By the bits of `tokshard.runtime.masking`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class Piece:
         shard: file name.
         document: number in the corpus.
         start, stop: tokens of the document.
+        masked: what a mask leaves out: ``"labels"``, or ``"labels and inputs"``; None: nothing.
     """
 
     corpus: str
@@ -36,6 +41,7 @@ class Piece:
     document: int
     start: int
     stop: int
+    masked: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +60,14 @@ class Occurrence:
     stop: int
 
 
-def pieces_of_samples(plan: StreamPlan, mixture: Mixtures, samples: NDArray[np.int64]) -> list[list[Piece]]:
+def pieces_of_samples(
+    plan: StreamPlan, mixture: Mixtures, samples: NDArray[np.int64], masked: MaskedTokens | None
+) -> list[list[Piece]]:
     """The parts of documents that global samples read, in order.
 
     Args:
         samples: int64 [n], ascending within each stream, all of them in the plan.
+        masked: documents that are out of the loss.
     """
     located, corpus_samples = mixture.locate(samples)
     found: list[list[Piece]] = [[] for _ in samples]
@@ -67,12 +76,15 @@ def pieces_of_samples(plan: StreamPlan, mixture: Mixtures, samples: NDArray[np.i
         source, name = plan.sources[number], plan.names[number]
         for part, here, part_samples in plan.corpora[number].by_part(samples[mine], corpus_samples[mine]):
             counts, pieces = part.pieces_of(part_samples, plan.pass_stop)
-            rows = np.repeat(mine[here], counts).tolist()
+            rows = np.repeat(mine[here], counts)
             starts = pieces.starts.tolist()
             places = _documents_at(source, starts)
-            for row, place, start, length in zip(rows, places, starts, pieces.lengths.tolist(), strict=True):
+            whats = _MASKED[masked.flags(number, pieces.starts, samples[rows]) if masked else np.zeros_like(rows)]
+            for row, place, start, length, what in zip(
+                rows.tolist(), places, starts, pieces.lengths.tolist(), whats.tolist(), strict=True
+            ):
                 begin = start - place.start
-                found[row].append(Piece(name, place.shard, place.document, begin, begin + length))
+                found[row].append(Piece(name, place.shard, place.document, begin, begin + length, what))
     return found
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.batches import Packed
+from tokshard.runtime.masks import MaskedTokens
 from tokshard.runtime.order.streams import Mixtures
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.source import TokenSource
@@ -42,6 +43,7 @@ class Job:
     Args:
         number: counts the jobs of a prefetcher, from 0.
         mixture: of the corpora.
+        masked: documents that are out of the loss.
         ranks: which rows of a step are read.
         sample: global sample at which the first step begins.
         stop: where the pass ends.
@@ -49,13 +51,45 @@ class Job:
 
     number: int
     mixture: Mixtures
+    masked: MaskedTokens | None
     ranks: Ranks
     sample: int
     stop: Stop
 
     def steps(self, plan: StreamPlan, *, first: int = 0, stride: int = 1) -> Iterator[Packed]:
         """Its steps, or each `stride`-th of them from the `first` on."""
-        return packed_steps(plan, self.mixture, self.ranks, self.sample, stop=self.stop, first=first, stride=stride)
+        return packed_steps(
+            plan,
+            self.mixture,
+            self.ranks,
+            self.sample,
+            masked=self.masked,
+            stop=self.stop,
+            first=first,
+            stride=stride,
+        )
+
+
+def start_method_of(given: str | None, sources: Sequence[TokenSource]) -> str:
+    """How worker processes start: as asked for, or as suits the corpora.
+
+    Raises:
+        PlanError: this machine does not have it, or forked workers could not read a corpus.
+    """
+    methods = multiprocessing.get_all_start_methods()
+    remote = next((source for source in sources if getattr(source, "is_remote", False)), None)
+    if given is None:
+        # a fork server may have the environment of long ago, and in it other credentials
+        return "forkserver" if "forkserver" in methods and remote is None else "spawn"
+    if given not in methods:
+        raise PlanError(f"multiprocessing_context is {given!r:.100}", hint=f"give one of {', '.join(methods)}")
+    if given == "fork" and remote is not None:
+        raise PlanError(
+            f"multiprocessing_context is 'fork', and {remote!r} is not on this machine: a forked process cannot reach "
+            "a store that its parent has used",
+            hint="leave multiprocessing_context out, or give 'forkserver' or 'spawn'",
+        )
+    return given
 
 
 def check_pickles(plan: StreamPlan) -> None:

@@ -60,6 +60,7 @@ class TraceRow:
         sample: global number.
         start, stop: which tokens of the document.
         text: the start of these tokens, decoded; None if that was not requested.
+        masked: what a mask leaves out of it: ``"labels"``, or ``"labels and inputs"``; None: nothing.
     """
 
     step: int | None
@@ -70,6 +71,7 @@ class TraceRow:
     start: int
     stop: int
     text: str | None
+    masked: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +226,7 @@ def _rows(
                     start=piece.start,
                     stop=piece.stop,
                     text=None if num_characters is None else text_of(piece, num_characters),
+                    masked=piece.masked,
                 )
                 for piece in pieces
             ]

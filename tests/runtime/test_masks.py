@@ -1,0 +1,376 @@
+"""Documents that are taken out of the loss in mid-run: exactly their labels, from exactly this batch on, on record."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.sources import EOS, ListSource
+from tokshard.errors import PlanError, PlanMismatchError
+from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
+from tokshard.runtime.cursor_json import load_cursor
+
+SIZES = {"seq_len": 6, "block_tokens": 24, "window_blocks": 3, "seed": 4}
+
+
+class Source(ListSource):
+    """A corpus that names its EOS. All tokens are unique, also its delimiters: so a label tells its document."""
+
+    eos_id = EOS
+
+    def __init__(self, lengths: list[int], first_token: int = 1) -> None:
+        super().__init__(lengths)
+        self.first_token = first_token
+        self.tokens = np.arange(first_token, first_token + sum(lengths), dtype=np.uint32)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Source, (self.lengths, self.first_token))
+
+    def document_of(self, token: int) -> int | None:
+        position = token - self.first_token
+        return self.document_at(position).document if 0 <= position < len(self.tokens) else None
+
+
+CODE = Source([9, 4, 30, 1, 12, 3] * 9)
+PROSE = Source([5, 17, 2] * 6, first_token=5_000)
+
+
+def plan_of(**options: Any) -> StreamPlan:
+    return StreamPlan({"code": CODE, "prose": PROSE}, **{"weights": {"code": 0.7, "prose": 0.3}, **SIZES, **options})
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `mask`, before the sample at which it was made."""
+
+    sample: int
+    corpus: str
+    documents: tuple[int, ...]
+    inputs: Any
+
+
+def masked_row(plan: StreamPlan, sample: int, calls: list[Call]) -> dict[str, Any]:
+    """A row as it must be, token by token, from the row without masks and the documents that it is traced to."""
+    row = plan.sample(sample)
+    inputs, labels = row["input_ids"].tolist(), row["labels"].tolist()
+    owners = [(piece.corpus, piece.document) for piece in plan.trace(sample) for _ in range(piece.start, piece.stop)]
+    hidden = {(call.corpus, one) for call in calls if sample >= call.sample for one in call.documents}
+    gone = {(c.corpus, one) for c in calls if sample >= c.sample and c.inputs == "eos" for one in c.documents}
+    for place, owner in enumerate(owners):
+        target = ("code", CODE.document_of(labels[place])), ("prose", PROSE.document_of(labels[place]))
+        if hidden & set(target):
+            labels[place] = -100
+        if owner in hidden:
+            labels[place] = -100
+        if owner in gone:
+            inputs[place] = EOS
+    return {"input_ids": inputs, "labels": labels, "position_ids": row["position_ids"].tolist()}
+
+
+def rows_of(batches: Iterator[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {
+        int(sample): {key: batch[key][row].tolist() for key in ("input_ids", "labels", "position_ids")}
+        for batch in batches
+        for row, sample in enumerate(batch["sample_index"])
+        if sample >= 0
+    }
+
+
+calls_of_mask = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # steps before it
+        st.sampled_from(["code", "prose"]),
+        st.lists(st.integers(0, 17), min_size=1, max_size=6),
+        st.sampled_from(["keep", "eos"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("examples", [6, pytest.param(60, marks=pytest.mark.soak)])
+def test_exactly_the_labels_of_masked_documents_are_gone_from_the_next_batch_on(examples: int) -> None:
+    settings(max_examples=examples)(check_masks)()
+
+
+@given(
+    history=calls_of_mask,
+    num_streams=st.sampled_from([1, 1, 2]),
+    across=st.booleans(),
+    compact=st.booleans(),
+    kind=st.sampled_from([NumpyLoader, StreamingLoader]),
+    ranks=st.lists(st.sampled_from([1, 2, 3]), min_size=4, max_size=4),
+    restarts=st.booleans(),
+)
+def check_masks(
+    history: list[Any], num_streams: int, across: bool, compact: bool, kind: Any, ranks: list[int], restarts: bool
+) -> None:
+    plan = plan_of(num_streams=num_streams, loss_across_documents=across)
+    rows: dict[int, dict[str, Any]] = {}
+    calls: list[Call] = []
+    states: list[Any] = [None]
+    for (steps, corpus, documents, inputs), size in zip(history, ranks, strict=False):
+        after = []
+        for rank in range(size):
+            options = {"dp_rank": rank, "dp_world_size": size, "uneven": "pad", "compact": compact}
+            with kind(plan.reader(), global_batch_size=4, **options) as loader:
+                if states[0] is not None:
+                    loader.load_state_dict(states[0])
+                first = list(itertools.islice(loader, steps))  # more batches are made ahead
+                loader.mask(corpus, documents, inputs=inputs)
+                call = Call(loader.cursor.sample, corpus, tuple(documents), inputs)
+                if restarts:
+                    loader.load_state_dict(loader.state_dict())
+                first += list(itertools.islice(loader, 2))
+                rows |= rows_of(map(expand, first) if compact else iter(first))
+                after.append(loader.state_dict())
+        assert after == after[:1] * size
+        states, calls = after, [*calls, call]
+    assert sorted(rows) == list(range(len(rows)))
+    for sample, row in rows.items():
+        assert row == masked_row(plan, sample, calls), sample
+    # and each sample alone, under the last state
+    cursor = load_cursor(states[0]["cursor"], plan.identity, plan.schedule)
+    for sample in range(0, len(rows) + 20, 3):
+        alone = plan.sample(sample, cursor)
+        assert {key: alone[key].tolist() for key in rows[0]} == masked_row(plan, sample, calls)
+
+
+def take(loader: Any, count: int) -> list[dict[str, Any]]:
+    return list(itertools.islice(loader, count))
+
+
+def saved(loader: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(loader.state_dict()["cursor"])
+    return found
+
+
+def test_a_mask_changes_neither_the_order_nor_the_rest_of_the_state() -> None:
+    with NumpyLoader(plan_of(), global_batch_size=4) as plain, NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        take(plain, 3), take(loader, 3)
+        loader.mask("code", [2, 0, 2])
+        before, after = saved(plain), saved(loader)
+        (mask,) = after.pop("masks")
+        assert after == before
+        assert (mask["sample"], mask["name"], mask["inputs"], mask["count"]) == (12, "code", "keep", 2)
+        for one, other in zip(take(plain, 9), take(loader, 9), strict=True):
+            for key in set(one) - {"labels"}:
+                assert np.array_equal(one[key], other[key]), key
+            assert {*np.unique(other["labels"][other["labels"] != one["labels"]])} <= {-100}
+
+
+def test_what_is_masked_is_counted() -> None:
+    plan = plan_of()
+    with NumpyLoader(plan, global_batch_size=4) as loader:
+        take(loader, 2)
+        assert (loader.stats()["masked_documents"], loader.stats()["masked_tokens"]) == (0, 0)
+        loader.mask("code", [0, 2])
+        loader.mask("code", range(2, 5))
+        take(loader, 9)
+        pieces = [piece for sample in range(8, 44) for piece in plan.trace(sample, loader.cursor)]
+        masked = [piece for piece in pieces if piece.corpus == "code" and piece.document in (0, 2, 3, 4)]
+        assert [piece for piece in pieces if piece.masked] == masked != []
+        assert {piece.masked for piece in masked} == {"labels"}
+        stats = loader.stats()
+        expected = sum(piece.stop - piece.start for piece in masked)
+        assert (stats["masked_documents"], stats["masked_tokens"]) == (4, expected)
+        assert not any(piece.masked for sample in range(8) for piece in plan.trace(sample, loader.cursor))
+
+
+@pytest.mark.slow
+def test_worker_processes_mask_from_the_next_batch_on() -> None:
+    found = {}
+    for num_workers in (0, 2):
+        with NumpyLoader(plan_of(), global_batch_size=4, num_workers=num_workers) as loader:
+            batches = take(loader, 3)
+            loader.mask("prose", [1, 4], inputs="eos")
+            batches += take(loader, 9)
+            found[num_workers] = rows_of(iter(batches)), loader.stats()["masked_tokens"], loader.state_dict()
+    assert found[0] == found[2]
+    rows, num_tokens, _ = found[2]
+    calls = [Call(12, "prose", (1, 4), "eos")]
+    assert num_tokens > 0
+    assert rows == {sample: masked_row(plan_of(), sample, calls) for sample in range(48)}
+
+
+def test_a_dataset_goes_on_with_the_masks_of_a_state() -> None:
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.mask("code", [2])
+        expected, dataset = loader.state_dict(), StreamDataset(plan_of(), global_batch_size=4)
+        dataset.load_state_dict(expected)
+        assert rows_of(iter(take(dataset, 5))) == rows_of(iter(take(loader, 5)))
+        assert json.loads(dataset.state_dict()["cursor"])["masks"] == saved(loader)["masks"]
+
+
+def test_masks_stay_when_corpora_come_and_go() -> None:
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.mask("prose", [0, 1])
+        state = loader.state_dict()
+    without = StreamPlan({"code": CODE}, **SIZES)
+    with NumpyLoader(without, global_batch_size=4) as loader:
+        loader.load_state_dict(state, corpora="plan")
+        assert loader.stats()["masked_documents"] == 0
+        take(loader, 2)
+        state = loader.state_dict()
+    back = StreamPlan({"again": PROSE, "code": CODE}, take={"again": 0.9}, **SIZES)
+    with NumpyLoader(back, global_batch_size=4) as loader:
+        loader.load_state_dict(state, corpora="plan")
+        assert loader.stats()["masked_documents"] == 2, "a corpus is known by its content"
+        take(loader, 20)
+        assert loader.stats()["masked_tokens"] > 0
+
+
+@pytest.mark.parametrize("kind", ["lines", "npy"])
+def test_a_large_list_is_kept_by_the_hash_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("tokshard.runtime.masks.MAX_LISTED", 3)
+    path = tmp_path / "opted-out"
+    if kind == "lines":
+        path.write_text("4\n0\n\n2\n17\n2\n")
+    else:
+        with path.open("wb") as file:
+            np.save(file, np.array([4, 0, 2, 17, 2], np.uint32))
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        with pytest.raises(PlanError, match="4 documents of corpus 'code' are listed, expected at most 3") as refused:
+            loader.mask("code", [4, 0, 2, 17])
+        assert "path" in str(refused.value.hint)
+        loader.mask("code", path)
+        state = loader.state_dict()
+        assert str(path) in state["cursor"]
+        expected = rows_of(iter(take(loader, 8)))
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.load_state_dict(state)
+        assert rows_of(iter(take(loader, 8))) == expected
+        assert loader.stats()["masked_documents"] == 4
+        path.write_text("4\n0\n2\n16\n")
+        with pytest.raises(PlanMismatchError, match=r"opted-out, which lists .* was changed: its SHA-256") as refused:
+            loader.load_state_dict(state)
+        assert "put the file of that run back" in str(refused.value.hint)
+        path.unlink()
+        with pytest.raises(PlanMismatchError, match="opted-out cannot be read: No such file"):
+            loader.load_state_dict(state)
+
+
+def test_a_state_of_ten_thousand_documents_is_small() -> None:
+    rng = np.random.default_rng(0)
+    many = Source([2] * 200_000)
+    documents = rng.choice(200_000, 10_000, replace=False)
+    with NumpyLoader(StreamPlan(many, **SIZES), global_batch_size=4) as loader:
+        loader.mask("corpus", documents)
+        state = loader.state_dict()
+        assert len(state["cursor"]) < 30_000
+        loader.load_state_dict(state)
+        assert loader.stats()["masked_documents"] == 10_000
+
+
+@pytest.mark.parametrize(
+    ("corpus", "documents", "problem"),
+    [
+        ("cod", [1], "no corpus 'cod'"),
+        ("code", [54], "document is not in corpus 'code'|document 54"),
+        ("code", [-1], "document -1"),
+        ("code", [], "no documents"),
+        ("code", [1.5], "float64"),
+        ("code", ["1"], "expected document numbers"),
+        ("code", [True], "bool"),
+        ("code", [2**70], "expected document numbers"),
+        ("code", [[1, 2]], "expected document numbers"),
+        ("code", "nowhere.txt", "nowhere.txt cannot be read"),
+    ],
+)
+def test_what_is_not_a_list_of_documents_is_refused_and_changes_nothing(
+    corpus: str, documents: Any, problem: str
+) -> None:
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        before = loader.state_dict()
+        with pytest.raises(PlanError, match=problem):
+            loader.mask(corpus, documents)
+        with pytest.raises(PlanError, match="inputs is 'pad'"):
+            loader.mask("code", [1], inputs="pad")  # type: ignore[arg-type]
+        assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("content", [b"1\ntwo\n", b"\x93NUMPY\x01\x00damaged", b"", b"1.5\n"])
+def test_a_file_that_is_not_a_list_of_documents_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "list"
+    path.write_bytes(content)
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader, pytest.raises(PlanError, match="list"):
+        loader.mask("code", path)
+
+
+def test_eos_needs_a_corpus_that_says_what_it_is() -> None:
+    plan = StreamPlan(ListSource([9, 4, 30] * 9), **SIZES)
+    with NumpyLoader(plan, global_batch_size=4) as loader:
+        with pytest.raises(PlanError, match="does not say which token is its EOS"):
+            loader.mask("corpus", [1], inputs="eos")
+        loader.mask("corpus", [1])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sample": 99},
+        {"sample": "0"},
+        {"inputs": "pad"},
+        {"count": 3},
+        {"count": 10**9},
+        {"documents": "AAAA"},
+        {"documents": "not base64"},
+        {"name": ..., "documents": ...},
+    ],
+)
+def test_a_damaged_mask_is_refused(change: dict[str, Any]) -> None:
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.mask("code", [1, 2])
+        state = saved(loader)
+        mask = {**state["masks"][0], **change}
+        state["masks"] = [{key: value for key, value in mask.items() if value is not ...}]
+        with pytest.raises(PlanMismatchError, match="damaged"):
+            loader.load_state_dict({"cursor": json.dumps(state)})
+
+
+def test_transforms_that_keep_pieces_are_masked_and_others_refused() -> None:
+    fim = FillInTheMiddle(prefix_id=70_001, middle_id=70_002, suffix_id=70_003, rate=0.7)
+    longer = {"seq_len": 16, "block_tokens": 64}
+    plain, documents = plan_of(transforms=[fim], **longer), [2, 8, 14, 20]
+    with NumpyLoader(plan_of(transforms=[fim], **longer), global_batch_size=4) as loader:
+        loader.mask("code", documents, inputs="eos")
+        cursor = loader.cursor
+        found = rows_of(iter(take(loader, 8)))
+    num_masked = num_changed = 0
+    for sample, row in found.items():
+        expected = plain.sample(sample)
+        pieces = plain.trace(sample)
+        hidden = [
+            piece.document in documents and piece.corpus == "code"
+            for piece in pieces
+            for _ in range(piece.start, piece.stop)
+        ]
+        num_masked += sum(hidden)
+        num_changed += row["input_ids"] != plan_of(**longer).sample(sample)["input_ids"].tolist() and not any(hidden)
+        assert row["labels"] == np.where(hidden, -100, expected["labels"]).tolist()
+        assert row["input_ids"] == np.where(hidden, EOS, expected["input_ids"]).tolist()
+    assert num_masked > 0
+    assert num_changed > 0
+    other = plan_of(transforms=[joined], **longer)
+    (sample, *_) = [one for one in range(40) if any(p.masked for p in plain.trace(one, cursor))]
+    with pytest.raises(PlanError, match=f"a transform changed the pieces of sample {sample}, which has a masked"):
+        other.sample(sample, cursor)
+
+
+def joined(sample: Any, random: Any) -> Any:
+    """All pieces as one."""
+    from tokshard.runtime import Sample
+
+    size = len(sample.tokens)
+    return Sample(tokens=sample.tokens, piece_lengths=np.array([size]), next_tokens=np.array([-100]))
