@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 LOWEST := .venv-lowest
 INTEROP := .venv-interop
+# loaders that exclude each other's versions of numpy, transformers or huggingface_hub: each has an environment of its own
+LOADERS := megatron streaming litdata
 TRAINERS := .venv-trainers
 REMOTE := .venv-remote
 RAY := .venv-ray
@@ -24,11 +26,12 @@ ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% trainer/test_loop
 	trainer/test_checkpoint.py contract/test_promise_01_faults.py \
 	contract/test_promise_01_append.py contract/test_promise_11_no_code_from_data.py store/test_remote_reads.py \
 	cli/test_bench.py cli/test_numbers.py \
-	inspect/test_damage.py pipeline/test_directory.py pipeline/test_hub.py pipeline/test_plaintext.py pipeline/test_schedule.py \
+	inspect/test_damage.py interop/test_push.py pipeline/test_directory.py pipeline/test_hub.py pipeline/test_plaintext.py pipeline/test_schedule.py \
 	runtime/test_shuffle_quality.py store/test_posix.py store/test_record_cache.py \
 	runtime/test_finding.py runtime/test_order.py runtime/test_mixture.py runtime/test_weight_changes.py \
 	runtime/test_preparing.py runtime/test_limits.py runtime/test_recycling.py runtime/test_processes.py)
 # of `make test-interop`, with other packages than the rest of it
+BY_LOADERS := $(LOADERS:%=tests/interop/test_with_%.py)
 BY_TRAINERS := $(wildcard tests/interop/test_cluster_*.py tests/interop/test_trainers.py)
 OFTEN := $(filter-out $(ONCE),$(wildcard tests/*/test_*.py))
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
@@ -87,8 +90,10 @@ test:
 soak: $(VENV)/stamp-dev
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -n 2 -m "soak or (hypothesis and not remote and not interop)"
 
-test-interop: $(INTEROP)/stamp-test $(TRAINERS)/stamp-test
-	$(INTEROP)/bin/python -m pytest -n 2 -m interop $(addprefix --ignore=,$(BY_TRAINERS))
+test-interop: $(INTEROP)/stamp-test $(TRAINERS)/stamp-test $(LOADERS:%=$(INTEROP)-%/stamp-test)
+	$(INTEROP)/bin/python -m pytest -n 2 -m interop $(addprefix --ignore=,$(BY_TRAINERS) $(BY_LOADERS))
+	set -e; for loader in $(LOADERS); do \
+		$(INTEROP)-$$loader/bin/python -m pytest -m interop tests/interop/test_with_$$loader.py; done
 	$(TRAINERS)/bin/python -m pytest -n 2 -m interop $(BY_TRAINERS)
 
 test-browser: $(VENV)/stamp-browser
@@ -116,7 +121,7 @@ format: $(VENV)/stamp-dev
 	$(BIN)/ruff check --fix
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(INTEROP) $(TRAINERS) $(REMOTE) $(RAY) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) $(INTEROP) $(LOADERS:%=$(INTEROP)-%) $(TRAINERS) $(REMOTE) $(RAY) quickstart .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/stamp-run: pyproject.toml constraints/default.txt | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch]'
@@ -140,6 +145,11 @@ $(TRAINERS)/stamp-test: pyproject.toml constraints/trainers.txt | $(TRAINERS)/bi
 	$(TRAINERS)/bin/python $(PIP_INSTALL) --constraint constraints/trainers.txt --editable '.[test-trainers]'
 	@touch $@
 
+# their lists are complete, so nothing else comes along, such as a build of torch for CUDA
+$(LOADERS:%=$(INTEROP)-%/stamp-test): $(INTEROP)-%/stamp-test: pyproject.toml constraints/interop-%.txt | $(INTEROP)-%/bin/python
+	$(INTEROP)-$*/bin/python $(PIP_INSTALL) --no-deps --requirement constraints/interop-$*.txt --editable .
+	@touch $@
+
 $(RAY)/stamp-test: pyproject.toml constraints/default.txt | $(RAY)/bin/python
 	$(RAY)/bin/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,test-ray]'
 	@touch $@
@@ -152,5 +162,6 @@ $(LOWEST)/stamp-test: pyproject.toml constraints/lowest.txt | $(LOWEST)/bin/pyth
 	$(LOWEST)/bin/python $(PIP_INSTALL) --constraint constraints/lowest.txt --editable '.[torch,test]'
 	@touch $@
 
-$(BIN)/python $(LOWEST)/bin/python $(INTEROP)/bin/python $(TRAINERS)/bin/python $(REMOTE)/bin/python $(RAY)/bin/python:
+$(BIN)/python $(LOWEST)/bin/python $(INTEROP)/bin/python $(LOADERS:%=$(INTEROP)-%/bin/python) $(TRAINERS)/bin/python \
+$(REMOTE)/bin/python $(RAY)/bin/python:
 	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)

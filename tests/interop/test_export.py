@@ -1,6 +1,6 @@
 """An export holds the documents of the corpus in their order, or does not appear.
 
-The files are read here by what is known of the formats; test_other_loaders.py reads them with the loaders themselves.
+The files are read here by what is known of the formats; test_with_*.py read them with the loaders.
 """
 
 from __future__ import annotations
