@@ -24,7 +24,8 @@ from tokshard.trainer import loop
 from tokshard.trainer.config import Parallel, resolve
 from tokshard.trainer.directory import held
 from tokshard.trainer.loop import gradient_scale, train
-from tokshard.trainer.metrics import MetricsFile, Sums
+from tokshard.trainer.metrics import Sums
+from tokshard.trainer.metrics_file import MetricsFile
 from tokshard.trainer.parallel import process_group
 
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}

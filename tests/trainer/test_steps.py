@@ -20,7 +20,8 @@ from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer import loop, metrics, upkeep
 from tokshard.trainer.config import resolve
 from tokshard.trainer.loop import train
-from tokshard.trainer.metrics import Meter, peak_tflops, scalars, training_flops
+from tokshard.trainer.metrics import Meter, peak_tflops, training_flops
+from tokshard.trainer.metrics_file import scalars
 from tokshard.trainer.model import PRESETS, Shape, Transformer
 
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
@@ -55,6 +56,11 @@ def saved(tmp_path: Path, step: int, out: str = "out") -> dict[str, torch.Tensor
     tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in index.items()}
     load(tensors, checkpoint_id=path, no_dist=True)
     return tensors
+
+
+def assert_equal(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
+    assert tensors.keys() == others.keys()
+    assert [name for name, tensor in tensors.items() if not torch.equal(tensor, others[name])] == []
 
 
 def test_a_step_has_one_collective_of_its_own_and_is_read_when_the_next_is_under_way(
@@ -102,9 +108,7 @@ def test_batch_sizes_weights_and_left_out_steps_are_exact_wherever_a_run_is_stop
     for stop in (1, 2, 3, 5):  # before and after a left-out step, at a new batch size and new weights, between two
         run("stopped", **plan, train__stop_after=stop)
     assert [{**of, "corpora": 0} for of in run("stopped", **plan)] == [{**of, "corpora": 0} for of in straight]
-    assert saved(tmp_path, 7).keys() == saved(tmp_path, 7, "stopped").keys()
-    for name, tensor in saved(tmp_path, 7).items():
-        assert torch.equal(tensor, saved(tmp_path, 7, "stopped")[name]), name
+    assert_equal(saved(tmp_path, 7), saved(tmp_path, 7, "stopped"))
     assert [of["samples"] for of in straight] == [[0, 4], [4, 8], [8, 10], [10, 16], [16, 22], [22, 28], [28, 34]]
     assert [of.get("num_samples") for of in straight] == [4, None, 2, 6, None, None, 6]
     by_corpus = [of["loss_by_corpus"] for of in straight if "loss_by_corpus" in of]
@@ -138,8 +142,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_on_record(
     run(train__steps=5, train__stop_after=2)
     with_an_infinite_gradient(monkeypatch, at=1)
     run(train__steps=5, train__stop_after=3, train__on_non_finite="skip")
-    for name, tensor in saved(tmp_path, 2).items():
-        assert torch.equal(tensor, saved(tmp_path, 3)[name]), name
+    assert_equal(saved(tmp_path, 2), saved(tmp_path, 3))
     step = run(train__steps=5)[2]
     assert step["skipped"].endswith("gradient norm inf")
     assert (step["loss"], step["grad_norm"], step["num_samples"]) == (None, None, 4)

@@ -91,11 +91,11 @@ class _Run:
             step += 1
             self.meter.end_step(step, rate)
             self.upkeep.before(step + 1)
-            if step == last or self.meter.is_stopped:
-                break
             if self.settings.checkpoint.every and step % self.settings.checkpoint.every == 0:
                 self._save(step)
                 saved = step
+            if step == last or self.meter.is_stopped:
+                break
             self._evaluate(step)
         self.meter.flush()
         if saved != step:

@@ -1,30 +1,28 @@
-"""What a run reports: a line of JSON per step, and a line for people every few steps."""
+"""The figures of a step: added up over all ranks in one vector, and read a step later."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import mmap
 import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor, distributed
 
-from tokshard.errors import TrainerError, UsageError
+from tokshard.errors import TrainerError
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer.batches import Batches
 from tokshard.trainer.config import Train
+from tokshard.trainer.metrics_file import MetricsFile, progress_line
 from tokshard.trainer.model import Shape
 from tokshard.trainer.parallel import raise_together, together
 from tokshard.trainer.upkeep import STOP_SIGNALS, say
@@ -267,100 +265,6 @@ class Meter:
                 say(progress_line(record, self._settings.steps))
 
 
-class _Line(msgspec.Struct):
-    """The only field that is read back."""
-
-    step: int
-
-
-class MetricsFile:
-    """``metrics.jsonl``: each step once, even after a resume; for TensorBoard as well if that is asked for.
-
-    Lines that could not be written are kept and written first the next time; `failure` says why.
-
-    Args:
-        path: the file.
-        last_step: later steps are cut off: the job that wrote them died before it saved them.
-        tensorboard: a directory for TensorBoard.
-
-    Raises:
-        OSError: the file cannot be written.
-        TrainerError: its end is not of a run that reached `last_step`.
-        UsageError: TensorBoard is not installed.
-    """
-
-    def __init__(self, path: str, *, last_step: int, tensorboard: str | None = None) -> None:
-        self.failure: TrainerError | None = None
-        self._path, self._unwritten = path, b""
-        self._board = tensorboard_writer(tensorboard, last_step) if tensorboard else None
-        with open(path, "a+b") as file:
-            if os.path.getsize(path):
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                    end = _end_of(content, path, last_step)
-                file.truncate(end)
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Append one step."""
-        self._unwritten += json.dumps(record).encode() + b"\n"
-        try:
-            with open(self._path, "ab", buffering=0) as file:
-                while self._unwritten:
-                    self._unwritten = self._unwritten[file.write(self._unwritten) :]
-            if self._board is not None:
-                for name, value in scalars(record):
-                    self._board.add_scalar(name, value, record["step"])
-        except OSError as error:
-            self.failure = TrainerError(
-                f"{self._path} cannot be written: {error.strerror}",
-                hint="make room or repair the directory, then run the same command to continue",
-            )
-
-
-def _end_of(content: mmap.mmap, path: str, last_step: int) -> int:
-    """Where the line of `last_step` ends, in bytes. Only what comes after it is looked at."""
-    end, problem, found = content.rfind(b"\n") + 1, "", 0
-    while end:
-        start = content.rfind(b"\n", 0, end - 1) + 1
-        try:
-            found = msgspec.json.decode(content[start:end], type=_Line).step
-        except (msgspec.MsgspecError, RecursionError) as error:
-            found, problem = 0, f"the line at byte {start:,} is not a step of a run: {error}"
-        else:
-            if found <= last_step:
-                break
-        end = start
-    if problem and found < last_step:  # else it was written by a job that died
-        raise TrainerError(
-            f"{path}: {problem}",
-            hint="remove that line, or move the file away: a new one begins where the run continues",
-        )
-    return end
-
-
-def tensorboard_writer(directory: str, last_step: int) -> Any:
-    """A writer for TensorBoard, which shows no steps after `last_step` of a job that died.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError(
-            f"train.tensorboard needs the package tensorboard: {error}", hint="pip install 'tokshard[tensorboard]'"
-        ) from error
-    return SummaryWriter(directory, purge_step=last_step + 1)
-
-
-def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a step by name, those of a corpus as ``loss_by_corpus/code``."""
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and name != "step":
-            yield prefix + name, value
-
-
 def row_digest(sample: int, input_ids: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> int:
     """The digest of one sample, from its number and int64 arrays [seq_len]. Takes 20 ns per token."""
     content = sample.to_bytes(8, "little") + input_ids.tobytes() + labels.tobytes()
@@ -397,20 +301,3 @@ def memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def progress_line(record: Mapping[str, Any], num_steps: int) -> str:
-    """One step as a line for people."""
-    step = f"step {record['step']:>{len(str(num_steps))}}/{num_steps}"
-    if "skipped" in record:
-        return f"{step}  skipped: {record['skipped']}"
-    by_corpus = ", ".join(f"{name} {loss:.3f}" for name, loss in record["loss_by_corpus"].items() if loss is not None)
-    read = ", ".join(
-        f"{name} {corpus['tokens']:,} (epoch {corpus['epoch']:.3f})" for name, corpus in record["corpora"].items()
-    )
-    mfu = f"  MFU {record['mfu']:.1%}" if record["mfu"] is not None else ""
-    return (
-        f"{step}  loss {record['loss']:.3f} ({by_corpus})"
-        f"  grad {record['grad_norm']:.2f}  lr {record['lr']:.1e}  {record['tokens_per_second']:,.0f} tokens/s{mfu}"
-        f"  wait {record['loader_wait_seconds']:.2f} s  {record['memory_bytes'] / 1e9:.2f} GB  read {read}"
-    )
