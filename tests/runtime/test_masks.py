@@ -99,18 +99,20 @@ calls_of_mask = st.lists(
 
 @pytest.mark.parametrize("examples", [6, pytest.param(60, marks=pytest.mark.soak)])
 def test_exactly_the_labels_of_masked_documents_are_gone_from_the_next_batch_on(examples: int) -> None:
-    settings(max_examples=examples)(check_masks)()
+    settings(max_examples=examples)(given(**HISTORIES)(check_masks))()
 
 
-@given(
-    history=calls_of_mask,
-    num_streams=st.sampled_from([1, 1, 2]),
-    across=st.booleans(),
-    compact=st.booleans(),
-    kind=st.sampled_from([NumpyLoader, StreamingLoader]),
-    ranks=st.lists(st.sampled_from([1, 2, 3]), min_size=4, max_size=4),
-    restarts=st.booleans(),
-)
+HISTORIES: dict[str, Any] = {
+    "history": calls_of_mask,
+    "num_streams": st.sampled_from([1, 1, 2]),
+    "across": st.booleans(),
+    "compact": st.booleans(),
+    "kind": st.sampled_from([NumpyLoader, StreamingLoader]),
+    "ranks": st.lists(st.sampled_from([1, 2, 3]), min_size=4, max_size=4),
+    "restarts": st.booleans(),
+}
+
+
 def check_masks(
     history: list[Any], num_streams: int, across: bool, compact: bool, kind: Any, ranks: list[int], restarts: bool
 ) -> None:
@@ -374,3 +376,23 @@ def joined(sample: Any, random: Any) -> Any:
 
     size = len(sample.tokens)
     return Sample(tokens=sample.tokens, piece_lengths=np.array([size]), next_tokens=np.array([-100]))
+
+
+def test_another_pass_over_a_finite_plan_keeps_what_was_masked_in_the_one_before() -> None:
+    plan = StreamPlan({"code": CODE}, epochs=1, **SIZES)
+    with NumpyLoader(plan, global_batch_size=4) as loader:
+        take(loader, 5)
+        loader.mask("code", [2])
+        first, second = rows_of(iter(loader)), rows_of(iter(loader))
+        assert min(first) == 20
+        assert len(second) == plan.num_samples
+        cursor, state = loader.cursor, loader.state_dict()
+    for sample, row in second.items():
+        hidden = [piece.document == 2 for piece in plan.trace(sample) for _ in range(piece.start, piece.stop)]
+        labels = plan.sample(sample)["labels"]
+        assert row["labels"] == np.where(hidden + [False] * (6 - len(hidden)), -100, labels).tolist()
+        assert row["labels"] == plan.sample(sample, cursor)["labels"].tolist()
+    dataset = StreamDataset(plan, global_batch_size=4)
+    dataset.load_state_dict(state)  # at the end of a pass
+    list(dataset)
+    assert rows_of(iter(dataset)) == second

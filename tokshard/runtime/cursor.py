@@ -113,6 +113,10 @@ class Cursor:
         """The cursor after documents are taken out of the loss."""
         return replace(self, masks=(*self.masks, mask))
 
+    def restarted(self, start: Cursor) -> Cursor:
+        """The start of another pass, in which everything that was masked is so from the first sample on."""
+        return replace(start, masks=tuple(replace(mask, sample=0) for mask in self.masks))
+
     def weighted(self, weights: tuple[float, ...]) -> Cursor:
         """The cursor with other weights from the next sample on; planned changes after it are dropped."""
         past = tuple(segment for segment in self.segments if segment.start < self.sample)

@@ -91,7 +91,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         """Continue from the cursor; after a finished pass, from the start."""
         if self.plan.num_samples is not None and self._cursor.sample >= self.plan.num_samples:
             with self._feed.alone():
-                self._read_from(self.plan.cursor())
+                self._read_from(self._cursor.restarted(self.plan.cursor()))
         size = self._ranks.global_batch_size
         while self._stop.has_step(self._cursor.sample, size):
             with self._feed.alone():

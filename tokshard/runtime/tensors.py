@@ -191,7 +191,7 @@ class StreamDataset(IterableDataset[Batch]):
         if not stop.pads_last_step:
             warn_of_stop(stop, self._cursor.sample)
         else:
-            self._cursor, self._is_under_way = plan.cursor(), False
+            self._cursor, self._is_under_way = self._cursor.restarted(plan.cursor()), False
             self._loops[worker % _MAX_LOOP_WORKERS] = 0
 
     def _begin(self, worker: int) -> None:
