@@ -108,7 +108,7 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
 def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from tokshard.errors import LoaderError, TrainerError
     from tokshard.runtime.tensors import StreamingLoader
-    from tokshard.trainer import loop
+    from tokshard.trainer import loop, metrics
     from tokshard.trainer.config import resolve
     from tokshard.trainer.loop import train
 
@@ -121,8 +121,10 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
     with on_rank(1, StreamingLoader, "__iter__", fail):
         yield "the loader of rank 1 fails", lambda: train(resolve(fields))
 
+    batches_of = StreamingLoader.__iter__
+
     def fail_at_the_end(loader: StreamingLoader) -> Iterator[object]:
-        yield next(loader._batches())
+        yield next(batches_of(loader))
         yield from fail(loader)
 
     one_pass = json.loads(json.dumps(fields))
@@ -140,9 +142,13 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
                 os.kill(os.getpid(), signal.SIGTERM)
             return make(run, batch)
 
-        with on_rank(1, loop._Run, "forward_backward", make_and_get_a_signal):
+        with (
+            on_rank(1, loop._Run, "forward_backward", make_and_get_a_signal),
+            on_rank(1, metrics, "memory_bytes", lambda _: 10**15),
+        ):
             number = train(resolve(fields))
         steps = [str(step["step"]) for step in steps_of(directory / "out")]
+        assert {step["memory_bytes"] for step in steps_of(directory / "out")} == {10**15}
         (saved,) = (directory / "out" / "checkpoints").glob("step-????????")
         kept = "the last saved" if int(saved.name[5:]) == int(steps[-1]) else f"{saved.name} saved"
         raise TrainerError(f"signal {number}, steps {', '.join(steps)}, {kept}", hint="none")

@@ -26,6 +26,7 @@ class Upkeep(AbstractContextManager["Upkeep"]):
         self._profile: profile | None = None
         if settings.gc_every:
             gc.disable()
+            gc.freeze()  # model and plan stay: a collection does not look at them again
 
     def before(self, step: int) -> None:
         """Between two steps; counted from 1."""
@@ -40,6 +41,8 @@ class Upkeep(AbstractContextManager["Upkeep"]):
 
     def __exit__(self, *_: object) -> None:
         self._end_profile()
+        if self._settings.gc_every:
+            gc.unfreeze()
         if self._was_on:
             gc.enable()
 
@@ -47,9 +50,12 @@ class Upkeep(AbstractContextManager["Upkeep"]):
         if self._profile is not None and self._settings.profile_steps is not None:
             self._profile.stop()
             path = os.path.join(self._settings.out, f"trace-step-{self._settings.profile_steps[0]}.json")
-            self._profile.export_chrome_trace(path)
-            self._profile = None
-            say(f"wrote {path}")
+            finished, self._profile = self._profile, None
+            try:
+                finished.export_chrome_trace(path)
+                say(f"wrote {path}")
+            except OSError as error:
+                say(f"warning: {path} could not be written: {error.strerror}")
 
 
 def say(line: str) -> None:
