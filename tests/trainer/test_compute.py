@@ -31,8 +31,10 @@ from tokshard.trainer.model import Shape, Transformer, initialise
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import sharded_model
 
-# of torch's compiler, which looks at every tensor
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+# of torch's compiler: it looks at every tensor, and imports what torch calls deprecated
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning", "ignore:.torch.jit:DeprecationWarning"
+)
 
 CPU = torch.device("cpu")
 SHAPE = Shape(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=48, vocab_size=256)
