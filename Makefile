@@ -22,7 +22,7 @@ RECIPE := recipes/quickstart_train.toml
 RUN := quickstart/run
 # What does not depend on the versions of other packages is tested with one set of them: text of this project, kills, files,
 # integer arithmetic (its vectors and the model written from the page run with both), and torch, of which there is one.
-ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% trainer/test_loop.py trainer/test_model.py \
+ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% trainer/test_loop.py trainer/test_model.py trainer/test_compute.py \
 	trainer/test_checkpoint.py contract/test_promise_01_faults.py \
 	contract/test_promise_01_append.py contract/test_promise_11_no_code_from_data.py store/test_remote_reads.py \
 	cli/test_bench.py cli/test_numbers.py \
