@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -34,3 +35,101 @@ def megatron(prefix: Path, documents: Documents, dtype: str = "u2", *, sentences
     prefix.with_name(prefix.name + ".bin").write_bytes(flat(documents, dtype))
     prefix.with_name(prefix.name + ".idx").write_bytes(head + index + struct.pack(f"<{len(bounds)}q", *bounds))
     return prefix
+
+
+def datatrove(file: Path, documents: Documents, dtype: str = "u2") -> Path:
+    """``NAME.ds``, ``NAME.ds.index`` and ``NAME.ds.metadata``."""
+    ends = list(accumulate(map(len, documents)))
+    file.write_bytes(flat(documents, dtype))
+    file.with_name(file.name + ".index").write_bytes(struct.pack(f"<{len(ends)}Q", *ends))
+    file.with_name(file.name + ".metadata").write_text(f"gpt2|{dtype[1]}\n{sum(map(len, documents))}\n0 T")
+    return file
+
+
+def npy(numbers: Sequence[int], dtype: str) -> bytes:
+    """An array of one dimension, as version 1 of numpy's format."""
+    text = f"{{'descr': '<{dtype}', 'fortran_order': False, 'shape': ({len(numbers)},), }}".encode()
+    text = text.ljust(-(-(len(text) + 11) // 64) * 64 - 11) + b"\n"
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text + np.array(numbers, f"<{dtype}").tobytes()
+
+
+def numpy_arrays(file: Path, documents: Documents, dtype: str = "u2") -> Path:
+    """``NAME.npy`` and ``NAME.offsets.npy``."""
+    file.write_bytes(npy([token for document in documents for token in document], dtype))
+    offsets = list(accumulate(map(len, documents), initial=0))
+    file.with_name(file.stem + ".offsets.npy").write_bytes(npy(offsets, "i8"))
+    return file
+
+
+def container(samples: Sequence[bytes], between: bytes = b"") -> bytes:
+    """Samples with their number and places before them, as in MDS and litdata."""
+    start = 4 * (len(samples) + 2) + len(between)
+    places = accumulate(map(len, samples), initial=start)
+    return struct.pack(f"<{len(samples) + 2}I", len(samples), *places) + between + b"".join(samples)
+
+
+MDS_ENCODINGS = ("ndarray:uint16", "ndarray", "bytes", "ndarray:int32:3")
+
+
+def mds(
+    folder: Path,
+    shards: Sequence[Documents],
+    encoding: str = "ndarray:uint16",
+    compress: tuple[str, Callable[[bytes], bytes]] | None = None,
+) -> Path:
+    """Shards with the columns ``id`` (str), ``tokens`` and ``n`` (int), and ``index.json``.
+
+    Args:
+        compress: suffix, and a function from bytes to bytes.
+    """
+    folder.mkdir(exist_ok=True)
+    kind, *said = encoding.split(":")
+    dtype = said[0] if said else "int64"
+    listed = []
+    for number, documents in enumerate(shards):
+        samples = []
+        for document in documents:
+            ids = np.array(document, dtype).tobytes()
+            if kind == "ndarray" and len(said) < 2:
+                ids = (b"" if said else bytes([65])) + struct.pack("<BB", 1 << 2, len(document)) + ids
+            sizes = [3] + ([] if len(said) == 2 else [len(ids)])
+            samples.append(struct.pack(f"<{len(sizes)}I", *sizes) + b"abc" + ids + struct.pack("<q", 7))
+        data, name = container(samples, b'{"version": 2}'), f"shard.{number:05d}.mds"
+        shard = {
+            "column_names": ["id", "tokens", "n"],
+            "column_encodings": ["str", encoding, "int"],
+            "column_sizes": [None, 12 if len(said) == 2 else None, 8],
+            "format": "mds",
+            "samples": len(documents),
+            "raw_data": {"basename": name, "bytes": len(data), "hashes": {}},
+            "zip_data": None,
+        }
+        if compress is not None:
+            suffix, function = compress
+            name, data = f"{name}.{suffix}", function(data)
+            shard["zip_data"] = {"basename": name, "bytes": len(data), "hashes": {}}
+        (folder / name).write_bytes(data)
+        listed.append(shard)
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": listed}))
+    return folder
+
+
+def litdata(folder: Path, chunks: Sequence[Documents], *, kind: str = "no_header_tensor:16") -> Path:
+    """``chunk-0-N.bin`` and ``index.json``, as they are written for ``TokensLoader``."""
+    folder.mkdir(exist_ok=True)
+    dtype = {"no_header_tensor:16": "i4", "no_header_tensor:20": "u2", "no_header_numpy:5": "u2"}[kind]
+    listed = []
+    for number, documents in enumerate(chunks):
+        data, name = container([flat([document], dtype) for document in documents]), f"chunk-0-{number}.bin"
+        (folder / name).write_bytes(data)
+        tokens = sum(map(len, documents))
+        listed.append({"chunk_bytes": len(data), "chunk_size": len(documents), "dim": tokens, "filename": name})
+    config = {
+        "compression": None,
+        "data_format": [kind],
+        "data_spec": "[1, {}]",
+        "encryption": None,
+        "item_loader": "TokensLoader",
+    }
+    (folder / "index.json").write_text(json.dumps({"chunks": listed, "config": config}))
+    return folder

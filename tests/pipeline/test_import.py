@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import contextlib
+import gzip
 import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline import foreign
-from tests.pipeline.inputs import arrow_bytes, arrow_stream_bytes, parquet_bytes, special_token, write_byte_tokenizer
+from tests.pipeline.inputs import (
+    arrow_bytes,
+    arrow_stream_bytes,
+    parquet_bytes,
+    special_token,
+    write_byte_tokenizer,
+    zstd,
+)
 from tokshard import import_corpus, open_corpus
 from tokshard.cli.main import run
-from tokshard.errors import BadRecordError, BadSourceError, TokshardError, UsageError
+from tokshard.errors import BadRecordError, BadSourceError, SourceError, TokshardError, UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.inspect.verify.verification import verify_corpus
-from tokshard.interop.tokens import located, megatron
+from tokshard.interop.tokens import ends, flat, located, megatron, samples
 from tokshard.interop.tokens.batches import TokenSpec
 from tokshard.pipeline.result import BuildResult
 from tokshard.pipeline.tasks import planning
 from tokshard.store import open_store
 
 EOS = 0
+SPEC = TokenSpec(field=None, dtype=None, delimiters=(EOS,), narrowest="uint16", max_document_bytes=1 << 20)
 DOCUMENTS = [[5, 6, EOS], [7, EOS], [8, 9, 10, 11, EOS], [12, EOS], [255, 256, EOS]]
 
 
@@ -116,6 +126,114 @@ def test_an_id_outside_the_vocabulary_is_named_with_file_document_and_limit(plac
     assert documents_of(result) == [[1, EOS], [3, EOS]]
 
 
+@pytest.mark.parametrize("dtype", ["u2", "u4"])
+def test_datatrove_files_are_read_by_their_index(place, dtype):
+    assert documents_of(imported(place, foreign.datatrove(place / "0_tokens.ds", DOCUMENTS, dtype))) == DOCUMENTS
+
+
+def test_numpy_arrays_are_read_by_their_offsets(place):
+    assert documents_of(imported(place, foreign.numpy_arrays(place / "a.npy", DOCUMENTS, "i4"))) == DOCUMENTS
+
+
+def test_memory_maps_are_cut_at_the_delimiter(place):
+    (place / "part-0.npy").write_bytes(foreign.flat([*DOCUMENTS, [EOS, 3]], "u2"))
+    (place / "part-1.npy").write_bytes(foreign.npy([4, 5, EOS], "i8"))
+    result = imported(place, place / "part-*.npy")
+    assert documents_of(result) == [*DOCUMENTS, [3, EOS], [4, 5, EOS]]
+    assert result.manifest.records.left_out == {"doubled delimiter": 1}
+
+
+def test_a_flat_file_of_any_name_is_read_with_a_dtype_and_a_delimiter(place):
+    (place / "train.bin").write_bytes(foreign.flat([[1, 2, 99, 3, 99]], "u4"))
+    options = {"input_format": "flat", "token_dtype": "uint32", "delimiter": 99}
+    assert documents_of(imported(place, place / "train.bin", **options)) == [[1, 2, EOS], [3, EOS]]
+
+
+def test_a_flat_file_without_delimiters_is_refused_before_it_fills_the_memory(place):
+    (place / "a.npy").write_bytes(foreign.flat([[1] * 100], "u2"))
+    with pytest.raises(SourceError, match="has no delimiter in 64 bytes; looked for id 0 stored as uint16") as caught:
+        imported(place, place / "a.npy", max_document_bytes=64)
+    assert "--delimiter" in caught.value.hint
+
+
+@pytest.mark.parametrize("encoding", foreign.MDS_ENCODINGS)
+def test_mds_shards_are_read_in_every_encoding_of_arrays(place, encoding):
+    shards = [[[1, 2, EOS], [3, 4, EOS]], [[5, 6, EOS]]]
+    assert documents_of(imported(place, foreign.mds(place / "mds", shards, encoding))) == [*shards[0], *shards[1]]
+
+
+@pytest.mark.parametrize("compress", [("zstd", zstd), ("gz", gzip.compress), ("bz2", bz2.compress)])
+def test_compressed_mds_shards_are_read(place, compress):
+    folder = foreign.mds(place / "mds", [DOCUMENTS], compress=compress)
+    assert documents_of(imported(place, folder)) == DOCUMENTS
+
+
+def test_a_column_that_would_have_to_be_unpickled_is_refused(place):
+    folder = foreign.mds(place / "mds", [DOCUMENTS])
+    index = folder / "index.json"
+    index.write_text(index.read_text().replace("ndarray:uint16", "pkl"))
+    with pytest.raises(UsageError, match=r"no column 'tokens' of arrays; it has id \(str\), tokens \(pkl\), n \(int\)"):
+        imported(place, folder)
+
+
+@pytest.mark.parametrize("kind", ["no_header_tensor:16", "no_header_tensor:20", "no_header_numpy:5"])
+def test_chunks_of_litdata_are_read_in_the_order_of_their_index(place, kind):
+    chunks = [[[number, EOS], [100 + number, EOS]] for number in range(1, 13)]
+    folder = foreign.litdata(place / "lit", chunks, kind=kind)
+    assert documents_of(imported(place, folder)) == [document for documents in chunks for document in documents]
+
+
+def test_a_chunk_that_is_listed_and_gone_is_an_error(place):
+    folder = foreign.litdata(place / "lit", [[[1, EOS]], [[2, EOS]]])
+    (folder / "chunk-0-0.bin").unlink()
+    with pytest.raises(BadSourceError, match=r"index\.json is damaged: it lists chunk-0-0\.bin, which is not there"):
+        imported(place, folder)
+
+
+def test_samples_of_another_loader_are_refused(place):
+    folder = foreign.litdata(place / "lit", [DOCUMENTS])
+    index = folder / "index.json"
+    index.write_text(index.read_text().replace("TokensLoader", "PyTreeLoader"))
+    with pytest.raises(BadSourceError, match="its samples are not those of TokensLoader"):
+        imported(place, folder)
+
+
+def test_a_directory_saved_by_datasets_is_read_in_the_order_of_its_files(place):
+    folder = place / "saved"
+    folder.mkdir()
+    for number, documents in enumerate([DOCUMENTS[:2], DOCUMENTS[2:]]):
+        found = pa.table({"input_ids": pa.array(documents, pa.list_(pa.int32()))})
+        (folder / f"data-0000{number}-of-00002.arrow").write_bytes(arrow_stream_bytes(found))
+    files = [{"filename": f"data-0000{number}-of-00002.arrow"} for number in range(2)]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files}))
+    (folder / "dataset_info.json").write_text("{}")
+    assert documents_of(imported(place, folder)) == DOCUMENTS
+
+
+def fms(folder: Path, counts: str) -> Path:
+    """A directory of fms-fsdp with one file, and its table of counts."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "meta").mkdir()
+    schema = pa.schema([pa.field("tokens", pa.uint32())])
+    with pa.ipc.new_file(str(folder / "data" / "part.arrow"), schema) as writer:
+        for document in DOCUMENTS:
+            writer.write_batch(pa.record_batch([pa.array(document[:-1], pa.uint32())], schema=schema))
+    lines = f"dataset/filename,documents,tokens\n/data/part.arrow,{counts}\n"
+    (folder / "meta" / "combined_counts.csv").write_text(lines)
+    return folder
+
+
+def test_record_batches_of_fms_fsdp_are_documents(place):
+    assert documents_of(imported(place, fms(place / "fms", "5,10"))) == DOCUMENTS
+
+
+@pytest.mark.parametrize("counts", ["6,10", "5,11"])
+def test_a_file_that_differs_from_its_counts_is_refused(place, counts):
+    said = counts.replace(",", " and ")
+    with pytest.raises(BadSourceError, match=rf"holds 5 documents and 10 tokens; .*/fms/meta says {said}"):
+        imported(place, fms(place / "fms", counts))
+
+
 TABLES = {
     "a.parquet": lambda found: parquet_bytes(found, 2),
     "a.arrow": lambda found: arrow_bytes(found, 2),
@@ -171,24 +289,50 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a few bytes, so that every bound falls somewhere in a small file."""
     monkeypatch.setattr(planning, "CHUNK_BYTES", 1)
     monkeypatch.setattr(located, "BATCH_BYTES", 8)
+    monkeypatch.setattr(flat, "BATCH_BYTES", 8)
     monkeypatch.setattr(located, "_DOCUMENTS_AT_ONCE", 2)
 
 
+DIVISIBLE = {
+    "megatron": (lambda place, documents: foreign.megatron(place / "a", documents), "a.bin", megatron.read),
+    "datatrove": (lambda place, documents: foreign.datatrove(place / "a.ds", documents, "u4"), "a.ds", ends.read_ds),
+    "npy": (lambda place, documents: foreign.numpy_arrays(place / "a.npy", documents), "a.npy", ends.read_npy),
+}
+
+
 @pytest.mark.usefixtures("small")
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lengths=st.lists(st.integers(0, 5), max_size=10), cuts=st.lists(st.integers(1, 99), max_size=4))
-def test_ranges_of_any_size_give_every_document_once_and_in_order(place, lengths, cuts):
+@pytest.mark.parametrize("form", DIVISIBLE)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(0, 5), max_size=10), cuts=st.lists(st.integers(1, 199), max_size=4))
+def test_ranges_of_any_size_give_every_document_once_and_in_order(place, form, lengths, cuts):
     documents = [[number + 1] * length for number, length in enumerate(lengths)]
-    foreign.megatron(place / "a", documents)
-    bounds = [0, *sorted(set(cuts)), None]
-    store, spec = open_store(str(place)), TokenSpec(field=None, dtype=None, delimiters=(EOS,))
+    write, name, read = DIVISIBLE[form]
+    write(place, documents)
     found = [
         part.tolist()
-        for start, stop in itertools.pairwise(bounds)
-        for batch in megatron.read(store, "a.bin", start, stop, spec)
+        for batch in in_ranges(read, place, name, cuts)
         for part in np.split(batch.tokens, batch.ends)[:-1]
     ]
     assert found == documents
+
+
+def in_ranges(read, place, name, cuts):
+    """The batches of a file that is read in ranges with these bounds."""
+    store = open_store(str(place))
+    for start, stop in itertools.pairwise([0, *sorted(set(cuts)), None]):
+        yield from read(store, name, start, stop, SPEC)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("has_header", [False, True])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tokens=st.lists(st.integers(0, 2), max_size=40), cuts=st.lists(st.integers(1, 199), max_size=4))
+def test_ranges_of_a_flat_file_begin_and_end_with_documents(place, has_header, tokens, cuts):
+    content = foreign.npy(tokens, "u2") if has_header else foreign.flat([tokens], "u2")
+    (place / "a.npy").write_bytes(content)
+    found = [batch.tokens.tolist() for batch in in_ranges(flat.read, place, "a.npy", cuts)]
+    assert [token for batch in found for token in batch] == tokens
+    assert all(batch[-1] == EOS for batch in found[:-1])
 
 
 @pytest.mark.usefixtures("small")
@@ -272,22 +416,50 @@ def flips(data: bytes) -> st.SearchStrategy[bytes]:
     return st.tuples(st.integers(0, len(data) - 1), st.integers(0, 255)).map(changed)
 
 
-def check_damage(place: Path, file: Path, data: bytes, source: Path, original: Sequence[Sequence[int]]) -> None:
-    """Import with another content of a file: it gives a clear error, or the documents that the file now says."""
-    file.write_bytes(data)
-    try:
-        result = imported(place, source, force=True, on_bad_record="skip")
-    except TokshardError:
-        return
-    assert result.manifest.num_tokens <= sum(map(len, original)) + len(original) + len(data)
+FILES = {
+    "megatron": (lambda place: foreign.megatron(place / "a", DOCUMENTS), "a.bin", megatron.read),
+    "datatrove": (lambda place: foreign.datatrove(place / "a.ds", DOCUMENTS), "a.ds", ends.read_ds),
+    "npy": (lambda place: foreign.numpy_arrays(place / "a.npy", DOCUMENTS), "a.npy", ends.read_npy),
+    "flat": (lambda place: (place / "a.npy").write_bytes(foreign.npy([1, 2, EOS, 3], "u2")), "a.npy", flat.read),
+    "mds": (lambda place: foreign.mds(place, [DOCUMENTS]), "shard.00000.mds", samples.read_mds),
+    "mds without dtype": (
+        lambda place: foreign.mds(place, [DOCUMENTS], "ndarray"),
+        "shard.00000.mds",
+        samples.read_mds,
+    ),
+    "zstd": (
+        lambda place: foreign.mds(place, [DOCUMENTS], compress=("zstd", zstd)),
+        "shard.00000.mds.zstd",
+        samples.read_mds,
+    ),
+    "litdata": (lambda place: foreign.litdata(place, [DOCUMENTS]), "chunk-0-0.bin", samples.read_litdata),
+}
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("form", FILES)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_flipped_byte_of_a_megatron_file_is_an_error_or_another_id(place, data):
-    prefix = foreign.megatron(place / "a", DOCUMENTS)
-    file = data.draw(st.sampled_from([place / "a.idx", place / "a.bin"]))
-    check_damage(place, file, data.draw(flips(file.read_bytes())), prefix, DOCUMENTS)
+def test_a_flipped_byte_or_a_cut_is_an_error_or_other_ids(tmp_path, form, data):
+    write, name, read = FILES[form]
+    write(tmp_path)
+    file = data.draw(st.sampled_from(sorted(path for path in tmp_path.iterdir() if path.suffix != ".metadata")))
+    file.write_bytes(data.draw(flips(file.read_bytes())))
+    with contextlib.suppress(TokshardError):
+        for batch in read(open_store(str(tmp_path)), name, 0, None, SPEC):
+            assert batch.tokens.nbytes <= (tmp_path / name).stat().st_size * 100
+            assert len(batch.tokens) == batch.ends[-1]
+            assert (np.diff(batch.ends, prepend=0) >= 0).all()
+
+
+@pytest.mark.parametrize("name", TABLES)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_flipped_byte_or_a_cut_of_a_table_is_an_error_or_another_corpus(place, name, data):
+    content = TABLES[name](pa.table({"tokens": pa.array(DOCUMENTS, pa.list_(pa.uint16()))}))
+    (place / name).write_bytes(data.draw(flips(content)))
+    with contextlib.suppress(TokshardError):
+        result = imported(place, place / name, force=True, on_bad_record="skip")
+        assert verify_corpus(result.directory).problems == ()
 
 
 @pytest.mark.parametrize(

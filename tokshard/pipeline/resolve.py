@@ -12,6 +12,7 @@ from tokshard.errors import TokshardError, UsageError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig
 from tokshard.format.opening import read_manifest
+from tokshard.format.schema import token_dtype
 from tokshard.interop.tokens.batches import TokenSpec
 from tokshard.pipeline.append import Place, find_place, generation_outputs
 from tokshard.pipeline.encode.documents import DocumentRules
@@ -221,6 +222,8 @@ def _token_spec(options: BuildOptions, settings: Settings) -> TokenSpec:
         field=options.token_field,
         dtype=options.token_dtype,
         delimiters=(eos,) if options.delimiter is None else (eos, options.delimiter),
+        narrowest=token_dtype(settings.tokenizer.vocab_size),
+        max_document_bytes=options.max_document_bytes,
     )
 
 

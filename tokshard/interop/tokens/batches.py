@@ -29,11 +29,15 @@ class TokenSpec:
         field: the column of the ids; None for the first of those that are usual.
         dtype: how ids are stored; None for what is usual in the format.
         delimiters: ids that end a document: EOS, and another one that stands for it in the files.
+        narrowest: dtype that holds the vocabulary.
+        max_document_bytes: of ids.
     """
 
     field: str | None
     dtype: str | None
     delimiters: tuple[int, ...]
+    narrowest: str
+    max_document_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

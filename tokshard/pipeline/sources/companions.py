@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from tokshard.interop.tokens import megatron
-from tokshard.pipeline.sources.inputs import MEGATRON
+from tokshard.interop.tokens import ends, megatron, samples
+from tokshard.pipeline.sources.inputs import DATATROVE, FLAT, LITDATA, MDS, MEGATRON, NPY
 from tokshard.store import Entry, Store
 
 COMPANIONS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
     MEGATRON: lambda name: (megatron.index_name(name),),
+    DATATROVE: lambda name: (ends.ds_index_name(name),),
+    MDS: lambda name: (samples.index_name(name),),
+    LITDATA: lambda name: (samples.index_name(name),),
+    NPY: lambda name: (ends.offsets_name(name),),
+    FLAT: lambda _: (),
 }
 """Format to a function from the name of a file of ids to the names of the files that it needs."""
 
-_SUFFIXES = (megatron.INDEX_SUFFIX,)
+_SUFFIXES = (megatron.INDEX_SUFFIX, ends.DS_INDEX_SUFFIX, ".ds.metadata", ends.OFFSETS_SUFFIX, samples.INDEX)
 
 
 def is_companion(name: str) -> bool:

@@ -37,7 +37,7 @@ from tokshard.pipeline.sources.inputs import (
     read_once_note,
 )
 from tokshard.pipeline.sources.saved_dataset import data_files
-from tokshard.pipeline.sources.token_files import format_of, prefix_file
+from tokshard.pipeline.sources.token_files import format_of, in_listed_order, prefix_file
 from tokshard.store import Entry, NotRegularFileError, Store, is_uri, locate, look_at, open_store, real_location
 
 HIDDEN = "hidden"
@@ -198,7 +198,8 @@ def _expand(argument: str, passed_over: Counter[str], reads: str) -> _Expansion:
         return _Expansion(root, label, store, matching_files(store, parts))
     if found.name.endswith("/"):
         store = open_store(argument)
-        return _Expansion(argument, label, store, _walk(store, passed_over))
+        inside = _walk(store, passed_over)
+        return _Expansion(argument, label, store, in_listed_order(store, inside) if reads == TOKENS else inside)
     return _Expansion(argument, label, locate(argument)[0], [found], is_file=True, is_named=True)
 
 

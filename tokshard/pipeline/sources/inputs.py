@@ -23,12 +23,12 @@ JSONL, PARQUET, ARROW, TXT, CSV, TSV, TAR = INPUT_FORMATS = ("jsonl", "parquet",
 
 ARROW_STREAM = "arrow-stream"
 
-MEGATRON = "megatron"
+MEGATRON, DATATROVE, MDS, LITDATA, NPY, FLAT = ("megatron", "datatrove", "mds", "litdata", "npy", "flat")
 
 TEXT, TOKENS = READS = ("text", "tokens")
 """What a build reads: texts, which it encodes, or documents of which another tool has made tokens."""
 
-TOKEN_FORMATS = (MEGATRON, PARQUET, ARROW)
+TOKEN_FORMATS = (MEGATRON, DATATROVE, MDS, LITDATA, NPY, FLAT, PARQUET, ARROW)
 """Values of ``tokshard import --format``."""
 
 RECORDS = "records"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tokshard.interop.tokens import megatron
-from tokshard.interop.tokens.batches import TokenBatch, TokenSpec
+from tokshard.interop.tokens import ends, flat, megatron, samples
+from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged
 from tokshard.pipeline.sources.companions import has_companions
-from tokshard.pipeline.sources.division import ByteRange, Divisibility, Lines, Span
-from tokshard.pipeline.sources.inputs import MEGATRON, Input
+from tokshard.pipeline.sources.division import ByteRange, Divisibility, Indivisible, Lines, Span
+from tokshard.pipeline.sources.inputs import DATATROVE, FLAT, LITDATA, MDS, MEGATRON, NPY, Input
 from tokshard.pipeline.sources.opening import store_of
 from tokshard.pipeline.sources.records import RecordSpec
-from tokshard.store import Store, look_at
+from tokshard.store import Entry, Store, look_at
 
 Read = Callable[[Store, str, int, int | None, TokenSpec], Iterator[TokenBatch]]
 """Yields the documents whose first byte lies in a range of a file; without an end, to the end of the file."""
@@ -23,26 +23,56 @@ class TokenFormat:
     """A format whose files are read by ranges of bytes.
 
     Args:
-        suffix: of the files of ids.
+        suffixes: of the files of ids.
         divisibility: of one file; `Lines` if it can be divided at any byte.
     """
 
-    suffix: str
+    suffixes: tuple[str, ...]
     read: Read
     divisibility: Divisibility
 
 
 FORMATS: Mapping[str, TokenFormat] = {
-    MEGATRON: TokenFormat(suffix=megatron.SUFFIX, read=megatron.read, divisibility=Lines()),
+    MEGATRON: TokenFormat(suffixes=(megatron.SUFFIX,), read=megatron.read, divisibility=Lines()),
+    LITDATA: TokenFormat(suffixes=(samples.LITDATA_SUFFIX,), read=samples.read_litdata, divisibility=Indivisible()),
+    DATATROVE: TokenFormat(suffixes=(ends.DS_SUFFIX,), read=ends.read_ds, divisibility=Lines()),
+    MDS: TokenFormat(suffixes=samples.MDS_SUFFIXES, read=samples.read_mds, divisibility=Indivisible()),
+    NPY: TokenFormat(suffixes=(ends.NPY_SUFFIX,), read=ends.read_npy, divisibility=Lines()),
+    FLAT: TokenFormat(suffixes=(ends.NPY_SUFFIX,), read=flat.read, divisibility=Lines()),
 }
+"""In the order in which they are tried."""
 
 
 def format_of(store: Store, name: str) -> str | None:
     """The format of a file by its name and by what lies next to it; None if it is no file of ids."""
     for form, known in FORMATS.items():
-        if name.endswith(known.suffix) and has_companions(store, name, form):
+        if name.endswith(known.suffixes) and has_companions(store, name, form):
             return form
     return None
+
+
+def in_listed_order(store: Store, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Files in their order, but those that an ``index.json`` lists in the order of that: ``chunk-0-10`` is not third.
+
+    Raises:
+        BadSourceError: an index is damaged, or lists a file that is not there.
+    """
+    found = list(entries)
+    places = {entry.name: place for place, entry in enumerate(found)}
+    ordered = list(found)
+    for entry in found:
+        folder, slash, base = entry.name.rpartition("/")
+        if base != samples.INDEX:
+            continue
+        listed = []
+        for names in samples.listed_names(samples.read_index(store, entry.name)):
+            there = [places[folder + slash + name] for name in names if folder + slash + name in places]
+            if not there:
+                raise damaged(store, entry.name, f"it lists {names[0] if names else 'a file'}, which is not there")
+            listed += there
+        for place, file in zip(sorted(listed), listed, strict=True):
+            ordered[place] = found[file]
+    return iter(ordered)
 
 
 def prefix_file(argument: str) -> str | None:

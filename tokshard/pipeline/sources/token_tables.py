@@ -9,7 +9,8 @@ from pyarrow import ipc
 
 from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch
 from tokshard.interop.tokens.lists import find_field, ids_of, is_flat, join, list_batches
-from tokshard.pipeline.sources.division import Groups, Span
+from tokshard.pipeline.sources.division import Groups, Span, Whole
+from tokshard.pipeline.sources.fms_counts import check_counts
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.records import RecordSpec
 from tokshard.pipeline.sources.tables import (
@@ -44,7 +45,15 @@ def arrow_file_tokens(input_: Input, span: Span, spec: RecordSpec) -> Iterator[T
         field = _field(input_, schema, spec)
         with naming(input_):
             reader = ipc.open_file(file, options=_only(schema, field))
-        yield from _documents(input_, field, schema, arrow_file_batches(input_, reader, span))
+        found = _documents(input_, field, schema, arrow_file_batches(input_, reader, span))
+        if not is_flat(schema.field(field).type):
+            yield from found
+            return
+        num_tokens = 0
+        for batch in found:
+            num_tokens += len(batch.tokens)
+            yield batch
+        check_counts(input_, reader.num_record_batches, num_tokens if isinstance(span, Whole) else None)
 
 
 def arrow_stream_tokens(input_: Input, spec: RecordSpec) -> Iterator[TokenBatch]:

@@ -1,0 +1,100 @@
+"""Flat files of ids in which only a delimiter says where documents end, such as the memory maps of OLMo and dolma.
+
+They have no header, but one of numpy is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.errors import SourceError
+from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, TokenSpec, damaged, stored_dtype
+from tokshard.interop.tokens.ends import NumberFile, is_npy, npy_array
+from tokshard.store import Store
+
+
+def read(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:
+    """The documents whose first byte lies in ``[start, stop)`` of a file; with `stop` None, to the end.
+
+    A batch ends after a delimiter, or at the end of the file.
+
+    Raises:
+        BadSourceError: the file is no array of ids.
+        SourceError: a document is larger than is allowed.
+    """
+    ids = _ids(store, name, spec)
+    width = ids.dtype.itemsize
+    first = _first_at(ids, max(0, -(-(start - ids.start) // width)), spec)
+    last = ids.count if stop is None else max(0, -(-(stop - ids.start) // width))
+    return _documents(ids, first, last, spec) if first < last else iter(())
+
+
+def _ids(store: Store, name: str, spec: TokenSpec) -> NumberFile:
+    if is_npy(store, name):
+        return npy_array(store, name)
+    size, dtype = store.stat(name).size, stored_dtype(spec.dtype or spec.narrowest)
+    if size % dtype.itemsize:
+        raise damaged(store, name, f"it has {size:,} bytes, which are no ids of {dtype.itemsize} bytes (--dtype)")
+    return NumberFile(store=store, name=name, dtype=dtype, start=0, count=size // dtype.itemsize)
+
+
+def _first_at(ids: NumberFile, place: int, spec: TokenSpec) -> int:
+    """The first id at `place` or after it with which a document begins; the number of ids if there is none."""
+    if place == 0:
+        return 0
+    for at, piece in _pieces(ids, place - 1):
+        found = _ends(piece, spec)
+        if len(found):
+            return at + int(found[0])
+    return ids.count
+
+
+def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec) -> Iterator[TokenBatch]:
+    """Documents from `first` on, up to the one that begins at `last` or after it."""
+    held: list[NDArray[Any]] = []
+    for at, piece in _pieces(ids, first):
+        ends = _ends(piece, spec)
+        # the document that begins in [first, last) last ends at the first delimiter from last - 1 on
+        beyond = np.searchsorted(ends, last - at)
+        is_last = beyond < len(ends)
+        cut = int(ends[beyond]) if is_last else int(ends[-1]) if len(ends) else 0
+        if cut:
+            yield _batch([*held, piece[:cut]])
+            held = []
+        if is_last:
+            return
+        if cut < len(piece):
+            held.append(piece[cut:])
+        if sum(part.nbytes for part in held) > spec.max_document_bytes:
+            raise SourceError(
+                f"{ids.store.where(ids.name)} has no delimiter in {spec.max_document_bytes:,} bytes; looked for id "
+                f"{' and '.join(map(str, spec.delimiters))} stored as {ids.dtype.name}",
+                hint="say how it is made with --delimiter and --dtype, or allow longer documents with "
+                "--max-document-bytes",
+            )
+    if held:
+        yield _batch(held)
+
+
+def _batch(parts: list[NDArray[Any]]) -> TokenBatch:
+    tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return TokenBatch(tokens=tokens, ends=np.array([len(tokens)], np.int64), input_bytes=tokens.nbytes, is_stream=True)
+
+
+def _pieces(ids: NumberFile, start: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """The ids from `start` on, in pieces, each with the place of its first."""
+    step = max(1, BATCH_BYTES // ids.dtype.itemsize)
+    for at in range(start, ids.count, step):
+        yield at, ids.read(at, min(at + step, ids.count))
+
+
+def _ends(tokens: NDArray[Any], spec: TokenSpec) -> NDArray[np.int64]:
+    """Where the delimiters end."""
+    is_delimiter = tokens == spec.delimiters[0]
+    for other in spec.delimiters[1:]:
+        is_delimiter |= tokens == other
+    return np.flatnonzero(is_delimiter) + 1
