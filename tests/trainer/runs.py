@@ -24,6 +24,7 @@ from tests.corpora import TINY_TOKENIZER, write_corpus
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 64
+SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
 Phase = tuple[int, list[dict[str, Any]]]
 
 
@@ -105,6 +106,13 @@ def evaluations_of(out: Path) -> dict[int, dict[str, dict[str, float]]]:
     return {line["step"]: line["evaluation"] for line in lines_of(out) if "evaluation" in line}
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]]) -> int:
     from tokshard.trainer.config import Parallel, resolve
     from tokshard.trainer.loop import train
@@ -135,9 +143,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     phases: list[Phase] = json.loads(Path(sys.argv[1]).read_text())
     for world_size, jobs in phases:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         ranks = {fork_rank(rank, world_size, port, jobs) for rank in range(world_size)}
         while ranks:
             pid, status = os.wait()

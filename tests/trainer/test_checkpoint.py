@@ -7,7 +7,9 @@ import os
 import pickle
 import re
 import shutil
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from tokshard.jobs.torch_checkpoints import read_metadata
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import checkpoint, config
-from tokshard.trainer.checkpoint import State, tensors_of
+from tokshard.trainer.checkpoint import Saver, State, tensors_of
 from tokshard.trainer.model import Shape, Transformer, initialise
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import process_group
@@ -347,6 +349,92 @@ def test_a_deletion_that_fails_half_way_is_told_and_leaves_nothing_that_looks_li
     assert sorted(os.listdir(tmp_path)) == ["step-00000001.partial", "step-00000002"]
     assert latest(tmp_path) == "step-00000002"
     assert os.listdir(tmp_path) == ["step-00000002"]
+
+
+@contextmanager
+def saver(directory: Path, *, keep: int = 0) -> Iterator[tuple[Saver, list[str]]]:
+    """An asynchronous saver, and what it says."""
+    said: list[str] = []
+    one = Saver(str(directory), keep=keep, asynchronous=True, timeout_seconds=60, say=said.append)
+    try:
+        yield one, said
+    finally:
+        one.close()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Tensors are written when it is set."""
+    gate = threading.Event()
+
+    def wait(*arguments: Any, **options: Any) -> None:
+        assert gate.wait(60)
+        save_tensors(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", wait)
+    return gate
+
+
+def test_an_asynchronous_save_holds_the_tensors_of_its_step_although_training_goes_on(
+    tmp_path: Path, gate: threading.Event
+) -> None:
+    model, optimizer = trained(seed=1)
+    expected = {name: tensor.clone() for name, tensor in tensors_of(model, optimizer).items()}
+    with saver(tmp_path) as (one, said):
+        one.save(model, optimizer, State(step=1, loader={}, config={}))
+        optimizer.step()
+        gate.set()
+        one.wait()
+        path = tmp_path / "step-00000001"
+        assert said == [f"saved {path}"]
+    assert not any(torch.equal(tensor, expected[name]) for name, tensor in tensors_of(model, optimizer).items())
+    checkpoint.load(str(path), model, optimizer)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors_of(model, optimizer).items())
+
+
+def test_asynchronous_saves_wait_for_each_other_and_use_the_same_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+
+    def note(tensors: dict[str, torch.Tensor], **options: Any) -> None:
+        places.append({name: tensor.data_ptr() for name, tensor in tensors.items()})
+        save_tensors(tensors, **options)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", note)
+    model, optimizer = trained(seed=1)
+    with saver(tmp_path, keep=2) as (one, said):
+        for step in (1, 2, 3):
+            one.save(model, optimizer, State(step=step, loader={}, config={}))
+            assert len(said) == step - 1  # this one may be in flight, but none before it
+        one.wait()
+    assert places[0] == places[1] == places[2]
+    assert not set(places[0].values()) & {tensor.data_ptr() for tensor in tensors_of(model, optimizer).values()}
+    assert sorted(os.listdir(tmp_path)) == ["step-00000002", "step-00000003"]
+
+
+def test_a_save_in_flight_ends_before_its_saver_does(tmp_path: Path, gate: threading.Event) -> None:
+    with saver(tmp_path) as (one, _):
+        one.save(*trained(seed=1), State(step=1, loader={}, config={}))
+        threading.Timer(0.05, gate.set).start()
+    assert latest(tmp_path) == "step-00000001"
+
+
+def test_an_asynchronous_save_that_fails_is_known_and_raised_by_whatever_waits_for_it(
+    tmp_path: Path, gate: threading.Event
+) -> None:
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "step-00000001" / "file").touch()
+    state = State(step=1, loader={}, config={})
+    with saver(tmp_path) as (one, said):
+        one.save(*trained(seed=1), state)
+        assert not one.has_failed
+        gate.set()
+        with pytest.raises(TrainerError, match=r"could not be saved: .*not empty"):
+            one.save(*trained(seed=1), state)
+        one.save(*trained(seed=1), state)
+    assert one.has_failed
+    assert said[0].startswith("warning: ")
 
 
 def test_a_directory_without_a_checkpoint_and_one_of_another_model_are_refused(tmp_path: Path) -> None:

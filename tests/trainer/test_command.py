@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer import gated
 from tests.trainer.runs import ROOT, configuration, corpora, steps_of
 from tokshard.trainer.__main__ import main
 
@@ -38,21 +39,43 @@ def inline(value: object) -> str:
     return json.dumps(value)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
-def test_a_signal_saves_on_all_ranks_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
-    recipe, out = tmp_path / "run.toml", tmp_path / "out"
+@pytest.mark.parametrize(
+    ("number", "num_workers"),
+    [
+        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.soak),
+    ],
+)
+def test_a_signal_while_the_loop_waits_for_data_saves_on_all_ranks_and_the_same_command_goes_on(
+    tmp_path: Path, number: signal.Signals, num_workers: int
+) -> None:
+    recipe, out, gate, log = (tmp_path / name for name in ("run.toml", "out", "gate", "log"))
     changes = {"train__steps": 100_000, "checkpoint__every": 0, "optimizer__warmup_steps": 0, "train__log_every": 1}
-    recipe.write_text(as_toml(configuration(corpora(tmp_path / "corpora"), out, **changes)))
-    command = [*LAUNCH, "-m", "tokshard.trainer", str(recipe)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
-        log, deadline = out / "metrics.jsonl", time.monotonic() + 200
-        while not (log.exists() and log.read_bytes().count(b"\n") >= 2):
-            assert time.monotonic() < deadline, "no step was made"
-            assert job.poll() is None, job.stdout.read()
+    recipe.write_text(
+        as_toml(configuration(corpora(tmp_path / "corpora"), out, data__num_workers=num_workers, **changes))
+    )
+
+    def wait_for(count: int, what: str, path: Path) -> None:
+        deadline = time.monotonic() + 200
+        while not (path.exists() and path.read_text().count(what) >= count):
+            assert time.monotonic() < deadline, log.read_text()
+            assert job.poll() is None, log.read_text()
             time.sleep(0.1)
-        job.send_signal(number)
-        said = job.communicate(timeout=50)[0].decode()
+
+    command = [*LAUNCH, "-m", "tests.trainer.gated", str(recipe)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "GATE": str(gate)}
+    with log.open("w") as said, subprocess.Popen(command, env=env, cwd=ROOT, stdout=said, stderr=said) as job:
+        try:
+            wait_for(gated.NUM_STEPS, "\n", out / "metrics.jsonl")
+        finally:
+            job.send_signal(number)
+        try:
+            wait_for(2, f"closing signal {number.name}", log)
+        finally:
+            gate.touch()
+            job.wait(timeout=60)
+    said = log.read_text()
     (saved,) = [path for path in (out / "checkpoints").iterdir() if path.suffix != ".partial"]
     last = steps_of(out)[-1]["step"]
     assert saved.name == f"step-{last:08d}", said

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
-from tests.trainer.runs import configuration, corpora, steps_of
+from tests.trainer.runs import SMALL, configuration, corpora, steps_of
 from tokshard.errors import LoaderError, TokshardError, TrainerError, UsageError
 from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer import loop
@@ -27,8 +27,6 @@ from tokshard.trainer.loop import gradient_scale, train
 from tokshard.trainer.metrics import Sums
 from tokshard.trainer.metrics_file import MetricsFile
 from tokshard.trainer.parallel import process_group
-
-SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
 
 # DCP of torch 2.13 itself warns
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]

@@ -6,27 +6,32 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from tests.trainer.runs import ROOT, configuration, corpora, steps_of
+from tests.trainer.runs import ROOT, SMALL, configuration, corpora, free_port, steps_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def errors(directory: Path) -> list[dict[str, str]]:
     """What each rank raised, by case."""
-    directory = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "tests.trainer.test_ranks", str(directory)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False)
@@ -45,6 +50,10 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
             "the disks differ in a save",
             "TrainerError: rank 0: .*: rank 0 does not see __1_0.distcp",
         ),
+        (
+            "rank 1 cannot write while training goes on",
+            "TrainerError: rank 1: .*step-00000010.partial could not be saved: .*No space left",
+        ),
         ("the loader of rank 1 fails", "LoaderError: rank 1: a read hangs"),
         ("the loader of rank 1 fails at the last batch of a pass", "LoaderError: rank 1: a read hangs"),
         ("rank 1 gets a signal in step 2", "TrainerError: signal 15, steps 1, 2, 3, the last saved"),
@@ -57,6 +66,23 @@ def test_an_error_on_one_rank_is_raised_on_all(errors: list[dict[str, str]], cas
     assert re.match(error, first), first
 
 
+def test_an_asynchronous_save_that_fails_ends_the_run_within_two_steps(
+    errors: list[dict[str, str]], directory: Path
+) -> None:
+    assert errors
+    assert steps_of(directory / "asynchronous")[-1]["step"] in (11, 12)  # failures are read a step later
+
+
+def test_a_rank_that_does_not_answer_is_an_error_on_the_others_after_the_timeout_of_a_step(
+    errors: list[dict[str, str]],
+) -> None:
+    assert re.match(r"rank 0: another rank is gone or did not answer: .*Timed out waiting 1000ms", errors[0]["hangs"])
+
+
+def test_a_rank_that_is_gone_is_an_error_on_the_others(errors: list[dict[str, str]]) -> None:
+    assert re.match(r"rank 1: another rank is gone or did not answer: ", errors[1]["hangs"])
+
+
 def test_a_group_of_several_ranks_is_not_destroyed_after_a_failure(errors: list[dict[str, str]]) -> None:
     assert [of_rank["group"] for of_rank in errors] == ["is left"] * 2
 
@@ -65,6 +91,15 @@ def test_a_group_of_several_ranks_is_not_destroyed_after_a_failure(errors: list[
 def on_rank(of: int, target: Any, name: str, replacement: object) -> Iterator[None]:
     with patch.object(target, name, replacement if os.environ["RANK"] == str(of) else getattr(target, name)):
         yield
+
+
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def run_of(directory: Path, name: str, **changes: Any) -> dict[str, Any]:
+    paths = {corpus: str(directory / "corpora" / corpus) for corpus in ("code", "prose")}
+    return configuration(paths, directory / name, **changes) | {"model": SMALL}
 
 
 def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -76,9 +111,6 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
 
     def save(name: str) -> None:
         checkpoint.save(str(directory / name), checkpoint.tensors_of(*trained(seed=1)), state)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
 
     with on_rank(0, checkpoint, "_commit", full):
         yield "rank 0 cannot commit", lambda: save("commit")
@@ -102,7 +134,37 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
     with patch("tokshard.trainer.directory.SEEN_SECONDS", 0):
         yield "the disks differ at the start", hold
     yield "the disks differ in a save", lambda: save(f"disk-{rank}")
+    yield from cases_of_asynchronous_saves(directory)
     yield from cases_of_steps(rank, directory)
+
+
+def cases_of_asynchronous_saves(directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    from tokshard.runtime.tensors import StreamingLoader
+    from tokshard.trainer import checkpoint
+    from tokshard.trainer.config import resolve
+    from tokshard.trainer.loop import train
+
+    savers: list[checkpoint.Saver] = []
+    save, batches = checkpoint.Saver.save, StreamingLoader.__iter__
+
+    def note(saver: checkpoint.Saver, *arguments: Any) -> None:
+        savers.append(saver)
+        save(saver, *arguments)
+
+    def until_failed(loader: StreamingLoader) -> Iterator[object]:
+        for batch in batches(loader):
+            yield batch
+            while savers and not savers[0].has_failed:
+                time.sleep(0.01)
+
+    changes = {"train__steps": 99, "checkpoint__every": 10, "checkpoint__asynchronous": True}
+    fields = run_of(directory, "asynchronous", **changes)
+    with (
+        patch.object(checkpoint.Saver, "save", note),
+        on_rank(1, StreamingLoader, "__iter__", until_failed),
+        on_rank(1, checkpoint, "_synced", full),
+    ):
+        yield "rank 1 cannot write while training goes on", lambda: train(resolve(fields))
 
 
 def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -116,8 +178,7 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
         yield from ()
         raise LoaderError("a read hangs", hint="look at the disk")
 
-    fields = configuration({}, directory / "out", train__steps=5)
-    fields["data"]["corpora"] = {name: str(directory / "corpora" / name) for name in ("code", "prose")}
+    fields = run_of(directory, "out", train__steps=5)
     with on_rank(1, StreamingLoader, "__iter__", fail):
         yield "the loader of rank 1 fails", lambda: train(resolve(fields))
 
@@ -130,7 +191,6 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
     one_pass = json.loads(json.dumps(fields))
     del one_pass["data"]["corpora"]["prose"]
     one_pass["data"] |= {"epochs": 1, "weights": {}, "global_batch_size": 300}  # two steps
-    one_pass["model"] |= {"dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
     with on_rank(1, StreamingLoader, "__iter__", fail_at_the_end):
         yield "the loader of rank 1 fails at the last batch of a pass", lambda: train(resolve(one_pass))
 
@@ -159,10 +219,28 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
     yield "the corpora of rank 1 are elsewhere", lambda: train(resolve(fields))
 
 
+def wait_for_a_rank_that_hangs(rank: int, directory: Path) -> None:
+    """Rank 1 has no batch for the third step until rank 0 has ended with an error."""
+    from tokshard.runtime.tensors import StreamingLoader
+    from tokshard.trainer.config import resolve
+    from tokshard.trainer.loop import train
+
+    batches = StreamingLoader.__iter__
+
+    def hang(loader: StreamingLoader) -> Iterator[object]:
+        yield from islice(batches(loader), 2)
+        while rank == 1 and not (directory / "rank-0.json").exists():
+            time.sleep(0.05)
+        yield from batches(loader)
+
+    with patch.object(StreamingLoader, "__iter__", hang):
+        train(resolve(run_of(directory, "hangs", parallel__step_timeout_seconds=1)))
+
+
 def run_rank(rank: int, directory: Path, port: int) -> None:
     from torch import distributed
 
-    from tokshard.errors import TokshardError
+    from tokshard.errors import TokshardError, TrainerError
     from tokshard.trainer.config import Parallel
     from tokshard.trainer.parallel import process_group
 
@@ -176,8 +254,9 @@ def run_rank(rank: int, directory: Path, port: int) -> None:
                     act()
                 except TokshardError as error:
                     raised[name] = f"{type(error).__name__}: {error}"
-            raise KeyError
-    except KeyError:
+            wait_for_a_rank_that_hangs(rank, directory)
+    except TrainerError as error:
+        raised["hangs"] = error.problem
         raised["group"] = "is left" if distributed.is_initialized() else "is destroyed"
     (directory / f"rank-{rank}.json").write_text(json.dumps(raised))
 
@@ -191,9 +270,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     directory = Path(sys.argv[1])
     corpora(directory / "corpora")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     pids = []
     for rank in (0, 1):
         if not (pid := os.fork()):

@@ -20,7 +20,8 @@ from tokshard.jobs.strict_toml import convert, read_toml
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
-NotNegative = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[int, Meta(ge=1, le=1_000_000)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e38)]  # of fp32, and finite
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 Steps = tuple[Positive, Positive]
 """The first step, and the one after the last; steps count from 1, as in metrics.jsonl."""
@@ -41,7 +42,7 @@ class Model:
     num_heads: Positive | None = None
     num_kv_heads: Positive | None = None
     hidden_dim: Positive | None = None
-    rope_theta: Annotated[float, Meta(gt=0)] | None = None
+    rope_theta: Annotated[float, Meta(gt=0, le=1e38)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,8 @@ class Parallel:
     precision: Literal["fp32", "bf16"] = "fp32"
     reduce: Literal["fp32", "bf16"] = "fp32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    init_timeout_seconds: Positive = 1800
-    step_timeout_seconds: Positive = 900
+    init_timeout_seconds: Seconds = 1800
+    step_timeout_seconds: Seconds = 900
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

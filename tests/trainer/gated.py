@@ -1,0 +1,45 @@
+"""The trainer on data that stop coming after some samples, until the file $GATE exists.
+
+python -m tests.trainer.gated RECIPE.toml
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+from unittest.mock import patch
+
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.transforms import Sample, SampleRandom
+from tokshard.trainer import __main__ as command
+
+NUM_STEPS = 6
+"""Lines of metrics before the gate. More steps are read, but a worker sends 1, 2, 4 and then 8 of them at once, and the
+numbers of a step are written a step later."""
+_NUM_SAMPLES = 40  # of a rank: step 9 or 10, where it has 5 or 4 samples of each
+
+
+class Gate:
+    """A transform that changes nothing, and waits."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, sample: Sample, _: SampleRandom) -> Sample:
+        self.seen += 1
+        while self.seen > _NUM_SAMPLES and not os.path.exists(os.environ["GATE"]):
+            time.sleep(0.05)
+        return sample
+
+
+def main() -> int:
+    with patch("tokshard.jobs.plan_file.StreamPlan", partial(StreamPlan, transforms=[Gate()])):
+        return command.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    from tests.trainer import gated  # workers know the class by this name
+
+    sys.exit(gated.main())

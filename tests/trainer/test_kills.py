@@ -1,0 +1,144 @@
+"""Jobs that are killed at random moments and go on with other numbers of ranks give the run that was never killed.
+
+Real processes: this module as a program forks the ranks and kills them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.runs import ROOT, SMALL, configuration, corpora, fork_rank, free_port, steps_of
+from tests.trainer.test_equality import assert_equal_training
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
+NUM_KILLS = 20
+NUM_STEPS = 200
+EVERY = 2
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_job_that_is_killed_at_random_moments_loses_nothing(tmp_path: Path, mode: str) -> None:
+    seed = random.randrange(1 << 32)
+    command = [sys.executable, "-m", "tests.trainer.test_kills", str(tmp_path), str(seed), str(NUM_KILLS), mode]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1100, check=False)
+    assert done.returncode == 0, f"seed {seed}: {done.stdout}{done.stderr}"
+    print(f"seed {seed}: {done.stdout.splitlines()[-1]}")  # noqa: T201 - of a soak test
+    assert_equal_training(steps_of(tmp_path / "killed"), steps_of(tmp_path / "straight"))
+    states = [
+        json.loads((tmp_path / name / "checkpoints" / f"step-{NUM_STEPS:08d}" / "state.json").read_text())
+        for name in ("killed", "straight")
+    ]
+    assert states[0]["loader"] == states[1]["loader"]
+
+
+class Job:
+    """Ranks of a run, in processes of their own."""
+
+    def __init__(self, fields: dict[str, Any], world_size: int) -> None:
+        port = free_port()
+        self.running = [fork_rank(rank, world_size, port, [fields]) for rank in range(world_size)]
+
+    def is_running(self) -> bool:
+        """Whether all ranks are."""
+        return len([pid for pid in self.running if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)]) == 0
+
+    def wait(self) -> list[int]:
+        """Exit codes, after all ranks have ended."""
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in self.running]
+        self.running = []
+        return codes
+
+    def kill(self, pids: list[int]) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def moments(rng: random.Random, out: Path) -> dict[str, Callable[[Job], None]]:
+    """Ways to wait for the moment of a kill."""
+
+    def until(is_there: Callable[[], bool], job: Job) -> None:
+        while not is_there() and job.is_running():
+            time.sleep(0.001)
+
+    def at_the_start(_: Job) -> None:
+        time.sleep(rng.uniform(0, 1.5))
+
+    def in_a_step(job: Job) -> None:
+        log = out / "metrics.jsonl"
+        lines = rng.randint(1, 8) + (log.read_bytes().count(b"\n") if log.exists() else 0)
+        until(lambda: log.exists() and log.read_bytes().count(b"\n") >= lines, job)
+        time.sleep(rng.uniform(0, 0.05))
+
+    def in_a_save(job: Job) -> None:
+        newest = steps_saved(out)[-1:] or [0]
+        until(lambda: steps_saved(out)[-1:] > newest, job)
+        until(lambda: bool(list(out.glob("checkpoints/*.partial"))), job)
+        time.sleep(rng.uniform(0, 0.15))
+
+    return {"start": at_the_start, "step": in_a_step, "save": in_a_save}
+
+
+def steps_saved(out: Path) -> list[int]:
+    """Steps of the complete checkpoints."""
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in out.glob("checkpoints/step-*[0-9]/COMPLETE"))
+
+
+def run_with_kills(fields: dict[str, Any], rng: random.Random, num_kills: int) -> str:
+    """Run to the end, with kills before; returns what was killed."""
+    out = Path(fields["train"]["out"])
+    done, in_saves, saved = {"start": 0, "step": 0, "save": 0}, 0, [0]
+    while sum(done.values()) < num_kills:
+        kind, wait = rng.choice(list(moments(rng, out).items()))
+        job = Job(fields, rng.randint(1, 4))
+        wait(job)
+        if not job.is_running():
+            sys.exit(f"a rank ended before it was killed: {job.wait()}")
+        victims = rng.sample(job.running, rng.randint(1, len(job.running)))
+        job.kill(victims)
+        time.sleep(rng.choice((0.0, 0.5)))  # then a launcher ends the others
+        job.kill([pid for pid in job.running if pid not in victims])
+        in_saves += bool(list(out.glob("checkpoints/*.partial")))
+        if all(code == 0 for code in job.wait()):
+            sys.exit("all ranks had ended before the kill")
+        before, saved = saved, steps_saved(out) or [0]
+        if saved[-1] < before[-1]:
+            sys.exit(f"step {before[-1]} was saved, {saved[-1]} is the newest now")
+        done[kind] += 1
+    if any(Job(fields, rng.randint(1, 4)).wait()):
+        sys.exit("the run that was not killed failed")
+    return f"killed {done}, {in_saves} of them left a save unfinished"
+
+
+def main(directory: Path, seed: int, num_kills: int, mode: str) -> None:
+    # once for all ranks
+    import torch._dynamo  # noqa: F401
+
+    import tokshard.trainer.loop  # noqa: F401
+
+    warnings.simplefilter("ignore")
+    paths = corpora(directory / "corpora")
+
+    def run_of(name: str, **changes: Any) -> dict[str, Any]:
+        return configuration(paths, directory / name, train__steps=NUM_STEPS, **changes) | {"model": SMALL}
+
+    if any(Job(run_of("straight", checkpoint__every=0), 1).wait()):
+        sys.exit("the run without kills failed")
+    changes = {"checkpoint__every": EVERY, "checkpoint__keep": 2, "checkpoint__asynchronous": mode == "asynchronous"}
+    sys.stdout.write(run_with_kills(run_of("killed", **changes), random.Random(seed), num_kills) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
