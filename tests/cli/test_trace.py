@@ -421,3 +421,9 @@ def test_a_trace_shows_masked_documents_from_the_sample_on_from_which_they_are(s
     _, out, _ = shell("mix.toml", "--checkpoint", state, "--sample", 40)
     assert "masked: labels and inputs" in out
     assert f"1 document of {first['corpus']}, from sample 30 on, and their inputs are EOS" in out
+    name = f"{first['corpus']}:#{first['document']}"
+    ((occurrences,),) = [rows("mix.toml", "--checkpoint", state, "--document", name, "--epochs", "0:3")]
+    for reading in occurrences["readings"]:
+        assert reading["masked"] == ("labels and inputs" if reading["sample"] >= 30 else None)
+    _, out, _ = shell("mix.toml", "--checkpoint", state, "--document", name, "--epochs", "0:3")
+    assert ", labels and inputs masked" in out

@@ -109,7 +109,8 @@ def occurrences_text(found: DocumentOccurrences, run: Run, *, width: int) -> str
     rows: list[Sequence[str]] = [("epoch", "step", "rank", "row", "sample", "tokens", "when")]
     for one in found.occurrences:
         numbers = map(_number, (one.epoch, one.step, one.rank, one.row, one.sample))
-        rows.append((*numbers, f"{one.start:,}-{one.stop:,}", one.when))
+        when = f"{one.when}, {one.masked} masked" if one.masked else one.when
+        rows.append((*numbers, f"{one.start:,}-{one.stop:,}", when))
     if len(rows) == 1:
         return aligned([*lines, ("", "it is not read in these epochs")], width=width)
     return aligned(lines, width=width) + "\n\n" + table(rows, width=width)

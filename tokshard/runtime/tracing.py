@@ -79,13 +79,21 @@ def pieces_of_samples(
             rows = np.repeat(mine[here], counts)
             starts = pieces.starts.tolist()
             places = _documents_at(source, starts)
-            whats = _MASKED[masked.flags(number, pieces.starts, samples[rows]) if masked else np.zeros_like(rows)]
+            whats = masked_parts(masked, number, pieces.starts, samples[rows])
             for row, place, start, length, what in zip(
-                rows.tolist(), places, starts, pieces.lengths.tolist(), whats.tolist(), strict=True
+                rows.tolist(), places, starts, pieces.lengths.tolist(), whats, strict=True
             ):
                 begin = start - place.start
                 found[row].append(Piece(name, place.shard, place.document, begin, begin + length, what))
     return found
+
+
+def masked_parts(
+    masked: MaskedTokens | None, corpus: int, starts: NDArray[np.int64], samples: NDArray[np.int64]
+) -> list[str | None]:
+    """What is masked of pieces, in words; arguments as for `MaskedTokens.flags`."""
+    found: list[str | None] = [None] * len(starts)
+    return found if masked is None else _MASKED[masked.flags(corpus, starts, samples)].tolist()
 
 
 def _documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpan]:

@@ -33,6 +33,7 @@ class Occurrence:
         step, rank, row: as in a trace.
         start, stop: which tokens of the document.
         when: ``"never"``: the run ends earlier. ``"not kept"``: it was read, but the checkpoint no longer says where.
+        masked: what a mask leaves out of it: ``"labels"``, or ``"labels and inputs"``; None: nothing.
     """
 
     epoch: int
@@ -43,6 +44,7 @@ class Occurrence:
     start: int
     stop: int
     when: When
+    masked: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +73,14 @@ def find_documents(run: Run, wanted: str, *, epochs: range | None, ranks: RankVi
     if epochs is None:
         epochs = _default_epochs(run, name)
     for document in _numbers(name, source.corpus, key):
-        found = run.plan.find(name, document, run.cursor, epochs=epochs)
-        places = [_place(run, reading, ranks) for reading in found]
+        found, span = run.plan.find(name, document, run.cursor, epochs=epochs), source.place_of(document)
+        samples = np.array([-1 if reading.sample is None else reading.sample for reading in found], np.int64)
+        masked = tracing.masked_parts(
+            run.plan.masked(run.cursor), run.plan.names.index(name), np.full(len(found), span.start), samples
+        )
+        places = [_place(run, reading, ranks, part) for reading, part in zip(found, masked, strict=True)]
         yield DocumentOccurrences(
-            document=reader.facts(name, document, source.place_of(document).shard),
+            document=reader.facts(name, document, span.shard),
             epochs=epochs,
             occurrences=[place for place in places if ranks.shows(place.rank)],
         )
@@ -94,7 +100,7 @@ def current_epoch(run: Run, name: str) -> int:
     return count * run.plan.seq_len // run.plan.corpora[number].num_tokens
 
 
-def _place(run: Run, reading: tracing.Occurrence, ranks: RankView) -> Occurrence:
+def _place(run: Run, reading: tracing.Occurrence, ranks: RankView, masked: str | None) -> Occurrence:
     sample = reading.sample
     step, rank, row = (None, None, None) if sample is None else ranks.place_of(run, sample)
     return Occurrence(
@@ -106,6 +112,7 @@ def _place(run: Run, reading: tracing.Occurrence, ranks: RankView) -> Occurrence
         start=reading.start,
         stop=reading.stop,
         when=_when(run, sample, is_placed=step is not None),
+        masked=masked,
     )
 
 
