@@ -42,7 +42,7 @@ class Batches:
 
     def after(self, step: int) -> Iterator[Batch | None]:
         """The batch of each step after `step`, to the end of the pass; None for a step that the recipe leaves out."""
-        batches, first_step = iter(self.loader), step + 1
+        batches, is_first = iter(self.loader), True
         while True:
             step += 1
             if batch_size(self._settings.data, step) != self._size:
@@ -59,8 +59,9 @@ class Batches:
                 return
             self.samples, self.wait_seconds = (start, self.loader.cursor.sample), time.perf_counter() - began
             yield batch
-            if step == first_step:
+            if is_first and batch is not None:  # the first step that is trained has started all that starts slowly
                 limit_waits(self._mesh, self._settings.parallel)
+                is_first = False
 
     @property
     def is_over(self) -> bool:

@@ -55,6 +55,7 @@ class MetricsFile:
             if self._board is not None:
                 for name, value in scalars(record):
                     self._board.add_scalar(name, value, record["step"])
+                self._board.flush()
         except OSError as error:
             self.failure = TrainerError(
                 f"{self._path} cannot be written: {error.strerror}",
