@@ -32,28 +32,38 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus", documents_of(lengths, vocab_size=500))
 
 
+def environment() -> dict[str, str]:
+    """Of a process that trains on the CPU, and asks no hub."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
 def run(arguments: list[str], directory: Path) -> Steps:
     """Run a recipe on the CPU; the samples of each rank."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=directory,
-        env={
-            **environment,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "ACCELERATE_USE_CPU": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "HF_HUB_OFFLINE": "1",
-        },
+        env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+    return samples_of(done.stdout)
+
+
+def samples_of(output: str) -> Steps:
+    """What a recipe printed."""
     samples: Steps = {}
-    for rank, row in re.findall(r"rank (\d+) samples \[([\d, ]+)\]", done.stdout):
+    for rank, row in re.findall(r"rank (\d+) samples \[([\d, ]+)\]", output):
         samples.setdefault(int(rank), []).extend(map(int, row.split(",")))
     return samples
 
@@ -87,9 +97,15 @@ def check_recipe(start: Callable[[int, int], Steps], forget_last_save: Callable[
     assert start(1, 7) == expected(1, 6, 7)
 
 
-def torchrun(recipe: str, corpus: Path, directory: Path) -> Callable[[int, int], Steps]:
+def torchrun(recipe: str, corpus: Path, directory: Path, *, wrapper: Path | None = None) -> Callable[[int, int], Steps]:
+    """What starts a recipe on so many ranks up to so many steps.
+
+    Args:
+        wrapper: a script that runs the recipe.
+    """
     launcher = ["-m", "torch.distributed.run", "--standalone"]
-    script = [str(ROOT / "recipes" / recipe), str(corpus), str(directory / "out")]
+    wrapped = [str(wrapper)] if wrapper else []
+    script = [*wrapped, str(ROOT / "recipes" / recipe), str(corpus), str(directory / "out")]
     (directory / "out").mkdir()
     return lambda ranks, steps: run([*launcher, f"--nproc-per-node={ranks}", *script, str(steps)], directory)
 
