@@ -25,7 +25,7 @@ from tests.pipeline.inputs import (
     write_byte_tokenizer,
     zstd,
 )
-from tokshard import import_corpus, open_corpus
+from tokshard import export_corpus, import_corpus, open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BadRecordError, BadSourceError, SourceError, TokshardError, UsageError
 from tokshard.format.corpus import Corpus
@@ -462,11 +462,20 @@ def test_a_flipped_byte_or_a_cut_of_a_table_is_an_error_or_another_corpus(place,
         assert verify_corpus(result.directory).problems == ()
 
 
+@pytest.mark.parametrize("form", ["megatron", "mds", "litdata", "fms", "hf"])
+def test_what_is_exported_is_imported_document_for_document(place, form):
+    result = imported(place, foreign.megatron(place / "a", DOCUMENTS))
+    export_corpus(result.directory, format=form, out=place / "exported")
+    again = imported(place, place / "exported", out=place / "again")
+    assert again.manifest.fingerprints.content == result.manifest.fingerprints.content
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"dedup": "exact"}, "dedup is given, and the sources are read as tokens"),
         ({"text_mode": "line"}, "text_mode is given"),
+        ({"keep": ["url"]}, "keep is given"),
         ({"input_format": "csv"}, "input_format is 'csv'"),
         ({"delimiter": -1}, "delimiter is -1, expected a token id"),
         ({"token_dtype": "float32"}, "token_dtype is 'float32'"),

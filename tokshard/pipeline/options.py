@@ -30,7 +30,7 @@ _SHOWN = 60
 
 _REQUIRED_NUMBERS = ("shard_tokens", "max_document_bytes")
 _WHOLE_NUMBERS = (*_REQUIRED_NUMBERS, "task_bytes", "min_tokens", "max_tokens", "limit", "workers")
-_OF_TEXT = ("text_field", "text_mode", "dedup")
+_OF_TEXT = ("text_field", "text_mode", "dedup", "id_field", "keep")
 _OF_TOKENS = ("token_field", "token_dtype", "delimiter")
 _STRINGS = ("eos", "bos", "text_field", "id_field", "ray_address", "token_field")
 _CHOICES = {
