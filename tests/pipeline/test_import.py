@@ -25,6 +25,7 @@ from tests.pipeline.inputs import (
     write_byte_tokenizer,
     zstd,
 )
+from tests.store.memory import SCHEME, MemoryStore
 from tokshard import export_corpus, import_corpus, open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BadRecordError, BadSourceError, SourceError, TokshardError, UsageError
@@ -34,7 +35,7 @@ from tokshard.interop.tokens import ends, flat, located, megatron, samples
 from tokshard.interop.tokens.batches import TokenSpec
 from tokshard.pipeline.result import BuildResult
 from tokshard.pipeline.tasks import planning
-from tokshard.store import open_store
+from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 EOS = 0
 SPEC = TokenSpec(field=None, dtype=None, delimiters=(EOS,), narrowest="uint16", max_document_bytes=1 << 20)
@@ -460,6 +461,24 @@ def test_a_flipped_byte_or_a_cut_of_a_table_is_an_error_or_another_corpus(place,
     with contextlib.suppress(TokshardError):
         result = imported(place, place / name, force=True, on_bad_record="skip")
         assert verify_corpus(result.directory).problems == ()
+
+
+def test_tokens_in_an_object_store_are_imported_into_one(place, monkeypatch):
+    monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
+    remote, local = f"{SCHEME}:/{place}/remote", place / "local"
+    local.mkdir()
+    foreign.megatron(local / "a", DOCUMENTS)
+    foreign.litdata(local / "lit", [DOCUMENTS, DOCUMENTS])
+    (local / "table.parquet").write_bytes(parquet_bytes(pa.table({"tokens": pa.array(DOCUMENTS)})))
+    store = open_store(str(local))
+    for name in files_below(store, ""):
+        open_store(remote).put(name, store.get(name))
+    result = import_corpus(remote, tokenizer=place / "tok", out=f"{SCHEME}:/{place}/out", workers=1)
+    expected = imported(place, local).manifest
+    assert result.manifest.fingerprints.content == expected.fingerprints.content
+    assert result.manifest.num_documents == 4 * len(DOCUMENTS)
+    by_prefix = import_corpus(f"{remote}/a", tokenizer=place / "tok", out=place / "prefix", workers=1)
+    assert documents_of(by_prefix) == DOCUMENTS
 
 
 @pytest.mark.parametrize("form", ["megatron", "mds", "litdata", "fms", "hf"])
