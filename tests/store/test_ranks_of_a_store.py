@@ -78,7 +78,7 @@ def run_rank(rank: int, directory: Path, bucket: str, group_port: int) -> None:
     from tokshard.errors import TokshardError
     from tokshard.runtime import StreamingLoader
     from tokshard.store.requests import RemoteOptions
-    from tokshard.trainer.config import resolve
+    from tokshard.trainer.config import Parallel, resolve
     from tokshard.trainer.loop import train
     from tokshard.trainer.parallel import process_group
 
@@ -89,7 +89,7 @@ def run_rank(rank: int, directory: Path, bucket: str, group_port: int) -> None:
     fields = configuration(uris, directory / "out", train__steps=1_000, checkpoint__every=0)
     fields["data"] |= {"memory_bytes": "0MiB", "block_tokens": 128, "window_blocks": 4}
     options = partial(RemoteOptions, patience=PATIENCE)
-    with process_group("cpu"), patch("tokshard.store.remote.RemoteOptions", options):
+    with process_group(Parallel(device="cpu")), patch("tokshard.store.remote.RemoteOptions", options):
         plan = StreamPlan(uris, cache=Cache(memory_bytes=0), **SIZES)  # so that every batch asks the store
         loader = StreamingLoader(plan, global_batch_size=RANKS)
         try:
