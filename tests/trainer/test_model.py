@@ -16,6 +16,7 @@ from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import config
 from tokshard.trainer.attention import Documents
+from tokshard.trainer.batches import vocabulary_of
 from tokshard.trainer.loop import model_shape
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import PRESETS, Shape, Transformer, initialise
@@ -137,12 +138,12 @@ def test_presets_have_the_size_of_their_name(preset: str, millions: float) -> No
 )
 def test_impossible_model_sizes_are_refused(settings: config.Model, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        model_shape(settings, StreamPlan(ListSource(LENGTHS), seq_len=8, allow_small_blocks=True))
+        model_shape(settings, 1)
 
 
 def test_the_vocabulary_is_rounded_up_to_a_multiple_of_128_unless_the_recipe_names_one(tmp_path: Path) -> None:
     plan = StreamPlan(next(iter(corpora(tmp_path).values())), seq_len=8)  # of 64 ids
-    assert model_shape(config.Model(), plan).vocab_size == 128
-    assert model_shape(config.Model(vocab_size=65), plan).vocab_size == 65
+    assert model_shape(config.Model(), vocabulary_of(plan)).vocab_size == 128
+    assert model_shape(config.Model(vocab_size=65), vocabulary_of(plan)).vocab_size == 65
     with pytest.raises(UsageError, match="vocab_size is 63, the corpora have 64 ids"):
-        model_shape(config.Model(vocab_size=63), plan)
+        model_shape(config.Model(vocab_size=63), vocabulary_of(plan))

@@ -12,7 +12,6 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
 from tokshard.errors import UsageError
-from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint, config
 from tokshard.trainer.batches import Batches, vocabulary_of
@@ -20,7 +19,7 @@ from tokshard.trainer.config import Config
 from tokshard.trainer.directory import held
 from tokshard.trainer.evaluate import Evaluation
 from tokshard.trainer.huggingface import load_weights
-from tokshard.trainer.losses import micro_batches, sum_of_losses
+from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.metrics import Meter, Sums
 from tokshard.trainer.model import PRESETS, Shape, Transformer, initialise
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
@@ -42,7 +41,7 @@ def train(settings: Config) -> int:
         with together():
             plan = settings.data.plan()
         mesh = make_mesh(settings.parallel, device)
-        shape = model_shape(settings.model, plan)
+        shape = model_shape(settings.model, vocabulary_of(plan))
         with held(settings.train.out):
             model = sharded_model(shape, mesh, settings.parallel, settings.compute)
             optimizer = make_optimizer(model, settings.optimizer)
@@ -109,13 +108,9 @@ class _Run:
         num_corpora = len(self.batches.plan.names)
         losses = torch.zeros(num_corpora, dtype=torch.float64, device=self.meter.device)
         parts = list(micro_batches(batch, self.settings.train.micro_batch_size))
-        for part in parts:
-            # replicas of HSDP exchange gradients once, after the last part
-            self.model.set_requires_all_reduce(part is parts[-1])  # type: ignore[operator]
-            row_losses = sum_of_losses(self.model, part, self.meter.device)
-            row_losses.sum().backward()  # type: ignore[no-untyped-call]
+        for part, row_losses in backward(self.model, parts, self.meter.device):
             index = part["corpus_index"].to(self.meter.device, non_blocking=True).clamp(min=0)  # padding: losses of 0
-            losses.index_add_(0, index, row_losses.detach().double())
+            losses.index_add_(0, index, row_losses.double())
         return losses
 
     def squared_norm(self) -> Tensor:
@@ -171,18 +166,20 @@ class _Run:
             self.meter.restart_clock()
 
 
-def model_shape(settings: config.Model, plan: StreamPlan) -> Shape:
+def model_shape(settings: config.Model, needed: int) -> Shape:
     """A preset with the changes of the recipe.
 
     Unless it says otherwise, the vocabulary is that of the corpora, rounded up to a multiple of 128: matrix products of
     other sizes are slow. The ids beyond never occur.
+
+    Args:
+        needed: ids that the corpora may hold.
 
     Raises:
         UsageError: no such preset, sizes that do not divide, or a vocabulary that is too small.
     """
     if settings.preset not in PRESETS:
         raise UsageError(f"no preset {settings.preset!r}", hint=f"known: {', '.join(PRESETS)}")
-    needed = vocabulary_of(plan)
     changes = {name: value for name, value in dataclasses.asdict(settings).items() if value is not None}
     del changes["preset"]
     shape = dataclasses.replace(PRESETS[settings.preset], **{"vocab_size": -(-needed // 128) * 128, **changes})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,16 @@ def micro_batches(batch: Batch, num_rows: int) -> Iterator[Batch]:
         bounds = batch["cu_seqlens"].numpy()
         first, last = bounds.searchsorted(start * seq_len), bounds.searchsorted((start + num_rows) * seq_len, "right")
         yield {**part, "cu_seqlens": batch["cu_seqlens"][first:last]}
+
+
+def backward(model: nn.Module, parts: Sequence[Batch], device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
+    """Add the gradient of the sum of all losses, part by part; yields each part, and the losses of its rows."""
+    for part in parts:
+        # replicas of HSDP exchange gradients once, after the last part
+        model.set_requires_all_reduce(part is parts[-1])  # type: ignore[operator]
+        row_losses = sum_of_losses(model, part, device)
+        row_losses.sum().backward()  # type: ignore[no-untyped-call]
+        yield part, row_losses.detach()
 
 
 def sum_of_losses(model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
