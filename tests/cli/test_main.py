@@ -212,6 +212,7 @@ COMMANDS_ON = {
     "bench": ["bench", "{}", *SIZES],
     "bench a mix": ["bench", "{}.toml"],
     "import": ["import", "{}", "--tokenizer", "t", "--out", "out"],
+    "copy": ["copy", "{}", "--out", "out"],
     "export": ["export", "{}", "--format", "mds", "--out", "out"],
     "convert-tokenizer": ["convert-tokenizer", "{}", "--out", "out"],
 }

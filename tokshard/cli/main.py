@@ -46,6 +46,7 @@ COMMANDS = {
     "plan": LazyCommand("tokshard.cli.plan:plan", "Preview a mix before training: tokens, epochs, steps, bytes."),
     "trace": LazyCommand("tokshard.cli.trace:trace", "Show every document that a training step read."),
     "bench": LazyCommand("tokshard.cli.bench:bench", "Measure how fast this machine reads a mix, and what that feeds."),
+    "copy": LazyCommand("tokshard.cli.copy:copy", "Make a corpus of others: re-shard, join, divide, move, shuffle."),
     "export": LazyCommand("tokshard.cli.export:export", "Write a corpus in the format of another loader."),
     "convert-tokenizer": LazyCommand(
         "tokshard.cli.convert_tokenizer:convert_tokenizer",

@@ -56,6 +56,29 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     bos_id: TokenId | None
 
 
+class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a corpus was made of others, without their texts.
+
+    Args:
+        corpora: content fingerprints of the others, in order.
+        recipes: their recipe fingerprints.
+        hashes: documents whose hash lies in this half-open range of [0, 1) were taken.
+        where: kept columns that had these values, as text.
+        source: pattern of the sources whose documents were taken.
+        min_tokens, max_tokens: shorter and longer documents were not taken; delimiters count.
+        shuffle: seed of the random order, or None: the order of the others.
+    """
+
+    corpora: list[Sha256]
+    recipes: list[Sha256]
+    hashes: tuple[float, float] | None = None
+    where: dict[str, str] = {}
+    source: str | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    shuffle: int | None = None
+
+
 class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything about a build that changes its bytes, apart from sources and tokenizer.
 
@@ -80,6 +103,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             say it.
         delimiter: of such sources: an id that ended documents there in place of EOS, or None.
         split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
+        copied: how the documents were taken from other corpora; the other fields are then those of the first of them.
     """
 
     text_field: str
@@ -100,6 +124,7 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     token_field: str | None = None
     token_dtype: str | None = None
     delimiter: int | None = None
+    copied: CopyConfig | None = None
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

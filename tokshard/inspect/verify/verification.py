@@ -231,7 +231,8 @@ def _check_content(corpus: Corpus, settings: _Settings, *, has_sources: bool, ha
     Args:
         has_sources, has_hashes: whether the source table and the stride hashes can be compared with the shards.
     """
-    tally = Tally()
+    copied = [each.build.copied for each in corpus.manifests if each.build.copied is not None]
+    tally = Tally(is_shuffled=any(each.shuffle is not None for each in copied))
     for findings in _in_order(corpus, settings, has_hashes=has_hashes):
         yield from findings.problems
         yield from tally.add(findings)
