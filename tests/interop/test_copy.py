@@ -17,7 +17,7 @@ from tokshard.errors import DamagedCorpusError, UsageError
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.interop.copy import shuffling
 from tokshard.interop.copy.selection import Selection
-from tokshard.runtime import StreamPlan
+from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.store import STORES_BY_SCHEME
 
 LENGTHS = [1 + 7 * index % 90 for index in range(120)]
@@ -141,6 +141,23 @@ def test_a_shuffle_moves_documents_of_both_halves_to_all_places():
     order = np.argsort(keys)
     shares = [(part < 5_000).mean() for part in np.array_split(order, 10)]
     assert 0.44 < min(shares) <= max(shares) < 0.56
+
+
+@pytest.mark.soak
+def test_a_shuffled_copy_of_a_corpus_that_is_sorted_by_topic_has_even_batches(tmp_path):
+    """The variance of topics between batches; that of the sorted corpus depends on its windows, which are an eighth."""
+    rng = np.random.default_rng(0)
+    lengths, topics = rng.integers(64, 448, 8_000), np.sort(rng.integers(1, 4, 8_000))
+    documents = [[topic] * (length - 1) + [0] for length, topic in zip(lengths.tolist(), topics.tolist(), strict=True)]
+    write_corpus(tmp_path / "sorted", documents, tokenizer=TINY_TOKENIZER)
+    copy_corpus(tmp_path / "sorted", out=tmp_path / "shuffled", shuffle=17)
+    found = {}
+    for name in ("sorted", "shuffled"):
+        sizes = {"seq_len": 256, "seed": 3, "block_tokens": 8_192, "window_blocks": 32, "allow_small_blocks": True}
+        with NumpyLoader(StreamPlan({"c": str(tmp_path / name)}, epochs=1, **sizes), global_batch_size=32) as loader:
+            counts = np.array([np.bincount(batch["input_ids"].ravel(), minlength=4)[1:4] for batch in loader])
+        found[name] = np.var(counts / counts.sum(axis=1, keepdims=True), axis=0).sum()
+    assert found["sorted"] > 1.3 * found["shuffled"]
 
 
 # all or nothing

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.real_text import build
-from tokshard import export_corpus
+from tests.interop.real_text import ROOT, build
+from tokshard import export_corpus, import_corpus, open_corpus
 
 pytest.importorskip("litdata")
 
@@ -42,7 +42,7 @@ def test_the_tokens_loader_reads_every_block_of_an_export(corpus, tmp_path, file
     assert [row for batch in batches for row in batch.long().tolist()] == blocks
 
 
-def test_a_chunk_is_byte_for_byte_what_litdata_writes(corpus, tmp_path):
+def test_a_chunk_is_byte_for_byte_what_litdata_writes_and_that_is_imported(corpus, tmp_path):
     import torch
     from litdata import TokensLoader
     from litdata.streaming.writer import BinaryWriter
@@ -53,6 +53,11 @@ def test_a_chunk_is_byte_for_byte_what_litdata_writes(corpus, tmp_path):
         writer[index] = torch.tensor(document, dtype=torch.uint16)
     writer.done()
     writer.merge(1)
+    again = import_corpus(
+        tmp_path / "theirs", tokenizer=str(ROOT / "recipes/tokenizer"), out=str(tmp_path / "again"), workers=1
+    )
+    with open_corpus(again.directory) as read:
+        assert [document.tolist() for document in read] == corpus[1]
     chunk = "chunk-0-0.bin"
     assert (tmp_path / "ours" / chunk).read_bytes() == (tmp_path / "theirs" / chunk).read_bytes()
     ours, theirs = (json.loads((tmp_path / name / "index.json").read_bytes()) for name in ("ours", "theirs"))

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.interop.real_text import build
-from tokshard import export_corpus
+from tests.interop.real_text import ROOT, build
+from tokshard import export_corpus, import_corpus, open_corpus
 
 if importlib.util.find_spec("streaming") is None:
     pytest.skip("mosaicml-streaming is not installed", allow_module_level=True)
@@ -49,11 +49,16 @@ def test_a_streaming_dataset_reads_every_document_of_an_export(corpus, tmp_path,
     assert [sample["tokens"].tolist() for sample in data] == corpus[1]
 
 
-def test_a_shard_is_byte_for_byte_what_mosaic_writes(corpus, tmp_path, streaming):
+def test_a_shard_is_byte_for_byte_what_mosaic_writes_and_that_is_imported(corpus, tmp_path, streaming):
     export_corpus(corpus[0], format="mds", out=tmp_path / "ours")
     columns = {"tokens": "ndarray:uint16"}
     with streaming.MDSWriter(columns=columns, out=str(tmp_path / "theirs"), size_limit=64 << 20) as writer:
         for document in corpus[1]:
             writer.write({"tokens": np.array(document, np.uint16)})
+    again = import_corpus(
+        tmp_path / "theirs", tokenizer=str(ROOT / "recipes/tokenizer"), out=str(tmp_path / "again"), workers=1
+    )
+    with open_corpus(again.directory) as read:
+        assert [document.tolist() for document in read] == corpus[1]
     for name in ("index.json", "shard.00000.mds"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
