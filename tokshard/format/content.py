@@ -24,8 +24,8 @@ HASH_BYTES = 4 * len(PRIMES)
 
 _ROW = 1 << 10
 _ROWS = 1 << 5
-"""Rows that are multiplied together. OpenBLAS starts threads above 2**18 products, here 2**15 * 6; on a busy machine they
-took 20 ns per token, 12 times as much. Changes speed only."""
+"""Rows that are multiplied together. OpenBLAS starts threads above 2**18 products, here there are 2**15 * 6. On a busy
+machine the threads took 20 ns per token, 12 times as much. Changes speed only."""
 
 _LARGEST_TERM = 1 << 21
 
