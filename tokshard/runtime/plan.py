@@ -208,7 +208,7 @@ class StreamPlan:
             PlanError: it is not an integer.
         """
         sample = _checked_sample(sample)
-        mixture = self._mixture_at(sample, cursor)
+        mixture = _mixture_at(self, sample, cursor)
         masked = self.masked(cursor or self.cursor())
         layout = self.lay_out(mixture, np.array([sample], np.int64), masked=masked)
         return first_row(widen(self.pack(layout, 0, 1)))
@@ -232,8 +232,8 @@ class StreamPlan:
         """
         if not len(samples):
             return []
-        self._mixture_at(int(samples.min()), cursor)
-        mixture = self._mixture_at(int(samples.max()), cursor)
+        _mixture_at(self, int(samples.min()), cursor)
+        mixture = _mixture_at(self, int(samples.max()), cursor)
         return pieces_of_samples(self, mixture, samples, self.masked(cursor or self.cursor()))
 
     def find(
@@ -342,16 +342,17 @@ class StreamPlan:
             return packed
         return mask_rows(packed, getattr(self.sources[0], "eos_id", None), IGNORED)
 
-    def _mixture_at(self, sample: int, cursor: Cursor | None) -> Mixtures:
-        if sample < 0 or (self.num_samples is not None and sample >= self.num_samples):
-            raise IndexError(f"sample {sample} of a plan of {self.num_samples or 'endless'} samples")
-        mixture = self.mixture(cursor or self.cursor())
-        if sample < mixture.segments[0].start:
-            raise IndexError(
-                f"sample {sample} was read under weights that the cursor does not keep: it keeps those from sample "
-                f"{mixture.segments[0].start} on"
-            )
-        return mixture
+
+def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixtures:
+    if sample < 0 or (plan.num_samples is not None and sample >= plan.num_samples):
+        raise IndexError(f"sample {sample} of a plan of {plan.num_samples or 'endless'} samples")
+    mixture = plan.mixture(cursor or plan.cursor())
+    if sample < mixture.segments[0].start:
+        raise IndexError(
+            f"sample {sample} was read under weights that the cursor does not keep: it keeps those from sample "
+            f"{mixture.segments[0].start} on"
+        )
+    return mixture
 
 
 def _checked_sample(sample: int) -> int:
