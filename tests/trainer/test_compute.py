@@ -192,15 +192,17 @@ def test_losses_in_chunks_give_no_gradient_if_rows_do_not_count_the_same() -> No
 
 
 @pytest.mark.parametrize(
-    ("size", "ramp", "is_refused"), [(4, (), True), (3, (), False), (0, (), False), (3, [[9, 16]], True)]
+    ("size", "ramp", "rows", "divisors"),
+    [(4, (), "6", "1, 2, 3, 6"), (3, (), "", ""), (0, (), "", ""), (3, [[9, 16]], "6 and 8", "1, 2")],
 )
-def test_a_micro_batch_size_that_does_not_divide_the_rows_is_refused(size: int, ramp: Any, is_refused: bool) -> None:
+def test_a_micro_batch_size_that_does_not_divide_the_rows_is_refused(
+    size: int, ramp: Any, rows: str, divisors: str
+) -> None:
     data = {"corpora": {"a": "a"}, "seq_len": 8, "global_batch_size": 12, "batch_ramp": ramp}
     settings = config.resolve({"data": data, "train": {"out": "o", "steps": 9, "micro_batch_size": size}})
-    with (
-        pytest.raises(UsageError, match=f"is {size}, but each of 2 ranks has .* rows") if is_refused else nullcontext()
-    ):
+    with pytest.raises(UsageError, match=f"is {size}, but .* {rows} rows") if rows else nullcontext() as refused:
         check_micro_batch_size(settings, num_ranks=2)
+    assert refused is None or refused.value.hint == f"give a divisor: {divisors}"
 
 
 def test_fused_adamw_is_that_of_the_loop() -> None:

@@ -88,12 +88,15 @@ def test_the_command_prints_lines_or_json_and_explains_a_wrong_recipe(
     said = capsys.readouterr().out
     assert "on 8 ranks, 2 copies; a step of a rank is 1 rows in 1 micro-batches" in said
     assert all(name in said for name in COLLECTIVES.values())
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["collectives"]["all-reduce"]["count"] == NUM_LAYERS + 2
+    assert main([*command, "data.batch_ramp=[[2, 24], [3, 16]]", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["collectives"]["all-reduce"]["count"] == NUM_LAYERS + 2
+    assert found["rows"] == 3  # of the largest batch
     for wrong, problem in (
         ("ranks=0", "expected a number"),
         ("ranks=7", "of 7 ranks"),
         ("model.dim=7", "do not divide"),
+        ("train.micro_batch_size=3", "have 1 rows"),
     ):
         assert main([*command, wrong]) == 2
         assert problem in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -130,6 +131,11 @@ def batch_size(data: TrainerData, step: int) -> int:
     return next((size for first, size in reversed(data.batch_ramp) if step >= first), data.global_batch_size)
 
 
+def rows_of_ranks(data: TrainerData, num_ranks: int) -> list[int]:
+    """Rows of a rank in a step, for each batch size of the recipe."""
+    return [-(-size // num_ranks) for size in (data.global_batch_size, *(size for _, size in data.batch_ramp))]
+
+
 def check_micro_batch_size(settings: Config, num_ranks: int) -> None:
     """Refuse a size that leaves a smaller last part: it would be compiled once more.
 
@@ -137,14 +143,13 @@ def check_micro_batch_size(settings: Config, num_ranks: int) -> None:
         UsageError: `train.micro_batch_size` does not divide a rank's rows, at some step of the batch ramp.
     """
     num_rows = settings.train.micro_batch_size
-    for size in (settings.data.global_batch_size, *(size for _, size in settings.data.batch_ramp)):
-        rows = -(-size // num_ranks)
-        if num_rows and rows % num_rows:
-            divisors = (str(number) for number in range(1, rows + 1) if rows % number == 0)
-            raise UsageError(
-                f"train.micro_batch_size is {num_rows}, but each of {num_ranks} ranks has {rows} rows of a batch",
-                hint=f"give a divisor: {', '.join(divisors)}",
-            )
+    rows = rows_of_ranks(settings.data, num_ranks)
+    common = math.gcd(*rows)
+    if num_rows and common % num_rows:
+        raise UsageError(
+            f"train.micro_batch_size is {num_rows}, but a rank's batches have {' and '.join(map(str, rows))} rows",
+            hint=f"give a divisor: {', '.join(str(number) for number in range(1, common + 1) if common % number == 0)}",
+        )
 
 
 def vocabulary_of(plan: StreamPlan) -> int:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tokshard.errors import TokshardError, UsageError
-from tokshard.trainer.batches import padding, vocabulary_of
+from tokshard.trainer.batches import check_micro_batch_size, padding, rows_of_ranks, vocabulary_of
 from tokshard.trainer.config import Config, load_config
 from tokshard.trainer.loop import model_shape, num_parameters
 from tokshard.trainer.losses import backward, micro_batches
@@ -63,14 +63,15 @@ class Estimate:
 
 
 def estimate(settings: Config, *, ranks: int) -> Estimate:
-    """Run one step without content.
+    """Run one step without content, with the largest batch of the recipe.
 
     Raises:
         UsageError: the sizes do not fit, or the vocabulary is not known.
     """
+    check_micro_batch_size(settings, ranks)
     needed = 1 if settings.model.vocab_size else vocabulary_of(settings.data.plan())
     shape, device = model_shape(settings.model, needed), torch.device("cpu")
-    batch = padding(-(-settings.data.global_batch_size // ranks), settings.data.seq_len)
+    batch = padding(max(rows_of_ranks(settings.data, ranks)), settings.data.seq_len)
     parts = list(micro_batches(batch, settings.train.micro_batch_size))
     with _group(ranks):
         mesh = make_mesh(settings.parallel, device)
@@ -194,10 +195,10 @@ def report(found: Estimate) -> Iterator[str]:
     rows = f"{found.rows} rows in {found.micro_batches} micro-batches"
     yield f"{found.parameters:,} parameters on {job}; a step of a rank is {rows}"
     for name, of in found.collectives.items():
-        yield f"{name:<44} {of['count']:>6,} times {of['bytes'] / 2**30:>9.2f} GiB"
+        yield f"{name:<48} {of['count']:>6,} times {of['bytes'] / 2**30:>9.2f} GiB"
     for kind, size in sorted(found.peak_bytes.items(), key=lambda item: -item[1]):
-        yield f"{kind:<44} {size / 2**30:>22.2f} GiB"
-    yield f"{'peak memory of a rank':<44} {sum(found.peak_bytes.values()) / 2**30:>22.2f} GiB"
+        yield f"{kind:<48} {size / 2**30:>22.2f} GiB"
+    yield f"{'peak memory of a rank':<48} {sum(found.peak_bytes.values()) / 2**30:>22.2f} GiB"
 
 
 def main(arguments: list[str]) -> int:
