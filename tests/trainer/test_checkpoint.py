@@ -440,6 +440,8 @@ def test_an_asynchronous_save_that_fails_is_known_and_raised_by_whatever_waits_f
 def test_a_directory_without_a_checkpoint_and_one_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="not a complete checkpoint"):
         checkpoint.load(str(tmp_path), *trained(seed=1))
+    with pytest.raises(TrainerError, match="nowhere is not a directory"):
+        checkpoint.load(str(tmp_path / "nowhere"), *trained(seed=1))
     path = save(tmp_path, 1)
     wider = Shape(dim=32, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=20)
     with pytest.raises(TrainerError, match=r"embedding\.weight is \(20, 16\) there, \(20, 32\) here"):

@@ -119,7 +119,7 @@ def test_weights_of_a_checkpoint_begin_a_run_at_step_0_and_it_continues_from_its
     assert train(resolve(fields | {"train": fields["train"] | {"stop_after": 2}})) == 0
     assert "continuing after step 1" in capsys.readouterr().out
     fields["checkpoint"]["load_weights"] = str(path)
-    with pytest.raises(UsageError, match="is of a run that did not start from it"):
+    with pytest.raises(UsageError, match="was saved by a command without it"):
         train(resolve(fields))
 
 

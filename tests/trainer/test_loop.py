@@ -200,7 +200,7 @@ def test_a_run_continues_from_its_own_checkpoint_and_refuses_one_to_start_from_t
     assert train(resolve(second)) == 0  # the same command, as of a job that is queued again
     assert [step["step"] for step in steps_of(tmp_path / "2" / "out")] == [2, 3]
     second["checkpoint"]["load"] = str(tmp_path / "2" / "out" / "checkpoints" / "step-00000002")
-    with pytest.raises(UsageError, match=r"step-00000003 is of a run that did not start from it"):
+    with pytest.raises(UsageError, match=r"step-00000003 was saved by a command without it"):
         train(resolve(second))
 
 

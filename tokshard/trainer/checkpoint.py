@@ -248,6 +248,10 @@ def contents(path: str) -> dict[str, File]:
     Raises:
         TrainerError: the checkpoint is damaged or incomplete.
     """
+    if not os.path.isdir(path):
+        raise TrainerError(
+            f"{path} is not a directory", hint="give a checkpoint, such as OUT/checkpoints/step-00001000"
+        )
     try:
         with open(os.path.join(path, COMPLETE), "rb") as file:
             files = msgspec.json.decode(file.read(), type=dict[str, File])
