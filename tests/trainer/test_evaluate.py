@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from tests.corpora import write_corpus
-from tests.trainer.runs import configuration, corpora, corpus, evaluations_of, steps_of, tokenizer
+from tests.trainer.runs import configuration, corpora, corpus, evaluations_of, lines_of, steps_of, tokenizer
 from tokshard.errors import UsageError
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
@@ -117,3 +119,31 @@ def test_a_corpus_of_another_tokenizer_is_refused(paths: dict[str, str], tmp_pat
     with pytest.raises(UsageError, match="'other' has another tokenizer"):
         train(settings)
     assert os.listdir(tmp_path / "out") == ["run.lock"]
+
+
+def test_a_signal_in_the_last_evaluation_is_what_the_run_returns_and_the_same_command_evaluates_once(
+    paths: dict[str, str], tmp_path: Path
+) -> None:
+    settings = resolve(small(paths, tmp_path / "out"))
+
+    def sums_and_a_signal(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return sums(*arguments)
+
+    sums = Evaluation._sums
+    with patch.object(Evaluation, "_sums", sums_and_a_signal):
+        assert train(settings) == signal.SIGTERM
+    assert evaluations_of(tmp_path / "out") == {}
+    for _ in range(2):
+        assert train(settings) == 0
+        assert [line["step"] for line in lines_of(tmp_path / "out")] == [1, 2, 3, 3]
+    assert list(evaluations_of(tmp_path / "out")) == [3]
+
+
+def test_a_loss_that_is_not_finite_is_null(
+    paths: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(resolve(small(paths, tmp_path / "out", optimizer__lr=1e30, train__on_non_finite="skip"))) == 0
+    assert "NaN" not in (tmp_path / "out" / "metrics.jsonl").read_text()  # which is not JSON
+    assert evaluations_of(tmp_path / "out")[3]["held out"]["loss"] is None
+    assert "evaluation  held out not finite" in capsys.readouterr().out

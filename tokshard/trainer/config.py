@@ -167,7 +167,7 @@ class Evaluation:
 
     Args:
         corpora: name to corpus directory; empty: no evaluation.
-        every: steps between evaluations; 0: only after the last step.
+        every: steps between evaluations; 0: only when the job ends.
         take: the part of each corpus that is read.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
@@ -47,23 +48,25 @@ class Evaluation:
         due = is_end or (every > 0 and step % every == 0)
         return due and bool(self._plans) and step != self._last_step
 
-    def losses(self, model: Transformer, step: int) -> dict[str, dict[str, float]] | None:
+    def losses(self, model: Transformer, step: int) -> dict[str, dict[str, float | None]] | None:
         """Mean loss over the targets of each corpus after a step. Every rank calls this.
 
         Returns:
-            By corpus: ``loss``, in nats, and the number of ``targets``; None: a rank received a signal.
+            By corpus: ``loss``, in nats, None if it is not finite, and the number of ``targets``; None: a rank
+            received a signal.
 
         Raises:
             TokshardError: the loader of one rank failed; the same error on all ranks.
         """
-        found, self._last_step = {}, step
+        found, self._last_step = dict[str, dict[str, float | None]](), step
         try:
             for name, plan in self._plans.items():
                 sums = self._sums(model, plan)
                 if sums is None:
                     return None
-                loss, targets = sums.tolist()
-                found[name] = {"loss": loss / max(1.0, targets), "targets": int(targets)}
+                total, targets = sums.tolist()
+                loss = total / max(1.0, targets) if math.isfinite(total) else None  # JSON has no NaN
+                found[name] = {"loss": loss, "targets": int(targets)}
         finally:
             for module in model.modules():
                 if isinstance(module, FSDPModule):

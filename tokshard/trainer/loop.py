@@ -78,7 +78,11 @@ class _Run:
         last = min(self.settings.train.steps, self.settings.train.stop_after or self.settings.train.steps)
         if step >= last or self.batches.is_over:
             say(f"step {step}: nothing is left to do")
-            return 0
+            if not self.evaluation.is_due(step, is_end=True):
+                return 0
+            if not self.meter.open(last_step=step):  # else the evaluation is done, too
+                self._evaluate(step, is_end=True)
+            return self.meter.close(step)
         self.meter.open(last_step=step)
         self.upkeep.before(step + 1)
         for batch in self.batches.after(step):
@@ -145,7 +149,7 @@ class _Run:
             start = getattr(settings, key)
             if latest and start and state.config.get("checkpoint", {}).get(key) != start:
                 raise UsageError(
-                    f"checkpoint.{key} is {start}, but {latest} is of a run that did not start from it",
+                    f"checkpoint.{key} is {start}, but {latest} was saved by a command without it",
                     hint=f"leave checkpoint.{key} out to continue that run, or give another train.out",
                 )
         self.batches.loader.load_state_dict(state.loader)

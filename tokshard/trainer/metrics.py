@@ -89,8 +89,8 @@ class Meter:
         """Whether any rank received a signal or cannot write; all ranks see it after the same step."""
         return self._has_failed or self._signal_number > 0
 
-    def open(self, *, last_step: int) -> None:
-        """Continue ``metrics.jsonl`` after a step.
+    def open(self, *, last_step: int) -> bool:
+        """Continue ``metrics.jsonl`` after a step. Returns whether it has an evaluation of that step.
 
         Raises:
             TokshardError: it cannot be written, or its end is not of this run; the same error on all ranks.
@@ -101,7 +101,10 @@ class Meter:
             if self._rank == 0:
                 board = os.path.join(out, "tensorboard") if self._settings.tensorboard else None
                 self._log = MetricsFile(path, last_step=last_step, tensorboard=board)
+        is_evaluated = [self._log is not None and self._log.is_evaluated]
+        distributed.broadcast_object_list(is_evaluated)
         self.restart_clock()
+        return is_evaluated[0]
 
     def close(self, step: int) -> int:
         """The signal that ended the run, 0 if none did.
@@ -172,14 +175,18 @@ class Meter:
         if last is not None:
             self._read(last)
 
-    def write_evaluation(self, step: int, losses: dict[str, dict[str, float]] | None) -> None:
-        """Report an evaluation after a step; None: a signal ended it."""
+    def write_evaluation(self, step: int, losses: dict[str, dict[str, float | None]] | None) -> None:
+        """Report an evaluation after a step; None: a signal ended it, which ends the run. Every rank calls this."""
         if losses is None:
+            number = torch.tensor(max(self._received, default=0))
+            distributed.all_reduce(number, distributed.ReduceOp.MAX)
+            self._signal_number = int(number)
             say(f"step {step}: a signal ended the evaluation, which is not recorded")
             return
         if self._log is not None:
             self._log.write({"step": step, "evaluation": losses})
-        say(f"step {step}: evaluation  " + ", ".join(f"{name} {of['loss']:.3f}" for name, of in losses.items()))
+        shown = {name: "not finite" if of["loss"] is None else f"{of['loss']:.3f}" for name, of in losses.items()}
+        say(f"step {step}: evaluation  " + ", ".join(f"{name} {loss}" for name, loss in shown.items()))
 
     def _figures(self, batch: Batch, num_corpora: int, *, has_failed: bool) -> np.ndarray[Any, Any]:
         """What this rank's host knows of a step, in the order of `_read`."""

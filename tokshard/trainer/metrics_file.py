@@ -14,9 +14,10 @@ from tokshard.errors import TrainerError, UsageError
 
 
 class _Line(msgspec.Struct):
-    """The only field that is read back."""
+    """What is read back."""
 
     step: int
+    evaluation: dict[str, Any] = {}
 
 
 class MetricsFile:
@@ -29,6 +30,9 @@ class MetricsFile:
         last_step: later steps are cut off: the job that wrote them died before it saved them.
         tensorboard: a directory for TensorBoard.
 
+    Attributes:
+        is_evaluated: whether it had an evaluation of `last_step`.
+
     Raises:
         OSError: the file cannot be written.
         TrainerError: its end is not of a run that reached `last_step`.
@@ -37,12 +41,13 @@ class MetricsFile:
 
     def __init__(self, path: str, *, last_step: int, tensorboard: str | None = None) -> None:
         self.failure: TrainerError | None = None
+        self.is_evaluated = False
         self._path, self._unwritten = path, b""
         self._board = tensorboard_writer(tensorboard, last_step) if tensorboard else None
         with open(path, "a+b") as file:
             if os.path.getsize(path):
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                    end = _end_of(content, path, last_step)
+                    end, self.is_evaluated = _end_of(content, path, last_step)
                 file.truncate(end)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -63,16 +68,20 @@ class MetricsFile:
             )
 
 
-def _end_of(content: mmap.mmap, path: str, last_step: int) -> int:
-    """Where the line of `last_step` ends, in bytes. Only what comes after it is looked at."""
-    end, problem, found = content.rfind(b"\n") + 1, "", 0
+def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
+    """Where the lines of `last_step` end, in bytes, and whether the last one is an evaluation.
+
+    Only what comes after them is looked at.
+    """
+    end, problem, found, is_evaluated = content.rfind(b"\n") + 1, "", 0, False
     while end:
         start = content.rfind(b"\n", 0, end - 1) + 1
         try:
-            found = msgspec.json.decode(content[start:end], type=_Line).step
+            line = msgspec.json.decode(content[start:end], type=_Line)
         except (msgspec.MsgspecError, RecursionError) as error:
             found, problem = 0, f"the line at byte {start:,} is not a step of a run: {error}"
         else:
+            found, is_evaluated = line.step, bool(line.evaluation) and line.step == last_step
             if found <= last_step:
                 break
         end = start
@@ -81,7 +90,7 @@ def _end_of(content: mmap.mmap, path: str, last_step: int) -> int:
             f"{path}: {problem}",
             hint="remove that line, or move the file away: a new one begins where the run continues",
         )
-    return end
+    return end, is_evaluated
 
 
 def tensorboard_writer(directory: str, last_step: int) -> Any:
