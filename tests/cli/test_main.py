@@ -478,3 +478,9 @@ def test_verify_can_skip_the_content(shell, corpus):
     assert exit_code == 0
     assert out.startswith(f"structure ok: {corpus}: 3 documents")
     assert shell("verify", corpus, "--workers", "2")[0] == 1
+
+
+def test_a_missing_option_with_choices_is_said_in_one_line(tmp_path, capsys):
+    assert run(["export", str(tmp_path), "--out", "x"]) == 2
+    problem = capsys.readouterr().err.splitlines()[0]
+    assert problem == "error: missing option '--format'. Choose from: megatron, mds, litdata, fms, hf"

@@ -332,7 +332,7 @@ def test_an_unfinished_build_is_not_damaged_and_is_finished_by_its_command(corpu
     assert out == ""
     assert err.splitlines() == [
         f"error: {corpus} holds an unfinished build: it has no manifest.json",
-        "hint: run the same 'tokshard build' command again; finished tasks are kept",
+        "hint: run its command again, which 'tokshard status' shows; finished tasks are kept",
     ]
 
 

@@ -169,6 +169,40 @@ def test_compressed_mds_shards_are_read(place, compress):
     assert documents_of(imported(place, folder)) == DOCUMENTS
 
 
+@pytest.mark.parametrize("pattern", ["", "*"])
+def test_a_shard_that_is_kept_compressed_and_plain_is_read_once(place, pattern):
+    folder = foreign.mds(place / "mds", [DOCUMENTS], compress=("gz", gzip.compress))
+    (folder / "shard.00000.mds").write_bytes(gzip.decompress((folder / "shard.00000.mds.gz").read_bytes()))
+    assert documents_of(imported(place, folder / pattern)) == DOCUMENTS
+
+
+@pytest.mark.parametrize("gone", ["b.idx", "b.bin"])
+def test_a_directory_in_which_one_of_two_files_is_missing_is_refused(place, gone):
+    (place / "in").mkdir()
+    for name in ("a", "b"):
+        foreign.megatron(place / "in" / name, DOCUMENTS)
+    (place / "in" / gone).unlink()
+    with pytest.raises(BadSourceError, match=rf"/in/b\.\w+ has no {gone} next to it"):
+        imported(place, place / "in")
+
+
+def test_a_companion_that_is_missing_is_named_and_not_the_file_that_needs_it(place):
+    file = foreign.megatron(place / "a", DOCUMENTS).with_name("a.bin")
+    with pytest.raises(BadSourceError, match=r"/index\.json cannot be read: .*; \S+/a\.bin needs it as litdata"):
+        imported(place, file, input_format="litdata")
+    with pytest.raises(UsageError, match=r"/a\.idx holds no ids"):
+        imported(place, place / "a.idx")
+
+
+@pytest.mark.parametrize(("stored", "other"), [("u4", "uint32"), ("i8", "uint64")])
+def test_ids_that_are_stored_wider_than_the_vocabulary_needs_are_not_read_as_others(place, stored, other):
+    file = place / "part.npy"
+    file.write_bytes(foreign.flat([[1 + number % 200, 7, EOS] for number in range(200)], stored))
+    with pytest.raises(UsageError, match=f"looks like ids stored as {other}"):
+        imported(place, file)
+    assert imported(place, file, token_dtype=other).manifest.num_documents == 200
+
+
 def test_a_column_that_would_have_to_be_unpickled_is_refused(place):
     folder = foreign.mds(place / "mds", [DOCUMENTS])
     index = folder / "index.json"
@@ -274,7 +308,7 @@ def test_a_null_row_is_an_empty_document_and_a_null_id_is_damage(place):
         ({"text": ["a"]}, {}, "has no column of token ids; it has text"),
         ({"tokens": ["a"]}, {}, "column 'tokens' has type string, expected integers or lists of integers"),
         ({"tokens": [[1.5]]}, {}, "has type list<"),
-        ({"tokens": [[1]]}, {"token_field": "ids"}, "has no columns 'ids'; it has tokens"),
+        ({"tokens": [[1]]}, {"token_field": "ids"}, "has no column 'ids'; it has tokens"),
     ],
 )
 def test_a_table_without_ids_is_refused_with_its_columns(place, columns, options, problem):
@@ -517,6 +551,12 @@ def test_the_command_shows_what_it_did_and_the_beginning_as_text(place, capsys, 
     shown = json.loads(capsys.readouterr().out)
     assert (shown["is_new"], shown["sample"]) == (False, "hello<|endoftext|>")
     assert shown["manifest"]["build"]["reads"] == "tokens"
+
+
+def test_an_import_that_writes_no_document_names_the_option_that_says_how_sources_are_read(place):
+    with pytest.raises(TokshardError) as caught:
+        imported(place, foreign.megatron(place / "a", [[EOS]]))
+    assert caught.value.hint == "check the sources and --format, and start over with --force"
 
 
 def test_an_unfinished_import_says_which_command_continues_it(place, capsys, monkeypatch):

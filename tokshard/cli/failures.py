@@ -109,5 +109,5 @@ def _options(context: click.Context) -> list[str]:
 
 def _as_problem(message: str) -> str:
     """Click's sentence in the form of tokshard's own messages."""
-    message = message.removesuffix(".")
+    message = " ".join(message.split()).removesuffix(".")  # click lists choices in lines
     return message[:1].lower() + message[1:]

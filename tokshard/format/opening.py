@@ -224,7 +224,7 @@ def _no_manifest(store: Store) -> CorpusError:
     if is_unfinished(store):
         return UnfinishedCorpusError(
             f"{location} holds an unfinished build: it has no {names.MANIFEST}",
-            hint="run the same 'tokshard build' command again; finished tasks are kept",
+            hint="run its command again, which 'tokshard status' shows; finished tasks are kept",
         )
     splits = (names.TRAIN, names.VALIDATION)
     if all(names.MANIFEST in present(store, split) for split in splits):

@@ -30,7 +30,7 @@ from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_
 from tokshard.pipeline.corpus_tables import SOURCES_PER_BATCH, rejects, source_rows, table_rows
 from tokshard.pipeline.resolve import ResolvedBuild
 from tokshard.pipeline.sources.discover import Discovery
-from tokshard.pipeline.sources.inputs import display_path
+from tokshard.pipeline.sources.inputs import TOKENS, display_path
 from tokshard.pipeline.stage import Outcome
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
 from tokshard.pipeline.totals import Totals
@@ -74,7 +74,7 @@ def assemble(resolved: ResolvedBuild, outcome: Outcome, number: int) -> Assemble
         write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
     if not totals.documents and not _may_be_empty(totals, output):
         out.delete(names.SHARD_TABLE, names.STRIDE_HASHES)
-        raise _nothing_written(totals, output)
+        raise _nothing_written(totals, output, resolved.options.reads)
     with _side_file(out, names.SOURCE_TABLE, files) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, source_rows(inputs, totals), rows_per_batch=SOURCES_PER_BATCH)
     with _side_file(out, names.TOKENIZER, files) as file:
@@ -190,7 +190,7 @@ def _may_be_empty(totals: Totals, output: Output) -> bool:
     return bool(output.generation) and bool(output.split) and IN_OTHER_SPLIT[output.split] in totals.left_out
 
 
-def _nothing_written(totals: Totals, output: Output) -> BuildError:
+def _nothing_written(totals: Totals, output: Output, reads: str) -> BuildError:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.left_out.items())
     found = f"{totals.records_read:,} records read" + (f", {reasons}" if reasons else "")
     if output.split and IN_OTHER_SPLIT[output.split] in totals.left_out:
@@ -205,5 +205,5 @@ def _nothing_written(totals: Totals, output: Output) -> BuildError:
         )
     return BuildError(
         f"the build wrote no document: {found}",
-        hint="check the sources and --text-field, and start over with --force",
+        hint=f"check the sources and {'--format' if reads == TOKENS else '--text-field'}, and start over with --force",
     )

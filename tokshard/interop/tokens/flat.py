@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import SourceError
+from tokshard.errors import SourceError, UsageError
 from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, TokenSpec, damaged, stored_dtype
 from tokshard.interop.tokens.ends import NumberFile, is_npy, npy_array
 from tokshard.store import Store
+
+_NUM_LOOKED_AT = 4_096
+"""Ids at the start of a file that show a wrong width."""
 
 
 def read(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:
@@ -39,7 +42,30 @@ def _ids(store: Store, name: str, spec: TokenSpec) -> NumberFile:
     size, dtype = store.stat(name).size, stored_dtype(spec.dtype or spec.narrowest)
     if size % dtype.itemsize:
         raise damaged(store, name, f"it has {size:,} bytes, which are no ids of {dtype.itemsize} bytes (--dtype)")
-    return NumberFile(store=store, name=name, dtype=dtype, start=0, count=size // dtype.itemsize)
+    ids = NumberFile(store=store, name=name, dtype=dtype, start=0, count=size // dtype.itemsize)
+    if spec.dtype is None:
+        _check_width(ids)
+    return ids
+
+
+def _check_width(ids: NumberFile) -> None:
+    """Refuse ids that are stored wider than they are read: all lie in the vocabulary, and every second one is 0.
+
+    Raises:
+        UsageError: the first ids are like that.
+    """
+    count = min(ids.count, _NUM_LOOKED_AT) // 8 * 8
+    first = ids.read(0, count).reshape(-1, 8)
+    if count < _NUM_LOOKED_AT // 8 or not first.any():
+        return
+    for wider in (8, 4, 2):  # of these ids at a time, only the first is not 0
+        if wider * ids.dtype.itemsize <= 8 and not first.reshape(-1, wider)[:, 1:].any():
+            name = f"uint{8 * wider * ids.dtype.itemsize}"
+            raise UsageError(
+                f"{ids.store.where(ids.name)} looks like ids stored as {name}: as {ids.dtype.name}, which holds the "
+                f"vocabulary, {wider - 1} of every {wider} are 0",
+                hint=f"give --dtype {name}, or --dtype {ids.dtype.name} if it is so",
+            )
 
 
 def _first_at(ids: NumberFile, place: int, spec: TokenSpec) -> int:

@@ -28,9 +28,10 @@ def find_field(location: str, schema: pa.Schema, wanted: str | None) -> str:
     names = list(schema.names)
     name = wanted or next((usual for usual in USUAL_FIELDS if usual in names), None)
     if name is None or names.count(name) != 1:
+        column = "columns" if name in names else "column"
         raise UsageError(
-            f"{location} has {'no' if name is None or name not in names else 'several'} "
-            f"{'column of token ids' if name is None else f'columns {name!r}'}; it has {', '.join(names)}",
+            f"{location} has {'several' if name in names else 'no'} "
+            f"{'column of token ids' if name is None else f'{column} {name!r}'}; it has {', '.join(names)}",
             hint="give the column that holds the ids with --token-field",
         )
     kind = schema.field(name).type

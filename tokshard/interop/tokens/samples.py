@@ -75,7 +75,7 @@ def read_index(store: Store, name: str) -> Json:
         parsed = json.loads(store.get(name))
         listed = parsed["shards"] if "shards" in parsed else parsed["chunks"]
         if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-            raise TypeError("its list of files is none")
+            raise TypeError("the list of files is not a list of objects")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise damaged(store, name, f"it does not list shards or chunks: {error!r}") from error
     return dict(parsed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Callable, Mapping
 
+from tokshard.errors import BadSourceError
 from tokshard.interop.tokens import ends, megatron, samples
 from tokshard.pipeline.sources.inputs import DATATROVE, FLAT, LITDATA, MDS, MEGATRON, NPY
 from tokshard.store import Entry, Store
@@ -24,7 +26,7 @@ _SUFFIXES = (megatron.INDEX_SUFFIX, ends.DS_INDEX_SUFFIX, ".ds.metadata", ends.O
 
 def is_companion(name: str) -> bool:
     """Whether a name is that of a file which only helps to read another one."""
-    return name.endswith(_SUFFIXES)
+    return name.endswith(_SUFFIXES) or fnmatch.fnmatchcase(f"/{name}", "*/meta/*counts*.csv")
 
 
 def has_companions(store: Store, name: str, form: str) -> bool:
@@ -41,9 +43,17 @@ def with_companions(store: Store, entry: Entry, form: str) -> Entry:
     """The facts of a file, with a version that changes with those of the files that it needs.
 
     Raises:
-        OSError: one cannot be looked at.
+        BadSourceError: one cannot be looked at.
     """
     if form not in COMPANIONS:
         return entry
-    versions = [entry.version, *(store.stat(name).version for name in COMPANIONS[form](entry.name))]
+    versions = [entry.version]
+    for name in COMPANIONS[form](entry.name):
+        try:
+            versions.append(store.stat(name).version)
+        except OSError as error:
+            raise BadSourceError(
+                f"{store.where(name)} cannot be read: {error.strerror}; {store.where(entry.name)} needs it as {form}",
+                hint="put it there, or say with --format what the file is",
+            ) from error
     return dataclasses.replace(entry, version="+".join(versions))

@@ -37,7 +37,7 @@ from tokshard.pipeline.sources.inputs import (
     read_once_note,
 )
 from tokshard.pipeline.sources.saved_dataset import data_files
-from tokshard.pipeline.sources.token_files import format_of, in_listed_order, prefix_file
+from tokshard.pipeline.sources.token_files import format_of, in_listed_order, prefix_file, without_copies
 from tokshard.store import Entry, NotRegularFileError, Store, is_uri, locate, look_at, open_store, real_location
 
 HIDDEN = "hidden"
@@ -195,7 +195,8 @@ def _expand(argument: str, passed_over: Counter[str], reads: str) -> _Expansion:
             )
         root, parts = split_glob(argument)
         store = open_store(root or ".")
-        return _Expansion(root, label, store, matching_files(store, parts))
+        matching = matching_files(store, parts)
+        return _Expansion(root, label, store, without_copies(matching) if reads == TOKENS else matching)
     if found.name.endswith("/"):
         store = open_store(argument)
         inside = _walk(store, passed_over)
@@ -357,6 +358,10 @@ def _format_of_arrow(store: Store, entry: Entry) -> str:
 
 def _unknown_format(location: str, reads: str) -> UsageError:
     option, known = ("--format", TOKEN_FORMATS) if reads == TOKENS else ("--input-format", INPUT_FORMATS)
+    if reads == TOKENS and is_companion(location):
+        return UsageError(
+            f"{location} holds no ids: it helps to read another file", hint="give that file, or the directory of both"
+        )
     return UsageError(
         f"{location}: the name does not tell the format", hint=f"give {option}, one of {', '.join(known)}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tokshard.errors import BadSourceError
 from tokshard.interop.tokens import ends, flat, megatron, samples
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged
 from tokshard.pipeline.sources.companions import has_companions
@@ -55,9 +56,10 @@ def in_listed_order(store: Store, entries: Iterable[Entry]) -> Iterator[Entry]:
     """Files in their order, but those that an ``index.json`` lists in the order of that: ``chunk-0-10`` is not third.
 
     Raises:
-        BadSourceError: an index is damaged, or lists a file that is not there.
+        BadSourceError: an index is damaged, or lists a file that is not there; a file of ids or its index is missing.
     """
-    found = list(entries)
+    found = without_copies(entries)
+    _check_pairs(store, {entry.name for entry in found})
     places = {entry.name: place for place, entry in enumerate(found)}
     ordered = list(found)
     for entry in found:
@@ -73,6 +75,40 @@ def in_listed_order(store: Store, entries: Iterable[Entry]) -> Iterator[Entry]:
         for place, file in zip(sorted(listed), listed, strict=True):
             ordered[place] = found[file]
     return iter(ordered)
+
+
+def without_copies(entries: Iterable[Entry]) -> list[Entry]:
+    """Files without those that hold what another one holds: MDS can keep a shard both compressed and not."""
+    found = list(entries)
+    names = {entry.name for entry in found}
+    plain, *packed = samples.MDS_SUFFIXES
+    return [
+        entry
+        for entry in found
+        if not any(
+            entry.name.endswith(suffix) and entry.name.removesuffix(suffix) + plain in names for suffix in packed
+        )
+    ]
+
+
+def _check_pairs(store: Store, names: set[str]) -> None:
+    """Refuse a directory that lacks one of two files that belong together: its documents would be missing.
+
+    Raises:
+        BadSourceError: with the one that is there.
+    """
+    for ids, index in ((megatron.SUFFIX, megatron.INDEX_SUFFIX), (ends.DS_SUFFIX, ends.DS_INDEX_SUFFIX)):
+        found = {suffix: {n.removesuffix(suffix) for n in names if n.endswith(suffix)} for suffix in (ids, index)}
+        if not found[index]:
+            continue  # files of another format may end in the same
+        for stem in sorted(found[ids] ^ found[index]):
+            there, missing = (ids, index) if stem in found[ids] else (index, ids)
+            if there == ids and any(has_companions(store, stem + ids, form) for form in (MEGATRON, LITDATA, DATATROVE)):
+                continue
+            raise BadSourceError(
+                f"{store.where(stem + there)} has no {stem.rpartition('/')[2]}{missing} next to it",
+                hint="fetch the missing file, or give the files to read instead of their directory",
+            )
 
 
 def prefix_file(argument: str) -> str | None:
