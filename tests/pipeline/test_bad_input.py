@@ -30,7 +30,7 @@ from tokshard.store import open_store
 
 GOOD = jsonl([{"text": "good"}])
 REPAIR = "hint: repair the record, or leave out such records with --on-bad-record skip"
-ALLOW = "hint: allow longer texts with --max-document-bytes, or leave out such records with --on-bad-record skip"
+ALLOW = "hint: allow longer documents with --max-document-bytes, or leave out such records with --on-bad-record skip"
 CHECK_FIELD = "hint: check --text-field, or leave out such records with --on-bad-record skip"
 FETCH = "hint: fetch the file again and start over with --force, or leave it out with --on-bad-source skip"
 

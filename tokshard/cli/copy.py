@@ -84,7 +84,7 @@ def copy(
     shuffle: int | None,
     as_json: bool,
 ) -> None:
-    """Write the documents of each CORPUS, one corpus after another, as one corpus, without tokenizing again.
+    """Make one corpus of the documents of each CORPUS, one corpus after another, without tokenizing again.
 
     DIR appears when it is complete. What is read is checked against the hashes of the corpora. Each CORPUS and DIR may
     be a URI. A document is taken if all conditions hold.
