@@ -121,10 +121,13 @@ def test_a_corpus_of_another_tokenizer_is_refused(paths: dict[str, str], tmp_pat
     assert os.listdir(tmp_path / "out") == ["run.lock"]
 
 
-def test_a_signal_in_the_last_evaluation_is_what_the_run_returns_and_the_same_command_evaluates_once(
-    paths: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("every", "steps", "evaluated"), [(0, [1, 2, 3], [3]), (1, [1], [1, 2, 3])], ids=["of the end", "on the way"]
+)
+def test_an_evaluation_that_a_signal_ends_ends_the_run_and_the_same_command_makes_up_for_it_once(
+    paths: dict[str, str], tmp_path: Path, every: int, steps: list[int], evaluated: list[int]
 ) -> None:
-    settings = resolve(small(paths, tmp_path / "out"))
+    settings = resolve(small(paths, tmp_path / "out", evaluation__every=every))
 
     def sums_and_a_signal(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -133,11 +136,11 @@ def test_a_signal_in_the_last_evaluation_is_what_the_run_returns_and_the_same_co
     sums = Evaluation._sums
     with patch.object(Evaluation, "_sums", sums_and_a_signal):
         assert train(settings) == signal.SIGTERM
-    assert evaluations_of(tmp_path / "out") == {}
+    assert [line["step"] for line in lines_of(tmp_path / "out")] == steps
     for _ in range(2):
         assert train(settings) == 0
-        assert [line["step"] for line in lines_of(tmp_path / "out")] == [1, 2, 3, 3]
-    assert list(evaluations_of(tmp_path / "out")) == [3]
+        assert [line["step"] for line in lines_of(tmp_path / "out")] == sorted([1, 2, 3, *evaluated])
+    assert list(evaluations_of(tmp_path / "out")) == evaluated
 
 
 def test_a_loss_that_is_not_finite_is_null(

@@ -76,14 +76,12 @@ class _Run:
     def run(self) -> int:
         step = saved = self._resume()
         last = min(self.settings.train.steps, self.settings.train.stop_after or self.settings.train.steps)
-        if step >= last or self.batches.is_over:
+        is_done = step >= last or self.batches.is_over
+        if not self.meter.open(last_step=step):  # a signal or a crash may have ended the evaluation after this step
+            self._evaluate(step, is_end=is_done)
+        if is_done:
             say(f"step {step}: nothing is left to do")
-            if not self.evaluation.is_due(step, is_end=True):
-                return 0
-            if not self.meter.open(last_step=step):  # else the evaluation is done, too
-                self._evaluate(step, is_end=True)
             return self.meter.close(step)
-        self.meter.open(last_step=step)
         self.upkeep.before(step + 1)
         for batch in self.batches.after(step):
             rate = learning_rate(self.settings.optimizer, step, self.settings.train.steps)
@@ -97,9 +95,10 @@ class _Run:
             if self.settings.checkpoint.every and step % self.settings.checkpoint.every == 0:
                 self._save(step)
                 saved = step
+            if step != last and not self.meter.is_stopped:
+                self._evaluate(step)
             if step == last or self.meter.is_stopped:
                 break
-            self._evaluate(step)
         self.meter.flush()
         if saved != step:
             self._save(step)
