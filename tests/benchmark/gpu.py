@@ -1,8 +1,9 @@
-"""Training speed on one GPU: ``python -m tests.benchmark.gpu [--tiny] [--seconds 480] [--out DIR]``. No network.
+"""Training on one GPU, checked and measured: ``python -m tests.benchmark.gpu [--tiny] [--seconds 470] [--out DIR]``.
 
-Each row is a run of the trainer in a process of its own with a deadline: one that fails or compiles slowly costs its
-row alone. A run is killed when it has made its steps, or it would save a checkpoint. The table is printed
-row by row, and DIR/gpu.jsonl has the same; a row that did not run says why. ``--tiny`` rehearses it on the CPU.
+No network. One process after another, each with a deadline: what fails, hangs or compiles slowly costs its own row. The
+table is printed row by row, and DIR/gpu.jsonl has the same; what did not run says why. Checks are in gpu_checks.py. A
+training run is killed when it has made its steps, or it would save a checkpoint. ``--tiny`` rehearses all of it on the
+CPU.
 
 No GPU has run it yet. Several GPUs are not measured.
 """
@@ -11,38 +12,38 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from tests.benchmark.gpu_children import ChildFailedError, answer, last_lines, run
+from tests.benchmark.gpu_corpus import make_corpus
 
-from tests.corpora import TINY_TOKENIZER, write_corpus
+NOMINAL_TFLOPS = 989
+"""Dense bf16 of an H100 or H200 SXM, by their data sheets."""
 
-ROOT = Path(__file__).parents[2]
-IDS = 32_000
 BIG = {
     "model.preset": "1B",
     "model.num_layers": 22,
     "model.num_kv_heads": 4,
     "model.hidden_dim": 5_632,
-    "model.vocab_size": IDS,
+    "model.vocab_size": 32_000,
     "model.rope_theta": 10_000.0,
     "data.seq_len": 4_096,
     "data.global_batch_size": 8,
     "train.micro_batch_size": 2,
     "parallel.precision": "bf16",
+    "compute.loss_chunk": 0,
 }
 COMPILED = {"compute.compile": "inductor"}
 CHUNKED = COMPILED | {"compute.loss_chunk": 4_096, "train.micro_batch_size": 4}
 ROWS: dict[str, dict[str, Any]] = {
-    "1.1B eager": {},
-    "1.1B compiled": COMPILED,
     "1.1B compiled, chunked loss": CHUNKED,
     "1.1B synthetic data": CHUNKED | {"data.synthetic": True},
     "7B full recomputation": CHUNKED
@@ -55,6 +56,8 @@ ROWS: dict[str, dict[str, Any]] = {
         "data.global_batch_size": 2,
         "train.micro_batch_size": 1,
     },
+    "1.1B compiled": COMPILED,
+    "1.1B eager": {},
     "1.1B selective recomputation": CHUNKED | {"compute.recompute": "selective", "train.micro_batch_size": 8},
     "1.1B full recomputation": CHUNKED | {"compute.recompute": "full", "train.micro_batch_size": 8},
     "1.1B float8 tensorwise": CHUNKED | {"compute.float8": "tensorwise"},
@@ -67,113 +70,167 @@ TINY = {
     "model.num_heads": 2,
     "model.num_kv_heads": 1,
     "model.hidden_dim": 32,
-    "model.vocab_size": 128,
+    "model.vocab_size": 16_384,  # of the tokenizer
     "data.seq_len": 64,
     "parallel.device": "cpu",
 }
-COLUMNS = ("tokens_per_second", "mfu", "mfu_of_product", "memory_gib", "wait_part", "first_step_seconds", "problem")
+CHECKS = {
+    "varlen attention": 30,
+    "no sync in 5 steps": 40,
+    "2,000 pinned batches": 40,
+    "checkpoints between devices": 30,
+    "non-finite step is skipped": 30,
+    "process group of one rank": 30,
+    "asynchronous save": 30,
+    "SIGTERM and resume": 50,
+    "flex attention": 50,
+}
+"""Name to the seconds that a check may take."""
+
+ORDER = [*list(CHECKS)[:5], *list(ROWS)[:3], *list(CHECKS)[5:], *list(ROWS)[3:]]
+"""What counts most comes first: time may run out."""
+
+ROW_SECONDS = {"7B full recomputation": 110}  # of the others: 70
+COLUMNS = ("tokens_per_second", "mfu_of_989", "mfu_of_product", "memory_gib", "estimated_gib", "wait_part")
+COLUMNS += ("first_step_seconds", "result", "why", "problem")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The time for everything.
+
+    Args:
+        end: as `time.monotonic` counts.
+        factor: of the limits of single rows.
+    """
+
+    seconds: float
+    end: float
+    factor: float = 1.0
+
+    def limit(self, seconds: float) -> float:
+        """The seconds that a row may take, of those that are left."""
+        return min(seconds * self.factor, self.end - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        return self.limit(1.0) < 1.0
 
 
 def main(arguments: list[str]) -> int:
+    """Exit codes: 0; 1: a check failed; 2: there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmark.gpu")
     parser.add_argument("--tiny", action="store_true", help="rehearse on the CPU")
-    parser.add_argument("--seconds", type=float, default=480.0, help="for everything")
-    parser.add_argument("--rows", default="", help="only rows whose name contains this")
+    parser.add_argument("--seconds", type=float, default=470.0, help="for everything")
+    parser.add_argument("--rows", default="", help="only checks and rows whose name contains this")
     parser.add_argument("--out", default="")
     given = parser.parse_args(arguments)
+    status = 0
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(given.out or scratch)
         out.mkdir(parents=True, exist_ok=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(scratch) / "inductor")  # rows share kernels
         for row in results(Path(scratch), tiny=given.tiny, seconds=given.seconds, rows=given.rows):
             sys.stdout.write(line(row) + "\n")
             sys.stdout.flush()
             with (out / "gpu.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
-    return 0
+            status = 2 if row.get("row") == "no GPU" else max(status, int(row.get("result") == "FAIL"))
+    return status
 
 
 def results(directory: Path, *, tiny: bool, seconds: float, rows: str = "") -> Iterator[dict[str, Any]]:
-    """One row after another."""
-    end = time.monotonic() + seconds
-    machine = measured_machine(tiny=tiny)
+    """One row after another: the machine, the corpus, then `ORDER`."""
+    budget = Budget(seconds, time.monotonic() + seconds, factor=10.0 if tiny else 1.0)  # CPUs may be slow and busy
+    device = "cpu" if tiny else "cuda"
+    machine = measured_machine(device, budget)
     yield machine
-    corpus = random_corpus(directory / "corpus", ids=4 if tiny else IDS, num_tokens=20_000 if tiny else 4_000_000)
-    for number, (name, changes) in enumerate((name, of) for name, of in ROWS.items() if rows in name):
-        left = end - time.monotonic()
-        if left < 1:
-            yield {"row": name, "problem": f"not run: the {seconds:.0f} s are over"}
-            continue
-        settings = (
-            BIG
-            | changes
-            | (TINY | ({"compute.compile": "aot_eager"} if "compute.compile" in changes else {}) if tiny else {})
-        )
-        steps = (1, 3) if tiny else (5, 20)
-        row = run(directory / f"row-{number}", corpus, settings, steps=steps, seconds=min(left, 60.0))
-        if machine.get("product_tflops") and row.get("mfu"):
-            row["mfu_of_product"] = row["mfu"] * 989 / machine["product_tflops"]
-        yield {"row": name, **row}
+    if machine["row"] == "no GPU":
+        return
+    corpus = {"row": "corpus", "problem": over(budget)}
+    if not budget.is_over:
+        corpus = make_corpus(directory / "corpus", num_bytes=300_000 if tiny else 12_000_000, seconds=budget.limit(40))
+    yield corpus
+    for number, name in enumerate(each for each in ORDER if rows in each):
+        place = directory / f"row-{number}"
+        if budget.is_over:
+            yield {
+                "row": name,
+                **({"result": "not run", "why": over(budget)} if name in CHECKS else {"problem": over(budget)}),
+            }
+        elif name in CHECKS:
+            yield {"row": name, **check(name, device, corpus["path"], place, budget)}
+        else:
+            yield {"row": name, **train(name, corpus["path"], place, budget, machine.get("product_tflops"), tiny=tiny)}
 
 
-def measured_machine(*, tiny: bool) -> dict[str, Any]:
-    """The device, the versions, and the rate of a bf16 product."""
-    import torch
-
-    has_gpu = torch.cuda.is_available() and not tiny
-    size, device = (8_192, "cuda") if has_gpu else (64, "cpu")
-    matrix = torch.randn(size, size, dtype=torch.bfloat16, device=device)
-    times = []
-    for _ in range(10):
-        began = time.perf_counter()
-        (matrix @ matrix)[0, 0].item()
-        times.append(time.perf_counter() - began)
-    name = torch.cuda.get_device_name() if has_gpu else "CPU"
-    product = 2 * size**3 / min(times) / 1e12
-    return {"row": f"{name}, torch {torch.__version__}, product of {size}", "product_tflops": product}
+def over(budget: Budget) -> str:
+    """Why something was not begun."""
+    return f"not run: the {budget.seconds:.0f} s are over"
 
 
-def random_corpus(path: Path, *, ids: int, num_tokens: int) -> str:
-    """Documents of 750 tokens on average, of random ids. Speed does not depend on them."""
-    rng = np.random.default_rng(0)
-    lengths = rng.geometric(1 / 750, num_tokens // 750)
-    fields = json.loads(TINY_TOKENIZER)
-    fields["model"]["vocab"] |= {f"word{index}": index for index in range(4, ids)}
-    documents = [[*rng.integers(1, ids, length).tolist(), 0] for length in lengths]
-    return str(write_corpus(path, documents, tokenizer=json.dumps(fields).encode()))
+def measured_machine(device: str, budget: Budget) -> dict[str, Any]:
+    """The card, the versions, and the rates of a product and of copies."""
+    try:
+        found = answer(["-m", "tests.benchmark.gpu_machine", device], seconds=budget.limit(60))
+    except ChildFailedError as error:
+        return {"row": "machine", "problem": f"not measured: {error}"}
+    if "problem" in found:
+        return {"row": "no GPU", "problem": f"{found['problem']}; --tiny rehearses on the CPU"}
+    return {"row": "machine", **found}
 
 
-def run(out: Path, corpus: str, settings: dict[str, Any], *, steps: tuple[int, int], seconds: float) -> dict[str, Any]:
-    """Figures of the steps after the first of `steps`, up to the second."""
+def check(name: str, device: str, corpus: str, directory: Path, budget: Budget) -> dict[str, Any]:
+    """A check of gpu_checks.py. One that does not answer failed, unless it had less time than planned."""
+    directory.mkdir()
+    limit, began = budget.limit(CHECKS[name]), time.monotonic()
+    try:
+        found = answer(["-m", "tests.benchmark.gpu_checks", name, device, corpus, str(directory)], seconds=limit)
+    except ChildFailedError as error:
+        was_cut = "no answer" in str(error) and limit < CHECKS[name] * budget.factor
+        found = {"result": "not run" if was_cut else "FAIL", "why": str(error)}
+    return {**found, "seconds": time.monotonic() - began}
+
+
+def train(
+    name: str, corpus: str, out: Path, budget: Budget, product_tflops: float | None, *, tiny: bool
+) -> dict[str, Any]:
+    """A run of the trainer; MFU is of the measured product if there is one."""
+    settings = BIG | ROWS[name]
+    if tiny:
+        compiled = {"compute.compile": "aot_eager"} if "compute.compile" in settings else {}
+        settings |= TINY | compiled
     out.mkdir()
     recipe = out / "recipe.toml"
     recipe.write_text(f'[data]\ncorpora = {{ all = "{corpus}" }}\n[train]\nout = "{out}/run"\nsteps = 1000000\n')
-    changes = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-    began, log = time.monotonic(), out / "run" / "metrics.jsonl"
-    with (out / "said").open("w+") as said:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "tokshard.trainer", str(recipe), *changes],
-            cwd=ROOT,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            while child.poll() is None and time.monotonic() - began < seconds and len(lines_of(log)) < steps[1]:
-                time.sleep(0.05)
-            status = child.poll()
-        finally:
-            child.kill()
-            child.wait()
-        said.seek(0)
-        last = [text.strip() for text in said if text.strip()][-2:]
-    found = lines_of(log)[: steps[1]]
-    if len(found) <= steps[0]:
+    settings["train.peak_tflops"] = product_tflops or NOMINAL_TFLOPS
+    command = [str(recipe), *(f"{key}={json.dumps(value)}" for key, value in settings.items())]
+    warm_up, last = (1, 3) if tiny else (5, 20)
+    limit, log, began = budget.limit(ROW_SECONDS.get(name, 70)), out / "run" / "metrics.jsonl", time.monotonic()
+    status, said = run(
+        ["-m", "tests.benchmark.gpu_train", *command], seconds=limit, until=lambda: len(lines_of(log)) >= last
+    )
+    steps = lines_of(log)[:last]
+    if len(steps) > warm_up:
+        row = figures(steps, warm_up, product_tflops)
+    else:
         why = (
-            f"ended with {status}: {' '.join(last)}"
-            if status is not None
-            else f"no {steps[0]} steps in {seconds:.0f} s"
+            f"ended with {status}: {last_lines(said)}" if status is not None else f"{len(steps)} steps in {limit:.0f} s"
         )
-        return {"problem": f"not measured: {why}"}
-    return figures(found, steps[0])
+        row = {"problem": f"not measured: {why}"}
+    row["seconds"] = time.monotonic() - began
+    if name.startswith("7B"):
+        row |= estimated(command, budget)
+    return row
+
+
+def estimated(command: list[str], budget: Budget) -> dict[str, Any]:
+    """The peak memory that the trainer's estimate predicts."""
+    try:
+        found = answer(["-m", "tokshard.trainer.estimate", *command, "--json"], seconds=budget.limit(30))
+    except ChildFailedError as error:
+        return {"estimate_problem": str(error)}
+    return {"estimated_gib": sum(found["peak_bytes"].values()) / 2**30}
 
 
 def lines_of(log: Path) -> list[dict[str, Any]]:
@@ -182,14 +239,20 @@ def lines_of(log: Path) -> list[dict[str, Any]]:
     return [json.loads(each) for each in text.splitlines(keepends=True) if each.endswith("\n")]
 
 
-def figures(steps: list[dict[str, Any]], warm_up: int) -> dict[str, Any]:
-    """Medians of the steps after `warm_up`."""
+def figures(steps: list[dict[str, Any]], warm_up: int, product_tflops: float | None) -> dict[str, Any]:
+    """Medians of the steps after `warm_up`. MFU counts full rows.
+
+    Args:
+        product_tflops: what the recipe gave as the peak; None: it gave `NOMINAL_TFLOPS`.
+    """
     measured = steps[warm_up:]
     took = [step["tokens"] / step["tokens_per_second"] for step in measured]
+    mfu = statistics.median(step["mfu_full_rows"] for step in measured)
     return {
         "steps": len(measured),
         "tokens_per_second": statistics.median(step["tokens_per_second"] for step in measured),
-        "mfu": statistics.median(step["mfu_full_rows"] for step in measured) if measured[0]["mfu"] else None,
+        "mfu_of_989": mfu * (product_tflops or NOMINAL_TFLOPS) / NOMINAL_TFLOPS,
+        "mfu_of_product": mfu if product_tflops else None,
         "memory_gib": max(step["memory_bytes"] for step in measured) / 2**30,
         "wait_part": sum(step["loader_wait_seconds"] for step in measured) / sum(took),
         "first_step_seconds": steps[0]["tokens"] / steps[0]["tokens_per_second"],
@@ -198,11 +261,18 @@ def figures(steps: list[dict[str, Any]], warm_up: int) -> dict[str, Any]:
 
 def line(row: dict[str, Any]) -> str:
     """A row of the table."""
-    shown = [
-        f"{key} {row[key]:.4g}" if isinstance(row[key], float) else str(row[key]) for key in COLUMNS if row.get(key)
-    ]
-    product = [f"{row['product_tflops']:.4g} TFLOP/s"] if "product_tflops" in row else []
-    return "  ".join([f"{row['row']:<32}", *product, *shown])
+    hidden = {"row", "path"}
+    # of machine, corpus and checks everything; of training runs the figures that are compared
+    keys = COLUMNS if row["row"] in ROWS else [key for key in row if key not in hidden]
+    shown = [text_of(key, row[key]) for key in keys if row.get(key) is not None]
+    return "  ".join([f"{row['row']:<32}", *shown])
+
+
+def text_of(key: str, value: Any) -> str:
+    """A figure with its name, or a sentence."""
+    if key in ("result", "why", "problem"):
+        return str(value)
+    return f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,412 @@
+"""What has to be right on a GPU before its speed counts: one check per process, one line of JSON.
+
+    python -m tests.benchmark.gpu_checks NAME cuda|cpu CORPUS EMPTY_DIRECTORY
+
+Small models and real parts. The comparisons run on the CPU as well; only syncs and pinned memory need CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
+
+from tests.benchmark.gpu_children import child, last_lines, run
+from tokshard.jobs.torch_checkpoints import load_checkpoint
+from tokshard.runtime.loader import NumpyLoader
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.tensors import StreamingLoader
+from tokshard.trainer import checkpoint, loop
+from tokshard.trainer.attention import Documents, attend
+from tokshard.trainer.config import Compute, Optimizer, Parallel, resolve
+from tokshard.trainer.model import Shape
+from tokshard.trainer.optimizer import make_optimizer
+from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
+
+MODEL = {"preset": "10M", "dim": 256, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 256}
+PACKINGS = ([256], [1] * 7 + [249], [1, 254, 1], [100, 1, 1, 154], [64, 64, 128], [3, 90, 1, 27, 135])
+"""Lengths of documents."""
+
+NUM_BATCHES = 2_000
+NUM_WORKERS = 1
+LARGEST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+"""Of the largest value. A wrong document or head gives about 1."""
+
+
+class NotRun(Exception):  # noqa: N818 - a result, not an error
+    """The check needs what this machine lacks."""
+
+
+class WrongError(Exception):
+    """The check found something wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a check runs."""
+
+    device: str
+    corpus: str
+    directory: Path
+
+    @property
+    def has_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    def fields(self, name: str, **changes: Any) -> dict[str, Any]:
+        """A recipe of the small model; ``changes`` are ``section__key=value``."""
+        fields: dict[str, Any] = {
+            "data": {"corpora": {"all": self.corpus}, "seq_len": 128, "global_batch_size": 4},
+            "model": dict(MODEL),
+            "parallel": {"device": self.device, "precision": "bf16"},
+            "train": {"out": str(self.directory / name), "steps": 1_000_000, "log_every": 1_000},
+        }
+        for key, value in changes.items():
+            section, _, option = key.partition("__")
+            fields.setdefault(section, {})[option] = value
+        return fields
+
+
+def varlen(place: Place) -> dict[str, Any]:
+    """The trainer's attention and its gradients, in bf16 on CUDA, against a loop over documents in fp32."""
+    dtypes = (torch.bfloat16,) if place.has_gpu else (torch.float32, torch.bfloat16)
+    worst = dict.fromkeys(map(str, dtypes), 0.0)
+    for dtype in dtypes:
+        for lengths, kv_heads, head_dim in ((of, *sizes) for of in PACKINGS for sizes in ((4, 64), (2, 64), (1, 128))):
+            inputs = drawn(sum(lengths), 4, kv_heads, head_dim, dtype, place.device)
+            ends = np.cumsum([0, *lengths, 0, 0])  # the last end is repeated, as in a padded batch
+            bounds = torch.tensor(ends, dtype=torch.int32, device=place.device)
+            out = attend(*inputs, Documents(cu_seqlens=bounds, max_seqlen=sum(lengths)))
+            error = error_of(out, inputs, lengths)
+            worst[str(dtype)] = max(worst[str(dtype)], error)
+            if not error < LARGEST_ERROR[dtype]:
+                raise WrongError(f"{error:.3g} off: documents of {lengths}, {kv_heads} of 4 heads, {dtype}")
+    return {"cases": 3 * len(PACKINGS), "largest_error": worst}
+
+
+def flex(place: Place) -> dict[str, Any]:
+    """FlexAttention with a mask of documents against the same loop, compiled and with gradients on CUDA alone."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    worst, dtype = 0.0, torch.bfloat16 if place.has_gpu else torch.float32
+    attention: Any = torch.compile(flex_attention) if place.has_gpu else flex_attention
+    for lengths in PACKINGS:
+        total = sum(lengths)
+        of_document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(place.device)
+
+        def is_seen(_: Tensor, __: Tensor, query: Tensor, key: Tensor, of: Tensor = of_document) -> Tensor:
+            return (query >= key) & (of[query] == of[key])
+
+        mask = create_block_mask(is_seen, None, None, total, total, device=place.device)
+        inputs = drawn(total, 4, 2, 64, dtype, place.device)
+        heads = [(tensor if place.has_gpu else tensor.detach()).transpose(0, 1)[None] for tensor in inputs]
+        out = attention(*heads, block_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+        error = error_of(out, inputs, lengths)
+        worst = max(worst, error)
+        if not error < LARGEST_ERROR[dtype]:
+            raise WrongError(f"{error:.3g} off: documents of {lengths}, {dtype}")
+    return {"cases": len(PACKINGS), "largest_error": worst}
+
+
+def drawn(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> list[Tensor]:
+    """Query, key and value: [tokens, heads, head_dim]."""
+    generator = torch.Generator().manual_seed(tokens + kv_heads)
+    shapes = [(tokens, number, head_dim) for number in (heads, kv_heads, kv_heads)]
+    return [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
+
+
+def error_of(out: Tensor, inputs: list[Tensor], lengths: list[int]) -> float:
+    """The largest difference of `out`, and of its gradients if it has any, from the loop, over the largest value."""
+    exact = [tensor.detach().float().requires_grad_() for tensor in inputs]
+    expected = loop_over_documents(*exact, lengths)
+    pairs = [(out, expected)]
+    if out.requires_grad:
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out)
+        got = torch.autograd.grad(out, inputs, weights)
+        pairs += zip(got, torch.autograd.grad(expected, exact, weights.float()), strict=True)
+    errors = [((found.float() - of).abs().max() / of.abs().max()).item() for found, of in pairs]
+    return max(errors) if all(error == error for error in errors) else float("nan")  # noqa: PLR0124 - max drops NaN
+
+
+def loop_over_documents(query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+    """Softmax attention as in the textbook."""
+    groups = query.shape[1] // key.shape[1]
+    parts = []
+    repeated = [query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)]
+    for q, k, v in zip(*(torch.split(tensor, lengths) for tensor in repeated), strict=True):
+        scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
+        is_later = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu(1)
+        parts.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(is_later, -torch.inf).softmax(2), v))
+    return torch.cat(parts)
+
+
+def one_rank(place: Place) -> dict[str, Any]:
+    """The process group of the trainer, NCCL on CUDA, with one rank: collectives on the device and of objects."""
+    settings = Parallel(device=place.device)  # type: ignore[arg-type]
+    with process_group(settings) as device:
+        make_mesh(settings, device)
+        sent = torch.randn(1 << 16, device=device)
+        summed, gathered, scattered = sent.clone(), torch.empty_like(sent), torch.empty_like(sent)
+        distributed.all_reduce(summed)
+        distributed.all_gather_into_tensor(gathered, sent)
+        distributed.reduce_scatter_tensor(scattered, sent)
+        objects = ["a path"]
+        distributed.broadcast_object_list(objects)
+        backend = str(distributed.get_backend_config())
+        for name, got in (("all-reduce", summed), ("all-gather", gathered), ("reduce-scatter", scattered)):
+            if not torch.equal(got, sent):
+                raise WrongError(f"{name} of one rank changed its values")
+    if place.has_gpu and "nccl" not in backend:
+        raise WrongError(f"the backend is {backend}")
+    if distributed.is_initialized():
+        raise WrongError("the process group was not destroyed")
+    return {"backend": backend}
+
+
+def batches(place: Place) -> dict[str, Any]:
+    """Batches arrive as a plain loader makes them: sums of products with random numbers, modulo 2**64.
+
+    Copies lag behind products of matrices, while the memory of earlier batches is used again.
+    """
+    rows, number = 8, NUM_BATCHES
+    seq_len = 1_024 if place.has_gpu else 64
+    shape = (rows, seq_len)
+    weights = torch.from_numpy(np.random.default_rng(0).integers(-(2**62), 2**62, (3, *shape)))
+    there, names = weights.to(place.device), ("input_ids", "labels", "position_ids")
+    busy = torch.randn(4_096 if place.has_gpu else 8, 4_096 if place.has_gpu else 8, device=place.device)
+    plan = StreamPlan({"all": place.corpus}, seq_len=seq_len)
+    sums = torch.zeros(number, len(names), dtype=torch.int64, device=place.device)
+    memory = set()
+    with StreamingLoader(plan, global_batch_size=rows, pin_memory=place.has_gpu, num_workers=NUM_WORKERS) as loader:
+        for index, batch in zip(range(number), loader, strict=False):
+            if place.has_gpu and not all(tensor.is_pinned() for tensor in batch.values()):
+                raise WrongError("a batch is not in pinned memory")
+            memory.add(batch["input_ids"].data_ptr())
+            if index % 20 == 0:
+                busy = busy @ busy / 64
+            for column, name in enumerate(names):
+                sums[index, column] = (batch[name].to(place.device, non_blocking=True) * there[column]).sum()
+    with NumpyLoader(plan, global_batch_size=rows) as plain:
+        expected = np.stack(
+            [
+                [(batch[name] * of).sum() for name, of in zip(names, weights.numpy(), strict=True)]
+                for _, batch in zip(range(number), plain, strict=False)
+            ]
+        )
+    wrong = np.flatnonzero((sums.cpu().numpy() != expected).any(1))
+    if len(wrong):
+        raise WrongError(f"{len(wrong)} of {number} batches arrived changed, the first is number {wrong[0]}")
+    if len(np.unique(expected[:, 0])) < number / 2 or len(memory) > number / 2:
+        raise WrongError(f"the batches do not differ, or their memory was not reused: {len(memory)} places")
+    return {"batches": number, "places_in_memory": len(memory)}
+
+
+def no_sync(place: Place) -> dict[str, Any]:
+    """Five steps of the trainer in which torch raises when the host waits for the device."""
+    switched: list[int] = []
+    before = loop.Upkeep.before
+
+    def switch(upkeep: Any, step: int) -> None:
+        before(upkeep, step)
+        if step in (4, 9):  # 4 to 8 are strict
+            switched.append(step)
+            if place.has_gpu:
+                torch.cuda.set_sync_debug_mode("error" if step == 4 else "default")
+
+    if place.has_gpu:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            torch.ones(1, device="cuda").item()
+        except RuntimeError:
+            torch.cuda.set_sync_debug_mode("default")
+        else:
+            raise WrongError("torch does not notice a sync")
+    with patch.object(loop.Upkeep, "before", switch):
+        train(place, "out", train__stop_after=10)
+    if switched != [4, 9]:
+        raise WrongError(f"the mode was switched before steps {switched}")
+    if not place.has_gpu:
+        raise NotRun("syncs are seen on CUDA only; the steps ran")
+    return {"steps": 5}
+
+
+def devices(place: Place) -> dict[str, Any]:
+    """A checkpoint of the CPU loads on the device, and one of the device on the CPU: bit for bit."""
+    shape = Shape(**{key: value for key, value in MODEL.items() if key != "preset"}, vocab_size=512)  # type: ignore[arg-type]
+    names = ["cpu", place.device, "cpu"]
+    with process_group(Parallel(device=place.device)):  # type: ignore[arg-type]
+        expected, path = dict[str, Tensor](), ""
+        for step, name in enumerate(names):
+            settings = Parallel(device=name, precision="bf16")  # type: ignore[arg-type]
+            model = sharded_model(shape, make_mesh(settings, torch.device(name)), settings, Compute())
+            tensors = checkpoint.tensors_of(model, optimizer := make_optimizer(model, Optimizer()))
+            with torch.no_grad():
+                for tensor in tensors.values():  # nothing is equal by chance
+                    local(tensor).copy_(torch.randn(local(tensor).shape))
+            if step:
+                checkpoint.load(path, model, optimizer)
+                compare({key: local(of).cpu() for key, of in tensors.items()}, expected, f"on {name}")
+            else:
+                expected = {key: local(of).clone() for key, of in tensors.items()}
+            state = checkpoint.State(step=step + 1, loader={}, config={})
+            path = checkpoint.save(str(place.directory), tensors, state)
+    return {"tensors": len(expected), "bytes": sum(tensor.nbytes for tensor in expected.values())}
+
+
+def skip(place: Place) -> dict[str, Any]:
+    """A step with an infinite gradient changes no parameter and no state of the optimizer, and is on record."""
+    forward_backward, update = loop._Run.forward_backward, loop._Run.update
+    changed: list[bool] = []
+
+    def infinite(run: Any, batch: Any) -> Tensor:
+        losses = forward_backward(run, batch)
+        if len(changed) == 2:
+            local(next(run.model.parameters()).grad).view(-1)[0] = torch.inf
+        return losses
+
+    def compared(run: Any, sums: Any, rate: float) -> None:
+        before = copies(run.model, run.optimizer)
+        update(run, sums, rate)
+        after = copies(run.model, run.optimizer)
+        changed.append(not all(torch.equal(after[key], of) for key, of in before.items()))
+
+    with patch.object(loop._Run, "forward_backward", infinite), patch.object(loop._Run, "update", compared):
+        steps = train(place, "out", train__stop_after=4, train__on_non_finite="skip")
+    if changed != [True, True, False, True]:
+        raise WrongError(f"which of the steps changed something: {changed}")
+    if [bool(step.get("skipped")) for step in steps] != [False, False, True, False]:
+        raise WrongError("the record does not say that step 3 was skipped")
+    return {"skipped": steps[2]["skipped"]}
+
+
+def async_save(place: Place) -> dict[str, Any]:
+    """Checkpoints that are written while training goes on hold what was there when the save began."""
+    kept: dict[int, dict[str, Tensor]] = {}
+    save = checkpoint.Saver.save
+
+    def recorded(saver: Any, model: Any, optimizer: Any, state: Any) -> None:
+        kept[state.step] = copies(model, optimizer)
+        save(saver, model, optimizer, state)
+
+    with patch.object(checkpoint.Saver, "save", recorded):
+        train(place, "out", checkpoint__asynchronous=True, checkpoint__every=2, train__stop_after=9)
+    for step, expected in kept.items():
+        path = place.directory / "out" / "checkpoints" / f"step-{step:08d}"
+        checkpoint.check_hashes(str(path))
+        found = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
+        load_checkpoint(found, str(path), no_dist=True)
+        compare(found, expected, f"in {path.name}")
+    if list(kept) != [2, 4, 6, 8, 9]:
+        raise WrongError(f"saves after steps {list(kept)}")
+    return {"saves": len(kept)}
+
+
+def sigterm(place: Place) -> dict[str, Any]:
+    """A run that gets SIGTERM saves, and the same command continues it with the next sample."""
+    recipe, log = place.directory / "recipe.toml", place.directory / "out" / "metrics.jsonl"
+    recipe.write_text(f'[data]\ncorpora = {{ all = "{place.corpus}" }}\n')
+    fields = place.fields("out", data__num_workers=1)
+    del fields["data"]["corpora"]
+    changes = [f"{name}.{key}={json.dumps(value)}" for name, of in fields.items() for key, value in of.items()]
+    command = ["-m", "tokshard.trainer", str(recipe), *changes]
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+", errors="replace") as said, child(command, said) as process:
+        while process.poll() is None and len(lines_of(log)) < 3:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        status = process.wait()
+        said.seek(0)
+        text = said.read()
+    if status != 128 + signal.SIGTERM:
+        raise WrongError(f"ended with {status}: {last_lines(text)}")
+    stopped = len(lines_of(log))
+    status, text = run([*command, f"train.stop_after={stopped + 3}"], seconds=300)
+    if status != 0 or f"continuing after step {stopped} " not in text:
+        raise WrongError(f"the second run ended with {status}: {last_lines(text)}")
+    steps = lines_of(log)
+    if [step["step"] for step in steps] != list(range(1, stopped + 4)):
+        raise WrongError(f"steps {[step['step'] for step in steps]}, stopped after {stopped}")
+    if any(one["samples"][1] != two["samples"][0] for one, two in pairwise(steps)):
+        raise WrongError("samples were read twice or left out")
+    return {"stopped_after": stopped, "seconds_of_both": time.monotonic() - began}
+
+
+CHECKS: dict[str, Callable[[Place], dict[str, Any]]] = {
+    "varlen attention": varlen,
+    "no sync in 5 steps": no_sync,
+    "2,000 pinned batches": batches,
+    "checkpoints between devices": devices,
+    "non-finite step is skipped": skip,
+    "process group of one rank": one_rank,
+    "asynchronous save": async_save,
+    "SIGTERM and resume": sigterm,
+    "flex attention": flex,
+}
+
+
+def train(place: Place, name: str, **changes: Any) -> list[dict[str, Any]]:
+    """Train, and return the lines of the metrics."""
+    status = loop.train(resolve(place.fields(name, **changes)))
+    if status:
+        raise WrongError(f"the run ended with {status}")
+    return lines_of(place.directory / name / "metrics.jsonl")
+
+
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    """The complete lines of a file that may be being written."""
+    text = log.read_text() if log.exists() else ""
+    return [json.loads(each) for each in text.splitlines(keepends=True) if each.endswith("\n")]
+
+
+def local(tensor: Any) -> Any:
+    """This rank's part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def copies(model: Any, optimizer: Any) -> dict[str, Tensor]:
+    """Parameters and the optimizer's state, on the CPU."""
+    return {key: local(of).detach().cpu().clone() for key, of in checkpoint.tensors_of(model, optimizer).items()}
+
+
+def compare(found: dict[str, Tensor], expected: dict[str, Tensor], where: str) -> None:
+    """Bit for bit."""
+    wrong = [key for key, of in expected.items() if not torch.equal(found[key], of)]
+    if wrong or found.keys() != expected.keys():
+        raise WrongError(f"{len(wrong)} of {len(expected)} tensors differ {where}: {', '.join(wrong[:3])}")
+
+
+def result(name: str, place: Place) -> dict[str, Any]:
+    """``PASS``, ``FAIL`` or ``not run``, with why."""
+    try:
+        return {"result": "PASS", **CHECKS[name](place)}
+    except NotRun as error:
+        return {"result": "not run", "why": str(error)}
+    except WrongError as error:
+        return {"result": "FAIL", "why": str(error)}
+    except Exception as error:  # noqa: BLE001 - a process edge: whatever it is, the check did not pass
+        traceback.print_exc()
+        return {"result": "FAIL", "why": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def main(arguments: list[str]) -> int:
+    name, device, corpus, directory = arguments
+    sys.stdout.write("\n" + json.dumps(result(name, Place(device, corpus, Path(directory)))) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
