@@ -66,13 +66,7 @@ class Meter:
     """
 
     def __init__(
-        self,
-        settings: Train,
-        batches: Batches,
-        shape: Shape,
-        *,
-        device: torch.device,
-        received: list[int],
+        self, settings: Train, batches: Batches, shape: Shape, *, device: torch.device, received: list[int]
     ) -> None:
         self._settings, self._batches, self._shape, self.device = settings, batches, shape, device
         self._received = received
@@ -214,19 +208,10 @@ class Meter:
             step.arrival.synchronize()
         values, names, ranks = iter(step.sums.tolist()), self._batches.plan.names, self._world_size
         sizes = (len(names), 1, len(names), 1, 1, len(STOP_SIGNALS), 1, 1, 4, ranks, ranks)
-        (
-            losses,
-            (squared,),
-            targets,
-            (has_no_batch,),
-            (has_failed,),
-            signals,
-            (num,),
-            (pairs,),
-            digest,
-            waits,
-            memory,
-        ) = (list(islice(values, size)) for size in sizes)
+        losses, (squared,), targets, (has_no_batch,), (has_failed,), *rest = (
+            list(islice(values, size)) for size in sizes
+        )
+        signals, (num,), (pairs,), digest, waits, memory = rest
         if has_no_batch:
             raise_together(self._batches.failure)
         self._has_failed |= bool(has_failed)

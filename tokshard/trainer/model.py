@@ -39,38 +39,15 @@ class Shape:
     rope_theta: float = 10_000.0
 
 
+_of_llama_3 = partial(Shape, num_kv_heads=8, vocab_size=128_256, rope_theta=500_000.0)
 PRESETS = {
     # parameters with this vocabulary: 11.5M, 162M, 1.50B, 6.74B, 8.03B, 11.3B
     "10M": Shape(dim=256, num_layers=4, num_heads=4, num_kv_heads=2, hidden_dim=768, vocab_size=16_384),
     "160M": Shape(dim=768, num_layers=12, num_heads=12, num_kv_heads=12, hidden_dim=2_048, vocab_size=50_304),
-    "1B": Shape(
-        dim=2_048,
-        num_layers=16,
-        num_heads=32,
-        num_kv_heads=8,
-        hidden_dim=8_192,
-        vocab_size=128_256,
-        rope_theta=500_000.0,
-    ),
+    "1B": _of_llama_3(dim=2_048, num_layers=16, num_heads=32, hidden_dim=8_192),
     "7B": Shape(dim=4_096, num_layers=32, num_heads=32, num_kv_heads=32, hidden_dim=11_008, vocab_size=32_000),
-    "8B": Shape(
-        dim=4_096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        hidden_dim=14_336,
-        vocab_size=128_256,
-        rope_theta=500_000.0,
-    ),
-    "11B": Shape(
-        dim=5_120,
-        num_layers=36,
-        num_heads=40,
-        num_kv_heads=8,
-        hidden_dim=13_824,
-        vocab_size=128_256,
-        rope_theta=500_000.0,
-    ),
+    "8B": _of_llama_3(dim=4_096, num_layers=32, num_heads=32, hidden_dim=14_336),
+    "11B": _of_llama_3(dim=5_120, num_layers=36, num_heads=40, hidden_dim=13_824),
 }
 
 
@@ -175,11 +152,7 @@ class Transformer(nn.Module):
         self.head = Head(shape, loss_chunk)
 
     def forward(
-        self,
-        input_ids_BS: Tensor,
-        position_ids_BS: Tensor,
-        documents: Documents,
-        labels_BS: Tensor | None = None,
+        self, input_ids_BS: Tensor, position_ids_BS: Tensor, documents: Documents, labels_BS: Tensor | None = None
     ) -> Tensor:
         """Logits [T, V] in the precision of the parameters; with labels the cross-entropy of each token, fp32 [T].
 
