@@ -75,6 +75,13 @@ def test_a_copy_in_other_shards_has_the_documents_origins_and_order_of_the_corpu
         assert np.array_equal(*(plan.sample(sample)["input_ids"] for plan in plans))
 
 
+def test_documents_are_not_copied_twice_by_mistake(corpus, tmp_path):
+    copy_corpus(corpus, out=tmp_path / "copy", shard_tokens=100_000)
+    with pytest.raises(UsageError, match=r"/copy holds the same documents as "):
+        copy_corpus([corpus, tmp_path / "copy"], out=tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
 def test_corpora_and_generations_become_one_corpus(corpus, tmp_path):
     other = write_corpus(tmp_path / "other", documents_of([5, 6]), tokenizer=TINY_TOKENIZER)
     append_generation(other, documents_of([9, 1]))

@@ -284,6 +284,7 @@ def test_a_state_of_ten_thousand_documents_is_small() -> None:
         ("code", [], "no documents"),
         ("code", [1.5], "float64"),
         ("code", ["1"], "expected document numbers"),
+        ("code", 5, "5 is not a list of documents"),
         ("code", [True], "bool"),
         ("code", [2**70], "expected document numbers"),
         ("code", [[1, 2]], "expected document numbers"),

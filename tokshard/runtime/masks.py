@@ -79,6 +79,8 @@ def make_mask(
         path = absolute_location(documents)
         found, sha256 = _read(path)
     else:
+        if not isinstance(documents, Iterable):
+            raise PlanError(f"{documents!r:.100} is not a list of documents", hint="give [number, ...], or a file")
         found = _numbers(list(documents), "the list")
     found = np.unique(found)
     if len(found) and found[0] < 0:

@@ -124,6 +124,7 @@ def _origin(
     with_columns: bool,
 ) -> Origin:
     first = corpora[0]
+    _check_distinct(corpora)
     for other in corpora[1:]:
         _check_together(first, other, with_columns=with_columns)
     sources: list[SourceInfo] = []
@@ -162,6 +163,22 @@ def _build(
             shuffle=shuffle,
         ),
     )
+
+
+def _check_distinct(corpora: Sequence[Corpus]) -> None:
+    """Refuse the same documents twice; in training, weights repeat a corpus.
+
+    Raises:
+        UsageError: with the two corpora.
+    """
+    seen: dict[str, str] = {}
+    for corpus in corpora:
+        if corpus.fingerprint in seen:
+            raise UsageError(
+                f"{corpus.location} holds the same documents as {seen[corpus.fingerprint]}",
+                hint="give each corpus once; a plan can read one more often, by its weight",
+            )
+        seen[corpus.fingerprint] = corpus.location
 
 
 def _check_together(first: Corpus, other: Corpus, *, with_columns: bool) -> None:
