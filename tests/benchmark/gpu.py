@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.benchmark.gpu_children import ChildFailedError, answer, last_lines, run
+from tests.benchmark.gpu_children import ChildFailedError, answer, last_lines, lines_of, run
 from tests.benchmark.gpu_corpus import make_corpus
 
 NOMINAL_TFLOPS = 989
@@ -91,8 +91,8 @@ ORDER = [*list(CHECKS)[:5], *list(ROWS)[:3], *list(CHECKS)[5:], *list(ROWS)[3:]]
 """What counts most comes first: time may run out."""
 
 ROW_SECONDS = {"7B full recomputation": 110}  # of the others: 70
-COLUMNS = ("tokens_per_second", "mfu_of_989", "mfu_of_product", "memory_gib", "estimated_gib", "wait_part")
-COLUMNS += ("first_step_seconds", "result", "why", "problem")
+COLUMNS = ("tokens_per_second", "mfu_of_989", "mfu_of_product", "memory_gib", "estimated_gib", "estimate_problem")
+COLUMNS += ("wait_part", "first_step_seconds", "result", "why", "problem")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,17 +226,13 @@ def train(
 
 def estimated(command: list[str], budget: Budget) -> dict[str, Any]:
     """The peak memory that the trainer's estimate predicts."""
+    if budget.is_over:
+        return {"estimate_problem": over(budget)}
     try:
         found = answer(["-m", "tokshard.trainer.estimate", *command, "--json"], seconds=budget.limit(30))
     except ChildFailedError as error:
         return {"estimate_problem": str(error)}
     return {"estimated_gib": sum(found["peak_bytes"].values()) / 2**30}
-
-
-def lines_of(log: Path) -> list[dict[str, Any]]:
-    """The complete lines of a file that is being written."""
-    text = log.read_text() if log.exists() else ""
-    return [json.loads(each) for each in text.splitlines(keepends=True) if each.endswith("\n")]
 
 
 def figures(steps: list[dict[str, Any]], warm_up: int, product_tflops: float | None) -> dict[str, Any]:
@@ -270,7 +266,7 @@ def line(row: dict[str, Any]) -> str:
 
 def text_of(key: str, value: Any) -> str:
     """A figure with its name, or a sentence."""
-    if key in ("result", "why", "problem"):
+    if key in ("result", "why", "problem", "estimate_problem"):
         return str(value)
     return f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
 

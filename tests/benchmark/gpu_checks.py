@@ -25,34 +25,25 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
-from tests.benchmark.gpu_children import child, last_lines, run
+from tests.benchmark.gpu_attention import WrongError, flex, varlen
+from tests.benchmark.gpu_children import child, last_lines, lines_of, run
 from tokshard.jobs.torch_checkpoints import load_checkpoint
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import checkpoint, loop
-from tokshard.trainer.attention import Documents, attend
 from tokshard.trainer.config import Compute, Optimizer, Parallel, resolve
 from tokshard.trainer.model import Shape
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 
 MODEL = {"preset": "10M", "dim": 256, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 256}
-PACKINGS = ([256], [1] * 7 + [249], [1, 254, 1], [100, 1, 1, 154], [64, 64, 128], [3, 90, 1, 27, 135])
-"""Lengths of documents."""
-
 NUM_BATCHES = 2_000
 NUM_WORKERS = 1
-LARGEST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
-"""Of the largest value. A wrong document or head gives about 1."""
 
 
 class NotRun(Exception):  # noqa: N818 - a result, not an error
     """The check needs what this machine lacks."""
-
-
-class WrongError(Exception):
-    """The check found something wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,79 +70,6 @@ class Place:
             section, _, option = key.partition("__")
             fields.setdefault(section, {})[option] = value
         return fields
-
-
-def varlen(place: Place) -> dict[str, Any]:
-    """The trainer's attention and its gradients, in bf16 on CUDA, against a loop over documents in fp32."""
-    dtypes = (torch.bfloat16,) if place.has_gpu else (torch.float32, torch.bfloat16)
-    worst = dict.fromkeys(map(str, dtypes), 0.0)
-    for dtype in dtypes:
-        for lengths, kv_heads, head_dim in ((of, *sizes) for of in PACKINGS for sizes in ((4, 64), (2, 64), (1, 128))):
-            inputs = drawn(sum(lengths), 4, kv_heads, head_dim, dtype, place.device)
-            ends = np.cumsum([0, *lengths, 0, 0])  # the last end is repeated, as in a padded batch
-            bounds = torch.tensor(ends, dtype=torch.int32, device=place.device)
-            out = attend(*inputs, Documents(cu_seqlens=bounds, max_seqlen=sum(lengths)))
-            error = error_of(out, inputs, lengths)
-            worst[str(dtype)] = max(worst[str(dtype)], error)
-            if not error < LARGEST_ERROR[dtype]:
-                raise WrongError(f"{error:.3g} off: documents of {lengths}, {kv_heads} of 4 heads, {dtype}")
-    return {"cases": 3 * len(PACKINGS), "largest_error": worst}
-
-
-def flex(place: Place) -> dict[str, Any]:
-    """FlexAttention with a mask of documents against the same loop, compiled and with gradients on CUDA alone."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    worst, dtype = 0.0, torch.bfloat16 if place.has_gpu else torch.float32
-    attention: Any = torch.compile(flex_attention) if place.has_gpu else flex_attention
-    for lengths in PACKINGS:
-        total = sum(lengths)
-        of_document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(place.device)
-
-        def is_seen(_: Tensor, __: Tensor, query: Tensor, key: Tensor, of: Tensor = of_document) -> Tensor:
-            return (query >= key) & (of[query] == of[key])
-
-        mask = create_block_mask(is_seen, None, None, total, total, device=place.device)
-        inputs = drawn(total, 4, 2, 64, dtype, place.device)
-        heads = [(tensor if place.has_gpu else tensor.detach()).transpose(0, 1)[None] for tensor in inputs]
-        out = attention(*heads, block_mask=mask, enable_gqa=True)[0].transpose(0, 1)
-        error = error_of(out, inputs, lengths)
-        worst = max(worst, error)
-        if not error < LARGEST_ERROR[dtype]:
-            raise WrongError(f"{error:.3g} off: documents of {lengths}, {dtype}")
-    return {"cases": len(PACKINGS), "largest_error": worst}
-
-
-def drawn(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Query, key and value: [tokens, heads, head_dim]."""
-    generator = torch.Generator().manual_seed(tokens + kv_heads)
-    shapes = [(tokens, number, head_dim) for number in (heads, kv_heads, kv_heads)]
-    return [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
-
-
-def error_of(out: Tensor, inputs: list[Tensor], lengths: list[int]) -> float:
-    """The largest difference of `out`, and of its gradients if it has any, from the loop, over the largest value."""
-    exact = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    expected = loop_over_documents(*exact, lengths)
-    pairs = [(out, expected)]
-    if out.requires_grad:
-        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out)
-        got = torch.autograd.grad(out, inputs, weights)
-        pairs += zip(got, torch.autograd.grad(expected, exact, weights.float()), strict=True)
-    errors = [((found.float() - of).abs().max() / of.abs().max()).item() for found, of in pairs]
-    return max(errors) if all(error == error for error in errors) else float("nan")  # noqa: PLR0124 - max drops NaN
-
-
-def loop_over_documents(query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
-    """Softmax attention as in the textbook."""
-    groups = query.shape[1] // key.shape[1]
-    parts = []
-    repeated = [query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)]
-    for q, k, v in zip(*(torch.split(tensor, lengths) for tensor in repeated), strict=True):
-        scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
-        is_later = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu(1)
-        parts.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(is_later, -torch.inf).softmax(2), v))
-    return torch.cat(parts)
 
 
 def one_rank(place: Place) -> dict[str, Any]:
@@ -187,7 +105,8 @@ def batches(place: Place) -> dict[str, Any]:
     shape = (rows, seq_len)
     weights = torch.from_numpy(np.random.default_rng(0).integers(-(2**62), 2**62, (3, *shape)))
     there, names = weights.to(place.device), ("input_ids", "labels", "position_ids")
-    busy = torch.randn(4_096 if place.has_gpu else 8, 4_096 if place.has_gpu else 8, device=place.device)
+    size = 4_096 if place.has_gpu else 8
+    busy, spare = torch.randn(2, size, size, device=place.device)
     plan = StreamPlan({"all": place.corpus}, seq_len=seq_len)
     sums = torch.zeros(number, len(names), dtype=torch.int64, device=place.device)
     memory = set()
@@ -197,7 +116,7 @@ def batches(place: Place) -> dict[str, Any]:
                 raise WrongError("a batch is not in pinned memory")
             memory.add(batch["input_ids"].data_ptr())
             if index % 20 == 0:
-                busy = busy @ busy / 64
+                torch.mm(busy, busy, out=spare)
             for column, name in enumerate(names):
                 sums[index, column] = (batch[name].to(place.device, non_blocking=True) * there[column]).sum()
     with NumpyLoader(plan, global_batch_size=rows) as plain:
@@ -324,7 +243,7 @@ def sigterm(place: Place) -> dict[str, Any]:
     changes = [f"{name}.{key}={json.dumps(value)}" for name, of in fields.items() for key, value in of.items()]
     command = ["-m", "tokshard.trainer", str(recipe), *changes]
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+", errors="replace") as said, child(command, said) as process:
+    with tempfile.TemporaryFile("w+", errors="replace") as said, child(command, said, is_leader=False) as process:
         while process.poll() is None and len(lines_of(log)) < 3:
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
@@ -334,7 +253,7 @@ def sigterm(place: Place) -> dict[str, Any]:
     if status != 128 + signal.SIGTERM:
         raise WrongError(f"ended with {status}: {last_lines(text)}")
     stopped = len(lines_of(log))
-    status, text = run([*command, f"train.stop_after={stopped + 3}"], seconds=300)
+    status, text = run([*command, f"train.stop_after={stopped + 3}"], seconds=300, is_leader=False)
     if status != 0 or f"continuing after step {stopped} " not in text:
         raise WrongError(f"the second run ended with {status}: {last_lines(text)}")
     steps = lines_of(log)
@@ -346,7 +265,7 @@ def sigterm(place: Place) -> dict[str, Any]:
 
 
 CHECKS: dict[str, Callable[[Place], dict[str, Any]]] = {
-    "varlen attention": varlen,
+    "varlen attention": lambda place: varlen(place.device),
     "no sync in 5 steps": no_sync,
     "2,000 pinned batches": batches,
     "checkpoints between devices": devices,
@@ -354,7 +273,7 @@ CHECKS: dict[str, Callable[[Place], dict[str, Any]]] = {
     "process group of one rank": one_rank,
     "asynchronous save": async_save,
     "SIGTERM and resume": sigterm,
-    "flex attention": flex,
+    "flex attention": lambda place: flex(place.device),
 }
 
 
@@ -364,12 +283,6 @@ def train(place: Place, name: str, **changes: Any) -> list[dict[str, Any]]:
     if status:
         raise WrongError(f"the run ended with {status}")
     return lines_of(place.directory / name / "metrics.jsonl")
-
-
-def lines_of(log: Path) -> list[dict[str, Any]]:
-    """The complete lines of a file that may be being written."""
-    text = log.read_text() if log.exists() else ""
-    return [json.loads(each) for each in text.splitlines(keepends=True) if each.endswith("\n")]
 
 
 def local(tensor: Any) -> Any:

@@ -22,33 +22,41 @@ class ChildFailedError(Exception):
 
 
 @contextlib.contextmanager
-def child(command: Sequence[str], said: IO[str], environment: dict[str, str] | None = None) -> Iterator[Any]:
-    """``python COMMAND`` from the root of the repository; it and what it started are killed at the end of the block."""
+def child(command: Sequence[str], said: IO[str], *, is_leader: bool = True) -> Iterator[Any]:
+    """``python COMMAND`` from the root of the repository, killed at the end of the block.
+
+    Args:
+        is_leader: what it started is killed with it. A child of a child must not be one: it would outlive its parent.
+    """
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=ROOT,
-        env=os.environ | (environment or {}),
         stdin=subprocess.DEVNULL,
         stdout=said,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
+        start_new_session=is_leader,
     )
     try:
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            if is_leader:
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
         process.wait()
 
 
-def run(command: Sequence[str], *, seconds: float, until: Callable[[], bool] = lambda: False) -> tuple[int | None, str]:
-    """Wait for a process to end, or for `until`.
+def run(
+    command: Sequence[str], *, seconds: float, until: Callable[[], bool] = lambda: False, is_leader: bool = True
+) -> tuple[int | None, str]:
+    """Wait for a process to end, or for `until`. `is_leader` is that of `child`.
 
     Returns:
         Its exit code, None if it was still running; and what it said.
     """
     end = time.monotonic() + seconds
-    with tempfile.TemporaryFile("w+", errors="replace") as said, child(command, said) as process:
+    with tempfile.TemporaryFile("w+", errors="replace") as said, child(command, said, is_leader=is_leader) as process:
         while process.poll() is None and time.monotonic() < end and not until():
             time.sleep(0.05)
         status = process.returncode
@@ -75,3 +83,9 @@ def answer(command: Sequence[str], *, seconds: float) -> dict[str, Any]:
 def last_lines(said: str) -> str:
     """The end of an output, in one line."""
     return " ".join([line.strip() for line in said.splitlines() if line.strip()][-2:])[-400:]
+
+
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    """The complete lines of a file that may be being written."""
+    text = log.read_text() if log.exists() else ""
+    return [json.loads(each) for each in text.splitlines(keepends=True) if each.endswith("\n")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.benchmark import gpu, gpu_checks, gpu_corpus
+from tests.benchmark import gpu, gpu_attention, gpu_checks, gpu_corpus
 from tests.corpora import documents_of, write_corpus
 from tokshard.format.opening import open_corpus
 from tokshard.trainer.attention import Documents, attend
@@ -55,21 +55,21 @@ def test_attention_is_compared_and_a_wrong_document_or_head_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = gpu_checks.Place("cpu", "", tmp_path)
-    monkeypatch.setattr(gpu_checks, "PACKINGS", ([1, 14, 1],))
+    monkeypatch.setattr(gpu_attention, "PACKINGS", ([1, 14, 1],))
     assert gpu_checks.result("varlen attention", place)["result"] == "PASS"
 
     def over_all(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents) -> torch.Tensor:
         whole = Documents(cu_seqlens=documents.cu_seqlens[[0, -1]], max_seqlen=documents.max_seqlen)
         return attend(query, key, value, whole)
 
-    monkeypatch.setattr(gpu_checks, "attend", over_all)
+    monkeypatch.setattr(gpu_attention, "attend", over_all)
     assert gpu_checks.result("varlen attention", place)["result"] == "FAIL"
 
     def other_groups(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: Documents) -> torch.Tensor:
         repeats = (1, query.shape[1] // key.shape[1], 1)
         return attend(query, key.repeat(repeats), value.repeat(repeats), documents)
 
-    monkeypatch.setattr(gpu_checks, "attend", other_groups)
+    monkeypatch.setattr(gpu_attention, "attend", other_groups)
     assert "2 of 4 heads" in gpu_checks.result("varlen attention", place)["why"]
 
 
