@@ -229,7 +229,7 @@ def estimated(command: list[str], budget: Budget) -> dict[str, Any]:
     if budget.is_over:
         return {"estimate_problem": over(budget)}
     try:
-        found = answer(["-m", "tokshard.trainer.estimate", *command, "--json"], seconds=budget.limit(30))
+        found = answer(["-m", "tokshard.trainer.estimate", *command, "--json"], seconds=budget.limit(60))
     except ChildFailedError as error:
         return {"estimate_problem": str(error)}
     return {"estimated_gib": sum(found["peak_bytes"].values()) / 2**30}
