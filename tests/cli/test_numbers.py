@@ -34,6 +34,12 @@ OPTIONS = {
         "--max-document-bytes": BYTES,
     },
     "export": {"--file-bytes": BYTES},
+    "copy": {
+        "--shard-tokens": POSITIVE_COUNT,
+        "--min-tokens": COUNT,
+        "--max-tokens": POSITIVE_COUNT,
+        "--shuffle": COUNT,
+    },
     "inspect": {"--document": COUNT, "--sample": COUNT, "--limit": POSITIVE_COUNT, "--tokens": POSITIVE_COUNT},
     "plan": {
         "--tokens": POSITIVE_COUNT,
