@@ -20,7 +20,8 @@ from tests.pipeline.inputs import patch_chunk_bytes, write_byte_tokenizer
 from tokshard.cli import main
 from tokshard.format import names
 from tokshard.pipeline.workspace.job_records import running
-from tokshard.pipeline.workspace.places import open_workspace
+from tokshard.pipeline.workspace.lease import _PREPARING, check_no_build
+from tokshard.pipeline.workspace.places import LOCK, open_workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -241,6 +242,15 @@ def test_a_commit_is_refused_while_a_job_runs_and_a_job_while_a_build_does(sourc
     with open_workspace(out).store.lease(f"{names.WORK}/lock").hold("process 1 on a host"):
         refused = run_job(sources, out, 1, 2)
         assert (refused.exit_code, "another build is writing to" in refused.errors) == (1, True)
+
+
+def test_a_job_is_not_refused_next_to_one_that_has_taken_the_lock_and_not_written_its_name_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = open_workspace(tmp_path / "out")
+    with workspace.store.lease(LOCK).hold(""):
+        monkeypatch.setattr("time.sleep", lambda _: (tmp_path / "out" / LOCK).write_text(_PREPARING))
+        check_no_build(workspace)
 
 
 def test_one_process_may_end_what_jobs_began(

@@ -17,6 +17,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _PREPARING = "a job that prepares the build, "
 _POLL_SECONDS = 0.2
+_LOOKS = 3
 
 
 class InUseError(BuildError):
@@ -77,9 +78,12 @@ def check_no_build(workspace: Workspace) -> None:
     Raises:
         InUseError: there is one.
     """
-    holder = lock_holder(workspace)
-    if holder is not None and not holder.startswith(_PREPARING):
-        raise _in_use(workspace)
+    for _ in range(_LOOKS):  # who has just taken the lock has not written its name yet, and another one may be there
+        holder = lock_holder(workspace)
+        if holder is None or holder.startswith(_PREPARING):
+            return
+        time.sleep(_POLL_SECONDS)
+    raise _in_use(workspace)
 
 
 def _in_use(workspace: Workspace, details: str = "") -> InUseError:
