@@ -99,7 +99,6 @@ test-interop: $(INTEROP)/stamp-test $(TRAINERS)/stamp-test $(LOADERS:%=$(INTEROP
 test-browser: $(VENV)/stamp-browser
 	$(BIN)/python -m pytest -m browser
 
-# the other rooms import torch, which takes minutes to install
 test-remote: $(REMOTE)/stamp-test
 	$(REMOTE)/bin/python -m pytest -n 2 -m remote tests/store tests/pipeline
 
@@ -155,7 +154,7 @@ $(RAY)/stamp-test: pyproject.toml constraints/default.txt | $(RAY)/bin/python
 	@touch $@
 
 $(REMOTE)/stamp-test: pyproject.toml constraints/default.txt | $(REMOTE)/bin/python
-	$(REMOTE)/bin/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,test-remote]'
+	$(REMOTE)/bin/python $(PIP_INSTALL) --constraint constraints/default.txt --editable '.[fast,torch,test-remote]'
 	@touch $@
 
 $(LOWEST)/stamp-test: pyproject.toml constraints/lowest.txt | $(LOWEST)/bin/python
