@@ -81,7 +81,7 @@ def copy_corpus(
         if shuffle is not None:
             num_bytes = sum(corpus.manifest.num_bytes for corpus in opened)
             documents = shuffled(documents, seed=shuffle, num_bytes=num_bytes)
-        # a bucket that got shards and no manifest is no corpus
+        # shards in a bucket are not a corpus without a manifest
         with new_place(os.fspath(out), corpora=[corpus.location for corpus in opened], is_marked=True) as store:
             try:
                 shards = write_shards(store, origin, documents, tally)

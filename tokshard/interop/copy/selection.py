@@ -201,5 +201,5 @@ def _value(name: str, text: str, columns: Mapping[str, str]) -> Any:
             case "bool":
                 return {"true": True, "false": False}[text.lower()]
     except (ValueError, KeyError):
-        raise UsageError(f"{text!r} is no value of the column {name}, which is {kind}", hint="give another") from None
+        raise UsageError(f"{text!r} is not a value of column {name}, which is {kind}", hint="give another") from None
     return text

@@ -1,4 +1,4 @@
-"""Flat files of ids with an array of bounds beside them: datatrove's ``.ds``, and numpy arrays with offsets."""
+"""Flat files of ids with an array of bounds next to them: datatrove's ``.ds``, and numpy arrays with offsets."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def read_ds(store: Store, name: str, start: int, stop: int | None, spec: TokenSp
         raise damaged(
             store,
             index,
-            f"its last document ends at id {num_ids:,}; {num_bytes:,} bytes are no ids of 2 or 4 bytes each",
+            f"its last document ends at id {num_ids:,}; {num_bytes:,} bytes are not ids of 2 or 4 bytes each",
         )
     ids = NumberFile(store=store, name=name, dtype=np.dtype(f"<u{width}"), start=0, count=num_ids)
     found = EndsIndex(ids=ids, ends=ends, has_zero=False)
@@ -109,7 +109,7 @@ def read_ds(store: Store, name: str, start: int, stop: int | None, spec: TokenSp
 
 
 def read_npy(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- as above
-    """The documents of a numpy array of ids, by the array of offsets beside it: a 0, and where each document ends.
+    """The documents of a numpy array of ids, by the array of offsets next to it: a 0, and where each document ends.
 
     Raises:
         BadSourceError: the files do not belong together.

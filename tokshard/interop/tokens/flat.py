@@ -26,7 +26,7 @@ def read(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec)
     A batch ends after a delimiter, or at the end of the file.
 
     Raises:
-        BadSourceError: the file is no array of ids.
+        BadSourceError: the file is not an array of ids.
         SourceError: a document is larger than is allowed.
     """
     ids = _ids(store, name, spec)
@@ -41,7 +41,7 @@ def _ids(store: Store, name: str, spec: TokenSpec) -> NumberFile:
         return npy_array(store, name)
     size, dtype = store.stat(name).size, stored_dtype(spec.dtype or spec.narrowest)
     if size % dtype.itemsize:
-        raise damaged(store, name, f"it has {size:,} bytes, which are no ids of {dtype.itemsize} bytes (--dtype)")
+        raise damaged(store, name, f"it has {size:,} bytes, and an id takes {dtype.itemsize} (--dtype)")
     ids = NumberFile(store=store, name=name, dtype=dtype, start=0, count=size // dtype.itemsize)
     if spec.dtype is None:
         _check_width(ids)
