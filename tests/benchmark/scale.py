@@ -22,6 +22,7 @@ from tests.benchmark.scale_inputs import Measured, measure
 from tokshard.format.schema import HASH_STRIDE
 from tokshard.format.stride_hashes import HASH_BYTES
 from tokshard.numbers import read_count
+from tokshard.runtime.order.tables import AHEAD
 
 PACKAGES = ("tokshard", "numpy", "pyarrow")
 _LEAST_WINDOW_BLOCKS = 64
@@ -119,7 +120,7 @@ class Load:
         busy: cores of a rank that this keeps busy.
         node_requests_per_second, node_bytes_per_second: of one node to the store.
         job_requests_per_second: of all nodes.
-        rank_memory_bytes: tokens and tables of two windows.
+        rank_memory_bytes: tokens of the windows that are read and fetched at a time, and tables of two.
         node_disk_bytes: of the part of the corpus that a node reads, if all of it is to be kept.
         first_batch_seconds: opening, and the first window.
         cursor_bytes: in every checkpoint, if the weights of 20 corpora were changed often.
@@ -198,7 +199,8 @@ def load_of(job: Job, measured: Measured, way: Way) -> Load:
         node_requests_per_second=blocks_per_second * requests_per_block,
         node_bytes_per_second=blocks_per_second * bytes_per_block,
         job_requests_per_second=job_requests,
-        rank_memory_bytes=2 * streams_of_a_rank * (window_tokens * job.token_bytes + 8 * pieces) + tables.opened_bytes,
+        rank_memory_bytes=streams_of_a_rank * ((1 + AHEAD) * window_tokens * job.token_bytes + 2 * 8 * pieces)
+        + tables.opened_bytes,
         node_disk_bytes=tables.token_bytes * min(1.0, streams_of_a_node / way.num_streams),
         first_batch_seconds=opened_seconds + fetch_seconds + streams_of_a_rank * table_seconds,
         cursor_bytes=measured.cursor_bytes + (way.num_streams - 1) * measured.stream_cursor_bytes,
@@ -257,7 +259,7 @@ def load_rows(job: Job, measured: Measured) -> Iterator[list[str]]:
     yield ["requests of a node per second", *(f"{load.node_requests_per_second:,.1f}" for load in loads)]
     yield ["requests of the job per second", *(f"{load.job_requests_per_second:,.0f}" for load in loads)]
     yield ["bytes of a node per second", *(show_bytes(load.node_bytes_per_second) for load in loads)]
-    yield ["memory of a rank, two windows and tables", *(show_bytes(load.rank_memory_bytes) for load in loads)]
+    yield ["memory of a rank, windows and tables", *(show_bytes(load.rank_memory_bytes) for load in loads)]
     yield ["disk to keep all that a node reads", *(show_bytes(load.node_disk_bytes) for load in loads)]
     yield ["cursor, after many changes of weights", *(show_bytes(load.cursor_bytes) for load in loads)]
     yield ["time to first batch", *(f"{load.first_batch_seconds:.1f} s" for load in loads)]

@@ -69,7 +69,7 @@ def test_without_streams_every_rank_reads_everything():
     assert load.node_bytes_per_second == 8 * 16 * (2 * (65_536 + 8_192) + 256)
     # 65,536 documents, each cut at most once: a piece more for each of 1,024 blocks
     assert load.table_seconds == pytest.approx(66_560e-6 + 1_024 * 147_456 * 1.5e-9)
-    assert load.rank_memory_bytes == 2 * ((1 << 27) + 8 * 66_560) + 4_096_000
+    assert load.rank_memory_bytes == 2.5 * (1 << 27) + 2 * 8 * 66_560 + 4_096_000
     assert load.node_disk_bytes == 1 << 41
     assert load.pass_days == pytest.approx((1 << 20) / 86_400)
     assert load.pass_dollars == pytest.approx(64 * 2 * (1 << 24) / 1_000 * 0.0004)
@@ -99,7 +99,7 @@ def test_more_streams_than_ranks_leave_several_to_each():
     load = load_of(JOB, MEASURED, Way(name="many", num_streams=128))
 
     assert load.amplification == 1
-    assert load.rank_memory_bytes == 4 * ((64 << 17) + 8 * (4_096 + 64)) + 4_096_000
+    assert load.rank_memory_bytes == 2 * (2.5 * (64 << 17) + 2 * 8 * (4_096 + 64)) + 4_096_000
 
 
 def test_the_tightest_limit_comes_first():

@@ -25,7 +25,7 @@ from tokshard.runtime import steps
 from tokshard.runtime.order import tables
 from tokshard.runtime.order.announcing import blocks_of
 from tokshard.runtime.order.shuffled import ShuffledCorpus
-from tokshard.runtime.order.tables import PieceTable, _Preparation
+from tokshard.runtime.order.tables import AHEAD, PieceTable, _Preparation
 from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.steps import Ranks, packed_steps
@@ -370,8 +370,12 @@ def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked
     source = AskedSource([9] * 800)
     source.is_in_memory = False
     shuffled = ShuffledCorpus(source, Shape(seq_len=8, block_tokens=50, window_blocks=48), seed=3)
-    window, samples = shuffled.window(0, 1), 48 * 50 // 8
-    blocks = [tuple(stretch) for stretch in np.stack(blocks_of(shuffled.order, window), axis=1).tolist()]
+    samples = 48 * 50 // 8
+    blocks = [
+        tuple(stretch)
+        for index in (1, 2)
+        for stretch in np.stack(blocks_of(shuffled.order, shuffled.window(0, index)), axis=1).tolist()
+    ]
     shuffled.table(shuffled.window(0, 0))
     told: list[tuple[int, float]] = []
     asked: list[tuple[int, float]] = []
@@ -384,9 +388,10 @@ def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked
             start = done[-1][0] if done else 0
             assert stretches == blocks[start : start + len(stretches)]
             done.append((start + len(stretches), sample / samples))
-    assert told[-1][0] == asked[-1][0] == 48
+    assert (told[-1][0], asked[-1][0]) == (48 * AHEAD, 48)
     assert max(now - before for (before, _), (now, _) in itertools.pairwise(told)) == 1
-    assert told[-1][1] < 0.52
+    assert min(at for number, at in told if number >= 48) < 0.52
+    assert all(number <= 48 * min(2 * at, at + AHEAD - 1) + 1.5 for number, at in told)
     assert 0.6 < asked[0][1] < asked[-1][1] < 0.85
     source.asked.clear()
     for sample in range(samples, samples + 3):
@@ -394,7 +399,17 @@ def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked
     released = [stretches for name, stretches in source.asked if name == "has_read"]
     assert len(released) == 1
     assert len(released[0]) == 48
-    assert not set(released[0]) & set(blocks), "the window that is read now stays"
+    assert not set(released[0]) & set(blocks), "the window that is read now stays, and what is ahead"
+
+
+def test_nothing_beyond_the_end_of_a_finite_pass_is_announced() -> None:
+    source = AskedSource([9] * 800)
+    shuffled = ShuffledCorpus(source, Shape(seq_len=8, block_tokens=50, window_blocks=48), seed=3)
+    samples = 2 * 48 * 50 // 8
+    for sample in range(samples):
+        shuffled.pieces_of(np.array([sample]), 8 * samples, is_sequential=True)
+    told = [stretch for name, stretches in source.asked if name == "will_read" for stretch in stretches]
+    assert len(told) == len(set(told)) == 2 * 48
 
 
 def test_a_reader_that_is_gone_needs_its_blocks_no_more() -> None:

@@ -25,6 +25,7 @@ from tokshard.format import stride_hashes
 from tokshard.jobs.plan_file import load_mix
 from tokshard.runtime import NumpyLoader, StreamPlan, ranged, steps
 from tokshard.runtime.cache import Cache
+from tokshard.runtime.order.tables import AHEAD
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.source import DocumentSpan
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
@@ -35,6 +36,7 @@ STRIDE, BLOCK, WINDOW = 32, 256, 8
 SIZES: dict[str, Any] = {"seq_len": 64, "block_tokens": BLOCK, "window_blocks": WINDOW, "allow_small_blocks": True}
 STRIDE_BYTES = 2 * STRIDE
 ONE_WINDOW = WINDOW * (BLOCK + STRIDE) * 2
+KEPT_BYTES = int((1 + AHEAD) * ONE_WINDOW)
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +113,7 @@ def test_a_window_is_asked_for_once_with_a_request_for_each_block_and_none_for_o
     plan = StreamPlan({"corpus": CorpusSource(remote)}, **SIZES)
     num_blocks = 3 * WINDOW
     with NumpyLoader(plan, global_batch_size=4, prefetch_factor=1) as loader:
-        for _ in itertools.islice(loader, 12):  # a window and a half; the third is fetched ahead
+        for _ in itertools.islice(loader, 8):  # a window; 1.5 more are fetched ahead
             time.sleep(0.005)
     reads = [(name, start, length) for name, start, length in memory.READS if name.startswith("shard-")]
     assert max(Counter(reads).values()) == 1
@@ -305,7 +307,7 @@ def test_the_documents_of_a_sample_are_looked_up_side_by_side_where_that_takes_r
 
 @pytest.mark.parametrize(
     ("num_corpora", "options", "needed"),
-    [(1, {}, 2 * ONE_WINDOW), (3, {}, 6 * ONE_WINDOW), (1, {"num_streams": 4, "window_blocks": 2}, 2 * ONE_WINDOW)],
+    [(1, {}, KEPT_BYTES), (3, {}, 3 * KEPT_BYTES), (1, {"num_streams": 4, "window_blocks": 2}, KEPT_BYTES)],
 )
 def test_a_loader_whose_windows_do_not_fit_into_memory_says_how_much_they_need(local, num_corpora, options, needed):
     names = [str(number) for number in range(num_corpora)]

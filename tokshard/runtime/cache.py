@@ -27,7 +27,7 @@ from tokshard.runtime.token_memory import TokenMemory
 from tokshard.store.record_cache import RecordCache
 
 MEMORY_BYTES = 2 << 30
-"""Enough for two windows of 64M tokens of 16 bits of seven corpora."""
+"""Enough for the windows of five corpora, of 64M tokens of 16 bits each, that are read and fetched at a time."""
 
 CACHE_BYTES = 100 << 30
 
@@ -88,7 +88,7 @@ class Cache:
     by all processes of a machine, also by those of other jobs and other plans.
 
     Args:
-        memory_bytes: how much is kept in memory. Two windows of each corpus should fit; if they do not, strides are
+        memory_bytes: how much is kept in memory. 2.5 windows of each corpus should fit; if they do not, strides are
             fetched again.
         cache_dir: a directory on a disk of this machine where strides are kept, too; default: nowhere.
         cache_bytes: how much is kept there.

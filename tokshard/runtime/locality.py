@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from tokshard.runtime.cache import Cache
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.order.parts import PlannedCorpus
+from tokshard.runtime.order.tables import AHEAD
 from tokshard.runtime.plan import StreamPlan
 from tokshard.wording import bytes_text
 
@@ -99,7 +100,9 @@ def warn_of_short_windows(plan: StreamPlan, global_batch_size: int, *, stackleve
 
 
 def needed_memory(plan: StreamPlan, world_size: int) -> int:
-    """Bytes that a rank keeps in memory of corpora that are not mapped: two windows of each stream that it reads.
+    """Bytes that a rank keeps in memory of corpora that are not mapped.
+
+    Of each stream that it reads, these are the current window and what is announced ahead.
 
     Args:
         world_size: ranks that read the plan together.
@@ -112,10 +115,10 @@ def needed_memory(plan: StreamPlan, world_size: int) -> int:
 
 
 def _kept_blocks(corpus: PlannedCorpus, world_size: int) -> int:
-    """Blocks of the current windows of a rank and of the next ones; fewer if the corpus has fewer."""
+    """Blocks of the current windows of a rank and of those ahead; fewer if the corpus has fewer."""
     # a rank whose rows are not those of whole streams reads a part of one more
     parts = min(corpus.num_parts, -(-corpus.num_parts // world_size) + (corpus.num_parts % world_size > 0))
-    blocks = 2 * parts * corpus.part_shape.window_blocks
+    blocks = math.ceil((1 + AHEAD) * parts * corpus.part_shape.window_blocks)
     return min(blocks, -(-corpus.num_tokens // corpus.shape.block_tokens))
 
 

@@ -85,11 +85,11 @@ class RecordCache:
         self._uncounted = max_bytes  # so that the first write counts
         self._used: dict[str, float] = {}
 
-    def read(self, file: RecordFile, first: int, stop: int) -> list[bytes | None]:
+    def read(self, file: RecordFile, first: int, stop: int) -> list[memoryview | None]:
         """Consecutive records; None for each that is not there."""
-        found: list[bytes | None] = []
+        found: list[memoryview | None] = []
         for part, start, end in _parts(first, stop):
-            content = self._read_part(file, part, start, end)
+            content = memoryview(self._read_part(file, part, start, end))
             size = file.record_bytes + _CHECKSUM_BYTES
             for index, record in enumerate(range(start, end)):
                 slot = content[index * size : (index + 1) * size]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tokshard.runtime.order.windows import CorpusOrder, Window
 from tokshard.runtime.source import TokenSource
 
-_MAX_WINDOWS = 3
-"""The current window, and the next two if one is short."""
+MAX_WINDOWS = 4
+"""The current window, the next two, and one more if one of them is short."""
 
 
 def blocks_of(order: CorpusOrder, window: Window) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -44,7 +44,7 @@ class Announcements:
         high = min(len(starts), math.ceil(part * len(starts)))
         if high > done:
             self._windows[key] = starts, stops, high
-            while len(self._windows) > _MAX_WINDOWS:
+            while len(self._windows) > MAX_WINDOWS:  # of a reader at places that do not follow each other
                 self._forget(next(iter(self._windows)))
             self._source.will_read(starts[done:high], stops[done:high])
 

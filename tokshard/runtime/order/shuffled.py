@@ -116,7 +116,9 @@ class ShuffledCorpus:
             done += len(here)
             if is_sequential and (pass_stop is None or pass_stop > window.stop):
                 before, after = int(here[0]) - first, int(here[-1]) + 1 - first
-                self.tables.prepare(self.window_at(window.stop), before / (stop - first), after / (stop - first))
+                self.tables.prepare(
+                    self.window_at(window.stop), before / (stop - first), after / (stop - first), pass_stop
+                )
         if not parts:
             none = np.empty(0, np.int64)
             return none, Pieces(starts=none, lengths=none, ends_document=np.empty(0, np.bool_))

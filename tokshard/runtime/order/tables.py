@@ -2,22 +2,23 @@
 
 To make a table, the corpus is asked for its document ends, and the pieces between them are permuted. For a window of
 64M tokens this takes milliseconds in documents of 1,000 tokens, and seconds in documents of 10. So the table of the
-next window is made in small steps while the current one is read. A source whose answers are slow learns the blocks in
-the first half of that, and asked for their ends later. ORDER.md, section 5, has the rules.
+next window is made in small steps while the current one is read. A source whose answers are slow learns the blocks
+well before, and is asked for their ends late. ORDER.md, section 5, has the rules.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.order.announcing import Announcements, blocks_of
+from tokshard.runtime.order.announcing import MAX_WINDOWS, Announcements, blocks_of
 from tokshard.runtime.order.forking import ForkLock
 from tokshard.runtime.order.windows import CorpusOrder, Window
 from tokshard.runtime.source import TokenSource
@@ -28,10 +29,16 @@ _MAX_TABLES = 2
 _READY_AT = 0.8
 """The table of the next window is finished when this part of the current one has been read."""
 
-_ANNOUNCED_AT = 0.5
 _ASKED_FROM, _LATE = 0.65, 0.95
-"""The same for a source whose answers are slow, counted from where the job began to read the current window: when all
-blocks of the next one are announced, and between which parts its table is made."""
+"""The same for a source whose answers are slow, counted from where the job began to read the current window: between
+which parts the table of the next one is made."""
+
+AHEAD = 1.5
+"""Blocks are announced this many windows ahead. What is beyond the next window is fetched while its table is made: a
+store never waits for the reader, and is asked as evenly as a loop reads."""
+
+_ANNOUNCED_PER_READ = 2
+"""A job that begins comes there by announcing so many tokens for each that it reads: the first batches come first."""
 
 _SHORT = 0.25
 """A window shorter than this part of a full one is prepared together with the one after it."""
@@ -257,20 +264,21 @@ class Tables:
                 self._kept.move_to_end(key)
         return table
 
-    def prepare(self, window: Window, before: float, after: float) -> None:
-        """Make enough of the next table to finish it shortly before the current window ends.
+    def prepare(self, window: Window, before: float, after: float, stop: int | None = None) -> None:
+        """Make enough of the next table to finish it shortly before the current window ends, and announce blocks.
 
         The last window of an epoch may be too short to make the table of the one after it meanwhile: both are then made
         together.
 
         Args:
             before, after: the part of the current window that is read before and after these samples.
+            stop: where a finite pass ends: nothing beyond is announced.
         """
         with self._lock:
+            self._announce(self._order.window_at(window.start - 1), before, after, stop)
             following = [window]
             if window.stop - window.start < _SHORT * self._order.window_tokens:
                 following.append(self._order.window_at(window.stop))
-            self._announce(following, before, after)
             ahead = []
             for one in following:
                 if (one.epoch, one.index) not in self._kept:
@@ -279,16 +287,28 @@ class Tables:
                     ahead.append(preparation)
             self._ahead = ahead
 
-    def _announce(self, following: Sequence[Window], before: float, after: float) -> None:
+    def _announce(self, current: Window, before: float, after: float, stop: int | None) -> None:
         """Announce the blocks of the next windows little by little."""
-        current = self._order.window_at(following[0].start - 1)
         if current != self._current:
             # the last rows of the window before are laid out, and perhaps not read yet
             self._current, self._begun_at = current, before
             return
+        size = min(self._order.window_tokens, self._order.num_tokens)
+        ahead = min(
+            AHEAD * size - (1 - after) * (current.stop - current.start),
+            _ANNOUNCED_PER_READ * _since(self._begun_at, after) * size,
+        )
+        reach = current.stop + ahead if stop is None else min(current.stop + ahead, stop)
+        following = list(itertools.islice(self._following(current, reach), MAX_WINDOWS - 1))
         self._announced.keep([current, *following])
         for window in following:
-            self._announced.announce(window, _since(self._begun_at, after) / _ANNOUNCED_AT)
+            self._announced.announce(window, (reach - window.start) / (window.stop - window.start))
+
+    def _following(self, window: Window, reach: float) -> Iterator[Window]:
+        """The windows after one that start before a position."""
+        while window.stop < reach:
+            window = self._order.window_at(window.stop)
+            yield window
 
     def clear(self) -> None:
         """Drop all tables."""
