@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Callable, Sequence
@@ -76,11 +77,13 @@ def mds(
     shards: Sequence[Documents],
     encoding: str = "ndarray:uint16",
     compress: tuple[str, Callable[[bytes], bytes]] | None = None,
+    hashed: str | None = None,
 ) -> Path:
     """Shards with the columns ``id`` (str), ``tokens`` and ``n`` (int), and ``index.json``.
 
     Args:
         compress: suffix, and a function from bytes to bytes.
+        hashed: name of the hash of the shards that the index has.
     """
     folder.mkdir(exist_ok=True)
     kind, *said = encoding.split(":")
@@ -95,13 +98,14 @@ def mds(
             sizes = [3] + ([] if len(said) == 2 else [len(ids)])
             samples.append(struct.pack(f"<{len(sizes)}I", *sizes) + b"abc" + ids + struct.pack("<q", 7))
         data, name = container(samples, b'{"version": 2}'), f"shard.{number:05d}.mds"
+        hashes = {hashed: hashlib.new(hashed, data).hexdigest()} if hashed else {}
         shard = {
             "column_names": ["id", "tokens", "n"],
             "column_encodings": ["str", encoding, "int"],
             "column_sizes": [None, 12 if len(said) == 2 else None, 8],
             "format": "mds",
             "samples": len(documents),
-            "raw_data": {"basename": name, "bytes": len(data), "hashes": {}},
+            "raw_data": {"basename": name, "bytes": len(data), "hashes": hashes},
             "zip_data": None,
         }
         if compress is not None:

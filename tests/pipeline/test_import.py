@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -150,6 +151,19 @@ def test_a_flat_file_of_any_name_is_read_with_a_dtype_and_a_delimiter(place):
     assert documents_of(imported(place, place / "train.bin", **options)) == [[1, 2, EOS], [3, EOS]]
 
 
+def test_a_flat_file_in_which_the_delimiter_never_occurs_is_refused_with_the_counts(place):
+    (place / "a.npy").write_bytes(foreign.flat([[1, 2, 9], [4, 9]], "u2"))
+    with pytest.raises(SourceError) as caught:
+        imported(place, place / "a.npy", delimiter=7)
+    assert caught.value.problem.endswith(
+        "a.npy has 5 ids and no delimiter among them; looked for id 0 and 7 stored as uint16, and the last id is 9"
+    )
+    assert "0 and 5, as NAME.offsets.npy" in caught.value.hint
+    assert documents_of(imported(place, place / "a.npy", delimiter=9, force=True)) == [[1, 2, EOS], [4, EOS]]
+    foreign.numpy_arrays(place / "a.npy", [[1, 2, 9, 4, 9]])
+    assert documents_of(imported(place, place / "a.npy", force=True)) == [[1, 2, 9, 4, 9, EOS]]
+
+
 def test_a_flat_file_without_delimiters_is_refused_before_it_fills_the_memory(place):
     (place / "a.npy").write_bytes(foreign.flat([[1] * 100], "u2"))
     with pytest.raises(SourceError, match="has no delimiter in 64 bytes; looked for id 0 stored as uint16") as caught:
@@ -201,6 +215,77 @@ def test_ids_that_are_stored_wider_than_the_vocabulary_needs_are_not_read_as_oth
     with pytest.raises(UsageError, match=f"looks like ids stored as {other}"):
         imported(place, file)
     assert imported(place, file, token_dtype=other).manifest.num_documents == 200
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "problem"),
+    [
+        (foreign.litdata, {"token_field": "ids"}, "token_field is given, and the sources are litdata"),
+        (foreign.litdata, {"token_dtype": "int32"}, "token_dtype is given, and the sources are litdata"),
+        (foreign.mds, {"token_dtype": "uint16"}, "says itself how ids are stored: ndarray:uint16"),
+    ],
+)
+def test_an_option_that_a_format_does_not_use_is_refused(place, write, options, problem):
+    with pytest.raises(UsageError, match=problem):
+        imported(place, write(place / "in", [DOCUMENTS]), **options)
+
+
+def test_the_dtype_in_a_header_is_not_overruled(place):
+    (place / "a.npy").write_bytes(foreign.npy([4, 5, EOS], "i8"))
+    with pytest.raises(UsageError, match=r"--dtype is uint16, and the header of \S+a\.npy says int64"):
+        imported(place, place / "a.npy", token_dtype="uint16")
+
+
+@pytest.mark.parametrize("index", ['{"name": "model", "files": []}', "[]", "{"])
+def test_an_index_of_something_else_matters_only_to_files_that_need_one(place, index):
+    folder = place / "in"
+    folder.mkdir()
+    (folder / "a.parquet").write_bytes(parquet_bytes(pa.table({"tokens": DOCUMENTS})))
+    (folder / "index.json").write_text(index)
+    assert documents_of(imported(place, folder)) == DOCUMENTS
+    foreign.megatron(folder / "b", DOCUMENTS)  # its .bin has an .idx
+    assert documents_of(imported(place, folder, force=True)) == [*DOCUMENTS, *DOCUMENTS]
+    for name in ("b.bin", "b.idx", "a.parquet"):
+        (folder / name).unlink()
+    for name in ("chunk-0-0.bin", "shard.00000.mds.zstd"):
+        (folder / name).write_bytes(b"")
+        with pytest.raises(BadSourceError) as caught:
+            imported(place, folder, force=True)
+        (folder / name).unlink()
+        assert "/in/index.json " in caught.value.problem
+        if "name" in index:
+            assert "it has 'name', 'files'; expected 'shards' (MDS) or 'chunks' (litdata)" in caught.value.problem
+
+
+def test_a_corpus_is_not_imported_but_copied(place):
+    corpus = imported(place, foreign.megatron(place / "a", DOCUMENTS)).directory
+    for source in (Path(corpus), Path(corpus).parent):
+        with pytest.raises(UsageError, match="out is a corpus of tokshard") as caught:
+            imported(place, source, out=place.parent / f"{place.name}-again")
+        assert f"tokshard copy {corpus} --out DIR" in caught.value.hint
+
+
+@pytest.mark.parametrize("hashed", ["sha1", "blake2b"])
+@pytest.mark.parametrize("compress", [None, ("gz", gzip.compress)])
+def test_the_hashes_of_an_mds_index_are_compared(place, hashed, compress):
+    folder = foreign.mds(place / "mds", [DOCUMENTS[:2], DOCUMENTS[2:]], compress=compress, hashed=hashed)
+    assert documents_of(imported(place, folder)) == DOCUMENTS
+    listed = json.loads((folder / "index.json").read_text())
+    said = listed["shards"][1]["raw_data"]["hashes"][hashed]
+    listed["shards"][1]["raw_data"]["hashes"][hashed] = said[::-1]
+    (folder / "index.json").write_text(json.dumps(listed))
+    expected = rf"shard\.00001\.mds\S* is damaged: its {hashed} is {said}, its index says {said[::-1]}"
+    with pytest.raises(BadSourceError, match=expected):
+        imported(place, folder, force=True)
+    left_out = imported(place, folder, force=True, on_bad_source="skip")
+    assert documents_of(left_out) == DOCUMENTS[:2]
+
+
+def test_an_mds_shard_is_read_in_pieces_of_any_size(place, monkeypatch):
+    monkeypatch.setattr(located, "BATCH_BYTES", 16)
+    monkeypatch.setattr(samples, "_PIECE", 5)
+    folder = foreign.mds(place / "mds", [DOCUMENTS, [[number, EOS] for number in range(1, 30)]])
+    assert documents_of(imported(place, folder)) == [*DOCUMENTS, *([number, EOS] for number in range(1, 30))]
 
 
 def test_a_column_that_would_have_to_be_unpickled_is_refused(place):
@@ -302,6 +387,18 @@ def test_a_null_row_is_an_empty_document_and_a_null_id_is_damage(place):
         imported(place, place / "a.arrow", force=True)
 
 
+def test_the_checksums_of_parquet_pages_are_compared(place):
+    ids = pa.array([[7, 7, EOS]], pa.list_(pa.int32()))
+    options = {"write_page_checksum": True, "compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(pa.table({"tokens": ids}), place / "a.parquet", **options)
+    assert documents_of(imported(place, place / "a.parquet")) == [[7, 7, EOS]]
+    content = (place / "a.parquet").read_bytes()
+    assert content.count(b"\7\0\0\0\7\0\0\0") == 1
+    (place / "a.parquet").write_bytes(content.replace(b"\7\0\0\0\7\0\0\0", b"\7\0\0\0\6\0\0\0"))
+    with pytest.raises(BadSourceError, match=r"a\.parquet is damaged: .*checksum"):
+        imported(place, place / "a.parquet", force=True)
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "problem"),
     [
@@ -365,6 +462,10 @@ def in_ranges(read, place, name, cuts):
 def test_ranges_of_a_flat_file_begin_and_end_with_documents(place, has_header, tokens, cuts):
     content = foreign.npy(tokens, "u2") if has_header else foreign.flat([tokens], "u2")
     (place / "a.npy").write_bytes(content)
+    if tokens and EOS not in tokens:
+        with pytest.raises(SourceError, match="no delimiter among them"):
+            list(in_ranges(flat.read, place, "a.npy", cuts))
+        return
     found = [batch.tokens.tolist() for batch in in_ranges(flat.read, place, "a.npy", cuts)]
     assert [token for batch in found for token in batch] == tokens
     assert all(batch[-1] == EOS for batch in found[:-1])

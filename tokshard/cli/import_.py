@@ -18,7 +18,7 @@ from tokshard.interop.tokens.batches import DTYPES
 from tokshard.pipeline.importing import import_corpus
 from tokshard.pipeline.job_array.run_job import run_job
 from tokshard.pipeline.result import BuildResult
-from tokshard.pipeline.sources.inputs import TOKEN_FORMATS, TOKENS
+from tokshard.pipeline.sources.inputs import FORMATS_OF_OPTION, TOKEN_FORMATS, TOKENS
 from tokshard.wording import aligned, one_line
 
 _SAMPLE_TOKENS = 32
@@ -36,6 +36,12 @@ def _options_of_build(command: click.Command) -> click.Command:
     return command
 
 
+def _formats(option: str) -> str:
+    """The formats that use an option."""
+    *others, last = FORMATS_OF_OPTION[option]
+    return f"{', '.join(others)} and {last}"
+
+
 @_options_of_build
 @click.command("import")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
@@ -51,14 +57,15 @@ def _options_of_build(command: click.Command) -> click.Command:
 @click.option(
     "--token-field",
     metavar="COLUMN",
-    help="Column of the ids.  [default: tokens, input_ids or token_ids, the first that is there]",
+    help=f"For {_formats('token_field')}: column of the ids.  [default: tokens, input_ids or token_ids, the first that "
+    "is there]",
 )
 @click.option(
     "--dtype",
     "--token-dtype",
     "token_dtype",
     type=click.Choice(DTYPES),
-    help="How ids are stored, where the files do not say it.",
+    help=f"For {_formats('token_dtype')}: how ids are stored, where the files do not say it.",
 )
 @click.option(
     "--delimiter",

@@ -7,14 +7,23 @@ import inspect
 import operator
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from tokshard.errors import UsageError
 from tokshard.interop.tokens.batches import DTYPES
-from tokshard.pipeline.sources.inputs import INPUT_FORMATS, READS, TEXT, TOKEN_FORMATS, TOKENS
+from tokshard.pipeline.sources.inputs import (
+    ARROW,
+    ARROW_STREAM,
+    FORMATS_OF_OPTION,
+    INPUT_FORMATS,
+    READS,
+    TEXT,
+    TOKEN_FORMATS,
+    TOKENS,
+)
 from tokshard.pipeline.sources.records import FILE, TEXT_MODES
 from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
 
@@ -237,6 +246,24 @@ def _check_reads(options: BuildOptions) -> None:
     known = TOKEN_FORMATS if is_import else INPUT_FORMATS
     if options.input_format not in (None, *known):
         raise UsageError(f"input_format is {options.input_format!r}", hint=f"give one of {', '.join(known)}")
+
+
+def check_used(options: BuildOptions, formats: Collection[str]) -> None:
+    """Refuse an option that says of the sources what their formats say themselves.
+
+    Args:
+        formats: of the inputs.
+
+    Raises:
+        UsageError: none of them uses it.
+    """
+    found = sorted({ARROW if form == ARROW_STREAM else form for form in formats})
+    for name, users in FORMATS_OF_OPTION.items():
+        if getattr(options, name) is not None and not set(users).intersection(found):
+            raise UsageError(
+                f"{name} is given, and the sources are {' and '.join(found)}, which do not use it",
+                hint=f"leave out {_flag(name)}, which is for {', '.join(users)}",
+            )
 
 
 def path_option(name: str, value: Any) -> str:

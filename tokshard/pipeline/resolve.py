@@ -17,7 +17,7 @@ from tokshard.interop.tokens.batches import TokenSpec
 from tokshard.pipeline.append import Place, find_place, generation_outputs
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenizer
-from tokshard.pipeline.options import RAY, BuildOptions, checked_options, command_words
+from tokshard.pipeline.options import RAY, BuildOptions, check_used, checked_options, command_words
 from tokshard.pipeline.sources.discover import Discovery, discover
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
 from tokshard.pipeline.sources.formats import divisibility_of
@@ -100,6 +100,7 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
         reads=options.reads,
         keep_unreadable=options.on_bad_source == "skip",
     )
+    check_used(options, found.inputs.formats)
     _check_no_output(options.out, found)
     _check_outside_corpora(options.out)
     if options.dedup == "exact" and found.inputs.read_once:

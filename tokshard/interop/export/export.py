@@ -91,6 +91,8 @@ def export_corpus(
         ExportError: the files cannot be written.
     """
     _check_options(format, split, file_bytes)
+    if format != "hf" and not with_columns:
+        raise UsageError(f"{format} holds no columns but the ids", hint="leave out --no-columns, which is for hf")
     place = _joined(os.fspath(out), split)
     drop_eos = (eos or ("drop" if format == "fms" else "keep")) == "drop"
     with open_corpus(corpus) as opened:

@@ -27,7 +27,7 @@ def read(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec)
 
     Raises:
         BadSourceError: the file is not an array of ids.
-        SourceError: a document is larger than is allowed.
+        SourceError: the delimiter does not occur in the file, or a document is larger than is allowed.
     """
     ids = _ids(store, name, spec)
     width = ids.dtype.itemsize
@@ -38,7 +38,13 @@ def read(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec)
 
 def _ids(store: Store, name: str, spec: TokenSpec) -> NumberFile:
     if is_npy(store, name):
-        return npy_array(store, name)
+        array = npy_array(store, name)
+        if spec.dtype not in (None, array.dtype.name):
+            raise UsageError(
+                f"--dtype is {spec.dtype}, and the header of {store.where(name)} says {array.dtype.name}",
+                hint="leave out --dtype, which is for files without a header",
+            )
+        return array
     size, dtype = store.stat(name).size, stored_dtype(spec.dtype or spec.narrowest)
     if size % dtype.itemsize:
         raise damaged(store, name, f"it has {size:,} bytes, and an id takes {dtype.itemsize} (--dtype)")
@@ -82,6 +88,7 @@ def _first_at(ids: NumberFile, place: int, spec: TokenSpec) -> int:
 def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec) -> Iterator[TokenBatch]:
     """Documents from `first` on, up to the one that begins at `last` or after it."""
     held: list[NDArray[Any]] = []
+    start = first
     for at, piece in _pieces(ids, first):
         ends = _ends(piece, spec)
         # the document that begins in [first, last) last ends at the first delimiter from last - 1 on
@@ -90,7 +97,7 @@ def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec) -> Itera
         cut = int(ends[beyond]) if is_last else int(ends[-1]) if len(ends) else 0
         if cut:
             yield _batch([*held, piece[:cut]])
-            held = []
+            held, start = [], at + cut
         if is_last:
             return
         if cut < len(piece):
@@ -102,6 +109,14 @@ def _documents(ids: NumberFile, first: int, last: int, spec: TokenSpec) -> Itera
                 hint="say how it is made with --delimiter and --dtype, or allow longer documents with "
                 "--max-document-bytes",
             )
+    if held and start == 0:
+        raise SourceError(
+            f"{ids.store.where(ids.name)} has {ids.count:,} ids and no delimiter among them; looked for id "
+            f"{' and '.join(map(str, spec.delimiters))} stored as {ids.dtype.name}, and the last id is "
+            f"{held[-1][-1]:,}",
+            hint="give the id that ends documents with --delimiter; a file that is one document needs its offsets, "
+            f"0 and {ids.count}, as NAME.offsets.npy beside NAME.npy",
+        )
     if held:
         yield _batch(held)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import json
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -20,16 +21,15 @@ import zstandard
 from numpy.typing import NDArray
 
 from tokshard.errors import BadSourceError, UsageError
-from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, companion_size, damaged, stored_dtype
+from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged, stored_dtype
 from tokshard.interop.tokens.lists import USUAL_FIELDS, join
 from tokshard.interop.tokens.located import batches_of
+from tokshard.interop.tokens.sample_index import Json, entry_of, index_name, read_index
 from tokshard.store import Store
 
-INDEX = "index.json"
 MDS_SUFFIXES = (".mds", ".mds.zstd", ".mds.gz", ".mds.bz2")
 LITDATA_SUFFIX = ".bin"
 
-_MAX_INDEX_BYTES = 1 << 28
 _SHAPE_BYTES = (1, 2, 4, 8)
 _MDS_CODES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 32: "u4", 33: "i4", 64: "u8", 65: "i8"}
 _TORCH_CODES = {11: "uint8", 12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64", 18: "int64"}
@@ -40,78 +40,49 @@ _OPEN: Mapping[str, Callable[[IO[bytes]], Any]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file),
     "bz2": bz2.BZ2File,
 }
+_HASHES = tuple(sorted(name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")))
+"""Of the hashes that MDS can give; those of xxhash are not among them."""
 _PIECE = 1 << 20
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """The content of a file of samples."""
+    """Consecutive samples of a file.
+
+    Args:
+        first: number of the first.
+        offsets: int64 [samples + 1]: where each begins in `data`, and the end of the last.
+        file_bytes: bytes of the file that they stand for.
+    """
 
     store: Store
     name: str
     data: bytes
+    first: int
+    offsets: NDArray[np.int64]
+    file_bytes: int
 
     def damaged(self, reason: str) -> BadSourceError:
         return damaged(self.store, self.name, reason)
 
 
-def index_name(name: str) -> str:
-    """The index of a file of samples."""
-    folder = name.rpartition("/")[0]
-    return f"{folder}/{INDEX}" if folder else INDEX
-
-
-def read_index(store: Store, name: str) -> Json:
-    """The ``index.json`` of a folder.
-
-    Raises:
-        BadSourceError: it is missing, or is not one of these formats.
-    """
-    if companion_size(store, name, "the index") > _MAX_INDEX_BYTES:
-        raise damaged(store, name, f"it has more than {_MAX_INDEX_BYTES:,} bytes")
-    try:
-        parsed = json.loads(store.get(name))
-        listed = parsed["shards"] if "shards" in parsed else parsed["chunks"]
-        if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-            raise TypeError("the list of files is not a list of objects")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise damaged(store, name, f"it does not list shards or chunks: {error!r}") from error
-    return dict(parsed)
-
-
-def listed_names(index: Json) -> list[tuple[str, ...]]:
-    """The names that each file of an index may have, in order: of MDS, the one that is compressed and the other."""
-    if "shards" in index:
-        places = [[entry.get("raw_data"), entry.get("zip_data")] for entry in index["shards"]]
-        return [tuple(str(place.get("basename")) for place in both if isinstance(place, dict)) for both in places]
-    return [(str(entry.get("filename")),) for entry in index["chunks"]]
-
-
 def read_mds(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- read whole
-    """The samples of an MDS shard.
+    """The samples of an MDS shard. If its index has hashes, the first that this Python knows is compared.
 
     Raises:
         BadSourceError: the shard or its index is damaged.
         UsageError: no column holds ids.
     """
-    entry = _entry(store, name)
-    compression = name.rpartition(".")[2]
+    entry = entry_of(store, name)
     raw = entry.get("raw_data")
-    num_bytes = raw.get("bytes") if isinstance(raw, dict) else None
-    data, read_bytes = _content(store, name, compression, num_bytes)
-    offsets = _offsets(store, name, data, entry.get("samples"))
-    file = _Samples(store, name, data)
+    said = raw if isinstance(raw, dict) else {}
     column, encoding, sizes = _column(store, name, entry, spec)
-    starts, stops = _column_places(file, offsets, sizes, column)
-    documents = [
-        _mds_ids(file, low, high, encoding, spec) for low, high in zip(starts.tolist(), stops.tolist(), strict=True)
-    ]
-    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum([ids.nbytes for ids in documents], dtype=np.int64)])
-    for first, last in batches_of(bounds):
-        share = read_bytes * last // len(documents) - read_bytes * first // len(documents)
-        yield join(documents[first:last], share)
+    file = _SampleFile(store, name, name.rpartition(".")[2], said.get("bytes"), said.get("hashes"))
+    for samples in file.samples(entry.get("samples")):
+        starts, stops = _column_places(samples, sizes, column)
+        places = zip(starts.tolist(), stops.tolist(), strict=True)
+        documents = [_mds_ids(samples, low, high, encoding, spec) for low, high in places]
+        yield join(documents, samples.file_bytes)
 
 
 def read_litdata(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- read whole
@@ -121,7 +92,7 @@ def read_litdata(store: Store, name: str, start: int, stop: int | None, spec: To
         BadSourceError: the chunk or its index is damaged, or was written for another loader.
     """
     index = index_name(name)
-    entry, config = _entry(store, name), read_index(store, index).get("config")
+    entry, config = entry_of(store, name), read_index(store, index).get("config")
     if not isinstance(config, dict) or config.get("item_loader", "TokensLoader") != "TokensLoader":
         raise damaged(store, index, "its samples are not those of TokensLoader; write them with it")
     kinds = config.get("data_format")
@@ -129,62 +100,98 @@ def read_litdata(store: Store, name: str, start: int, stop: int | None, spec: To
     codes = {"no_header_tensor": _TORCH_CODES, "no_header_numpy": _NUMPY_CODES}.get(kind, {})
     if not code.isdecimal() or int(code) not in codes or config.get("encryption"):
         raise damaged(store, index, f"its samples are {kinds}, expected arrays of integers that are not encrypted")
-    data, read_bytes = _content(store, name, str(config.get("compression")), entry.get("chunk_bytes"))
-    offsets = _offsets(store, name, data, entry.get("chunk_size"))
     dtype = stored_dtype(codes[int(code)])
-    if (np.diff(offsets) % dtype.itemsize).any():
-        raise damaged(store, name, f"a sample is no array of {dtype.name}")
-    for first, last in batches_of(offsets):
-        low, high = int(offsets[first]), int(offsets[last])
-        share = read_bytes * last // (len(offsets) - 1) - read_bytes * first // (len(offsets) - 1)
-        tokens = np.frombuffer(data, dtype, (high - low) // dtype.itemsize, low)
-        yield TokenBatch(tokens=tokens, ends=(offsets[first + 1 : last + 1] - low) // dtype.itemsize, input_bytes=share)
+    file = _SampleFile(store, name, str(config.get("compression")), entry.get("chunk_bytes"), None)
+    for samples in file.samples(entry.get("chunk_size")):
+        if (np.diff(samples.offsets) % dtype.itemsize).any():
+            raise samples.damaged(f"a sample is no array of {dtype.name}")
+        tokens = np.frombuffer(samples.data, dtype)
+        yield TokenBatch(tokens=tokens, ends=samples.offsets[1:] // dtype.itemsize, input_bytes=samples.file_bytes)
 
 
-def _entry(store: Store, name: str) -> Json:
-    index = read_index(store, index_name(name))
-    base = name.rpartition("/")[2]
-    for number, names in enumerate(listed_names(index)):
-        if base in names:
-            return dict((index["shards"] if "shards" in index else index["chunks"])[number])
-    raise damaged(store, index_name(name), f"it does not list {base}")
+class _SampleFile:
+    """A file that is read once, from start to end. Of it, a batch is in memory, and 4 bytes for each sample.
 
-
-def _content(store: Store, name: str, compression: str, num_bytes: Any) -> tuple[bytes, int]:
-    """The bytes of a file, decompressed, and how many were read.
+    Args:
+        compression: a key of `_OPEN`, or anything else for none.
+        num_bytes: of the file, decompressed, as its index says.
+        hashes: name of a hash to its hexadecimal value, as the index says; or anything else.
 
     Raises:
-        BadSourceError: it has another size than the index says.
+        BadSourceError: the index says nothing that can be, or the file has another size.
     """
-    size = store.stat(name).size
-    if not isinstance(num_bytes, int) or num_bytes < 0:
-        raise damaged(store, index_name(name), f"it gives {name} {num_bytes!r} bytes")
-    if compression not in _OPEN:
-        if size != num_bytes:
-            raise damaged(store, name, f"it has {size:,} bytes, its index says {num_bytes:,}")
-        return store.get(name), size
-    pieces, found = [], 0
-    try:
-        with store.open(name) as file, _OPEN[compression](file) as unpacked:
-            while found <= num_bytes and (piece := unpacked.read(_PIECE)):
-                pieces.append(piece)
-                found += len(piece)
-    except (zstandard.ZstdError, OSError, EOFError) as error:
-        raise damaged(store, name, f"it cannot be decompressed: {error}") from error
-    if found != num_bytes:
-        raise damaged(store, name, f"it has {found:,} bytes or more when decompressed, its index says {num_bytes:,}")
-    return b"".join(pieces), size
 
+    def __init__(self, store: Store, name: str, compression: str, num_bytes: Any, hashes: Any) -> None:
+        self._store, self._name, self._size = store, name, store.stat(name).size
+        self._unpack = _OPEN.get(compression)
+        if not isinstance(num_bytes, int) or num_bytes < 0:
+            raise damaged(store, index_name(name), f"it gives {name} {num_bytes!r} bytes")
+        if self._unpack is None and self._size != num_bytes:
+            raise damaged(store, name, f"it has {self._size:,} bytes, its index says {num_bytes:,}")
+        self._num_bytes, self._num_read = num_bytes, 0
+        known = [hash_ for hash_ in _HASHES if isinstance(hashes, dict) and hash_ in hashes]
+        self._hash = hashlib.new(known[0], usedforsecurity=False) if known else None
+        self._said = str(hashes[known[0]]) if known else ""
 
-def _offsets(store: Store, name: str, data: bytes, num_samples: Any) -> NDArray[np.int64]:
-    """Where each sample begins, and the end of the last: int64 [samples + 1], checked."""
-    count = int.from_bytes(data[:4], "little") if len(data) >= 4 else -1
-    if count != num_samples or 4 * (count + 2) > len(data):
-        raise damaged(store, name, f"it begins with {count:,} samples, its index says {num_samples!r}")
-    offsets = np.frombuffer(data, "<u4", count + 1, 4).astype(np.int64)
-    if (np.diff(offsets) < 0).any() or int(offsets[0]) < 4 * (count + 2) or int(offsets[-1]) != len(data):
-        raise damaged(store, name, f"its samples do not lie one after another up to its end, byte {len(data):,}")
-    return offsets
+    def samples(self, num_samples: Any) -> Iterator[_Samples]:
+        """All samples, in batches.
+
+        Args:
+            num_samples: as the index says.
+
+        Raises:
+            BadSourceError: the file is damaged, which may show after its last sample.
+        """
+        with ExitStack() as stack:
+            file: Any = stack.enter_context(self._store.open(self._name))
+            if self._unpack is not None:
+                file = stack.enter_context(self._unpack(file))
+            count = int.from_bytes(self._take(file, 4), "little")
+            if count != num_samples or 4 * (count + 2) > self._num_bytes:
+                raise self._damaged(f"it begins with {count:,} samples, its index says {num_samples!r}")
+            offsets = np.frombuffer(self._take(file, 4 * (count + 1)), "<u4").astype(np.int64)
+            self._check_offsets(offsets)
+            self._take(file, int(offsets[0]) - self._num_read)
+            for first, last in batches_of(offsets):
+                data = self._take(file, int(offsets[last] - offsets[first]))
+                share = self._size * last // count - self._size * first // count
+                places = offsets[first : last + 1] - offsets[first]
+                yield _Samples(self._store, self._name, data, first, places, share)
+            self._check_end(file)
+
+    def _take(self, file: Any, count: int) -> bytes:
+        """The next bytes. What a damaged number asks for is not allocated before it is there."""
+        pieces, wanted = [], count
+        while wanted and (piece := self._read(file, min(wanted, _PIECE))):
+            pieces.append(piece)
+            wanted -= len(piece)
+            self._num_read += len(piece)
+            if self._hash is not None:
+                self._hash.update(piece)
+        if wanted:
+            raise self._damaged(f"it ends after {self._num_read:,} bytes, its index says {self._num_bytes:,}")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _read(self, file: Any, count: int) -> bytes:
+        try:
+            return bytes(file.read(count))
+        except (zstandard.ZstdError, OSError, EOFError) as error:
+            if self._unpack is None:
+                raise
+            raise self._damaged(f"it cannot be decompressed: {error}") from error
+
+    def _check_offsets(self, offsets: NDArray[np.int64]) -> None:
+        if (np.diff(offsets) < 0).any() or int(offsets[0]) < self._num_read or int(offsets[-1]) != self._num_bytes:
+            raise self._damaged(f"its samples do not lie one after another up to its end, byte {self._num_bytes:,}")
+
+    def _check_end(self, file: Any) -> None:
+        if self._read(file, 1):
+            raise self._damaged(f"it has more bytes when decompressed than its index says, {self._num_bytes:,}")
+        if self._hash is not None and self._hash.hexdigest() != self._said.lower():
+            raise self._damaged(f"its {self._hash.name} is {self._hash.hexdigest()}, its index says {self._said}")
+
+    def _damaged(self, reason: str) -> BadSourceError:
+        return damaged(self._store, self._name, reason)
 
 
 def _column(store: Store, name: str, entry: Json, spec: TokenSpec) -> tuple[int, str, list[int | None]]:
@@ -203,18 +210,25 @@ def _column(store: Store, name: str, entry: Json, spec: TokenSpec) -> tuple[int,
             hint="give the column that holds the ids with --token-field",
         )
     at = names.index(wanted)
-    return at, str(encodings[at]), sizes
+    encoding = str(encodings[at])
+    if spec.dtype is not None and encoding != "bytes":
+        raise UsageError(
+            f"--dtype is {spec.dtype}, and column {wanted!r} of {store.where(name)} says itself how ids are stored: "
+            f"{encoding}",
+            hint="leave out --dtype, which is for columns of bytes",
+        )
+    return at, encoding, sizes
 
 
 def _column_places(
-    file: _Samples, offsets: NDArray[np.int64], sizes: Sequence[int | None], column: int
+    samples: _Samples, sizes: Sequence[int | None], column: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where a column begins and ends in each sample."""
-    begins, ends = offsets[:-1], offsets[1:]
+    begins, ends = samples.offsets[:-1], samples.offsets[1:]
     num_sizes = sizes.count(None)
     if (ends - begins < 4 * num_sizes).any():
-        raise file.damaged("a sample is shorter than the sizes of its columns")
-    numbers = np.frombuffer(file.data, np.uint8)
+        raise samples.damaged("a sample is shorter than the sizes of its columns")
+    numbers = np.frombuffer(samples.data, np.uint8)
     heads = numbers[(begins[:, None] + np.arange(4 * num_sizes))].reshape(len(begins), -1).copy().view("<u4")
     at, place = begins + 4 * num_sizes, 0
     start = stop = at
@@ -225,29 +239,30 @@ def _column_places(
             start, stop = at, following
         at = following
     if (at != ends).any():
-        raise file.damaged(f"sample {int(np.argmax(at != ends)):,} has columns of another size than it has itself")
+        number = samples.first + int(np.argmax(at != ends))
+        raise samples.damaged(f"sample {number:,} has columns of another size than it has itself")
     return start, stop
 
 
-def _mds_ids(file: _Samples, low: int, high: int, encoding: str, spec: TokenSpec) -> NDArray[Any]:
-    """The ids in one column of one sample, ``[low, high)`` of the data."""
+def _mds_ids(samples: _Samples, low: int, high: int, encoding: str, spec: TokenSpec) -> NDArray[Any]:
+    """The ids in one column of one sample, which lie at ``[low, high)`` of the data."""
     kind, *said = encoding.split(":")
     dtype = np.dtype("<i8") if spec.dtype is None else stored_dtype(spec.dtype)
     shape: list[int] | None = None
     if kind == "ndarray":
         if said:
             dtype = stored_dtype(said[0])
-        elif high > low and file.data[low] in _MDS_CODES:
-            dtype, low = np.dtype(f"<{_MDS_CODES[file.data[low]]}"), low + 1
+        elif high > low and samples.data[low] in _MDS_CODES:
+            dtype, low = np.dtype(f"<{_MDS_CODES[samples.data[low]]}"), low + 1
         else:
-            raise file.damaged("an array is not one of integers")
+            raise samples.damaged("an array is not one of integers")
         if len(said) < 2 and high > low:
-            num_dimensions, width = file.data[low] >> 2, _SHAPE_BYTES[file.data[low] & 3]
+            num_dimensions, width = samples.data[low] >> 2, _SHAPE_BYTES[samples.data[low] & 3]
             stop = low + 1 + num_dimensions * width
             if stop > high:
-                raise file.damaged("the shape of an array is longer than it")
-            shape, low = np.frombuffer(file.data, f"<u{width}", num_dimensions, low + 1).tolist(), stop
+                raise samples.damaged("the shape of an array is longer than it")
+            shape, low = np.frombuffer(samples.data, f"<u{width}", num_dimensions, low + 1).tolist(), stop
     count, rest = divmod(high - low, dtype.itemsize)
     if rest or (shape is not None and math.prod(shape) != count):
-        raise file.damaged(f"{high - low:,} bytes are no array {shape or ''} of {dtype.name}")
-    return np.frombuffer(file.data, dtype, count, low)
+        raise samples.damaged(f"{high - low:,} bytes are no array {shape or ''} of {dtype.name}")
+    return np.frombuffer(samples.data, dtype, count, low)

@@ -161,10 +161,10 @@ class _Words:
 
     def __init__(self, column: pa.Array) -> None:
         self._indices = _numbers(column.indices, np.int8)
-        self._words: list[str] = list(_Texts(column.dictionary))
+        self.words: list[str] = list(_Texts(column.dictionary))
 
     def __getitem__(self, index: int) -> str:
-        return self._words[int(self._indices[index])]
+        return self.words[int(self._indices[index])]
 
 
 def _numbers(column: pa.Array, dtype: Any) -> NDArray[Any]:

@@ -31,6 +31,9 @@ TEXT, TOKENS = READS = ("text", "tokens")
 TOKEN_FORMATS = (MEGATRON, DATATROVE, MDS, LITDATA, NPY, FLAT, PARQUET, ARROW)
 """Values of ``tokshard import --format``."""
 
+FORMATS_OF_OPTION: Mapping[str, tuple[str, ...]] = {"token_field": (MDS, PARQUET, ARROW), "token_dtype": (MDS, FLAT)}
+"""Options of an import that say something of the files, to the formats that do not say it themselves."""
+
 RECORDS = "records"
 """Format of the records that a Python object gives."""
 
@@ -173,6 +176,11 @@ class InputTable(Sequence[Input]):
     def is_read_once(self, index: int) -> bool:
         """Whether an input can be read only once."""
         return index in self._columns.read_once
+
+    @property
+    def formats(self) -> frozenset[str]:
+        """The formats of all inputs."""
+        return frozenset(self._columns.formats.words)
 
     @property
     def sizes(self) -> Sequence[int]:

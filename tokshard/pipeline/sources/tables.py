@@ -48,12 +48,20 @@ def group_sizes(input_: Input) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def open_parquet(input_: Input) -> Iterator[pq.ParquetFile]:
+def open_parquet(input_: Input, *, buffer_bytes: int = 0) -> Iterator[pq.ParquetFile]:
+    """A file whose pages are compared with their checksums, if they have any.
+
+    Args:
+        buffer_bytes: read a column in pieces of so many bytes, which suits a single one; default: all that is wanted of
+            the row groups at once.
+    """
     import pyarrow.parquet as pq
 
     with open_arrow(input_) as file:
         with naming(input_):
-            parquet = pq.ParquetFile(file)
+            parquet = pq.ParquetFile(
+                file, buffer_size=buffer_bytes, pre_buffer=not buffer_bytes, page_checksum_verification=True
+            )
         yield parquet
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tokshard.errors import BadSourceError
-from tokshard.interop.tokens import ends, flat, megatron, samples
+from tokshard.errors import BadSourceError, TokshardError, UsageError
+from tokshard.format.names import MANIFEST
+from tokshard.format.opening import read_manifest
+from tokshard.interop.tokens import ends, flat, megatron, sample_index, samples
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged
 from tokshard.pipeline.sources.companions import has_companions
 from tokshard.pipeline.sources.division import ByteRange, Divisibility, Indivisible, Lines, Span
@@ -57,20 +59,29 @@ def in_listed_order(store: Store, entries: Iterable[Entry]) -> Iterator[Entry]:
 
     Raises:
         BadSourceError: an index is damaged, or lists a file that is not there; a file of ids or its index is missing.
+        UsageError: a folder is a corpus of tokshard.
     """
     found = without_copies(entries)
-    _check_pairs(store, {entry.name for entry in found})
+    names = {entry.name for entry in found}
+    _check_no_corpus(store, names)
+    _check_pairs(store, names)
     places = {entry.name: place for place, entry in enumerate(found)}
     ordered = list(found)
     for entry in found:
         folder, slash, base = entry.name.rpartition("/")
-        if base != samples.INDEX:
+        if base != sample_index.INDEX:
             continue
+        try:
+            index = sample_index.read_index(store, entry.name)
+        except BadSourceError:
+            if _is_needed(folder + slash, names):
+                raise
+            continue  # it belongs to something else
         listed = []
-        for names in samples.listed_names(samples.read_index(store, entry.name)):
-            there = [places[folder + slash + name] for name in names if folder + slash + name in places]
+        for either in sample_index.listed_names(index):
+            there = [places[folder + slash + name] for name in either if folder + slash + name in places]
             if not there:
-                raise damaged(store, entry.name, f"it lists {names[0] if names else 'a file'}, which is not there")
+                raise damaged(store, entry.name, f"it lists {either[0] if either else 'a file'}, which is not there")
             listed += there
         for place, file in zip(sorted(listed), listed, strict=True):
             ordered[place] = found[file]
@@ -89,6 +100,37 @@ def without_copies(entries: Iterable[Entry]) -> list[Entry]:
             entry.name.endswith(suffix) and entry.name.removesuffix(suffix) + plain in names for suffix in packed
         )
     ]
+
+
+def _is_needed(folder: str, names: set[str]) -> bool:
+    """Whether a folder has files that cannot be read without an ``index.json``."""
+    files = [name for name in names if name.startswith(folder) and "/" not in name.removeprefix(folder)]
+    return any(
+        name.endswith(samples.MDS_SUFFIXES)
+        or (
+            name.endswith(samples.LITDATA_SUFFIX)
+            and name.removesuffix(megatron.SUFFIX) + megatron.INDEX_SUFFIX not in names
+        )
+        for name in files
+    )
+
+
+def _check_no_corpus(store: Store, names: set[str]) -> None:
+    """Refuse a corpus of tokshard, of which an import would lose sources, records and kept columns.
+
+    Raises:
+        UsageError: with its folder.
+    """
+    for name in sorted(name for name in names if f"/{name}".endswith(f"/{MANIFEST}")):
+        folder = store.below(name.removesuffix(MANIFEST).rstrip("/")) if name != MANIFEST else store
+        try:
+            read_manifest(folder)
+        except (OSError, TokshardError):  # another tool has a file of this name, too
+            continue
+        raise UsageError(
+            f"{folder.location} is a corpus of tokshard, and not tokens of another tool",
+            hint=f"use 'tokshard copy {folder.location} --out DIR', which can also join several, or leave it out",
+        )
 
 
 def _check_pairs(store: Store, names: set[str]) -> None:

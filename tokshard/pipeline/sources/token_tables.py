@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 256
 
 
 def parquet_tokens(input_: Input, span: Span, spec: RecordSpec) -> Iterator[TokenBatch]:
-    with open_parquet(input_) as file:
+    with open_parquet(input_, buffer_bytes=BATCH_BYTES) as file:
         field = _field(input_, file.schema_arrow, spec)
         groups = range(file.metadata.num_row_groups)
         chosen = list(groups[span.start : span.stop] if isinstance(span, Groups) else groups)
