@@ -22,6 +22,9 @@ HALVES_FROM, HALVES_BELOW, MANY = 40, 1_500, 1_000
 _GATHER_TOKENS = 1 << 15
 """Tokens that are gathered at a time, so that their index stays in the cache."""
 
+_HALVES_TOKENS = 1 << 17
+"""Tokens of first halves that are copied before the second ones, which overlap them and should find them in the cache."""
+
 
 @cache
 def _numbers() -> NDArray[np.int64]:
@@ -77,19 +80,23 @@ def copy_halves(
 ) -> None:
     """Copy each piece of one array as the first and the last 2**k of its tokens, the most that it has.
 
-    All pieces with the same k take two calls, in which an item is 2**k tokens. Arguments as for `gather`.
+    Many pieces with the same k take two calls, in which an item is 2**k tokens. Arguments as for `gather`.
     """
     powers = np.frexp(lengths)[1].astype(np.int8) - 1
     order = np.argsort(powers, kind="stable")
     elements, lengths, at = elements[order], lengths[order], at[order]
-    stop = 0
+    first = 0
     for power, count in enumerate(np.bincount(powers).tolist()):
-        if count:
-            part, stop = slice(stop, stop + count), stop + count
-            source, target = _stretches(memory, 1 << power), _stretches(out, 1 << power)
+        if not count:
+            continue
+        source, target = _stretches(memory, 1 << power), _stretches(out, 1 << power)
+        stop, step = first + count, max(1, _HALVES_TOKENS >> power)
+        for low in range(first, stop, step):
+            part = slice(low, min(low + step, stop))
             second = lengths[part] - (1 << power)
             target[at[part]] = source[elements[part]]
             target[at[part] + second] = source[elements[part] + second]
+        first = stop
 
 
 def _stretches(array: NDArray[Any], size: int) -> NDArray[Any]:
