@@ -23,7 +23,7 @@ _GATHER_TOKENS = 1 << 15
 """Tokens that are gathered at a time, so that their index stays in the cache."""
 
 _HALVES_TOKENS = 1 << 17
-"""Tokens of first halves that are copied before the second ones, which overlap them and should find them in the cache."""
+"""Tokens of first halves that are copied before the second ones, which overlap them: they should be in the cache."""
 
 
 @cache
