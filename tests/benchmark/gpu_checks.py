@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.benchmark.gpu_attention import WrongError, flex, varlen
 from tests.benchmark.gpu_children import child, last_lines, lines_of, run
+from tokshard.jobs.checkpoint_directory import State, check_hashes
 from tokshard.jobs.torch_checkpoints import load_checkpoint
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
@@ -181,7 +182,7 @@ def devices(place: Place) -> dict[str, Any]:
                 compare({key: local(of).cpu() for key, of in tensors.items()}, expected, f"on {name}")
             else:
                 expected = {key: local(of).clone() for key, of in tensors.items()}
-            state = checkpoint.State(step=step + 1, loader={}, config={})
+            state = State(step=step + 1, loader={}, config={})
             path = checkpoint.save(str(place.directory), tensors, state)
     return {"tensors": len(expected), "bytes": sum(tensor.nbytes for tensor in expected.values())}
 
@@ -225,7 +226,7 @@ def async_save(place: Place) -> dict[str, Any]:
         train(place, "out", checkpoint__asynchronous=True, checkpoint__every=2, train__stop_after=9)
     for step, expected in kept.items():
         path = place.directory / "out" / "checkpoints" / f"step-{step:08d}"
-        checkpoint.check_hashes(str(path))
+        check_hashes(str(path))
         found = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
         load_checkpoint(found, str(path), no_dist=True)
         compare(found, expected, f"in {path.name}")

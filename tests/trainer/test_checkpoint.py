@@ -21,13 +21,14 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError, TokshardError, TrainerError
+from tokshard.jobs.checkpoint_directory import COMPLETE, STATE_FILE, State, delete_old
 from tokshard.jobs.plan_file import load_mix
 from tokshard.jobs.saved_state import read_state
 from tokshard.jobs.torch_checkpoints import read_metadata
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import checkpoint, config
-from tokshard.trainer.checkpoint import Saver, State, tensors_of
+from tokshard.trainer.checkpoint import Saver, tensors_of
 from tokshard.trainer.model import Shape, Transformer, initialise
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import process_group
@@ -70,9 +71,9 @@ def load(path: Path) -> State:
 
 def seal(path: Path) -> None:
     """Make COMPLETE true again after a change, as one who means harm would."""
-    contents = {file.name: file.read_bytes() for file in path.iterdir() if file.name != checkpoint.COMPLETE}
+    contents = {file.name: file.read_bytes() for file in path.iterdir() if file.name != COMPLETE}
     files = {name: {"bytes": len(data), "sha256": sha256(data).hexdigest()} for name, data in contents.items()}
-    (path / checkpoint.COMPLETE).write_text(json.dumps(files))
+    (path / COMPLETE).write_text(json.dumps(files))
 
 
 class Touch:
@@ -120,7 +121,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_neither_passed_over_nor_starte
     whole = tmp_path / "whole"
     shutil.copytree(newest, whole)
     names = sorted(os.listdir(newest))
-    assert {checkpoint.COMPLETE, checkpoint.STATE, ".metadata", "__0_0.distcp"} == set(names)
+    assert {COMPLETE, STATE_FILE, ".metadata", "__0_0.distcp"} == set(names)
     for name in names:
         (newest / name).unlink()
         with pytest.raises(TrainerError, match=rf"step-00000002 is damaged .*{re.escape(name)}") as error:
@@ -135,7 +136,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_neither_passed_over_nor_starte
 
 def test_a_run_does_not_start_anew_where_every_checkpoint_is_damaged_until_they_are_renamed(tmp_path: Path) -> None:
     for step in (1, 2):
-        (save(tmp_path, step) / checkpoint.STATE).write_text("")
+        (save(tmp_path, step) / STATE_FILE).write_text("")
     with pytest.raises(TrainerError, match=r"step-00000002 .*; .*step-00000001 ") as error:
         latest(tmp_path)
     assert error.value.hint.endswith("to start a new run")
@@ -145,7 +146,7 @@ def test_a_run_does_not_start_anew_where_every_checkpoint_is_damaged_until_they_
 
 
 def test_a_damaged_checkpoint_that_is_older_than_the_one_to_load_does_not_matter(tmp_path: Path) -> None:
-    (save(tmp_path, 1) / checkpoint.STATE).unlink()
+    (save(tmp_path, 1) / STATE_FILE).unlink()
     save(tmp_path, 2)
     assert latest(tmp_path) == "step-00000002"
 
@@ -160,7 +161,7 @@ def test_a_marker_of_other_content_is_damage(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     of_others = ('{"state.json": 17}', '{"x": {"bytes": 1, "sha256": ""}}')
     for content in ("", "[]", "{}", "garbage", "[" * 10_000, *of_others):
-        (path / checkpoint.COMPLETE).write_text(content)
+        (path / COMPLETE).write_text(content)
         with pytest.raises(TrainerError, match="step-00000001 is damaged"):
             latest(tmp_path)
         with pytest.raises(TrainerError, match="step-00000001 is damaged"):
@@ -170,9 +171,9 @@ def test_a_marker_of_other_content_is_damage(tmp_path: Path) -> None:
 def test_a_marker_that_names_a_file_outside_of_the_checkpoint_is_damage(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     (tmp_path / "other").write_bytes(b"x")
-    files = json.loads((path / checkpoint.COMPLETE).read_bytes())
+    files = json.loads((path / COMPLETE).read_bytes())
     files["../other"] = {"bytes": 1, "sha256": sha256(b"x").hexdigest()}
-    (path / checkpoint.COMPLETE).write_text(json.dumps(files))
+    (path / COMPLETE).write_text(json.dumps(files))
     with pytest.raises(TrainerError, match=r"step-00000001 is damaged .*'\.\./other' is missing"):
         load(path)
 
@@ -202,10 +203,10 @@ def test_files_that_are_not_what_they_should_be_are_damage_even_with_true_hashes
 
 def test_a_marker_that_leaves_out_a_file_of_tensors_is_damage(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
-    files = json.loads((path / checkpoint.COMPLETE).read_text())
+    files = json.loads((path / COMPLETE).read_text())
     del files["__0_0.distcp"]
-    (path / checkpoint.COMPLETE).write_text(json.dumps(files))
-    with pytest.raises(TrainerError, match=r"COMPLETE does not list '__0_0\.distcp', which \.metadata names"):
+    (path / COMPLETE).write_text(json.dumps(files))
+    with pytest.raises(TrainerError, match=r"COMPLETE does not list '__0_0\.distcp'"):
         load(path)
 
 
@@ -230,7 +231,7 @@ def test_a_saved_value_in_place_of_a_tensor_is_not_unpickled(tmp_path: Path) -> 
         tensors.setdefault(name, torch.zeros(entry.size))
     shutil.rmtree(path)
     save_tensors(tensors, checkpoint_id=str(path))
-    (path / checkpoint.STATE).write_text('{"step": 1, "loader": {}, "config": {}}')
+    (path / STATE_FILE).write_text('{"step": 1, "loader": {}, "config": {}}')
     seal(path)
     with pytest.raises(TrainerError, match=r"model\.norm\.weight is None there"):
         load(path)
@@ -324,12 +325,12 @@ def test_old_checkpoints_go_and_damaged_ones_are_neither_counted_nor_deleted(tmp
     for step in (1, 2, 3, 4):
         save(tmp_path, step)
     (tmp_path / "step-00000003" / ".metadata").unlink()
-    assert list(checkpoint.delete_old(str(tmp_path), 0)) == []
+    assert list(delete_old(str(tmp_path), 0)) == []
     assert len(os.listdir(tmp_path)) == 4
-    assert not list(checkpoint.delete_old(str(tmp_path), 2))
+    assert not list(delete_old(str(tmp_path), 2))
     assert sorted(os.listdir(tmp_path)) == ["step-00000002", "step-00000003", "step-00000004"]
     (tmp_path / "step-00000004" / ".metadata").unlink()
-    assert not list(checkpoint.delete_old(str(tmp_path), 1))
+    assert not list(delete_old(str(tmp_path), 1))
     assert "step-00000002" in os.listdir(tmp_path)  # the newest that can be loaded
 
 
@@ -344,7 +345,7 @@ def test_a_deletion_that_fails_half_way_is_told_and_leaves_nothing_that_looks_li
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", fail)
-        (problem,) = checkpoint.delete_old(str(tmp_path), 1)
+        (problem,) = delete_old(str(tmp_path), 1)
     assert "step-00000001 could not be deleted: " in problem
     assert sorted(os.listdir(tmp_path)) == ["step-00000001.partial", "step-00000002"]
     assert latest(tmp_path) == "step-00000002"

@@ -12,6 +12,7 @@ import torch
 
 from tests.trainer.runs import VOCABULARY, configuration, corpus
 from tokshard.errors import CorpusError, TokshardError, TrainerError, UsageError
+from tokshard.jobs.checkpoint_directory import State
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import checkpoint, huggingface
@@ -54,7 +55,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     fields = configuration({"code": path}, directory, data__weights={}) | {"model": {"preset": "10M", **SIZES}}
     net = model()
     tensors = checkpoint.tensors_of(net, make_optimizer(net, resolve(fields).optimizer))
-    state = checkpoint.State(step=7, loader={}, config=fields)
+    state = State(step=7, loader={}, config=fields)
     return checkpoint.save(str(directory / "checkpoints"), tensors, state), path
 
 

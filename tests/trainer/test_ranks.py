@@ -104,17 +104,18 @@ def run_of(directory: Path, name: str, **changes: Any) -> dict[str, Any]:
 
 def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from tests.trainer.test_checkpoint import trained
+    from tokshard.jobs import checkpoint_directory
     from tokshard.trainer import checkpoint
-    from tokshard.trainer.directory import held
+    from tokshard.trainer.upkeep import held
 
-    state = checkpoint.State(step=1, loader={}, config={})
+    state = checkpoint_directory.State(step=1, loader={}, config={})
 
     def save(name: str) -> None:
         checkpoint.save(str(directory / name), checkpoint.tensors_of(*trained(seed=1)), state)
 
-    with on_rank(0, checkpoint, "_commit", full):
+    with on_rank(0, checkpoint_directory, "commit", full):
         yield "rank 0 cannot commit", lambda: save("commit")
-    with on_rank(1, checkpoint, "_synced", full):
+    with on_rank(1, checkpoint_directory, "synced", full):
         yield "rank 1 cannot write", lambda: save("write")
 
     save("flipped")
@@ -131,7 +132,7 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
         with held(str(directory / f"disk-{rank}")):
             pass
 
-    with patch("tokshard.trainer.directory.SEEN_SECONDS", 0):
+    with patch("tokshard.jobs.run_lock.SEEN_SECONDS", 0):
         yield "the disks differ at the start", hold
     yield "the disks differ in a save", lambda: save(f"disk-{rank}")
     yield from cases_of_asynchronous_saves(directory)
@@ -139,6 +140,7 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
 
 
 def cases_of_asynchronous_saves(directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    from tokshard.jobs import checkpoint_directory
     from tokshard.runtime.tensors import StreamingLoader
     from tokshard.trainer import checkpoint
     from tokshard.trainer.config import resolve
@@ -162,7 +164,7 @@ def cases_of_asynchronous_saves(directory: Path) -> Iterator[tuple[str, Callable
     with (
         patch.object(checkpoint.Saver, "save", note),
         on_rank(1, StreamingLoader, "__iter__", until_failed),
-        on_rank(1, checkpoint, "_synced", full),
+        on_rank(1, checkpoint_directory, "synced", full),
     ):
         yield "rank 1 cannot write while training goes on", lambda: train(resolve(fields))
 

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tokshard.errors import UsageError
+from tokshard.jobs.checkpoint_directory import STATE_FILE, is_checkpoint
 from tokshard.jobs.strict_toml import convert, example_of, key, read_toml
 from tokshard.numbers import read_bytes, read_count, read_length
 from tokshard.runtime.cache import CACHE_BYTES, MEMORY_BYTES, Cache
 from tokshard.runtime.plan import StreamPlan
 from tokshard.store import is_uri
-
-STATE_FILE = "state.json"
-"""The file of a trainer's checkpoint that holds its recipe and the loader's state."""
 
 _HINT = "the keys are the arguments of StreamPlan, and global_batch_size and uneven of StreamingLoader"
 
@@ -158,11 +156,6 @@ def load_mix(
     corpora = {name: path if is_uri(path) else os.path.join(directory, path) for name, path in mix.corpora.items()}
     cache_dir = None if mix.cache_dir is None else os.path.join(directory, mix.cache_dir)
     return dataclasses.replace(mix, corpora=corpora, cache_dir=cache_dir)
-
-
-def is_checkpoint(location: str) -> bool:
-    """Whether a directory is a checkpoint of the trainer."""
-    return os.path.isfile(os.path.join(location, STATE_FILE))
 
 
 def _recipe_of(checkpoint: str) -> dict[str, Any]:

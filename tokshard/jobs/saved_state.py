@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokshard.errors import UsageError
-from tokshard.jobs.plan_file import STATE_FILE, is_checkpoint
+from tokshard.jobs.checkpoint_directory import STATE_FILE, is_checkpoint
 
 _KEY = "cursor"
 _MARK = '{"tokshard_cursor":'

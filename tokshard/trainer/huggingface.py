@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tokshard.errors import CorpusError, StoreError, TokshardError, TrainerError, UsageError
-from tokshard.jobs.plan_file import is_checkpoint
+from tokshard.jobs.checkpoint_directory import check_hashes, is_checkpoint
 from tokshard.jobs.torch_checkpoints import load_checkpoint
 from tokshard.runtime.shards import CorpusSource
 from tokshard.trainer import checkpoint
@@ -83,7 +83,7 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "") -> Ite
     for place in (out, partial):
         if os.path.lexists(place):
             raise UsageError(f"{place} exists", hint="give another --out, or remove it")
-    checkpoint.check_hashes(path)
+    check_hashes(path)
     index, state = checkpoint.read_index(path)
     shape = _saved_shape(state.config["model"], index.state_dict_metadata["model.embedding.weight"].size[0])  # type: ignore[union-attr]
     os.makedirs(partial)

@@ -12,11 +12,11 @@ from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
 from tokshard.errors import UsageError
+from tokshard.jobs.checkpoint_directory import State
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint, config
 from tokshard.trainer.batches import Batches, vocabulary_of
 from tokshard.trainer.config import Config
-from tokshard.trainer.directory import held
 from tokshard.trainer.evaluate import Evaluation
 from tokshard.trainer.huggingface import load_weights
 from tokshard.trainer.losses import backward, micro_batches
@@ -24,7 +24,7 @@ from tokshard.trainer.metrics import Meter, Sums
 from tokshard.trainer.model import PRESETS, Shape, Transformer, initialise
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model, together
-from tokshard.trainer.upkeep import Upkeep, say, stop_signals
+from tokshard.trainer.upkeep import Upkeep, held, say, stop_signals
 
 
 def train(settings: Config) -> int:
@@ -158,7 +158,7 @@ class _Run:
     def _save(self, step: int) -> None:
         self.meter.flush()
         loader = self.batches.loader.state_dict()
-        state = checkpoint.State(step=step, loader=loader, config=dataclasses.asdict(self.settings))
+        state = State(step=step, loader=loader, config=dataclasses.asdict(self.settings))
         self.saver.save(self.model, self.optimizer, state)
         self.meter.restart_clock()
 

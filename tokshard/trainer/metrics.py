@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 
-from tokshard.errors import TrainerError
+from tokshard.errors import TrainerError, UsageError
+from tokshard.jobs.metrics_file import MetricsFile, progress_line
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer.batches import Batches
 from tokshard.trainer.config import Train
-from tokshard.trainer.metrics_file import MetricsFile, progress_line
 from tokshard.trainer.model import Shape
 from tokshard.trainer.parallel import raise_together, together
 from tokshard.trainer.upkeep import STOP_SIGNALS, say
@@ -93,8 +93,8 @@ class Meter:
         path = os.path.join(out, "metrics.jsonl")
         with together(f"{path} cannot be written", hint="make room or repair the directory"):
             if self._rank == 0:
-                board = os.path.join(out, "tensorboard") if self._settings.tensorboard else None
-                self._log = MetricsFile(path, last_step=last_step, tensorboard=board)
+                board = tensorboard_writer(out, last_step) if self._settings.tensorboard else None
+                self._log = MetricsFile(path, last_step=last_step, board=board)
         is_evaluated = [self._log is not None and self._log.is_evaluated]
         distributed.broadcast_object_list(is_evaluated)
         self.restart_clock()
@@ -255,6 +255,21 @@ class Meter:
             self._log.write(record)
             if record["step"] % self._settings.log_every == 0 or record["step"] == self._settings.steps:
                 say(progress_line(record, self._settings.steps))
+
+
+def tensorboard_writer(out: str, last_step: int) -> Any:
+    """A writer for TensorBoard into ``out/tensorboard``, which shows no steps after `last_step` of a job that died.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UsageError(
+            f"train.tensorboard needs the package tensorboard: {error}", hint="pip install 'tokshard[tensorboard]'"
+        ) from error
+    return SummaryWriter(os.path.join(out, "tensorboard"), purge_step=last_step + 1)
 
 
 def row_digest(sample: int, input_ids: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> int:

@@ -1,4 +1,4 @@
-"""What a run does besides training: signals, garbage collection, a window of the profiler, lines for people."""
+"""What a run does besides training: its directory, signals, garbage collection, a profiler window, lines for people."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 from torch import distributed
 from torch.profiler import profile
 
+from tokshard.jobs.run_lock import locked, look_for
 from tokshard.trainer.config import Train
+from tokshard.trainer.parallel import together
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -56,6 +58,24 @@ class Upkeep(AbstractContextManager["Upkeep"]):
                 say(f"wrote {path}")
             except OSError as error:
                 say(f"warning: {path} could not be written: {error.strerror}")
+
+
+@contextmanager
+def held(out: str) -> Iterator[None]:
+    """Make the directory of a run, and lock it. Every rank calls this.
+
+    Raises:
+        TrainerError: the directory cannot be made, another job holds it, or a rank sees a different directory.
+    """
+    holder = [""]
+    with ExitStack() as stack:
+        with together(f"{out} cannot be the directory of a run", hint="give a train.out that can be made and written"):
+            if distributed.get_rank() == 0:
+                holder = [stack.enter_context(locked(out))]
+        distributed.broadcast_object_list(holder)
+        with together():
+            look_for(out, holder[0])
+        yield
 
 
 def say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""What a run reports: a line of JSON per step, scalars for TensorBoard, and a line for people every few steps."""
+"""What a run of the trainer reports: a line of JSON per step, the same as scalars, and as a line for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tokshard.errors import TrainerError, UsageError
+from tokshard.errors import TrainerError
 
 
 class _Line(msgspec.Struct):
@@ -21,14 +21,14 @@ class _Line(msgspec.Struct):
 
 
 class MetricsFile:
-    """``metrics.jsonl``: each step once, even after a resume; for TensorBoard as well if that is asked for.
+    """``metrics.jsonl``: each step once, even after a resume.
 
     Lines that could not be written are kept and written first the next time; `failure` says why.
 
     Args:
         path: the file.
         last_step: later steps are cut off: the job that wrote them died before it saved them.
-        tensorboard: a directory for TensorBoard.
+        board: a writer for TensorBoard, which gets the numbers as well.
 
     Attributes:
         is_evaluated: whether it had an evaluation of `last_step`.
@@ -36,14 +36,12 @@ class MetricsFile:
     Raises:
         OSError: the file cannot be written.
         TrainerError: its end is not of a run that reached `last_step`.
-        UsageError: TensorBoard is not installed.
     """
 
-    def __init__(self, path: str, *, last_step: int, tensorboard: str | None = None) -> None:
+    def __init__(self, path: str, *, last_step: int, board: Any = None) -> None:
         self.failure: TrainerError | None = None
         self.is_evaluated = False
-        self._path, self._unwritten = path, b""
-        self._board = tensorboard_writer(tensorboard, last_step) if tensorboard else None
+        self._path, self._board, self._unwritten = path, board, b""
         with open(path, "a+b") as file:
             if os.path.getsize(path):
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -91,21 +89,6 @@ def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
             hint="remove that line, or move the file away: a new one begins where the run continues",
         )
     return end, is_evaluated
-
-
-def tensorboard_writer(directory: str, last_step: int) -> Any:
-    """A writer for TensorBoard, which shows no steps after `last_step` of a job that died.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError(
-            f"train.tensorboard needs the package tensorboard: {error}", hint="pip install 'tokshard[tensorboard]'"
-        ) from error
-    return SummaryWriter(directory, purge_step=last_step + 1)
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

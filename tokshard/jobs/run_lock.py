@@ -1,0 +1,64 @@
+"""The lock of a run's directory: one job at a time, and all of its processes see the same directory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from tokshard.errors import TrainerError
+from tokshard.store.posix import PosixStore
+
+LOCK = "run.lock"
+SEEN_SECONDS = 10.0
+"""How long to wait for what another process wrote: a network file system may show it late."""
+
+
+@contextmanager
+def locked(out: str) -> Iterator[str]:
+    """Make the directory of a run, and lock it. The system frees the lock when this process ends, for whatever reason.
+
+    Yields:
+        What the lock file now holds, for `look_for`.
+
+    Raises:
+        TrainerError: another job holds it.
+        OSError: the directory cannot be made or written.
+    """
+    path, holder = os.path.join(out, LOCK), f"process {os.getpid()} on {platform.node()}, {secrets.token_hex(8)}"
+    lease = PosixStore(out).lease(LOCK)
+    with ExitStack() as stack:
+        try:
+            if not stack.enter_context(lease.hold(holder)):
+                sys.stderr.write(f"warning: {path} cannot be locked here: run one job at a time in {out}\n")
+        except BlockingIOError as error:
+            raise TrainerError(
+                f"{out} is in use by another job: {(lease.holder() or 'a process').partition(',')[0]} holds {path}",
+                hint="wait until that job has ended, or give another train.out",
+            ) from error
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())  # a network file system shows it to others then
+        yield holder
+
+
+def look_for(out: str, holder: str) -> None:
+    """Wait until this process sees what the one that locked the directory wrote there.
+
+    Raises:
+        TrainerError: it sees something else: another directory of the same name, as on a disk of its own.
+    """
+    path, deadline = os.path.join(out, LOCK), time.monotonic() + SEEN_SECONDS
+    while True:
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            if file.read() == holder:
+                return
+        if time.monotonic() > deadline:
+            raise TrainerError(
+                f"{path} on {platform.node()} is not what rank 0 has written there",
+                hint="give a train.out on a file system that all ranks share",
+            )
+        time.sleep(0.1)
