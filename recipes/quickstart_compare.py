@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from tokshard.trainer.config import load_config
+from tokshard.jobs.recipe import load_config
 from tokshard.trainer.metrics import row_digest, step_digest
 
 

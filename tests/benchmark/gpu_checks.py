@@ -28,13 +28,13 @@ from torch.distributed.tensor import DTensor
 from tests.benchmark.gpu_attention import WrongError, flex, varlen
 from tests.benchmark.gpu_children import child, last_lines, lines_of, run
 from tokshard.jobs.checkpoint_directory import State, check_hashes
+from tokshard.jobs.model_shape import Shape
+from tokshard.jobs.recipe import Compute, Optimizer, Parallel, resolve
 from tokshard.jobs.torch_checkpoints import load_checkpoint
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import checkpoint, loop
-from tokshard.trainer.config import Compute, Optimizer, Parallel, resolve
-from tokshard.trainer.model import Shape
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 

@@ -22,14 +22,16 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError, TokshardError, TrainerError
 from tokshard.jobs.checkpoint_directory import COMPLETE, STATE_FILE, State, delete_old
+from tokshard.jobs.model_shape import Shape
 from tokshard.jobs.plan_file import load_mix
+from tokshard.jobs.recipe import Optimizer, Parallel
 from tokshard.jobs.saved_state import read_state
 from tokshard.jobs.torch_checkpoints import read_metadata
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer import checkpoint, config
+from tokshard.trainer import checkpoint
 from tokshard.trainer.checkpoint import Saver, tensors_of
-from tokshard.trainer.model import Shape, Transformer, initialise
+from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import process_group
 
@@ -41,14 +43,14 @@ pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.fil
 
 @pytest.fixture(autouse=True)
 def _alone() -> Iterator[None]:
-    with process_group(config.Parallel(device="cpu")):
+    with process_group(Parallel(device="cpu")):
         yield
 
 
 def trained(*, seed: int, shape: Shape = SHAPE) -> tuple[Transformer, torch.optim.AdamW]:
     model = Transformer(shape)
     initialise(model, seed=seed)
-    optimizer = make_optimizer(model, config.Optimizer())
+    optimizer = make_optimizer(model, Optimizer())
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, float(seed))
     optimizer.step()

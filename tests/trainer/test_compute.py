@@ -21,13 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import UsageError
+from tokshard.jobs.model_shape import Shape
+from tokshard.jobs.recipe import Compute, Optimizer, Parallel, check_ranks, resolve
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer import attention, config
+from tokshard.trainer import attention
 from tokshard.trainer.attention import Documents, attend
-from tokshard.trainer.batches import check_micro_batch_size
 from tokshard.trainer.losses import sum_of_losses
-from tokshard.trainer.model import Shape, Transformer, initialise
+from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import sharded_model
 
@@ -199,16 +200,16 @@ def test_a_micro_batch_size_that_does_not_divide_the_rows_is_refused(
     size: int, ramp: Any, rows: str, divisors: str
 ) -> None:
     data = {"corpora": {"a": "a"}, "seq_len": 8, "global_batch_size": 12, "batch_ramp": ramp}
-    settings = config.resolve({"data": data, "train": {"out": "o", "steps": 9, "micro_batch_size": size}})
+    settings = resolve({"data": data, "train": {"out": "o", "steps": 9, "micro_batch_size": size}})
     with pytest.raises(UsageError, match=f"is {size}, but .* {rows} rows") if rows else nullcontext() as refused:
-        check_micro_batch_size(settings, num_ranks=2)
+        check_ranks(settings, num_ranks=2)
     assert refused is None or refused.value.hint == f"give a divisor: {divisors}"
 
 
 def test_fused_adamw_is_that_of_the_loop() -> None:
     def stepped(is_fused: bool) -> Transformer:
         net = model()
-        optimizer = make_optimizer(net, config.Optimizer(lr=1e-2))
+        optimizer = make_optimizer(net, Optimizer(lr=1e-2))
         assert all(group["fused"] for group in optimizer.param_groups)
         assert {state["step"].device for state in optimizer.state.values()} == {CPU}
         for group in optimizer.param_groups:
@@ -228,7 +229,7 @@ def test_units_of_sharding_are_the_embedding_the_blocks_and_the_head() -> None:
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("shard",))
-        net = sharded_model(SHAPE, mesh, config.Parallel(), config.Compute(loss_chunk=24))
+        net = sharded_model(SHAPE, mesh, Parallel(), Compute(loss_chunk=24))
         (batch,) = batches(1)
         with Calls() as calls:
             gradients(net, batch)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokshard.errors import UsageError
-from tokshard.trainer.config import load_config
+from tokshard.jobs.recipe import load_config
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -60,25 +60,25 @@ def test_a_configuration_cannot_be_changed(recipe: str) -> None:
         ("trian.steps=1", "no key trian", "did you mean train?"),
         ("train.xyzzy=1", "no key train.xyzzy", "known here: out, steps"),
         ("train=3", "train is 3, expected a section", "write [section]"),
-        ("train.steps=many", "Expected `int`, got `str` - at `train.steps`", "config.py"),
-        ("train.steps=0", "Expected `int` >= 1 - at `train.steps`", "config.py"),
-        ("optimizer.lr=nan", "Expected `float` >= 0.0 - at `optimizer.lr`", "config.py"),
-        ("optimizer.lr=inf", "Expected `float` <= 1e+38 - at `optimizer.lr`", "config.py"),
-        ("optimizer.beta1=1.5", "Expected `float` < 1.0 - at `optimizer.beta1`", "config.py"),
-        ("optimizer.beta2=1", "Expected `float` < 1.0 - at `optimizer.beta2`", "config.py"),
-        ("optimizer.eps=-1e-8", "Expected `float` >= 0.0 - at `optimizer.eps`", "config.py"),
-        ("model.num_heads=0", "Expected `int` >= 1 - at `model.num_heads`", "config.py"),
-        ("model.rope_theta=0.0", "Expected `float` > 0.0 - at `model.rope_theta`", "config.py"),
+        ("train.steps=many", "Expected `int`, got `str` - at `train.steps`", "recipe.py"),
+        ("train.steps=0", "Expected `int` >= 1 - at `train.steps`", "recipe.py"),
+        ("optimizer.lr=nan", "Expected `float` >= 0.0 - at `optimizer.lr`", "recipe.py"),
+        ("optimizer.lr=inf", "Expected `float` <= 1e+38 - at `optimizer.lr`", "recipe.py"),
+        ("optimizer.beta1=1.5", "Expected `float` < 1.0 - at `optimizer.beta1`", "recipe.py"),
+        ("optimizer.beta2=1", "Expected `float` < 1.0 - at `optimizer.beta2`", "recipe.py"),
+        ("optimizer.eps=-1e-8", "Expected `float` >= 0.0 - at `optimizer.eps`", "recipe.py"),
+        ("model.num_heads=0", "Expected `int` >= 1 - at `model.num_heads`", "recipe.py"),
+        ("model.rope_theta=0.0", "Expected `float` > 0.0 - at `model.rope_theta`", "recipe.py"),
         ("data.num_workers=-1", "data.num_workers is -1, expected at least 0", "change it"),
-        ("parallel.init_timeout_seconds=10_000_000", "Expected `int` <= 1000000 - at", "config.py"),
-        ("parallel.precision=fp64", "Invalid enum value 'fp64' - at `parallel.precision`", "config.py"),
+        ("parallel.init_timeout_seconds=10_000_000", "Expected `int` <= 1000000 - at", "recipe.py"),
+        ("parallel.precision=fp64", "Invalid enum value 'fp64' - at `parallel.precision`", "recipe.py"),
         ("train.skip=[[5, 5]]", "train.skip has the range [5, 5]", "the one after it"),
-        ("train.skip=[[0, 5]]", "Expected `int` >= 1 - at `train.skip", "config.py"),
+        ("train.skip=[[0, 5]]", "Expected `int` >= 1 - at `train.skip", "recipe.py"),
         ("train.profile_steps=[13, 10]", "train.profile_steps has the range [13, 10]", "the one after it"),
         ("data.batch_ramp=[[5, 4], [3, 8]]", "data.batch_ramp is [(5, 4), (3, 8)]", "ascending order, from 1"),
         ("data.batch_ramp=[[5, 0]]", "data.batch_ramp is [(5, 0)]", "ascending order, from 1"),
         ("data.corpora={}", "data.corpora is empty", "data.corpora ="),
-        ("compute.compile=true", "Expected `str`, got `bool` - at `compute.compile`", "config.py"),
+        ("compute.compile=true", "Expected `str`, got `bool` - at `compute.compile`", "recipe.py"),
         ("optimizer.warmup_steps=11", "11 steps of warmup and 0 of decay do not fit in 10", "optimizer.warmup_steps"),
         ("train.steps", "'train.steps' is not an override", "section.key=value"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tokshard.errors import CorpusError
-from tokshard.trainer.config import resolve
+from tokshard.jobs.recipe import resolve
 from tokshard.trainer.estimate import COLLECTIVES, Estimate, estimate, main
 
 NUM_LAYERS, DIM, IDS = 2, 64, 256

@@ -14,14 +14,15 @@ import torch
 from tests.corpora import write_corpus
 from tests.trainer.runs import configuration, corpora, corpus, evaluations_of, lines_of, steps_of, tokenizer
 from tokshard.errors import UsageError
+from tokshard.jobs.model_shape import Shape
+from tokshard.jobs.recipe import resolve
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer.config import resolve
 from tokshard.trainer.evaluate import Evaluation
 from tokshard.trainer.loop import train
 from tokshard.trainer.losses import sum_of_losses
-from tokshard.trainer.model import Shape, Transformer, initialise
+from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 
 SHAPE = Shape(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=16, vocab_size=128)  # of 64 ids

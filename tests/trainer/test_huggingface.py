@@ -12,17 +12,20 @@ import torch
 
 from tests.trainer.runs import VOCABULARY, configuration, corpus
 from tokshard.errors import CorpusError, TokshardError, TrainerError, UsageError
+from tokshard.interop import weights
+from tokshard.interop.weights import export, main
 from tokshard.jobs.checkpoint_directory import State
+from tokshard.jobs.model_shape import Shape
+from tokshard.jobs.recipe import Parallel, resolve
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer import checkpoint, huggingface
+from tokshard.trainer import checkpoint
 from tokshard.trainer.attention import Documents
-from tokshard.trainer.config import Parallel, resolve
-from tokshard.trainer.huggingface import export, load_weights, main
 from tokshard.trainer.loop import train
-from tokshard.trainer.model import Shape, Transformer, initialise
+from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import process_group
+from tokshard.trainer.weights import load_weights
 
 SIZES = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 48, "rope_theta": 5_000.0}
 PADDED = Shape(**SIZES, vocab_size=128)
@@ -78,7 +81,7 @@ def test_what_was_exported_is_imported_bit_for_bit_and_padding_becomes_zeros(exp
 def test_several_files_and_bf16_round_once(
     saved: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(huggingface, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(weights, "FILE_BYTES", 20_000)
     list(export(saved[0], str(tmp_path / "out"), dtype="bf16"))
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
     found = model(seed=2)
@@ -167,11 +170,11 @@ def test_a_head_that_is_tied_to_the_embedding_is_copied_from_it_with_a_word(expo
 
 def test_files_that_are_cut_missing_pickled_or_elsewhere_are_refused(exported: Path, tmp_path: Path) -> None:
     path = Path(edit(exported, tmp_path / "damaged"))
-    weights = path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(TrainerError, match="damaged"):
         load_weights(str(path), model(), num_ids=VOCABULARY)
-    weights.rename(path / "pytorch_model.bin")
+    file.rename(path / "pytorch_model.bin")
     with pytest.raises(TokshardError, match=r"damaged cannot be read: .*model\.safetensors"):
         load_weights(str(path), model(), num_ids=VOCABULARY)
     (path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../exported/model.safetensors"}}')
@@ -189,7 +192,7 @@ def test_the_command_exports_once_and_refuses_what_exists(
     assert main(command) == 0
     assert "model.safetensors: 21 tensors" in capsys.readouterr().out
     assert main(command) == 2
-    assert "out exists" in capsys.readouterr().err
+    assert "out is not empty: it has config.json" in capsys.readouterr().err
     assert main([str(tmp_path), "--out", str(tmp_path / "other")]) == 1
     assert "not a complete checkpoint" in capsys.readouterr().err
 

@@ -12,14 +12,14 @@ import torch
 from tests.runtime.sources import ListSource
 from tests.trainer.runs import corpora
 from tokshard.errors import UsageError
+from tokshard.jobs.model_shape import PRESETS, Model, Shape, model_shape
+from tokshard.jobs.recipe import Optimizer
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer import config
 from tokshard.trainer.attention import Documents
 from tokshard.trainer.batches import vocabulary_of
-from tokshard.trainer.loop import model_shape
 from tokshard.trainer.losses import micro_batches, sum_of_losses
-from tokshard.trainer.model import PRESETS, Shape, Transformer, initialise
+from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import decay_groups, learning_rate
 
 CPU = torch.device("cpu")
@@ -105,7 +105,7 @@ def test_matrices_decay_and_norms_and_the_embedding_do_not() -> None:
 
 
 def test_cosine_warms_up_linearly_and_ends_at_its_final_fraction() -> None:
-    settings = config.Optimizer(lr=1.0, warmup_steps=4, final_fraction=0.1)
+    settings = Optimizer(lr=1.0, warmup_steps=4, final_fraction=0.1)
     rates = [learning_rate(settings, step, 24) for step in range(24)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[13] == pytest.approx(0.55)  # half way
@@ -114,7 +114,7 @@ def test_cosine_warms_up_linearly_and_ends_at_its_final_fraction() -> None:
 
 
 def test_wsd_is_stable_and_then_falls_linearly() -> None:
-    settings = config.Optimizer(lr=1.0, schedule="wsd", warmup_steps=2, decay_steps=5, final_fraction=0.0)
+    settings = Optimizer(lr=1.0, schedule="wsd", warmup_steps=2, decay_steps=5, final_fraction=0.0)
     rates = [learning_rate(settings, step, 12) for step in range(12)]
     assert rates == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.0])
 
@@ -131,19 +131,19 @@ def test_presets_have_the_size_of_their_name(preset: str, millions: float) -> No
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (config.Model(preset="9B"), "no preset '9B'"),
-        (config.Model(num_kv_heads=3), "do not divide"),
-        (config.Model(dim=250), "do not divide"),
+        (Model(preset="9B"), "no preset '9B'"),
+        (Model(num_kv_heads=3), "do not divide"),
+        (Model(dim=250), "do not divide"),
     ],
 )
-def test_impossible_model_sizes_are_refused(settings: config.Model, problem: str) -> None:
+def test_impossible_model_sizes_are_refused(settings: Model, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         model_shape(settings, 1)
 
 
 def test_the_vocabulary_is_rounded_up_to_a_multiple_of_128_unless_the_recipe_names_one(tmp_path: Path) -> None:
     plan = StreamPlan(next(iter(corpora(tmp_path).values())), seq_len=8)  # of 64 ids
-    assert model_shape(config.Model(), vocabulary_of(plan)).vocab_size == 128
-    assert model_shape(config.Model(vocab_size=65), vocabulary_of(plan)).vocab_size == 65
+    assert model_shape(Model(), vocabulary_of(plan)).vocab_size == 128
+    assert model_shape(Model(vocab_size=65), vocabulary_of(plan)).vocab_size == 65
     with pytest.raises(UsageError, match="vocab_size is 63, the corpora have 64 ids"):
-        model_shape(config.Model(vocab_size=63), vocabulary_of(plan))
+        model_shape(Model(vocab_size=63), vocabulary_of(plan))

@@ -93,7 +93,7 @@ def on_rank(of: int, target: Any, name: str, replacement: object) -> Iterator[No
         yield
 
 
-def full(*_: object) -> None:
+def full(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
 
 
@@ -141,9 +141,9 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
 
 def cases_of_asynchronous_saves(directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from tokshard.jobs import checkpoint_directory
+    from tokshard.jobs.recipe import resolve
     from tokshard.runtime.tensors import StreamingLoader
     from tokshard.trainer import checkpoint
-    from tokshard.trainer.config import resolve
     from tokshard.trainer.loop import train
 
     savers: list[checkpoint.Saver] = []
@@ -171,9 +171,9 @@ def cases_of_asynchronous_saves(directory: Path) -> Iterator[tuple[str, Callable
 
 def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from tokshard.errors import LoaderError, TrainerError
+    from tokshard.jobs.recipe import resolve
     from tokshard.runtime.tensors import StreamingLoader
     from tokshard.trainer import loop, metrics
-    from tokshard.trainer.config import resolve
     from tokshard.trainer.loop import train
 
     def fail(_: StreamingLoader) -> Iterator[object]:
@@ -223,8 +223,8 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
 
 def wait_for_a_rank_that_hangs(rank: int, directory: Path) -> None:
     """Rank 1 has no batch for the third step until rank 0 has ended with an error."""
+    from tokshard.jobs.recipe import resolve
     from tokshard.runtime.tensors import StreamingLoader
-    from tokshard.trainer.config import resolve
     from tokshard.trainer.loop import train
 
     batches = StreamingLoader.__iter__
@@ -243,7 +243,7 @@ def run_rank(rank: int, directory: Path, port: int) -> None:
     from torch import distributed
 
     from tokshard.errors import TokshardError, TrainerError
-    from tokshard.trainer.config import Parallel
+    from tokshard.jobs.recipe import Parallel
     from tokshard.trainer.parallel import process_group
 
     place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}

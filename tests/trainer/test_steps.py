@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.trainer.runs import configuration, corpora, steps_of
 from tokshard.errors import UsageError
 from tokshard.jobs.metrics_file import scalars
+from tokshard.jobs.model_shape import PRESETS, Shape, training_flops
+from tokshard.jobs.recipe import resolve
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import loop, metrics, upkeep
-from tokshard.trainer.config import resolve
 from tokshard.trainer.loop import train
-from tokshard.trainer.metrics import Meter, peak_tflops, training_flops
-from tokshard.trainer.model import PRESETS, Shape, Transformer
+from tokshard.trainer.metrics import Meter, peak_tflops
+from tokshard.trainer.model import Transformer
 
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
 UNTIMED = ("tokens_per_second", "loader_wait_seconds", "memory_bytes", "mfu", "mfu_full_rows")

@@ -107,6 +107,14 @@ class TrainerData(Mix):
     )
     synthetic: bool = False
 
+    def batch_size(self, step: int) -> int:
+        """Samples of a step over all ranks; steps count from 1."""
+        return next((size for first, size in reversed(self.batch_ramp) if step >= first), self.global_batch_size)
+
+    def rows_of_rank(self, num_ranks: int) -> list[int]:
+        """Rows that a rank has in a step, for each batch size of the recipe."""
+        return [-(-size // num_ranks) for size in (self.global_batch_size, *(size for _, size in self.batch_ramp))]
+
 
 def load_mix(
     location: str, options: Mapping[str, Any] | None = None, *, defaults: Mapping[str, Any] | None = None

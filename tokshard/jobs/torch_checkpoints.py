@@ -29,6 +29,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from tokshard.errors import LoaderError
+from tokshard.jobs import checkpoint_directory
+from tokshard.jobs.checkpoint_directory import State
 
 T = TypeVar("T")
 
@@ -67,6 +69,23 @@ def read_metadata(path: str) -> Metadata:
         raise LoaderError(
             f"{os.path.join(path, METADATA_FILE)} is not the index of a checkpoint: {_line(error)}", hint=_HINT
         ) from error
+
+
+def read_index(path: str) -> tuple[Metadata, State]:
+    """The index of the tensors of a checkpoint of the trainer, and its state. Hashes are not checked.
+
+    Raises:
+        TokshardError: the checkpoint is damaged or incomplete.
+        OSError: a file cannot be read.
+    """
+    index, state = read_metadata(path), checkpoint_directory.state_of(path)
+    checkpoint_directory.require(path, files_of(index), checkpoint_directory.contents(path))
+    return index, state
+
+
+def files_of(index: Metadata) -> set[str]:
+    """The file of an index, and those of the tensors that it names."""
+    return {METADATA_FILE, *(place.relative_path for place in (index.storage_data or {}).values())}
 
 
 def load_checkpoint(state: dict[str, Any], path: str, *, no_dist: bool = False) -> None:

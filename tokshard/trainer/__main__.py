@@ -6,7 +6,7 @@ import os
 import sys
 
 from tokshard.errors import TokshardError
-from tokshard.trainer.config import load_config
+from tokshard.jobs.recipe import load_config
 
 
 def main(arguments: list[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 
@@ -10,14 +9,13 @@ import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from tokshard.errors import TokshardError, UsageError
-from tokshard.jobs.plan_file import TrainerData
+from tokshard.errors import TokshardError
+from tokshard.jobs.recipe import Config, check_ranks
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.stop import stop_of
 from tokshard.runtime.tensors import Batch, StreamingLoader
-from tokshard.trainer.config import Config
 from tokshard.trainer.parallel import limit_waits
 
 
@@ -34,7 +32,7 @@ class Batches:
     """
 
     def __init__(self, settings: Config, plan: StreamPlan, mesh: DeviceMesh, *, pin_memory: bool) -> None:
-        check_micro_batch_size(settings, mesh.size())
+        check_ranks(settings, mesh.size())
         self._settings, self.plan, self._mesh, self._pin_memory = settings, plan, mesh, pin_memory
         self.failure: TokshardError | None = None
         self.samples, self.wait_seconds = (0, 0), 0.0
@@ -46,8 +44,8 @@ class Batches:
         batches, is_first = iter(self.loader), True
         while True:
             step += 1
-            if batch_size(self._settings.data, step) != self._size:
-                batches = self._resize(batch_size(self._settings.data, step))
+            if self._settings.data.batch_size(step) != self._size:
+                batches = self._resize(self._settings.data.batch_size(step))
             start, batch, began = self.loader.cursor.sample, None, time.perf_counter()
             if any(first <= step < stop for first, stop in self._settings.train.skip):
                 is_over = not self._leave_out()
@@ -124,32 +122,6 @@ class Batches:
         labels = ids.roll(-1, 1).where(first["labels"] != IGNORED, IGNORED)
         made = {"input_ids": ids, "labels": labels, "sample_index": samples}
         return first | {key: value.pin_memory() if self._pin_memory else value for key, value in made.items()}
-
-
-def batch_size(data: TrainerData, step: int) -> int:
-    """Samples of a step over all ranks; steps count from 1."""
-    return next((size for first, size in reversed(data.batch_ramp) if step >= first), data.global_batch_size)
-
-
-def rows_of_ranks(data: TrainerData, num_ranks: int) -> list[int]:
-    """Rows of a rank in a step, for each batch size of the recipe."""
-    return [-(-size // num_ranks) for size in (data.global_batch_size, *(size for _, size in data.batch_ramp))]
-
-
-def check_micro_batch_size(settings: Config, num_ranks: int) -> None:
-    """Refuse a size that leaves a smaller last part: it would be compiled once more.
-
-    Raises:
-        UsageError: `train.micro_batch_size` does not divide a rank's rows, at some step of the batch ramp.
-    """
-    num_rows = settings.train.micro_batch_size
-    rows = rows_of_ranks(settings.data, num_ranks)
-    common = math.gcd(*rows)
-    if num_rows and common % num_rows:
-        raise UsageError(
-            f"train.micro_batch_size is {num_rows}, but a rank's batches have {' and '.join(map(str, rows))} rows",
-            hint=f"give a divisor: {', '.join(str(number) for number in range(1, common + 1) if common % number == 0)}",
-        )
 
 
 def vocabulary_of(plan: StreamPlan) -> int:

@@ -17,14 +17,13 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tokshard.errors import TrainerError
 from tokshard.jobs import checkpoint_directory
 from tokshard.jobs.checkpoint_directory import File, State
-from tokshard.jobs.torch_checkpoints import METADATA_FILE, load_checkpoint, read_metadata
+from tokshard.jobs.torch_checkpoints import METADATA_FILE, files_of, load_checkpoint, read_index, read_metadata
 from tokshard.trainer.parallel import together
 
 
@@ -172,18 +171,6 @@ def load(path: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -
     return state
 
 
-def read_index(path: str) -> tuple[Metadata, State]:
-    """The index of the tensors of a checkpoint, and its state.
-
-    Raises:
-        TokshardError: the checkpoint is damaged or incomplete.
-        OSError: a file cannot be read.
-    """
-    index, state = read_metadata(path), checkpoint_directory.state_of(path)
-    checkpoint_directory.require(path, files_of(index), checkpoint_directory.contents(path))
-    return index, state
-
-
 def find_latest(directory: str) -> str | None:
     """The newest checkpoint as rank 0 sees it, the same on all ranks; None if this is a new run.
 
@@ -199,11 +186,6 @@ def find_latest(directory: str) -> str | None:
             found = [checkpoint_directory.newest(directory)]
     distributed.broadcast_object_list(found)
     return found[0]
-
-
-def files_of(index: Metadata) -> set[str]:
-    """The file of an index, and those of the tensors that it names."""
-    return {METADATA_FILE, *(place.relative_path for place in (index.storage_data or {}).values())}
 
 
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:

@@ -24,9 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tokshard.errors import TokshardError, UsageError
-from tokshard.trainer.batches import check_micro_batch_size, padding, rows_of_ranks, vocabulary_of
-from tokshard.trainer.config import Config, load_config
-from tokshard.trainer.loop import model_shape, num_parameters
+from tokshard.jobs.model_shape import model_shape
+from tokshard.jobs.recipe import Config, check_ranks, load_config
+from tokshard.trainer.batches import padding, vocabulary_of
+from tokshard.trainer.loop import num_parameters
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import make_mesh, sharded_model
@@ -68,10 +69,10 @@ def estimate(settings: Config, *, ranks: int) -> Estimate:
     Raises:
         UsageError: the sizes do not fit, or the vocabulary is not known.
     """
-    check_micro_batch_size(settings, ranks)
+    check_ranks(settings, ranks)
     needed = 1 if settings.model.vocab_size else vocabulary_of(settings.data.plan())
     shape, device = model_shape(settings.model, needed), torch.device("cpu")
-    batch = padding(max(rows_of_ranks(settings.data, ranks)), settings.data.seq_len)
+    batch = padding(max(settings.data.rows_of_rank(ranks)), settings.data.seq_len)
     parts = list(micro_batches(batch, settings.train.micro_batch_size))
     with _group(ranks):
         mesh = make_mesh(settings.parallel, device)

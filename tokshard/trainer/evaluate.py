@@ -13,10 +13,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from tokshard.errors import TokshardError, UsageError
 from tokshard.jobs.plan_file import Mix
+from tokshard.jobs.recipe import Config
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import Batch, StreamingLoader
-from tokshard.trainer.config import Config
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer
 from tokshard.trainer.parallel import raise_together

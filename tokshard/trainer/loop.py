@@ -13,18 +13,19 @@ from torch.distributed.tensor import DTensor
 
 from tokshard.errors import UsageError
 from tokshard.jobs.checkpoint_directory import State
+from tokshard.jobs.model_shape import model_shape
+from tokshard.jobs.recipe import Config
 from tokshard.runtime.tensors import Batch
-from tokshard.trainer import checkpoint, config
+from tokshard.trainer import checkpoint
 from tokshard.trainer.batches import Batches, vocabulary_of
-from tokshard.trainer.config import Config
 from tokshard.trainer.evaluate import Evaluation
-from tokshard.trainer.huggingface import load_weights
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.metrics import Meter, Sums
-from tokshard.trainer.model import PRESETS, Shape, Transformer, initialise
+from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model, together
 from tokshard.trainer.upkeep import Upkeep, held, say, stop_signals
+from tokshard.trainer.weights import load_weights
 
 
 def train(settings: Config) -> int:
@@ -167,35 +168,6 @@ class _Run:
             self.meter.flush()
             self.meter.write_evaluation(step, self.evaluation.losses(self.model, step))
             self.meter.restart_clock()
-
-
-def model_shape(settings: config.Model, needed: int) -> Shape:
-    """A preset with the changes of the recipe.
-
-    Unless it says otherwise, the vocabulary is that of the corpora, rounded up to a multiple of 128: matrix products of
-    other sizes are slow. The ids beyond never occur.
-
-    Args:
-        needed: ids that the corpora may hold.
-
-    Raises:
-        UsageError: no such preset, sizes that do not divide, or a vocabulary that is too small.
-    """
-    if settings.preset not in PRESETS:
-        raise UsageError(f"no preset {settings.preset!r}", hint=f"known: {', '.join(PRESETS)}")
-    changes = {name: value for name, value in dataclasses.asdict(settings).items() if value is not None}
-    del changes["preset"]
-    shape = dataclasses.replace(PRESETS[settings.preset], **{"vocab_size": -(-needed // 128) * 128, **changes})
-    if shape.vocab_size < needed:
-        raise UsageError(
-            f"model.vocab_size is {shape.vocab_size}, the corpora have {needed} ids", hint="leave it out, or raise it"
-        )
-    if shape.dim % (2 * shape.num_heads) or shape.num_heads % shape.num_kv_heads:
-        raise UsageError(
-            f"{shape.dim} wide, {shape.num_heads} heads, {shape.num_kv_heads} KV heads do not divide",
-            hint="model.dim is an even multiple of num_heads, num_heads a multiple of num_kv_heads",
-        )
-    return shape
 
 
 def gradient_scale(sums: Sums, clip_norm: float) -> Tensor:

@@ -19,11 +19,11 @@ from torch import Tensor, distributed
 
 from tokshard.errors import TrainerError, UsageError
 from tokshard.jobs.metrics_file import MetricsFile, progress_line
+from tokshard.jobs.model_shape import Shape, training_flops
+from tokshard.jobs.recipe import Train
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer.batches import Batches
-from tokshard.trainer.config import Train
-from tokshard.trainer.model import Shape
 from tokshard.trainer.parallel import raise_together, together
 from tokshard.trainer.upkeep import STOP_SIGNALS, say
 
@@ -281,19 +281,6 @@ def row_digest(sample: int, input_ids: np.ndarray[Any, Any], labels: np.ndarray[
 def step_digest(rows: Iterable[int]) -> str:
     """The digest of a step: the sum of those of its samples, so that ranks and their order do not matter."""
     return f"{sum(rows) % 2**64:016x}"
-
-
-def training_flops(shape: Shape, tokens: float, pairs: float) -> float:
-    """Floating-point operations of forward and backward pass, without recomputation.
-
-    Args:
-        pairs: of a token and one that it attends to. In a piece of n tokens there are n (n + 1) / 2; the figure that
-            is usually given counts full rows without the causal mask, which makes it tokens x seq_len.
-    """
-    kv_dim = shape.dim // shape.num_heads * shape.num_kv_heads
-    per_layer = 2 * shape.dim * (shape.dim + kv_dim) + 3 * shape.dim * shape.hidden_dim
-    weights = shape.num_layers * per_layer + shape.vocab_size * shape.dim
-    return 6.0 * weights * tokens + 12.0 * shape.num_layers * shape.dim * pairs
 
 
 def peak_tflops(device: torch.device) -> float | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from tokshard.jobs.model_shape import Shape
 from tokshard.trainer.attention import Documents, attend
 from tokshard.trainer.losses import TokenLosses, chunked_losses, token_losses
 
@@ -26,41 +26,15 @@ EXPENSIVE = (torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default, torch
 """Operators whose results selective recomputation keeps: it repeats norms, rotations and activations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The sizes of a model."""
-
-    dim: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    hidden_dim: int
-    vocab_size: int
-    rope_theta: float = 10_000.0
-
-
-_of_llama_3 = partial(Shape, num_kv_heads=8, vocab_size=128_256, rope_theta=500_000.0)
-PRESETS = {
-    # parameters with this vocabulary: 11.5M, 162M, 1.50B, 6.74B, 8.03B, 11.3B
-    "10M": Shape(dim=256, num_layers=4, num_heads=4, num_kv_heads=2, hidden_dim=768, vocab_size=16_384),
-    "160M": Shape(dim=768, num_layers=12, num_heads=12, num_kv_heads=12, hidden_dim=2_048, vocab_size=50_304),
-    "1B": _of_llama_3(dim=2_048, num_layers=16, num_heads=32, hidden_dim=8_192),
-    "7B": Shape(dim=4_096, num_layers=32, num_heads=32, num_kv_heads=32, hidden_dim=11_008, vocab_size=32_000),
-    "8B": _of_llama_3(dim=4_096, num_layers=32, num_heads=32, hidden_dim=14_336),
-    "11B": _of_llama_3(dim=5_120, num_layers=36, num_heads=40, hidden_dim=13_824),
-}
-
-
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions, within documents."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.head_dim = shape.dim // shape.num_heads
-        kv_dim = shape.num_kv_heads * self.head_dim
         self.query = nn.Linear(shape.dim, shape.dim, bias=False)
-        self.key = nn.Linear(shape.dim, kv_dim, bias=False)
-        self.value = nn.Linear(shape.dim, kv_dim, bias=False)
+        self.key = nn.Linear(shape.dim, shape.kv_dim, bias=False)
+        self.value = nn.Linear(shape.dim, shape.kv_dim, bias=False)
         self.output = nn.Linear(shape.dim, shape.dim, bias=False)
 
     def forward(self, hidden_TD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents) -> Tensor:

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import nn
 
-from tokshard.trainer import config
+from tokshard.jobs.recipe import Optimizer
 
 
-def make_optimizer(model: nn.Module, settings: config.Optimizer) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
     """AdamW whose state exists from the start, so that a checkpoint loads into it in place."""
     decayed, kept = decay_groups(model)
     optimizer = torch.optim.AdamW(
@@ -39,7 +39,7 @@ def decay_groups(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, n
     return {name: p for name, p in named.items() if name not in kept}, kept
 
 
-def learning_rate(settings: config.Optimizer, step: int, num_steps: int) -> float:
+def learning_rate(settings: Optimizer, step: int, num_steps: int) -> float:
     """The rate of step `step`, counted from 0: linear warmup, then cosine, or stable and a linear decay (WSD)."""
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / settings.warmup_steps

@@ -15,15 +15,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tokshard.errors import TokshardError, TrainerError, UsageError
-from tokshard.trainer import config
+from tokshard.jobs.model_shape import Shape
+from tokshard.jobs.recipe import Compute, Parallel
 from tokshard.trainer.losses import token_losses
-from tokshard.trainer.model import Shape, Transformer
+from tokshard.trainer.model import Transformer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @contextmanager
-def process_group(settings: config.Parallel) -> Iterator[torch.device]:
+def process_group(settings: Parallel) -> Iterator[torch.device]:
     """Join the job of torchrun, or be a job of one, and yield this rank's device. An existing group is used.
 
     A rank that fails does not destroy the group: that would wait for the other ranks, which wait for this one, so that
@@ -97,7 +98,7 @@ def device_index(local_rank: int, num_devices: int) -> int:
     )
 
 
-def limit_waits(mesh: DeviceMesh, settings: config.Parallel) -> None:
+def limit_waits(mesh: DeviceMesh, settings: Parallel) -> None:
     """From now on, wait for another rank as long as a step may take, no longer as long as a start does."""
     for group in (None, *mesh.get_all_groups()):
         distributed_c10d._set_pg_timeout(timedelta(seconds=settings.step_timeout_seconds), group)  # noqa: SLF001
@@ -142,7 +143,7 @@ def raise_together(error: TokshardError | None, group: ProcessGroup | None = Non
             raise type(first)(problem, hint=first.hint) from error
 
 
-def make_mesh(settings: config.Parallel, device: torch.device) -> DeviceMesh:
+def make_mesh(settings: Parallel, device: torch.device) -> DeviceMesh:
     """All ranks as (shard,), or as (replicate, shard) for HSDP.
 
     Raises:
@@ -159,7 +160,7 @@ def make_mesh(settings: config.Parallel, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
 
 
-def sharded_model(shape: Shape, mesh: DeviceMesh, settings: config.Parallel, compute: config.Compute) -> Transformer:
+def sharded_model(shape: Shape, mesh: DeviceMesh, settings: Parallel, compute: Compute) -> Transformer:
     """A model whose parameters are fp32 shards without values yet: `initialise` it, or load a checkpoint.
 
     Embedding, blocks, and the last norm with the head are gathered in `precision` while they are used. Gradients are

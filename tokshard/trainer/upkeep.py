@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from torch import distributed
 from torch.profiler import profile
 
+from tokshard.jobs.recipe import Train
 from tokshard.jobs.run_lock import locked, look_for
-from tokshard.trainer.config import Train
 from tokshard.trainer.parallel import together
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

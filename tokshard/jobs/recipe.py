@@ -1,4 +1,4 @@
-"""A run as one frozen value: strict TOML, then ``section.key=value`` from the command line.
+"""The recipe of a training run as one frozen value: strict TOML, then ``section.key=value`` from the command line.
 
 An unknown key, a wrong type or a value out of range is an error that names it. Paths are relative to the working
 directory.
@@ -6,6 +6,7 @@ directory.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,34 +16,16 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
+from tokshard.jobs.model_shape import Model, Positive
 from tokshard.jobs.plan_file import TrainerData as Data
 from tokshard.jobs.strict_toml import convert, read_toml
 
 Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e38)]  # of fp32, and finite
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 Steps = tuple[Positive, Positive]
 """The first step, and the one after the last; steps count from 1, as in metrics.jsonl."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A preset of model.py, and the sizes that differ from it.
-
-    Args:
-        vocab_size: default: that of the corpora, rounded up to a multiple of 128.
-    """
-
-    preset: str = "10M"
-    vocab_size: Positive | None = None
-    dim: Positive | None = None
-    num_layers: Positive | None = None
-    num_heads: Positive | None = None
-    num_kv_heads: Positive | None = None
-    hidden_dim: Positive | None = None
-    rope_theta: Annotated[float, Meta(gt=0, le=1e38)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +194,26 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
     Raises:
         UsageError: as for `load_config`.
     """
-    config = convert(fields, Config, where=where, hint="see tokshard/trainer/config.py")
+    config = convert(fields, Config, where=where, hint="see tokshard/jobs/recipe.py")
     _check_ranges(config, where)
     return config
+
+
+def check_ranks(settings: Config, num_ranks: int) -> None:
+    """Refuse a recipe whose sizes do not fit a number of ranks.
+
+    A smaller last micro-batch would be compiled once more.
+
+    Raises:
+        UsageError: `train.micro_batch_size` does not divide a rank's rows, at some step of the batch ramp.
+    """
+    num_rows, rows = settings.train.micro_batch_size, settings.data.rows_of_rank(num_ranks)
+    common = math.gcd(*rows)
+    if num_rows and common % num_rows:
+        raise UsageError(
+            f"train.micro_batch_size is {num_rows}, but a rank's batches have {' and '.join(map(str, rows))} rows",
+            hint=f"give a divisor: {', '.join(str(number) for number in range(1, common + 1) if common % number == 0)}",
+        )
 
 
 def _apply(fields: dict[str, Any], override: str) -> None:

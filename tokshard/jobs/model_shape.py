@@ -1,0 +1,103 @@
+"""The sizes of the trainer's models: presets, what a recipe changes of them, and what a step of such a model costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from msgspec import Meta
+
+from tokshard.errors import UsageError
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The sizes of a model."""
+
+    dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    hidden_dim: int
+    vocab_size: int
+    rope_theta: float = 10_000.0
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of the keys, and of the values, of all heads."""
+        return self.dim // self.num_heads * self.num_kv_heads
+
+
+_of_llama_3 = partial(Shape, num_kv_heads=8, vocab_size=128_256, rope_theta=500_000.0)
+PRESETS = {
+    # parameters with this vocabulary: 11.5M, 162M, 1.50B, 6.74B, 8.03B, 11.3B
+    "10M": Shape(dim=256, num_layers=4, num_heads=4, num_kv_heads=2, hidden_dim=768, vocab_size=16_384),
+    "160M": Shape(dim=768, num_layers=12, num_heads=12, num_kv_heads=12, hidden_dim=2_048, vocab_size=50_304),
+    "1B": _of_llama_3(dim=2_048, num_layers=16, num_heads=32, hidden_dim=8_192),
+    "7B": Shape(dim=4_096, num_layers=32, num_heads=32, num_kv_heads=32, hidden_dim=11_008, vocab_size=32_000),
+    "8B": _of_llama_3(dim=4_096, num_layers=32, num_heads=32, hidden_dim=14_336),
+    "11B": _of_llama_3(dim=5_120, num_layers=36, num_heads=40, hidden_dim=13_824),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The ``[model]`` table of a recipe: a preset, and the sizes that differ from it.
+
+    Args:
+        vocab_size: default: that of the corpora, rounded up to a multiple of 128.
+    """
+
+    preset: str = "10M"
+    vocab_size: Positive | None = None
+    dim: Positive | None = None
+    num_layers: Positive | None = None
+    num_heads: Positive | None = None
+    num_kv_heads: Positive | None = None
+    hidden_dim: Positive | None = None
+    rope_theta: Annotated[float, Meta(gt=0, le=1e38)] | None = None
+
+
+def model_shape(settings: Model, needed: int) -> Shape:
+    """A preset with the changes of the recipe.
+
+    Unless it says otherwise, the vocabulary is that of the corpora, rounded up to a multiple of 128: matrix products of
+    other sizes are slow. The ids beyond never occur.
+
+    Args:
+        needed: ids that the corpora may hold.
+
+    Raises:
+        UsageError: no such preset, sizes that do not divide, or a vocabulary that is too small.
+    """
+    if settings.preset not in PRESETS:
+        raise UsageError(f"no preset {settings.preset!r}", hint=f"known: {', '.join(PRESETS)}")
+    changes = {name: value for name, value in dataclasses.asdict(settings).items() if value is not None}
+    del changes["preset"]
+    shape = dataclasses.replace(PRESETS[settings.preset], **{"vocab_size": -(-needed // 128) * 128, **changes})
+    if shape.vocab_size < needed:
+        raise UsageError(
+            f"model.vocab_size is {shape.vocab_size}, the corpora have {needed} ids", hint="leave it out, or raise it"
+        )
+    if shape.dim % (2 * shape.num_heads) or shape.num_heads % shape.num_kv_heads:
+        raise UsageError(
+            f"{shape.dim} wide, {shape.num_heads} heads, {shape.num_kv_heads} KV heads do not divide",
+            hint="model.dim is an even multiple of num_heads, num_heads a multiple of num_kv_heads",
+        )
+    return shape
+
+
+def training_flops(shape: Shape, tokens: float, pairs: float) -> float:
+    """Floating-point operations of forward and backward pass, without recomputation.
+
+    Args:
+        pairs: of a token and one that it attends to. In a piece of n tokens there are n (n + 1) / 2; the figure that
+            is usually given counts full rows without the causal mask, which makes it tokens x seq_len.
+    """
+    per_layer = 2 * shape.dim * (shape.dim + shape.kv_dim) + 3 * shape.dim * shape.hidden_dim
+    weights = shape.num_layers * per_layer + shape.vocab_size * shape.dim
+    return 6.0 * weights * tokens + 12.0 * shape.num_layers * shape.dim * pairs
