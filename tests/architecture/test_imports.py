@@ -53,6 +53,8 @@ WRONG_ARROWS = [
     ("jobs/recipe.py", "torch"),
     ("jobs/recipe.py", "tokshard.interop.llama"),
     ("jobs/checkpoint_directory.py", "tokshard.trainer.checkpoint"),
+    ("torch_gaps/chunked_loss.py", "tokshard.runtime.batches"),
+    ("torch_gaps/chunked_loss.py", "tokshard.errors"),
     ("trainer/loop.py", "tokshard.pipeline"),
     ("trainer/loop.py", "tokshard.inspect"),
     ("trainer/loop.py", "tokshard.format.opening"),

@@ -11,7 +11,8 @@ import pytest
 
 from tokshard.errors import CorpusError
 from tokshard.jobs.recipe import resolve
-from tokshard.trainer.estimate import COLLECTIVES, Estimate, estimate, main
+from tokshard.torch_gaps.step_ledger import COLLECTIVES
+from tokshard.trainer.estimate import Estimate, estimate, main
 
 NUM_LAYERS, DIM, IDS = 2, 64, 256
 SMALL = {"dim": DIM, "num_layers": NUM_LAYERS, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 128, "vocab_size": IDS}

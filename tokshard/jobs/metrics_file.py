@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from tokshard.errors import TrainerError
+from tokshard.errors import TrainerError, UsageError
 
 
 class _Line(msgspec.Struct):
@@ -28,7 +31,7 @@ class MetricsFile:
     Args:
         path: the file.
         last_step: later steps are cut off: the job that wrote them died before it saved them.
-        board: a writer for TensorBoard, which gets the numbers as well.
+        tensorboard: a directory for TensorBoard, which gets the numbers as well.
 
     Attributes:
         is_evaluated: whether it had an evaluation of `last_step`.
@@ -36,12 +39,14 @@ class MetricsFile:
     Raises:
         OSError: the file cannot be written.
         TrainerError: its end is not of a run that reached `last_step`.
+        UsageError: TensorBoard is not installed.
     """
 
-    def __init__(self, path: str, *, last_step: int, board: Any = None) -> None:
+    def __init__(self, path: str, *, last_step: int, tensorboard: str | None = None) -> None:
         self.failure: TrainerError | None = None
         self.is_evaluated = False
-        self._path, self._board, self._unwritten = path, board, b""
+        self._path, self._unwritten = path, b""
+        self._board = _tensorboard_writer(tensorboard, last_step) if tensorboard else None
         with open(path, "a+b") as file:
             if os.path.getsize(path):
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -89,6 +94,32 @@ def _end_of(content: mmap.mmap, path: str, last_step: int) -> tuple[int, bool]:
             hint="remove that line, or move the file away: a new one begins where the run continues",
         )
     return end, is_evaluated
+
+
+def row_digest(sample: int, input_ids: NDArray[np.int64], labels: NDArray[np.int64]) -> int:
+    """The digest of one sample, from its number and int64 arrays [seq_len]. Takes 25 ns per token."""
+    content = sample.to_bytes(8, "little") + input_ids.tobytes() + labels.tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+
+def step_digest(rows: Iterable[int]) -> str:
+    """The digest of a step: the sum of those of its samples, so that ranks and their order do not matter."""
+    return f"{sum(rows) % 2**64:016x}"
+
+
+def _tensorboard_writer(directory: str, last_step: int) -> Any:
+    """A writer for TensorBoard, which shows no steps after `last_step` of a job that died.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UsageError(
+            f"train.tensorboard needs the package tensorboard: {error}", hint="pip install 'tokshard[tensorboard]'"
+        ) from error
+    return SummaryWriter(directory, purge_step=last_step + 1)
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -44,6 +44,10 @@ PRESETS = {
 }
 
 
+PEAK_TFLOPS = {"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "B200": 2250, "A100": 312, "MI300X": 1307}
+"""Dense bf16, by a part of the device's name; the first that fits counts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The ``[model]`` table of a recipe: a preset, and the sizes that differ from it.
@@ -101,3 +105,8 @@ def training_flops(shape: Shape, tokens: float, pairs: float) -> float:
     per_layer = 2 * shape.dim * (shape.dim + shape.kv_dim) + 3 * shape.dim * shape.hidden_dim
     weights = shape.num_layers * per_layer + shape.vocab_size * shape.dim
     return 6.0 * weights * tokens + 12.0 * shape.num_layers * shape.dim * pairs
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """What a GPU can do at most; None if it is not known."""
+    return next((float(peak) for part, peak in PEAK_TFLOPS.items() if part in device_name), None)

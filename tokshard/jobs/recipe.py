@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from tokshard.errors import UsageError
 from tokshard.jobs.model_shape import Model, Positive
+from tokshard.jobs.plan_file import Mix
 from tokshard.jobs.plan_file import TrainerData as Data
 from tokshard.jobs.strict_toml import convert, read_toml
 
@@ -171,6 +172,24 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     evaluation: Evaluation = field(default_factory=Evaluation)
+
+    def evaluation_mix(self, name: str) -> Mix:
+        """One finite pass over a corpus of ``[evaluation]``, in an order that does not depend on `data.seed`."""
+        data = self.data
+        return Mix(
+            corpora={name: self.evaluation.corpora[name]},
+            seq_len=data.seq_len,
+            global_batch_size=data.global_batch_size,
+            epochs=1,
+            take=self.evaluation.take,
+            block_tokens=data.block_tokens,
+            window_blocks=data.window_blocks,
+            loss_across_documents=data.loss_across_documents,
+            allow_small_blocks=data.allow_small_blocks,
+            memory_bytes=data.memory_bytes,
+            cache_dir=data.cache_dir,
+            cache_bytes=data.cache_bytes,
+        )
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:

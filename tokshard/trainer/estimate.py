@@ -10,35 +10,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import weakref
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tokshard.errors import TokshardError, UsageError
 from tokshard.jobs.model_shape import model_shape
 from tokshard.jobs.recipe import Config, check_ranks, load_config
+from tokshard.torch_gaps.step_ledger import StepLedger, group_of_one
 from tokshard.trainer.batches import padding, vocabulary_of
 from tokshard.trainer.loop import num_parameters
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import make_mesh, sharded_model
-
-COLLECTIVES = {
-    "c10d._allgather_base_.default": "all-gather",
-    "c10d._reduce_scatter_base_.default": "reduce-scatter",
-    "c10d.allreduce_.default": "all-reduce",
-}
-
-GATHERED = "gathered parameters, and gradients on their way"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +59,14 @@ def estimate(settings: Config, *, ranks: int) -> Estimate:
     shape, device = model_shape(settings.model, needed), torch.device("cpu")
     batch = padding(max(settings.data.rows_of_rank(ranks)), settings.data.seq_len)
     parts = list(micro_batches(batch, settings.train.micro_batch_size))
-    with _group(ranks):
+    with group_of_one(ranks):
         mesh = make_mesh(settings.parallel, device)
         with FakeTensorMode(allow_non_fake_inputs=True):
             compute = dataclasses.replace(settings.compute, compile="off")
             model = sharded_model(shape, mesh, settings.parallel, compute)
             optimizer = make_optimizer(model, settings.optimizer)
             states = [tensor for state in optimizer.state.values() for tensor in state.values()]
-            ledger = _Ledger(shape.vocab_size)
+            ledger = StepLedger(shape.vocab_size)
             ledger.watch("parameters", model.parameters())
             ledger.watch("optimizer", states)
             with ledger:
@@ -101,93 +86,6 @@ def estimate(settings: Config, *, ranks: int) -> Estimate:
             },
             peak_bytes={kind: size for kind, size in ledger.peak.items() if size},
         )
-
-
-@contextmanager
-def _group(ranks: int) -> Iterator[None]:
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # its import registers the backend
-
-    distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
-
-
-class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts collectives, and the bytes of the storages that are alive, by kind.
-
-    (FSDPMemTracker of torch 2.13 wraps FSDP's hooks, and then units of two modules are gathered twice.)
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.vocab_size, self.is_update = vocab_size, False
-        self.counts, self.bytes_of, self.alive = Counter[str](), Counter[str](), Counter[str]()
-        self.peak: dict[str, int] = {}
-        self._storages: dict[int, tuple[str, int, weakref.ref[torch.UntypedStorage]]] = {}
-        self._total = self._peak_total = 0
-        self._resize = torch.UntypedStorage.resize_
-
-    def __enter__(self) -> Any:
-        ledger, resize = self, self._resize
-
-        def resized(storage: torch.UntypedStorage, size: int) -> None:  # how FSDP frees what it gathered
-            resize(storage, size)
-            ledger._note(storage, GATHERED)
-
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: object) -> None:
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def watch(self, kind: str, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that exist already."""
-        for tensor in tensors:
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            self._note(local.untyped_storage(), kind)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        is_moved = func.namespace in ("c10d", "fsdp")
-        if (name := COLLECTIVES.get(str(func))) is not None:
-            self.counts[name] += 1
-            self.bytes_of[name] += max(leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
-        for leaf in tree_leaves((out, args, kwargs) if is_moved else out):
-            if isinstance(leaf, Tensor) and not isinstance(leaf, DTensor):
-                self._note(leaf.untyped_storage(), self._kind(leaf, is_moved=is_moved))
-        return out
-
-    def _kind(self, tensor: Tensor, *, is_moved: bool) -> str:
-        if is_moved:
-            return GATHERED
-        if tensor.ndim == 2 and tensor.shape[1] == self.vocab_size:
-            return "logits"
-        if self.is_update:
-            return "update"
-        in_backward = torch._C._current_graph_task_id() != -1
-        return "gradients, and tensors of the backward pass" if in_backward else "activations"
-
-    def _note(self, storage: torch.UntypedStorage, kind: str) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        before, old_size, ref = self._storages.get(key, (kind, 0, None))
-        if ref is None:
-            ref = weakref.ref(storage, lambda _: self._forget(key))
-        elif kind != GATHERED or before in ("parameters", "optimizer"):
-            kind = before
-        self._storages[key] = kind, size, ref
-        self.alive[before] -= old_size
-        self.alive[kind] += size
-        self._total += size - old_size
-        if self._total > self._peak_total:
-            self._peak_total, self.peak = self._total, dict(self.alive)
-
-    def _forget(self, key: int) -> None:
-        kind, size, _ = self._storages.pop(key)
-        self.alive[kind] -= size
-        self._total -= size
 
 
 def report(found: Estimate) -> Iterator[str]:

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from tokshard.errors import TokshardError, UsageError
-from tokshard.jobs.plan_file import Mix
 from tokshard.jobs.recipe import Config
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
@@ -97,21 +96,7 @@ class Evaluation:
 
 
 def _plan(settings: Config, name: str, trained: StreamPlan) -> StreamPlan:
-    data = settings.data
-    plan = Mix(
-        corpora={name: settings.evaluation.corpora[name]},
-        seq_len=data.seq_len,
-        global_batch_size=data.global_batch_size,
-        epochs=1,
-        take=settings.evaluation.take,
-        block_tokens=data.block_tokens,
-        window_blocks=data.window_blocks,
-        loss_across_documents=data.loss_across_documents,
-        allow_small_blocks=data.allow_small_blocks,
-        memory_bytes=data.memory_bytes,
-        cache_dir=data.cache_dir,
-        cache_bytes=data.cache_bytes,
-    ).plan()
+    plan = settings.evaluation_mix(name).plan()
     if plan.sources[0].tokenizer != trained.sources[0].tokenizer:
         raise UsageError(
             f"evaluation.corpora: {name!r} has another tokenizer than the corpora of [data]",

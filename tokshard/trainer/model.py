@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tokshard.jobs.model_shape import Shape
+from tokshard.torch_gaps.chunked_loss import TokenLosses, chunked_losses, token_losses
 from tokshard.trainer.attention import Documents, attend
-from tokshard.trainer.losses import TokenLosses, chunked_losses, token_losses
 
 Recompute = Literal["none", "selective", "full"]
 

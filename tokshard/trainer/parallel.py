@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -15,9 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tokshard.errors import TokshardError, TrainerError, UsageError
+from tokshard.jobs.launcher import device_index, rank_of
 from tokshard.jobs.model_shape import Shape
 from tokshard.jobs.recipe import Compute, Parallel
-from tokshard.trainer.losses import token_losses
+from tokshard.torch_gaps.chunked_loss import token_losses
 from tokshard.trainer.model import Transformer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -60,42 +61,6 @@ def process_group(settings: Parallel) -> Iterator[torch.device]:
             ) from error
         raise
     distributed.destroy_process_group()
-
-
-def rank_of(environment: Mapping[str, str]) -> int | None:
-    """The rank that torchrun gave this process; None: it was started alone.
-
-    Raises:
-        UsageError: another launcher started it, or variables are missing.
-    """
-    if "RANK" in environment:
-        if missing := [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in environment]:
-            raise UsageError(f"RANK is set, {', '.join(missing)} not", hint="start the job with torchrun")
-        return int(environment["RANK"])
-    for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        if (tasks := environment.get(name, "1")) not in ("", "0", "1"):
-            raise UsageError(
-                f"{name} is {tasks}, but RANK is not set: each of the {tasks} tasks would be a run of its own",
-                hint=f"start one torchrun per node: srun --ntasks-per-node 1 torchrun ...; or unset {name} to train on "
-                "one rank",
-            )
-    return None
-
-
-def device_index(local_rank: int, num_devices: int) -> int:
-    """The GPU of a rank. A launcher may show each task only its own GPU, which is then number 0.
-
-    Raises:
-        UsageError: there are fewer GPUs than ranks.
-    """
-    if local_rank < num_devices:
-        return local_rank
-    if num_devices == 1:
-        return 0
-    raise UsageError(
-        f"LOCAL_RANK is {local_rank}, this process sees {num_devices} GPUs",
-        hint="start as many ranks per node as it has GPUs, or set parallel.device=cpu",
-    )
 
 
 def limit_waits(mesh: DeviceMesh, settings: Parallel) -> None:
