@@ -19,7 +19,7 @@ from tokshard.jobs.recipe import resolve
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer.evaluate import Evaluation
+from tokshard.trainer.evaluate import Evaluation, Interrupted
 from tokshard.trainer.loop import train
 from tokshard.trainer.losses import sum_of_losses
 from tokshard.trainer.model import Transformer, initialise
@@ -109,7 +109,9 @@ def test_a_signal_ends_an_evaluation_and_leaves_the_parameters_sharded(paths: di
         before = {name: type(value) for name, value in model.named_parameters()}
         evaluation = Evaluation(settings, settings.data.plan(), mesh, received=received)
         model.register_forward_hook(lambda *_: received.append(15))
-        assert evaluation.losses(model, 1) is None
+        with pytest.raises(Interrupted) as stop:
+            evaluation.losses(model, 1)
+        assert stop.value.number == 15
         assert received == [15]
         assert {name: type(value) for name, value in model.named_parameters()} == before
 

@@ -24,7 +24,7 @@ GATHERED = "gathered parameters, and gradients on their way"
 
 
 @contextmanager
-def group_of_one(num_ranks: int) -> Iterator[None]:
+def fake_group(num_ranks: int) -> Iterator[None]:
     """A process group in which this process is rank 0, and nobody else is there; collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # its import registers the backend
 

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tokshard.errors import TokshardError, UsageError
 from tokshard.jobs.model_shape import model_shape
 from tokshard.jobs.recipe import Config, check_ranks, load_config
-from tokshard.torch_gaps.step_ledger import StepLedger, group_of_one
+from tokshard.torch_gaps.step_ledger import StepLedger, fake_group
 from tokshard.trainer.batches import padding, vocabulary_of
 from tokshard.trainer.loop import num_parameters
 from tokshard.trainer.losses import backward, micro_batches
@@ -59,7 +59,7 @@ def estimate(settings: Config, *, ranks: int) -> Estimate:
     shape, device = model_shape(settings.model, needed), torch.device("cpu")
     batch = padding(max(settings.data.rows_of_rank(ranks)), settings.data.seq_len)
     parts = list(micro_batches(batch, settings.train.micro_batch_size))
-    with group_of_one(ranks):
+    with fake_group(ranks):
         mesh = make_mesh(settings.parallel, device)
         with FakeTensorMode(allow_non_fake_inputs=True):
             compute = dataclasses.replace(settings.compute, compile="off")

@@ -21,6 +21,14 @@ from tokshard.trainer.model import Transformer
 from tokshard.trainer.parallel import raise_together
 
 
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """A rank received a signal in an evaluation, which ends it on all ranks."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class Evaluation:
     """One pass over each corpus of ``[evaluation]``, whenever it is due.
 
@@ -47,23 +55,20 @@ class Evaluation:
         due = is_end or (every > 0 and step % every == 0)
         return due and bool(self._plans) and step != self._last_step
 
-    def losses(self, model: Transformer, step: int) -> dict[str, dict[str, float | None]] | None:
+    def losses(self, model: Transformer, step: int) -> dict[str, dict[str, float | None]]:
         """Mean loss over the targets of each corpus after a step. Every rank calls this.
 
         Returns:
-            By corpus: ``loss``, in nats, None if it is not finite, and the number of ``targets``; None: a rank
-            received a signal.
+            By corpus: ``loss``, in nats, None if it is not finite, and the number of ``targets``.
 
         Raises:
+            Interrupted: a rank received a signal; on all ranks.
             TokshardError: the loader of one rank failed; the same error on all ranks.
         """
         found, self._last_step = dict[str, dict[str, float | None]](), step
         try:
             for name, plan in self._plans.items():
-                sums = self._sums(model, plan)
-                if sums is None:
-                    return None
-                total, targets = sums.tolist()
+                total, targets = self._sums(model, plan).tolist()
                 loss = total / max(1.0, targets) if math.isfinite(total) else None  # JSON has no NaN
                 found[name] = {"loss": loss, "targets": int(targets)}
         finally:
@@ -73,8 +78,8 @@ class Evaluation:
         return found
 
     @torch.no_grad()
-    def _sums(self, model: Transformer, plan: StreamPlan) -> Tensor | None:
-        """Losses and targets over all ranks: float64 [2]; None: a rank received a signal."""
+    def _sums(self, model: Transformer, plan: StreamPlan) -> Tensor:
+        """Losses and targets over all ranks: float64 [2]."""
         device, num_rows = torch.device(self._mesh.device_type), self._settings.train.micro_batch_size
         loader = StreamingLoader(
             plan,
@@ -86,8 +91,6 @@ class Evaluation:
         sums = torch.zeros(2, dtype=torch.float64)
         with closing(loader):
             for batch in _agreed(loader, self._received):
-                if batch is None:
-                    return None
                 for part in micro_batches(batch, num_rows):
                     sums[0] += sum_of_losses(model, part, device).double().sum().cpu()
                 sums[1] += (batch["labels"] != IGNORED).sum()
@@ -105,8 +108,8 @@ def _plan(settings: Config, name: str, trained: StreamPlan) -> StreamPlan:
     return plan
 
 
-def _agreed(loader: StreamingLoader, received: Sequence[int]) -> Iterator[Batch | None]:
-    """Each batch, until a rank fails, which is raised on all, or receives a signal: None then."""
+def _agreed(loader: StreamingLoader, received: Sequence[int]) -> Iterator[Batch]:
+    """Each batch, until a rank fails or receives a signal: all ranks raise that."""
     batches = iter(loader)
     while True:
         batch, failure = None, None
@@ -114,13 +117,13 @@ def _agreed(loader: StreamingLoader, received: Sequence[int]) -> Iterator[Batch 
             batch = next(batches, None)
         except TokshardError as error:
             failure = error
-        ended = torch.tensor([failure is not None, len(received)])
-        distributed.all_reduce(ended)
-        failed, signals = ended.tolist()
-        if failed:
+        ended = torch.tensor([failure is not None, max(received, default=0)])
+        distributed.all_reduce(ended, distributed.ReduceOp.MAX)
+        has_failed, number = ended.tolist()
+        if has_failed:
             raise_together(failure)
-        if signals:
-            yield None
-        if signals or batch is None:
+        if number:
+            raise Interrupted(number)
+        if batch is None:
             return
         yield batch

@@ -18,7 +18,7 @@ from tokshard.jobs.recipe import Config
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
 from tokshard.trainer.batches import Batches, vocabulary_of
-from tokshard.trainer.evaluate import Evaluation
+from tokshard.trainer.evaluate import Evaluation, Interrupted
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.metrics import Meter, Sums
 from tokshard.trainer.model import Transformer, initialise
@@ -166,7 +166,10 @@ class _Run:
     def _evaluate(self, step: int, *, is_end: bool = False) -> None:
         if self.evaluation.is_due(step, is_end=is_end):
             self.meter.flush()
-            self.meter.write_evaluation(step, self.evaluation.losses(self.model, step))
+            try:
+                self.meter.write_evaluation(step, self.evaluation.losses(self.model, step))
+            except Interrupted as signal:
+                self.meter.stop(step, signal.number)
             self.meter.restart_clock()
 
 

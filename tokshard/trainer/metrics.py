@@ -170,14 +170,13 @@ class Meter:
         if last is not None:
             self._read(last)
 
-    def write_evaluation(self, step: int, losses: dict[str, dict[str, float | None]] | None) -> None:
-        """Report an evaluation after a step; None: a signal ended it, which ends the run. Every rank calls this."""
-        if losses is None:
-            number = torch.tensor(max(self._received, default=0))
-            distributed.all_reduce(number, distributed.ReduceOp.MAX)
-            self._signal_number = int(number)
-            say(f"step {step}: a signal ended the evaluation, which is not recorded")
-            return
+    def stop(self, step: int, number: int) -> None:
+        """A signal ended the evaluation after a step, and ends the run. Every rank calls this."""
+        self._signal_number = number
+        say(f"step {step}: a signal ended the evaluation, which is not recorded")
+
+    def write_evaluation(self, step: int, losses: dict[str, dict[str, float | None]]) -> None:
+        """Report an evaluation after a step."""
         if self._log is not None:
             self._log.write({"step": step, "evaluation": losses})
         shown = {name: "not finite" if of["loss"] is None else f"{of['loss']:.3f}" for name, of in losses.items()}
