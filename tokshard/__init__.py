@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from tokshard.errors import TokshardError
     from tokshard.format.corpus import Corpus
     from tokshard.format.opening import open_corpus
-    from tokshard.interop.copy.copy import copy_corpus
     from tokshard.interop.export.export import export_corpus
     from tokshard.pipeline.build import build_corpus
+    from tokshard.pipeline.copying.copy import copy_corpus
     from tokshard.pipeline.importing import import_corpus
 
 __version__ = "0.1.0"
@@ -35,7 +35,7 @@ _HOMES = {
     "Corpus": "tokshard.format.corpus",
     "TokshardError": "tokshard.errors",
     "build_corpus": "tokshard.pipeline.build",
-    "copy_corpus": "tokshard.interop.copy.copy",
+    "copy_corpus": "tokshard.pipeline.copying.copy",
     "export_corpus": "tokshard.interop.export.export",
     "import_corpus": "tokshard.pipeline.importing",
     "open_corpus": "tokshard.format.opening",

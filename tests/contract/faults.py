@@ -124,12 +124,16 @@ class Launcher:
 
     def build(self, sources: Sequence[str], out: Path, *options: str, fault: Fault | None = None) -> Outcome:
         """Run one build to its end, whatever that is."""
+        return self.run("build", *sources, "--quiet", *options, out=out, fault=fault)
+
+    def run(self, command: str, *arguments: str, out: Path, fault: Fault | None = None) -> Outcome:
+        """Run a command that writes into `out` to its end, whatever that is."""
         self._count += 1
         here = self.directory / str(self._count)
         here.mkdir(parents=True)
         setup = {**asdict(fault or Fault()), "out": str(out), "log": str(here / "steps")}
-        arguments = ["build", *sources, "--out", str(out), "--quiet", "--debug", *options]
-        request = {"arguments": arguments, "setup": setup, "errors": str(here / "errors")}
+        words = [command, *arguments, "--out", str(out), "--debug"]
+        request = {"arguments": words, "setup": setup, "errors": str(here / "errors")}
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         answer = json.loads(self._server.stdout.readline())
@@ -159,7 +163,8 @@ def is_refused(step: str) -> bool:
 
 def serve() -> None:
     """The process of a `Launcher`."""
-    import tokshard.cli.build  # noqa: F401 - with all that it imports, before the first fork
+    import tokshard.cli.build  # with all that it imports, before the first fork
+    import tokshard.cli.copy  # noqa: F401
 
     for line in sys.stdin:
         request = json.loads(line)
@@ -203,6 +208,7 @@ def _become(request: dict[str, Any]) -> None:
 
 def install() -> None:
     """Have this process, and every worker of the build that it coordinates, do what the environment says."""
+    from tokshard.pipeline.copying import planning as copy_planning
     from tokshard.pipeline.sources import decompress, delimited, formats, lines, plain_text, tables, tar
     from tokshard.pipeline.tasks import duplicates, hashing, planning, sorted_rows
 
@@ -210,6 +216,8 @@ def install() -> None:
     hashing.PART_TEXTS = 5
     sorted_rows.FENCE_ROWS, sorted_rows.SLICE_ROWS = 2, 32
     duplicates.FAN_IN, duplicates.MAX_DROP_FILES = 4, 2
+    copy_planning.TASK_TOKENS, copy_planning.FAN_OUT = 1, 2
+    copy_planning.BUCKET_BYTES, copy_planning.DEAL_BYTES = 1 << 10, 1 << 9
     for module in (decompress, delimited, formats, lines, plain_text, tables, tar, planning):
         module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[attr-defined]
     _Steps(json.loads(os.environ[_SETUP])).install()

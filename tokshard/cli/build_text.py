@@ -127,6 +127,9 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
         lines.append(("", f"{counted(status.damaged_inputs, 'damaged input')}, whole"))
     if status.config is not None and status.state != COMPLETE:
         config = msgspec.structs.asdict(status.config)
+        if (copied := status.config.copied) is not None:
+            asked = msgspec.structs.asdict(copied)
+            config = {name: value for name, value in asked.items() if name not in {"corpora", "recipes"}}
         if status.config.reads != "text":
             config = {name: value for name, value in config.items() if not name.startswith("text_")}
         lines.append(

@@ -13,8 +13,8 @@ import msgspec
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
-from tokshard.interop.copy.copy import Copy, copy_corpus
-from tokshard.interop.copy.selection import Selection
+from tokshard.pipeline.copying.copy import Copy, copy_corpus
+from tokshard.pipeline.copying.selection import Selection
 from tokshard.wording import aligned, bytes_text, counted
 
 
@@ -68,6 +68,10 @@ class Share(click.ParamType):  # type: ignore[type-arg] # as above
 @click.option("--source", metavar="PATTERN", help="Take documents of sources whose name fits, such as '*/wiki-*'.")
 @click.option("--no-columns", is_flag=True, help="Leave out the kept columns.")
 @click.option("--shuffle", type=COUNT, metavar="SEED", help="Write the documents in random order.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Number of processes; changes no byte.  [default: by the CPUs]"
+)
+@click.option("--force", is_flag=True, help="Start over: remove the corpus or unfinished copy in DIR.")
 @json_option
 @debug_option
 def copy(
@@ -82,12 +86,14 @@ def copy(
     source: str | None,
     no_columns: bool,
     shuffle: int | None,
+    workers: int | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Make one corpus of the documents of each CORPUS, one corpus after another, without tokenizing again.
 
-    DIR appears when it is complete. What is read is checked against the hashes of the corpora. Each CORPUS and DIR may
-    be a URI. A document is taken if all conditions hold.
+    DIR is a corpus when all is written. The same command continues a copy that was stopped. What is read is checked
+    against the hashes of the corpora. Each CORPUS and DIR may be a URI. A document is taken if all conditions hold.
 
     \b
     tokshard copy shards/many-small --out shards/few-large --shard-tokens 1B
@@ -105,6 +111,8 @@ def copy(
             selection=selection,
             with_columns=not no_columns,
             shuffle=shuffle,
+            workers=workers,
+            force=force,
             on_progress=on_progress,
         )
     seconds = time.monotonic() - started

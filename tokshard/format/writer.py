@@ -74,7 +74,7 @@ class ShardWriter:
         tokens: NDArray[Any],
         ends: NDArray[np.int64],
         *,
-        source: int,
+        source: int | NDArray[np.int64],
         records: NDArray[np.int64],
         columns: Mapping[str, Sequence[Any]],
     ) -> None:
@@ -83,11 +83,12 @@ class ShardWriter:
         Args:
             tokens: the documents one after another, delimiters included; ids that fit the dtype of the corpus.
             ends: int64 [documents], where each document ends in `tokens`.
-            source: index of the input that the documents come from.
-            records: int64 [documents], ascending; record number of each in that input, counted from 0.
+            source: index of the input that the documents come from, or of each: int64 [documents].
+            records: int64 [documents]; record number of each in its input, counted from 0.
             columns: kept column to one value per document, None for null.
         """
         start, stop, base = 0, len(ends), 0
+        sources = np.broadcast_to(np.asarray(source, np.int64), stop)
         text_ends = self._text_ends(columns, stop)
         text_base = 0
         while start < stop:
@@ -107,7 +108,7 @@ class ShardWriter:
                     self._flush_batch()
                     continue
                 fit = start + 1  # longer than a batch or a shard, so it gets its own
-            self._append(tokens, ends, start, fit, base, source, records, columns)
+            self._append(tokens, ends, start, fit, base, sources, records, columns)
             self._characters += int(text_ends[fit - 1]) - text_base
             start, base, text_base = fit, int(ends[fit - 1]), int(text_ends[fit - 1])
 
@@ -152,7 +153,7 @@ class ShardWriter:
         start: int,
         stop: int,
         base: int,
-        source: int,
+        sources: NDArray[np.int64],
         records: NDArray[np.int64],
         columns: Mapping[str, Sequence[Any]],
     ) -> None:
@@ -162,7 +163,7 @@ class ShardWriter:
         self._reserve(self._fill + length)
         self._buffer[self._fill : self._fill + length] = tokens[base : base + length]
         self._ends.append(ends[start:stop] - (base - self._fill))
-        self._file.add_run(source, records[start:stop])
+        self._file.add_runs(sources[start:stop], records[start:stop])
         for name, values in self._columns.items():
             values.extend(columns[name][start:stop])
         self._fill += length
@@ -213,8 +214,8 @@ class _OpenShard:
         self._batch_tokens: list[int] = []
         self._runs = _Runs()
 
-    def add_run(self, source: int, records: NDArray[np.int64]) -> None:
-        self._runs.add(source, records)
+    def add_runs(self, sources: NDArray[np.int64], records: NDArray[np.int64]) -> None:
+        self._runs.add(sources, records)
 
     def write(self, batch: pa.RecordBatch, offsets: NDArray[np.int64], tokens: NDArray[Any]) -> None:
         length = int(offsets[-1])
@@ -271,16 +272,17 @@ class _Runs:
         self._count = 0
         self._next: tuple[int, int] | None = None
 
-    def add(self, source: int, records: NDArray[np.int64]) -> None:
-        starts = np.flatnonzero(np.diff(records, prepend=records[0] - 2) != 1)
-        if self._next == (source, int(records[0])):
-            starts = starts[1:]
+    def add(self, sources: NDArray[np.int64], records: NDArray[np.int64]) -> None:
+        is_start = np.ones(len(records), np.bool_)
+        is_start[1:] = (np.diff(records) != 1) | (np.diff(sources) != 0)
+        is_start[0] = self._next != (int(sources[0]), int(records[0]))
+        starts = np.flatnonzero(is_start)
         if len(starts):
             self.documents.append(starts + self._count)
-            self.sources.append(np.full(len(starts), source, np.int64))
+            self.sources.append(sources[starts])
             self.records.append(records[starts])
         self._count += len(records)
-        self._next = (source, int(records[-1]) + 1)
+        self._next = (int(sources[-1]), int(records[-1]) + 1)
 
 
 def _buffer_positions(path: str) -> Iterator[tuple[int, int]]:

@@ -69,20 +69,20 @@ def assemble(resolved: ResolvedBuild, outcome: Outcome, number: int) -> Assemble
     claim(workspace, output)
     totals = Totals(number, len(inputs), outcome.bad_inputs)
     files: dict[str, FileFacts] = {}
-    with _side_file(out, names.STRIDE_HASHES, files) as hashes, _side_file(out, names.SHARD_TABLE, files) as file:
+    with side_file(out, names.STRIDE_HASHES, files) as hashes, side_file(out, names.SHARD_TABLE, files) as file:
         rows = table_rows(workspace, (receipt.key for receipt in outcome.receipts), totals, hashes)
         write_table(file, SHARD_TABLE_SCHEMA, rows, rows_per_batch=SHARDS_PER_BATCH)
     if not totals.documents and not _may_be_empty(totals, output):
         out.delete(names.SHARD_TABLE, names.STRIDE_HASHES)
         raise _nothing_written(totals, output, resolved.options.reads)
-    with _side_file(out, names.SOURCE_TABLE, files) as file:
+    with side_file(out, names.SOURCE_TABLE, files) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, source_rows(inputs, totals), rows_per_batch=SOURCES_PER_BATCH)
-    with _side_file(out, names.TOKENIZER, files) as file:
+    with side_file(out, names.TOKENIZER, files) as file:
         file.write(resolved.read.content)
     _write_rejects(out, rejects(workspace, totals, outcome.bad_inputs), files, resolved.found)
     # with a limit, some texts became no document; of a split, the first corpus keeps those of both
     if outcome.texts and resolved.options.limit is None and not number:
-        with _side_file(out, names.HASHES, files) as file:
+        with side_file(out, names.HASHES, files) as file:
             write_text_hashes(workspace.store, outcome.texts, file)
     else:
         out.delete(names.HASHES)
@@ -92,7 +92,7 @@ def assemble(resolved: ResolvedBuild, outcome: Outcome, number: int) -> Assemble
 
 
 @contextlib.contextmanager
-def _side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[HashingFile]:
+def side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[HashingFile]:
     """A file next to the shards; what the manifest says of it is added to `files` when it is written."""
     with written(out, name) as file:
         hashing = HashingFile(file)
@@ -117,14 +117,19 @@ def check_shards(corpus: AssembledCorpus) -> None:
             )
 
 
-def publish(corpus: AssembledCorpus, report: Mapping[str, Any]) -> None:
-    """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete."""
+def publish(corpus: AssembledCorpus, report: Mapping[str, Any] | None = None) -> None:
+    """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete.
+
+    Args:
+        report: None if there is none.
+    """
     out = corpus.output.store
     found = filter(names.is_shard_name, present(out))
     # of a task past the limit, or of an attempt that left no receipt
     out.delete(*(set(found) - corpus.shards.keys()))
-    content = json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n"
-    out.put(names.REPORT, content)  # the names before it are durable then, too
+    if report is not None:
+        content = json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n"
+        out.put(names.REPORT, content)  # the names before it are durable then, too
     out.put(names.MANIFEST, encode_manifest(corpus.manifest))
 
 
@@ -139,7 +144,7 @@ def _write_rejects(
     if first is None:
         out.delete(names.REJECTS)
         return
-    with _side_file(out, names.REJECTS, files) as file:
+    with side_file(out, names.REJECTS, files) as file:
         for reject in itertools.chain([first], left_out):
             source = found.inputs[reject["source"]]
             reject["source"] = display_path(found.arguments[source.argument], source.path)

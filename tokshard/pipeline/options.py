@@ -319,12 +319,12 @@ def change_text(name: str, before: Any, now: Any) -> str | None:
     """How a setting of a build has changed, in the words of the command line; None if it follows from another change.
 
     Args:
-        name: a field of `BuildConfig` or `TokenizerInfo`, or an option.
+        name: a field of `BuildConfig`, `CopyConfig` or `TokenizerInfo`, or an option.
     """
     if name in _FOLLOWING:
         return None
-    if name == "sha256":
-        return "the content of the tokenizer has changed"
+    if name in _CHANGED:
+        return _CHANGED[name]
     flag = _flag("tokenizer" if name == "name" else name)
     subject = _NO_OPTIONS.get(name, flag)
     return f"{subject} was {_as_typed(before)}, now {_as_typed(now)}"
@@ -336,7 +336,14 @@ _NO_OPTIONS = {
     "library": "the library of the tokenizer",
     "library_version": "the version of the tokenizer's library",
     "special_ids": "the list of special tokens",
+    "hashes": "--hash",
 }
+_CHANGED = {
+    "sha256": "the content of the tokenizer has changed",
+    "corpora": "the corpora hold other documents",
+    "recipes": "the corpora were made in another way",
+}
+"""Settings whose values would say nothing to a reader."""
 
 
 def _as_typed(value: Any) -> str:

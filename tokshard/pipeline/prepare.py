@@ -14,8 +14,14 @@ from tokshard.pipeline.options import LOCAL
 from tokshard.pipeline.resolve import ResolvedBuild, continuing_command
 from tokshard.pipeline.tasks.planning import MIN_TASK_BYTES, StreamTask, Task
 from tokshard.pipeline.workspace.output_directory import has_begun, is_removing, remove_build
-from tokshard.pipeline.workspace.places import REMOVING, TOKENIZER
-from tokshard.pipeline.workspace.settings import check_same_settings, load_settings, save_command, save_settings
+from tokshard.pipeline.workspace.places import REMOVING, TOKENIZER, Output, Workspace
+from tokshard.pipeline.workspace.settings import (
+    Settings,
+    check_same_settings,
+    load_settings,
+    save_command,
+    save_settings,
+)
 from tokshard.store import present
 
 
@@ -46,7 +52,7 @@ def prepare(resolved: ResolvedBuild) -> PreparedBuild:
     before = cpu_seconds()
     _start_workers(resolved)
     workspace = resolved.context.workspace
-    _take_directory(resolved)
+    take_directory(workspace, resolved.context.outputs, resolved.settings, is_forced=resolved.options.force)
     save_settings(workspace, resolved.settings)
     workspace.store.delete(REMOVING)
     workspace.store.put(TOKENIZER, resolved.read.clean)
@@ -77,12 +83,17 @@ def _start_workers(resolved: ResolvedBuild) -> None:
         prepare_workers()
 
 
-def _take_directory(resolved: ResolvedBuild) -> None:
-    workspace, outputs = resolved.context.workspace, resolved.context.outputs
+def take_directory(workspace: Workspace, outputs: Sequence[Output], settings: Settings, *, is_forced: bool) -> None:
+    """Take the directory, which is locked: start over if forced, continue a build with the same settings, or begin.
+
+    Raises:
+        ConfigurationChangedError: it holds an unfinished build with other settings.
+        BuildError: another build completed it.
+    """
     workspace.take_over()  # from here on no other process changes anything here
-    if resolved.options.force or is_removing(workspace):
+    if is_forced or is_removing(workspace):
         if load_settings(workspace) is None:
-            save_settings(workspace, resolved.settings)
+            save_settings(workspace, settings)
         remove_build(workspace, outputs)
         return
     if all(names.MANIFEST in present(output.store) for output in outputs):
@@ -90,9 +101,9 @@ def _take_directory(resolved: ResolvedBuild) -> None:
     before = load_settings(workspace)
     # a build that stopped before its first shard may be continued with other settings: often these were the mistake
     # one of an earlier generation is complete, and was stopped just before it had removed its folder
-    is_unfinished = before is not None and before.generation >= resolved.settings.generation
+    is_unfinished = before is not None and before.generation >= settings.generation
     if before is not None and is_unfinished and has_begun(workspace):
-        check_same_settings(before, resolved.settings, out=workspace.out)
+        check_same_settings(before, settings, out=workspace.out)
     else:
         workspace.clear()
 

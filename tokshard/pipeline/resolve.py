@@ -160,7 +160,7 @@ def derive(
         context=_context(options, columns, settings, workspace, found),
         read=read,
         found=found,
-        num_workers=options.workers or _cpu_count(),
+        num_workers=options.workers or cpu_count(),
         started=started,
     )
 
@@ -341,5 +341,6 @@ def _check_no_output(out: str, found: Discovery) -> None:
             )
 
 
-def _cpu_count() -> int:
+def cpu_count() -> int:
+    """CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

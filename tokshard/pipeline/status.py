@@ -19,7 +19,7 @@ from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.workspace.lease import lock_holder
 from tokshard.pipeline.workspace.places import Stage, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipts
-from tokshard.pipeline.workspace.settings import load_bad_inputs, load_command, load_settings
+from tokshard.pipeline.workspace.settings import Command, Settings, load_bad_inputs, load_command, load_settings
 from tokshard.store import present
 
 _OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
@@ -33,7 +33,8 @@ class BuildStatus:
 
     Args:
         state: ``complete``, ``running`` (a process holds the lock, or jobs run) or ``unfinished``.
-        stage: of an unfinished build: ``hashing``, ``finding duplicates`` or ``encoding``.
+        stage: of an unfinished build: ``hashing``, ``finding duplicates`` or ``encoding``; of a copy ``copying``, or of
+            a shuffled one ``dealing`` or ``gathering``.
         holder: process and host of a running build, if it said so.
         tasks_done, num_tasks: of the stage; `num_tasks` is 0 where it is not known.
         segments_done: segments of streams that were not read to their end yet.
@@ -82,6 +83,8 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         return _finished(workspace)
     holder = lock_holder(workspace)
     command = load_command(workspace)
+    if settings.config.copied is not None:
+        return _copy_status(workspace, settings, command, holder)
     read_once = tuple(map(read_once_name, settings.sources.read_once))
     encoding = [receipt for receipt, _ in read_receipts(workspace)]
     num_tasks = 0 if command is None else command.num_tasks
@@ -124,6 +127,38 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         read_once=read_once,
         jobs=jobs,
         seconds_left=seconds_left(jobs, max(0, total_bytes - bytes_done)),
+    )
+
+
+def _copy_status(workspace: Workspace, settings: Settings, command: Command | None, holder: str | None) -> BuildStatus:
+    """How far a copy is: with a shuffle it deals documents first, and how many tasks follow nothing on disk says."""
+    copied = settings.config.copied
+    is_shuffled = copied is not None and copied.shuffle is not None
+    dealing = [receipt for receipt, _ in read_receipts(workspace.dealing, lambda key: key[0] == 0)]
+    copying, documents, tokens = list[Receipt](), 0, 0
+    for receipt, (rows, *_) in read_receipts(workspace, lambda key: key[1] == 0):  # others write the same again
+        copying.append(receipt)
+        documents += sum(rows.column("num_documents").to_pylist())
+        tokens += sum(rows.column("num_tokens").to_pylist())
+    if load_settings(workspace) is None:
+        return _finished(workspace)
+    num_tasks, total_bytes = (0, 0) if command is None else (command.num_tasks, command.total_bytes)
+    is_dealing = is_shuffled and len(dealing) < num_tasks
+    done = dealing if is_dealing else copying
+    return BuildStatus(
+        directory=workspace.out,
+        state=UNFINISHED if holder is None else RUNNING,
+        stage="dealing" if is_dealing else "gathering" if is_shuffled else "copying",
+        holder=holder or "",
+        tasks_done=len(done),
+        num_tasks=0 if is_shuffled and not is_dealing else num_tasks,
+        bytes_done=sum(receipt.input_bytes for receipt in done),
+        total_bytes=total_bytes,
+        documents=documents,
+        tokens=tokens,
+        config=settings.config,
+        command=() if command is None else tuple(command.words),
+        working_directory="" if command is None else command.directory,
     )
 
 

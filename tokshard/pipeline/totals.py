@@ -72,6 +72,11 @@ class Totals:
             self.shortest = min(self.shortest or part.shortest, part.shortest)
             self.longest = max(self.longest, part.longest)
 
+    def written_of(self, index: int) -> tuple[int, int]:
+        """The documents and tokens that came of one source."""
+        _, documents, tokens, _ = self._counts[index].tolist()
+        return documents, tokens
+
     def source(self, source: Input) -> SourceInfo:
         """What was read of one input, written and left out."""
         counts = dict(zip(_COUNTED, self._counts[source.index].tolist(), strict=True))

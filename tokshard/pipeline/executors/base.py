@@ -6,14 +6,37 @@ import os
 import resource
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from tokshard.pipeline.tasks.decisions import Run
 from tokshard.pipeline.tasks.events import Event
-from tokshard.pipeline.workspace.receipts import Progress
+from tokshard.pipeline.tasks.planning import StreamTask, Task
+from tokshard.pipeline.workspace.places import Workspace
+from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 OnProgress = Callable[[Progress], None]
 """Called after every chunk, with what was done since the last call."""
+
+
+class TaskContext(Protocol):
+    """What a process needs to run the tasks of a stage; it is sent to every worker."""
+
+    @property
+    def workspace(self) -> Workspace: ...
+
+    def purpose(self, task: Task | StreamTask) -> str:
+        """What a worker does with a task, in the past tense."""
+
+
+class Runner(Protocol):
+    """Runs tasks of a stage in one process."""
+
+    def run_task(self, task: Task, max_documents: int | None) -> Receipt:
+        """Run a task of known extent, and leave its receipt."""
+
+
+MakeRunner = Callable[[Any, OnProgress], Runner]
+"""Makes the runner of a process from the context of the stage; it is sent to every worker, too."""
 
 
 @dataclass(slots=True)

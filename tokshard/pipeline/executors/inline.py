@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Self
 
-from tokshard.pipeline.executors.base import OnProgress, Usage, peak_bytes
+from tokshard.pipeline.executors.base import MakeRunner, OnProgress, Runner, TaskContext, Usage, peak_bytes
 from tokshard.pipeline.failures import SegmentError
-from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.decisions import Run
 from tokshard.pipeline.tasks.events import Event, Failed, Finished, Released
 from tokshard.pipeline.tasks.planning import Task
@@ -19,9 +18,9 @@ class InlineExecutor:
 
     num_workers = 1
 
-    def __init__(self, context: WorkerContext, on_progress: OnProgress) -> None:
-        self._context, self._on_progress = context, on_progress
-        self._runner: TaskRunner | None = None
+    def __init__(self, context: TaskContext, on_progress: OnProgress, *, make_runner: MakeRunner = TaskRunner) -> None:
+        self._context, self._on_progress, self._make_runner = context, on_progress, make_runner
+        self._runner: Runner | None = None
         self._run: Run | None = None
 
     @property
@@ -54,10 +53,11 @@ class InlineExecutor:
         task = run.task
         try:
             if self._runner is None:
-                self._runner = TaskRunner(self._context, self._on_progress)
+                self._runner = self._make_runner(self._context, self._on_progress)
             if isinstance(task, Task):
                 yield Finished(self._runner.run_task(task, run.max_documents))
             else:
+                assert isinstance(self._runner, TaskRunner), "only builds have streams"
                 yield from map(Finished, self._runner.run_stream(task, run.max_documents, run.done_segments))
         except SegmentError as failure:
             yield Failed((task.key[0], failure.segment), failure.error)

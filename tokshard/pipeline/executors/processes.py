@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
-from tokshard.pipeline.executors.base import OnProgress, Usage
+from tokshard.pipeline.executors.base import MakeRunner, OnProgress, TaskContext, Usage
 from tokshard.pipeline.executors.messages import FeederFailed, Idle, SegmentReady, TaskDone
 from tokshard.pipeline.executors.stream_feeder import StreamFeeder
 from tokshard.pipeline.executors.worker_process import WorkerPool, WorkerProcess
@@ -22,6 +22,7 @@ from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.decisions import Run
 from tokshard.pipeline.tasks.events import Event, Failed, Finished, Lost, Released
 from tokshard.pipeline.tasks.planning import StreamTask
+from tokshard.pipeline.tasks.runner import TaskRunner
 from tokshard.pipeline.workspace.receipts import Progress
 
 
@@ -32,9 +33,11 @@ class ProcessExecutor:
         num_workers: processes at a time, at most.
     """
 
-    def __init__(self, context: WorkerContext, on_progress: OnProgress, *, num_workers: int) -> None:
+    def __init__(
+        self, context: TaskContext, on_progress: OnProgress, *, num_workers: int, make_runner: MakeRunner = TaskRunner
+    ) -> None:
         self._context, self._on_progress, self.num_workers = context, on_progress, num_workers
-        self._pool = WorkerPool(context, num_workers=num_workers)
+        self._pool = WorkerPool(context, make_runner, num_workers=num_workers)
         self._lock = threading.Lock()
         self._feeders: dict[int, StreamFeeder] = {}
         self._num_feeders = 0
@@ -68,6 +71,7 @@ class ProcessExecutor:
             BuildError: no worker can be started.
         """
         if self._is_to_be_fed(run):
+            assert isinstance(self._context, WorkerContext), "only builds have streams"
             self._num_feeders += 1
             feeder = StreamFeeder(self._context, run, number=self._num_feeders, events=self._events_in, lock=self._lock)
             self._feeders[self._num_feeders] = feeder

@@ -27,7 +27,6 @@ from tokshard.pipeline.executors.messages import TaskDone, portable
 from tokshard.pipeline.executors.ray_cluster import RayCluster, first_line, look_at_nodes
 from tokshard.pipeline.executors.ray_worker import run_task, set_up
 from tokshard.pipeline.executors.worker import ENVIRONMENT
-from tokshard.pipeline.executors.worker_process import purpose
 from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.decisions import Run
 from tokshard.pipeline.tasks.events import Event, Failed, Finished, Lost, Released
@@ -141,7 +140,7 @@ class RayExecutor:
 
     def _loss(self, task: Task | StreamTask, error: RayError) -> BuildError:
         return BuildError(
-            f"Ray lost {_MAX_LOSSES + 1} workers, one after another, while they {purpose(task, self._context)}: "
+            f"Ray lost {_MAX_LOSSES + 1} workers, one after another, while they {self._context.purpose(task)}: "
             f"{first_line(error)}",
             hint="run the same command again: finished tasks are kept; if memory ran out, look with 'ray memory'",
         )

@@ -10,14 +10,13 @@ import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 
-from tokshard.pipeline.executors.base import Usage, cpu_seconds, peak_bytes
+from tokshard.pipeline.executors.base import MakeRunner, Runner, TaskContext, Usage, cpu_seconds, peak_bytes
 from tokshard.pipeline.executors.messages import BrokenSegment, EndOfSegment, Idle, RunSegment, TaskDone, portable
 from tokshard.pipeline.failures import SegmentError
 from tokshard.pipeline.sources.records import Chunk
-from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.decisions import Run
 from tokshard.pipeline.tasks.events import Failed
-from tokshard.pipeline.tasks.planning import Key, Task
+from tokshard.pipeline.tasks.planning import Key, StreamTask, Task
 from tokshard.pipeline.tasks.runner import TaskRunner
 from tokshard.pipeline.workspace.receipts import Receipt
 
@@ -37,13 +36,13 @@ ENVIRONMENT = {
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
-def worker_main(connection: Connection, context: WorkerContext) -> None:
+def worker_main(connection: Connection, make_runner: MakeRunner, context: TaskContext) -> None:
     """Run the tasks that the coordinator sends, until it closes the pipe or dies."""
     os.environ.update(ENVIRONMENT)  # a fork server of the caller's program was started without it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    runner: TaskRunner | None = None
+    runner: Runner | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             message = connection.recv()
@@ -51,7 +50,7 @@ def worker_main(connection: Connection, context: WorkerContext) -> None:
             segment = _SentSegment.receive(connection) if isinstance(message, RunSegment) else None
             try:
                 if runner is None:  # here, because it may fail like the task itself
-                    runner = TaskRunner(context, connection.send)
+                    runner = make_runner(context, connection.send)
                 for receipt in _receipts(runner, message, segment):
                     connection.send(TaskDone(receipt, Usage(cpu_seconds(), peak_bytes())))
             except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -67,7 +66,11 @@ def _key(message: Run | RunSegment) -> Key:
     return message.task.key if isinstance(message, Run) else (message.task.key[0], message.number)
 
 
-def _receipts(runner: TaskRunner, message: Run | RunSegment, segment: _SentSegment | None) -> Iterator[Receipt]:
+def _receipts(runner: Runner, message: Run | RunSegment, segment: _SentSegment | None) -> Iterator[Receipt]:
+    if isinstance(message, Run) and isinstance(message.task, Task):
+        yield runner.run_task(message.task, message.max_documents)
+        return
+    assert isinstance(runner, TaskRunner), "only builds have streams"
     if isinstance(message, RunSegment):
         assert segment is not None
         yield runner.run_segment(
@@ -78,9 +81,8 @@ def _receipts(runner: TaskRunner, message: Run | RunSegment, segment: _SentSegme
             max_documents=message.max_documents,
             is_last=segment.is_last,
         )
-    elif isinstance(message.task, Task):
-        yield runner.run_task(message.task, message.max_documents)
     else:
+        assert isinstance(message.task, StreamTask)
         yield from runner.run_stream(message.task, message.max_documents, message.done_segments)
 
 

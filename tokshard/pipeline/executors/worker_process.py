@@ -9,11 +9,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tokshard.errors import BuildError
-from tokshard.pipeline.executors.base import Usage
+from tokshard.pipeline.executors.base import MakeRunner, TaskContext, Usage
 from tokshard.pipeline.executors.stream_feeder import StreamFeeder
 from tokshard.pipeline.executors.surroundings import environment
 from tokshard.pipeline.executors.worker import ENVIRONMENT, START_METHOD, worker_main
-from tokshard.pipeline.tasks.context import WorkerContext
 from tokshard.pipeline.tasks.planning import StreamTask, Task
 
 _STOP_SECONDS = 5.0
@@ -48,14 +47,14 @@ class WorkerProcess:
             self.process.kill()
             self.process.join()
 
-    def bury(self, context: WorkerContext) -> BuildError:
+    def bury(self, context: TaskContext) -> BuildError:
         """Release what is left of a worker that died, and say how it died."""
         self.process.join(_STOP_SECONDS)
         self.process.kill()  # if only its pipe was closed
         self.connection.close()
         code = self.process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
-        what = "" if self.task is None else f" while it {purpose(self.task, context)}"
+        what = "" if self.task is None else f" while it {context.purpose(self.task)}"
         memory = "; SIGKILL often means that memory ran out: try fewer --workers" if code == -signal.SIGKILL else ""
         return BuildError(
             f"worker {self.number} (pid {self.process.pid}) {how}{what}",
@@ -71,8 +70,8 @@ class WorkerPool:
         usage: the cost of those that have stopped.
     """
 
-    def __init__(self, context: WorkerContext, *, num_workers: int) -> None:
-        self._context, self._num_workers = context, num_workers
+    def __init__(self, context: TaskContext, make_runner: MakeRunner, *, num_workers: int) -> None:
+        self._context, self._make_runner, self._num_workers = context, make_runner, num_workers
         self._num_started = 0
         self.running: list[WorkerProcess] = []
         self.usage = Usage()
@@ -90,7 +89,7 @@ class WorkerPool:
         for worker in self.running:
             if worker.task is None:
                 return worker
-        worker = start_worker(self._context, self._num_started)
+        worker = start_worker(self._context, self._make_runner, self._num_started)
         self._num_started += 1
         self.running.append(worker)
         return worker
@@ -111,14 +110,7 @@ class WorkerPool:
         self.running.clear()
 
 
-def purpose(task: Task | StreamTask, context: WorkerContext) -> str:
-    """What a worker does with a task, in the past tense."""
-    if isinstance(task, Task) and task.merge is not None:
-        return "looked for duplicates"
-    return f"read {context.inputs[task.key[0]].location}"
-
-
-def start_worker(context: WorkerContext, number: int) -> WorkerProcess:
+def start_worker(context: TaskContext, make_runner: MakeRunner, number: int) -> WorkerProcess:
     """Start a worker.
 
     Raises:
@@ -126,7 +118,7 @@ def start_worker(context: WorkerContext, number: int) -> WorkerProcess:
     """
     ours, theirs = multiprocessing.Pipe()
     process: Any = multiprocessing.get_context(START_METHOD).Process(  # type: ignore[attr-defined]
-        target=worker_main, args=(theirs, context), name=f"tokshard-worker-{number}", daemon=True
+        target=worker_main, args=(theirs, make_runner, context), name=f"tokshard-worker-{number}", daemon=True
     )
     try:
         with environment(ENVIRONMENT):

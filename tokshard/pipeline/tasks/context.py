@@ -9,6 +9,7 @@ from tokshard.format.manifest import TokenizerInfo
 from tokshard.pipeline.encode.documents import DocumentRules
 from tokshard.pipeline.sources.inputs import InputTable
 from tokshard.pipeline.sources.records import RecordSpec
+from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.workspace.places import Output, Workspace
 
 if TYPE_CHECKING:
@@ -41,3 +42,9 @@ class WorkerContext:
     outputs: tuple[Output, ...]
     rules: DocumentRules
     drops: DropLists | None = None
+
+    def purpose(self, task: Task | StreamTask) -> str:
+        """What a worker does with a task, in the past tense."""
+        if isinstance(task, Task) and task.merge is not None:
+            return "looked for duplicates"
+        return f"read {self.inputs[task.key[0]].location}"

@@ -148,7 +148,8 @@ def _check_empty(store: Store, expected: str) -> None:
 
 def has_begun(workspace: Workspace) -> bool:
     """Whether an unfinished build left a shard or a receipt."""
-    return any(present(workspace.store, stage.receipts) for stage in (workspace, workspace.hashing)) or any(
+    stages = (workspace, workspace.hashing, workspace.dealing)
+    return any(present(workspace.store, stage.receipts) for stage in stages) or any(
         any(_shards(output)) for output in _begun_outputs(workspace)
     )
 
@@ -228,7 +229,7 @@ def _begun_outputs(workspace: Workspace) -> tuple[Output, ...]:
     settings = load_settings(workspace)
     if settings is None:
         return ()
-    is_split = settings.config.validation_fraction is not None
+    is_split = settings.config.validation_fraction is not None and settings.config.copied is None
     outputs = workspace.outputs(is_split=is_split, generation=settings.generation)
     return tuple(output for output in outputs if not _is_linked(workspace, output.name))
 

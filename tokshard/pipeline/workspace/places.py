@@ -56,6 +56,7 @@ class Stage(StrEnum):
     ENCODING = ""
     HASHING = "hashing"
     DUPLICATES = "duplicates"
+    DEALING = "dealing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +127,16 @@ class Workspace:
     def hashes(self) -> str:
         """Folder of the sorted hashes, or of the places of duplicates, of a stage before encoding: a file per task."""
         return self._of_stage("hashes")
+
+    @property
+    def dealt(self) -> str:
+        """Folder of the documents of a shuffled copy, dealt to buckets: a file per task."""
+        return self._of_stage("dealt")
+
+    @property
+    def dealing(self) -> Workspace:
+        """The workspace of the stage that deals documents, for the shuffle of a copy."""
+        return replace(self, stage=Stage.DEALING)
 
     @property
     def hashing(self) -> Workspace:

@@ -86,7 +86,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         parts: of a hashing task: how many distinct hashes and how many repeats each part of its file holds.
         hashes: of a hashing task: SHA-256 of its file.
         rows: of a task that merges: how many rows its file holds.
-        merge: of such a task: digest of the `Merge`, and so of its file.
+        merge: of such a task: digest of the `Merge`, and so of its file; of a task of a copy that of its `Work`.
+        dealt_bytes: of a task that deals documents: size of its file, which has so many `rows` for each bucket.
     """
 
     key: Key
@@ -105,6 +106,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     hashes: str = ""
     rows: int = 0
     merge: str = ""
+    dealt_bytes: int = 0
 
     @property
     def documents(self) -> int:

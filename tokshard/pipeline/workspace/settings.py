@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -138,7 +138,7 @@ def check_same_settings(before: Settings, now: Settings, *, out: str, is_complet
             hint="give the settings of that build, another --out, "
             + (
                 "--append to add sources to the corpus, or --force to replace all of it"
-                if is_complete
+                if is_complete and now.config.copied is None
                 else "or --force to start over"
             ),
         )
@@ -179,8 +179,11 @@ def _is_name_of_ours(name: str) -> bool:
 
 
 def _differences(before: Settings, now: Settings) -> Iterator[str]:
+    if (before.config.copied is None) != (now.config.copied is None):
+        yield "it tokenizes texts" if before.config.copied is None else "it is a copy of other corpora"
+        return
     for part_before, part_now in ((before.config, now.config), (before.tokenizer, now.tokenizer)):
-        old, new = msgspec.structs.asdict(part_before), msgspec.structs.asdict(part_now)
+        old, new = _flat(part_before), _flat(part_now)
         for key in old:
             # the size of tasks follows from the sources; naming the sources says more
             follows = (key == "task_bytes" and before.sources != now.sources) or (
@@ -198,6 +201,13 @@ def _differences(before: Settings, now: Settings) -> Iterator[str]:
         if getattr(before, policy) == "skip" and getattr(now, policy) == "fail":
             yield f"--{policy.replace('_', '-')} was skip, now fail"
     yield from _differences_of_sources(before, now)
+
+
+def _flat(part: BuildConfig | TokenizerInfo) -> dict[str, Any]:
+    """The fields by name; of a copy its own bounds on documents, not those of the builds that came before."""
+    found = msgspec.structs.asdict(part)
+    copied = found.pop("copied", None)
+    return found if copied is None else found | msgspec.structs.asdict(copied)
 
 
 def _differences_of_sources(before: Settings, now: Settings) -> Iterator[str]:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import copy_corpus, open_corpus
 from tokshard.cli.main import run
-from tokshard.errors import DamagedCorpusError, UsageError
+from tokshard.errors import ConfigurationChangedError, DamagedCorpusError, UnfinishedCorpusError, UsageError
+from tokshard.format import writer
+from tokshard.format.schema import ShardFacts, shard_schema
 from tokshard.inspect.verify.verification import verify_corpus
-from tokshard.interop.copy import shuffling
-from tokshard.interop.copy.selection import Selection
+from tokshard.pipeline.copying import copy, dealing, planning, selection
+from tokshard.pipeline.copying.selection import CopiedDocuments, Selection
+from tokshard.pipeline.status import read_status
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.store import STORES_BY_SCHEME
+from tokshard.store import STORES_BY_SCHEME, written
 
 LENGTHS = [1 + 7 * index % 90 for index in range(120)]
 
@@ -42,6 +50,12 @@ def corpus_of(directory: Path, lengths: list[int] = LENGTHS, **options: Any) -> 
     )
 
 
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no workers are asked for: starting them takes longer than these copies."""
+    monkeypatch.setattr(copy, "cpu_count", lambda: 1)
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     return corpus_of(tmp_path / "corpus")
@@ -58,6 +72,17 @@ def rows(directory: Path | str) -> list[tuple[Any, ...]]:
             for index in range(len(opened))
             for place in [opened.provenance(index)]
         ]
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def rows_of(documents: CopiedDocuments) -> list[tuple[Any, ...]]:
+    """Tokens, origin and kept column of each."""
+    tokens = np.split(documents.tokens, documents.ends[:-1])
+    places = (documents.sources.tolist(), documents.records.tolist(), documents.columns["lang"].to_pylist())
+    return list(zip(map(tuple, tokens), *places, strict=True))
 
 
 def test_a_copy_in_other_shards_has_the_documents_origins_and_order_of_the_corpus(corpus, tmp_path):
@@ -106,13 +131,19 @@ def test_corpora_and_generations_become_one_corpus(corpus, tmp_path):
         ),
     ],
 )
-def test_a_copy_takes_the_documents_that_meet_all_conditions(corpus, tmp_path, selection, is_wanted):
+def test_a_copy_takes_the_documents_that_meet_all_conditions(corpus, tmp_path, monkeypatch, selection, is_wanted):
+    monkeypatch.setattr(planning, "TASK_TOKENS", 1)
     wanted = [row for row in rows(corpus) if is_wanted(row)]
     assert 0 < len(wanted) < len(LENGTHS)
     done = copy_corpus(corpus, out=tmp_path / "copy", selection=selection)
     assert rows(tmp_path / "copy") == wanted
     assert done.manifest.records.left_out["not copied"] == len(LENGTHS) - len(wanted)
     assert done.manifest.records.left_out["empty"] == len(LENGTHS) // 2
+    with open_corpus(tmp_path / "copy") as copied, open_corpus(corpus) as opened:
+        sizes = [info.num_tokens for info in copied.shards]
+        assert len(sizes) < len(opened.shards)
+    # what few documents left of shards is put together
+    assert all(one + other > 400 for one, other in itertools.pairwise(sizes))
 
 
 def test_ranges_of_hashes_divide_a_corpus_and_keep_equal_documents_together(corpus, tmp_path):
@@ -131,11 +162,15 @@ def test_ranges_of_hashes_divide_a_corpus_and_keep_equal_documents_together(corp
 
 def test_a_shuffled_copy_is_a_permutation_that_the_seed_alone_decides(corpus, tmp_path, monkeypatch):
     copy_corpus(corpus, out=tmp_path / "one", shuffle=17)
-    monkeypatch.setattr(shuffling, "BUCKET_BYTES", 500)
+    copy_corpus(corpus, out=tmp_path / "large", shard_tokens=100_000)
+    for name, value in {"BUCKET_BYTES": 500, "DEAL_BYTES": 900, "FAN_OUT": 3, "TASK_TOKENS": 1_000}.items():
+        monkeypatch.setattr(planning, name, value)
+    assert planning.deal_levels(20_000).depth > 2
     copy_corpus(corpus, out=tmp_path / "many", shuffle=17)
+    copy_corpus(tmp_path / "large", out=tmp_path / "other shards", shuffle=17)
     copy_corpus(corpus, out=tmp_path / "other", shuffle=18)
-    found = {name: rows(tmp_path / name) for name in ("one", "many", "other")}
-    assert found["many"] == found["one"] != found["other"]
+    found = {name: rows(tmp_path / name) for name in ("one", "many", "other shards", "other")}
+    assert found["many"] == found["one"] == found["other shards"] != found["other"]
     before = rows(corpus)
     key = str
     assert sorted(found["one"], key=key) == sorted(found["other"], key=key) == sorted(before, key=key)
@@ -143,11 +178,97 @@ def test_a_shuffled_copy_is_a_permutation_that_the_seed_alone_decides(corpus, tm
 
 
 def test_a_shuffle_moves_documents_of_both_halves_to_all_places():
-    keys = shuffling.random_keys(17, 0, 10_000)
-    assert np.array_equal(keys[500:600], shuffling.random_keys(17, 500, 100))
+    keys = planning.random_keys(17, np.arange(10_000))
     order = np.argsort(keys)
     shares = [(part < 5_000).mean() for part in np.array_split(order, 10)]
     assert 0.44 < min(shares) <= max(shares) < 0.56
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    seed=st.integers(0, 2**64 - 1),
+    bucket_bytes=st.integers(8, 400),
+    deal_bytes=st.integers(1, 400),
+    fan_out=st.integers(2, 5),
+)
+def test_what_is_dealt_to_buckets_comes_out_once_in_the_order_of_its_keys(
+    lengths, seed, bucket_bytes, deal_bytes, fan_out
+):
+    facts = ShardFacts(dtype="uint16", tokenizer_sha256="0" * 64, eos_id=0, bos_id=None, columns={"lang": "string"})
+    schema = dealing.dealt_schema(shard_schema(facts))
+    store = MemoryStore(f"{SCHEME}://{seed}-{len(lengths)}-{sum(lengths)}")
+    count = len(lengths)
+    documents = CopiedDocuments(
+        tokens=np.arange(sum(lengths), dtype=np.uint16),
+        ends=np.cumsum(lengths),
+        numbers=np.arange(count),
+        sources=np.arange(count) % 3,
+        records=np.arange(count) + 5,
+        columns={"lang": pa.array([f"of {number}" for number in range(count)])},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"BUCKET_BYTES": bucket_bytes, "DEAL_BYTES": deal_bytes, "FAN_OUT": fan_out}.items():
+            patch.setattr(planning, name, value)
+        levels = planning.deal_levels(2 * sum(lengths))
+        assert levels.fan_out <= fan_out
+        files: list[dealing.DealtFile] = []
+        for level in range(levels.depth):
+            before, files = files, []
+            for number in range(levels.fan_out**level):
+                name = f"{level}-{number}"
+                with written(store, name) as file:
+                    writer = dealing.DealtWriter(file, levels, level, first=number * levels.fan_out)
+                    if not level:
+                        writer.add(dealing.dealt_rows(documents, seed, schema))
+                    else:
+                        source = before[number // levels.fan_out :][:1] if level > 1 else before
+                        for rows in dealing.read_bucket(store, source, number % levels.fan_out, levels.fan_out, schema):
+                            writer.add(rows)
+                    num_bytes, rounds = writer.finish()
+                files.append(dealing.DealtFile(name=name, num_bytes=num_bytes, rounds=rounds))
+        found = []
+        for file in files:
+            tokens = dealing.bucket_tokens(store, file, levels.fan_out)
+            for bucket in range(levels.fan_out):
+                rows = dealing.read_bucket(store, [file], bucket, levels.fan_out, schema)
+                parts = list(dealing.sorted_documents(rows, schema))
+                assert sum(len(part.tokens) for part in parts) == tokens[bucket]
+                found += [row for part in parts for row in rows_of(part)]
+    order = np.argsort(planning.random_keys(seed, np.arange(count))).tolist()
+    expected = rows_of(documents)
+    assert found == [expected[number] for number in order]
+
+
+@given(tokens=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 60))
+def test_groups_hold_every_item_once_and_no_more_tokens_than_they_may(tokens, most):
+    found = planning.groups(tokens, most)
+    ends = [stop for _, stop in found]
+    assert [start for start, _ in found] == [0, *ends[:-1]] if found else not any(tokens)
+    assert all(sum(tokens[start:stop]) <= most or np.count_nonzero(tokens[start:stop]) == 1 for start, stop in found)
+    assert not found or not any(tokens[ends[-1] :])
+
+
+def test_the_memory_of_a_shuffle_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
+    """The largest corpus that one level deals, and one four times as large."""
+    for name, value in {"BUCKET_BYTES": 65_536, "DEAL_BYTES": 65_536, "FAN_OUT": 4, "TASK_TOKENS": 65_536}.items():
+        monkeypatch.setattr(planning, name, value)
+    assert [planning.deal_levels(size).depth for size in (4 * 65_536, 16 * 65_536)] == [1, 2]
+    monkeypatch.setattr(writer, "MAX_BATCH_TOKENS", 4_096)
+    monkeypatch.setattr(selection, "SLICE_TOKENS", 4_096)
+    peaks = []
+    for times in (1, 4):
+        place = tmp_path / str(times)
+        write_corpus(place, [[1] * 1_007 + [0]] * (128 * times), tokenizer=TINY_TOKENIZER, shard_tokens=65_536)
+        before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+        pa.set_memory_pool(pool)
+        tracemalloc.start()
+        try:
+            copy_corpus(place, out=tmp_path / f"{times}-shuffled", shuffle=1)
+            peaks.append(tracemalloc.get_traced_memory()[1] + pool.max_memory())
+        finally:
+            tracemalloc.stop()
+            pa.set_memory_pool(before)
+    assert peaks[1] < 1.4 * peaks[0]
 
 
 @pytest.mark.soak
@@ -170,16 +291,28 @@ def test_a_shuffled_copy_of_a_corpus_that_is_sorted_by_topic_has_even_batches(tm
 # all or nothing
 
 
-def test_a_flipped_token_stops_the_copy_and_nothing_appears(corpus, tmp_path):
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_a_flipped_token_stops_the_copy_which_goes_on_when_the_shard_is_whole_again(
+    corpus, tmp_path, monkeypatch, shuffle
+):
+    monkeypatch.setattr(planning, "TASK_TOKENS", 1)
+    copy_corpus(corpus, out=tmp_path / "expected", shuffle=shuffle)
     with open_corpus(corpus) as opened:
         info, place = opened.shards[2], opened.shards.batch_places(2)[0]
     content = bytearray((corpus / info.name).read_bytes())
     content[place.values_position] ^= 1
     (corpus / info.name).write_bytes(content)
-    for shuffle in (None, 1):
-        with pytest.raises(DamagedCorpusError, match=info.name):
-            copy_corpus(corpus, out=tmp_path / "copy", shuffle=shuffle)
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+    with pytest.raises(DamagedCorpusError, match=info.name):
+        copy_corpus(corpus, out=tmp_path / "copy", shuffle=shuffle)
+    with pytest.raises(UnfinishedCorpusError):
+        open_corpus(tmp_path / "copy")
+    status = read_status(tmp_path / "copy")
+    assert (status.state, status.stage, status.tasks_done) == ("unfinished", "dealing" if shuffle else "copying", 2)
+    assert ("--shuffle" in status.command) == (shuffle is not None)
+    content[place.values_position] ^= 1
+    (corpus / info.name).write_bytes(content)
+    copy_corpus(corpus, out=tmp_path / "copy", shuffle=shuffle)
+    assert files(tmp_path / "copy") == files(tmp_path / "expected")
 
 
 def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypatch):
@@ -188,8 +321,25 @@ def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypat
     copy_corpus(corpus, out=there)
     copy_corpus(there, out=tmp_path / "back")
     assert rows(tmp_path / "back") == rows(there) == rows(corpus)
+    assert not copy_corpus(corpus, out=there).is_new
+    copy_corpus(there, out=f"{there}-shuffled", shuffle=1)
+    copy_corpus(corpus, out=tmp_path / "shuffled", shuffle=1)
+    assert rows(f"{there}-shuffled") == rows(tmp_path / "shuffled")
+
+
+def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, tmp_path):
+    out = tmp_path / "copy"
+    copy_corpus(corpus, out=out)
+    with pytest.raises(ConfigurationChangedError, match="--max-tokens was not given, now 50; --shuffle was not"):
+        copy_corpus(corpus, out=out, shuffle=3, selection=Selection(max_tokens=50))
+    assert copy_corpus(corpus, out=out, shuffle=3, force=True).is_new
+    for place in (corpus, corpus / "deep" / "inside", corpus.parent):
+        with pytest.raises(UsageError, match="a corpus that is read"):
+            copy_corpus(corpus, out=place, force=True)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="not empty"):
-        copy_corpus(corpus, out=there)
+        copy_corpus(corpus, out=tmp_path / "full", force=True)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +355,7 @@ def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypat
 def test_conditions_that_make_no_sense_are_refused(corpus, tmp_path, capsys, options, problem):
     assert run(["copy", str(corpus), "--out", str(tmp_path / "copy"), *options]) == 2
     assert problem in capsys.readouterr().err
-    assert not (tmp_path / "copy").exists()
+    assert not (tmp_path / "copy").exists() or not any((tmp_path / "copy").iterdir())
 
 
 def test_the_command_says_what_it_took(corpus, tmp_path, capsys):

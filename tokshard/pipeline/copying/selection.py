@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.shard import Shard
+from tokshard.format.shard_table import Runs
 from tokshard.format.tables import SourceInfo
 from tokshard.format.whole_corpus import checked_batches
 
@@ -50,12 +51,14 @@ class CopiedDocuments:
     Args:
         tokens: [tokens], one document after another.
         ends: int64 [documents], where each ends.
+        numbers: int64 [documents], of each among the documents of all corpora together, counted from 0.
         sources, records: int64 [documents], where each comes from; sources are those of all corpora together.
         columns: kept column to its values.
     """
 
     tokens: NDArray[Any]
     ends: NDArray[np.int64]
+    numbers: NDArray[np.int64]
     sources: NDArray[np.int64]
     records: NDArray[np.int64]
     columns: Mapping[str, pa.Array]
@@ -72,6 +75,7 @@ class CopiedDocuments:
         return CopiedDocuments(
             tokens=self.tokens[np.repeat(is_taken, lengths)],
             ends=np.cumsum(lengths[is_taken]),
+            numbers=self.numbers[is_taken],
             sources=self.sources[is_taken],
             records=self.records[is_taken],
             columns={name: column.filter(mask) for name, column in self.columns.items()},
@@ -84,58 +88,58 @@ def source_labels(corpus: Corpus, sources: list[SourceInfo]) -> list[str]:
     return [f"{names[one.argument]}/{one.path}" if one.path else names[one.argument] for one in sources]
 
 
-def read_copied(corpus: Corpus, *, first_source: int, with_columns: bool) -> Iterator[CopiedDocuments]:
-    """All documents of a corpus in order, `SLICE_TOKENS` at a time, checked against its hashes.
+def read_shard(
+    corpus: Corpus, index: int, *, first_number: int, first_source: int, with_columns: bool
+) -> Iterator[CopiedDocuments]:
+    """All documents of one shard of a corpus, as `read_documents` gives them.
 
     Args:
-        first_source: added to the numbers of its sources.
+        first_number, first_source: numbers of the first document and source of the corpus.
 
     Raises:
-        DamagedCorpusError: a shard is missing, or is not what the manifest and its hashes say.
+        DamagedCorpusError: the shard is missing, or is not what the manifest and its hashes say.
     """
-    for index in range(len(corpus.shards)):
-        runs = corpus.shards.runs(index)
-        # the sources of a generation are counted from 0
-        base = corpus.provenance(int(corpus.shards.first_documents[index])).source - int(runs.source[0])
-        row = 0
-        for shard, batch in checked_batches(corpus, index):
-            offsets, _ = shard.batch(batch)
-            start = 0
-            while start < len(offsets) - 1:
-                stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + SLICE_TOKENS, "right")) - 1)
-                rows = np.arange(row + start, row + stop)
-                run = np.searchsorted(runs.document, rows, "right") - 1
-                yield _slice(
-                    shard,
-                    batch,
-                    slice(start, stop),
-                    sources=runs.source[run] + base + first_source,
-                    records=runs.record[run] + rows - runs.document[run],
-                    with_columns=with_columns,
-                )
-                start = stop
-            row += len(offsets) - 1
+    runs = corpus.shards.runs(index)
+    first = int(corpus.shards.first_documents[index])
+    # the sources of a generation are counted from 0
+    base = first_source + corpus.provenance(first).source - int(runs.source[0])
+    moved = replace(runs, source=runs.source + base)
+    batches = checked_batches(corpus, index)
+    return read_documents(batches, moved, first_number=first_number + first, with_columns=with_columns)
 
 
-def _slice(
-    shard: Shard,
-    batch: int,
-    rows: slice,
-    *,
-    sources: NDArray[np.int64],
-    records: NDArray[np.int64],
-    with_columns: bool,
-) -> CopiedDocuments:
-    offsets, tokens = shard.batch(batch)
-    columns = shard.columns(batch) if with_columns else {}
-    low, high = int(offsets[rows.start]), int(offsets[rows.stop])
-    return CopiedDocuments(
-        tokens=tokens[low:high],
-        ends=offsets[rows.start + 1 : rows.stop + 1] - low,
-        sources=sources,
-        records=records,
-        columns={name: column.slice(rows.start, rows.stop - rows.start) for name, column in columns.items()},
-    )
+def read_documents(
+    batches: Iterable[tuple[Shard, int]], runs: Runs, *, first_number: int, with_columns: bool
+) -> Iterator[CopiedDocuments]:
+    """All documents of one shard in order, `SLICE_TOKENS` at a time.
+
+    They are checked when the last slice has been taken, so use nothing for good before the iterator ends.
+
+    Args:
+        batches: of `checked_batches` or `batches_of_shard`.
+        runs: where its documents come from.
+        first_number: number of its first document.
+    """
+    row = 0
+    for shard, batch in batches:
+        offsets, tokens = shard.batch(batch)
+        columns = shard.columns(batch) if with_columns else {}
+        start = 0
+        while start < len(offsets) - 1:
+            stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + SLICE_TOKENS, "right")) - 1)
+            rows = np.arange(row + start, row + stop)
+            run = np.searchsorted(runs.document, rows, "right") - 1
+            low, high = int(offsets[start]), int(offsets[stop])
+            yield CopiedDocuments(
+                tokens=tokens[low:high],
+                ends=offsets[start + 1 : stop + 1] - low,
+                numbers=rows + first_number,
+                sources=runs.source[run],
+                records=runs.record[run] + rows - runs.document[run],
+                columns={name: column.slice(start, stop - start) for name, column in columns.items()},
+            )
+            start = stop
+        row += len(offsets) - 1
 
 
 class Chooser:
