@@ -14,6 +14,9 @@ LoadFile = Callable[[Store, str], pa.Buffer]
 """From a store and a name to the bytes of the file: `map_file` or `read_file`."""
 
 _HASH_CHUNK_BYTES = 4 << 20
+_WRITTEN_AT_ONCE = 1 << 18
+"""Bytes that are hashed and then written: they are in the processor's cache, from which the system copies them in half
+the time of 16 MiB."""
 
 
 def map_file(store: Store, name: str) -> pa.Buffer:
@@ -68,12 +71,13 @@ class HashingFile:
     def write(self, data: Any) -> int:
         """Write and hash any buffer."""
         view = memoryview(data).cast("B")
-        self._digest.update(view)
-        written = 0
-        while written < len(view):  # a raw file takes less than it is given on a full disk, and above 2 GiB
-            written += self._file.write(view[written:])
-        self._position += written
-        return written
+        for start in range(0, len(view), _WRITTEN_AT_ONCE):
+            piece = view[start : start + _WRITTEN_AT_ONCE]
+            self._digest.update(piece)
+            while piece:  # a raw file takes less than it is given on a full disk
+                piece = piece[self._file.write(piece) :]
+        self._position += len(view)
+        return len(view)
 
     def tell(self) -> int:
         """Bytes written so far."""
