@@ -10,6 +10,10 @@ from hypothesis import settings
 
 from tokshard.pipeline.executors.surroundings import prepare_workers
 
+# Tests run side by side. Threads of torch and numpy spin while they wait for one that has no core: tests of the trainer
+# would cost four times as much CPU. Read when torch is imported, and by processes that tests start.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
 # the timeout of pytest ends what hangs; a deadline per example only fails on a busy machine
 # A run of the suite repeats the one before: only `make soak` looks for examples that have not been tried yet
 settings.register_profile("dev", deadline=None, max_examples=40, derandomize=True)
