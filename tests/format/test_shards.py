@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
+from tokshard.errors import DamagedCorpusError
 from tokshard.format import corpus as corpora
 from tokshard.format import names, writer
 from tokshard.format.corpus import Provenance
 from tokshard.format.files import HashingFile
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import ORDINAL_STRIDE, ShardFacts
-from tokshard.format.tables import Table, write_table
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, Table, write_table
 from tokshard.format.writer import ShardWriter
 from tokshard.store import open_store
 
@@ -327,3 +328,26 @@ def test_shard_names_tell_where_their_first_document_comes_from():
     assert name == "shard-00-0000012-000003-0004.arrow"
     assert names.is_shard_name(name)
     assert names.is_shard_name(names.shard_name(generation=0, first_input=123_456_789, segment=0, part=99_999))
+
+
+def test_lists_of_the_shard_table_are_read_without_a_search_for_pandas(tmp_path, monkeypatch):
+    """Old versions of pyarrow try to import it for every array that becomes one of numpy."""
+    wanted = []
+
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            wanted.append(name)
+
+    with open_corpus(write_tiny(tmp_path / "corpus", documents_of([3, 4]))) as corpus:
+        table = Table(open_store(str(corpus.directory)), names.SHARD_TABLE, SHARD_TABLE_SCHEMA)
+        table.batch(0)
+        monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+        assert table.list_at("batch_tokens", 0).tolist() == [7]
+    assert wanted == []
+
+
+def test_a_list_of_the_shard_table_that_is_shorter_than_its_length_is_damage(tmp_path):
+    with open_corpus(write_tiny(tmp_path / "corpus", documents_of([3, 4]))) as corpus:
+        table = Table(open_store(str(corpus.directory)), names.SHARD_TABLE, SHARD_TABLE_SCHEMA)
+    with pytest.raises(DamagedCorpusError, match="column batch_tokens has less than the 3 values"):
+        table._numbers_at("batch_tokens", pa.array([7, 7], pa.int64()), 1, 3)
