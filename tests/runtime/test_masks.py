@@ -170,6 +170,15 @@ def test_a_mask_changes_neither_the_order_nor_the_rest_of_the_state() -> None:
             assert {*np.unique(other["labels"][other["labels"] != one["labels"]])} <= {-100}
 
 
+def test_the_same_documents_once_more_change_nothing() -> None:
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        for inputs in ("keep", "eos", "keep"):
+            take(loader, 1)
+            loader.mask("code", [2, 0], inputs=inputs)
+        loader.mask("code", iter([0, 2]), inputs="eos")
+        assert [(mask["sample"], mask["inputs"]) for mask in saved(loader)["masks"]] == [(4, "keep"), (8, "eos")]
+
+
 def test_what_is_masked_is_counted() -> None:
     plan = plan_of()
     with NumpyLoader(plan, global_batch_size=4) as loader:

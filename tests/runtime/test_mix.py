@@ -121,6 +121,7 @@ def test_paths_are_relative_to_the_file_and_those_of_a_recipe_to_the_working_dir
     recipe.write_text(f"[data]\n{SMALL}", encoding="utf-8")
     assert load_mix("../mix.toml").corpora == {"code": "../shards/code", "prose": f"{tmp_path}/shards/prose"}
     assert load_mix("../mix.toml").plan().names == ("code", "prose")
+    assert load_mix("../mix.toml", {"mask": {"code": ["a.txt", "s3://a/b"]}}).mask == {"code": ["../a.txt", "s3://a/b"]}
     assert load_mix("../recipe.toml").corpora == corpora
 
 

@@ -56,6 +56,7 @@ def errors(directory: Path) -> list[dict[str, str]]:
         ),
         ("the loader of rank 1 fails", "LoaderError: rank 1: a read hangs"),
         ("the loader of rank 1 fails at the last batch of a pass", "LoaderError: rank 1: a read hangs"),
+        ("the loader of rank 1 fails where a ramp makes another one", "LoaderError: rank 1: a read hangs"),
         ("rank 1 gets a signal in step 2", "TrainerError: signal 15, steps 1, 2, 3, the last saved"),
         ("the corpora of rank 1 are elsewhere", r"\w+Error: rank 1: .*nowhere"),
     ],
@@ -195,6 +196,15 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
     one_pass["data"] |= {"epochs": 1, "weights": {}, "global_batch_size": 300}  # two steps
     with on_rank(1, StreamingLoader, "__iter__", fail_at_the_end):
         yield "the loader of rank 1 fails at the last batch of a pass", lambda: train(resolve(one_pass))
+
+    first_calls = iter((1,))
+
+    def fail_after_the_first_call(loader: StreamingLoader) -> Iterator[object]:
+        yield from batches_of(loader) if next(first_calls, 0) else fail(loader)
+
+    ramp = run_of(directory, "ramp", train__steps=5, data__synthetic=True, data__batch_ramp=[[3, 18]])
+    with on_rank(1, StreamingLoader, "__iter__", fail_after_the_first_call):
+        yield "the loader of rank 1 fails where a ramp makes another one", lambda: train(resolve(ramp))
 
     def stop_in_step_2() -> None:
         make, calls = loop._Run.forward_backward, iter((1, 2))

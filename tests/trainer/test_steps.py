@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.runs import configuration, corpora, steps_of
 from tokshard.errors import UsageError
+from tokshard.inspect.plan.run import open_run
 from tokshard.jobs.metrics_file import scalars
 from tokshard.jobs.model_shape import PRESETS, Shape, peak_tflops, training_flops
 from tokshard.jobs.recipe import resolve
@@ -186,6 +187,25 @@ def test_synthetic_batches_have_the_shapes_of_real_ones_and_are_not_read(
     assert [(of["loss"], of["digest"]) for of in resumed] == [(of["loss"], of["digest"]) for of in straight]
     state = json.loads((tmp_path / "out" / "checkpoints" / "step-00000004" / "state.json").read_text())
     assert json.loads(state["loader"]["cursor"])["skipped"] == [[0, 16]]
+
+
+def test_documents_of_the_recipe_are_out_of_the_loss_and_a_new_list_from_where_the_run_continues(
+    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: str(tmp_path / f"{name}.txt") for name in ("code", "prose")}
+    for file in files.values():
+        Path(file).write_text("".join(f"{document}\n" for document in range(300)))  # all of them
+    run(train__steps=6, train__stop_after=2, data__mask={"prose": [files["prose"]]})
+    assert "300 documents are out of the loss" in capsys.readouterr().out
+    masks = {"code": [files["code"]], "prose": [files["prose"]]}
+    run(train__steps=6, train__stop_after=4, data__mask=masks)
+    steps = run(train__steps=6, data__mask=masks)
+    assert all(of["loss_by_corpus"]["prose"] is None for of in steps)
+    assert [of["loss_by_corpus"]["code"] is None for of in steps] == [False] * 2 + [True] * 4
+    traced = open_run(str(tmp_path / "out" / "checkpoints" / "step-00000006"), {}).cursor.masks
+    assert [(mask.sample, mask.name, len(mask.documents)) for mask in traced] == [(0, "prose", 300), (8, "code", 300)]
+    first = open_run(str(tmp_path / "out" / "checkpoints" / "step-00000002"), {"mask": masks}).cursor.masks
+    assert [(mask.sample, mask.name) for mask in first] == [(0, "prose"), (8, "code")]
 
 
 def test_flops_are_six_per_weight_and_token_and_twelve_per_layer_width_and_attended_pair() -> None:

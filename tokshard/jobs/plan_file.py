@@ -14,10 +14,11 @@ from tokshard.jobs.checkpoint_directory import STATE_FILE, is_checkpoint
 from tokshard.jobs.strict_toml import convert, example_of, key, read_toml
 from tokshard.numbers import read_bytes, read_count, read_length
 from tokshard.runtime.cache import CACHE_BYTES, MEMORY_BYTES, Cache
+from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.plan import StreamPlan
 from tokshard.store import is_uri
 
-_HINT = "the keys are the arguments of StreamPlan, and global_batch_size and uneven of StreamingLoader"
+_HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven and mask of StreamingLoader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,9 @@ class Mix:
         take, max_epochs: one number for all corpora, or name to number.
         schedule: (global sample, weights).
         uneven: as for `StreamingLoader`.
+        mask: name to files that list documents, which are out of the loss, as for `StreamingLoader.mask`; in a mix.toml
+            relative to the file.
+        mask_inputs: what a model sees of them.
         memory_bytes, cache_dir, cache_bytes: as for `Cache`; in a mix.toml the directory is relative to the file.
     """
 
@@ -54,6 +58,8 @@ class Mix:
         default_factory=list, metadata=key("schedule = [[1_000_000, { code = 0.5, prose = 0.5 }]]")
     )
     uneven: Literal["refuse", "pad"] = field(default="refuse", metadata=key('uneven = "pad"'))
+    mask: dict[str, list[str]] = field(default_factory=dict, metadata=key('mask = { code = ["opted-out.txt"] }'))
+    mask_inputs: Literal["keep", "eos"] = field(default="keep", metadata=key('mask_inputs = "eos"'))
     loss_across_documents: bool = field(default=False, metadata=key("loss_across_documents = true"))
     allow_small_blocks: bool = field(default=False, metadata=key("allow_small_blocks = true"))
     memory_bytes: int = field(default=MEMORY_BYTES, metadata=key('memory_bytes = "2GiB"', read=read_bytes))
@@ -89,6 +95,17 @@ class Mix:
             cache=Cache(memory_bytes=self.memory_bytes, cache_dir=self.cache_dir, cache_bytes=self.cache_bytes),
             **given,
         )
+
+    def masked(self, plan: StreamPlan, cursor: Cursor) -> Cursor:
+        """A cursor with the documents of `mask` out of the loss, from its sample on if they were not before.
+
+        Raises:
+            PlanError: a corpus or document does not exist, or a file cannot be read.
+        """
+        for name, files in self.mask.items():
+            for file in files:
+                cursor = plan.masking(cursor, name, file, inputs=self.mask_inputs)
+        return cursor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,12 +175,21 @@ def load_mix(
         if (value := getattr(found, name)) < 1:
             raise UsageError(f"{location}: {prefix}{name} is {value}, expected at least 1", hint="change it")
     mix = Mix(**{item.name: getattr(found, item.name) for item in dataclasses.fields(Mix)})
-    if not is_mix_file:
-        return mix
-    directory = os.path.dirname(location)
-    corpora = {name: path if is_uri(path) else os.path.join(directory, path) for name, path in mix.corpora.items()}
-    cache_dir = None if mix.cache_dir is None else os.path.join(directory, mix.cache_dir)
-    return dataclasses.replace(mix, corpora=corpora, cache_dir=cache_dir)
+    return _beside(mix, os.path.dirname(location)) if is_mix_file else mix
+
+
+def _beside(mix: Mix, directory: str) -> Mix:
+    """A mix whose paths are relative to a directory, as one whose paths are relative to the working directory."""
+
+    def there(path: str) -> str:
+        return path if is_uri(path) else os.path.join(directory, path)
+
+    return dataclasses.replace(
+        mix,
+        corpora={name: there(path) for name, path in mix.corpora.items()},
+        mask={name: [there(path) for path in paths] for name, paths in mix.mask.items()},
+        cache_dir=None if mix.cache_dir is None else there(mix.cache_dir),
+    )
 
 
 def _recipe_of(checkpoint: str) -> dict[str, Any]:

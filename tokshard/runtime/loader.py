@@ -20,7 +20,6 @@ from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, save_cursor
 from tokshard.runtime.feed import Feed
 from tokshard.runtime.growth import check_growth
 from tokshard.runtime.locality import warn_of_windows
-from tokshard.runtime.masks import make_mask
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.recycling import Recycler
@@ -191,7 +190,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     ) -> None:
         """Take documents out of the loss from the next batch on, on record in the state. Every rank has to call it.
 
-        All labels of their tokens are -100; order, positions and all other labels stay. It cannot be undone. Costs
+        All labels of their tokens are -100; order, positions and all other labels stay. It cannot be undone, and the
+        same documents once more change nothing, so that a program may mask whenever it starts. Costs
         a look at the bounds of each document: a request where a corpus is read by range.
 
         Args:
@@ -203,14 +203,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         Raises:
             PlanError: the corpus or a document does not exist, or the documents cannot be read.
         """
-        if corpus not in self.plan.names:
-            raise PlanError(f"the plan has no corpus {corpus!r}", hint=f"it has {', '.join(self.plan.names)}")
-        fingerprint = self.plan.sources[self.plan.names.index(corpus)].fingerprint
-        mask = make_mask(documents, sample=self._cursor.sample, corpus=fingerprint, name=corpus, inputs=inputs)
         with self._feed.alone():
-            cursor = self._cursor.masking(mask)
-            self.plan.masked(cursor)  # refuses what does not exist
-            self._read_from(cursor)
+            self._read_from(self.plan.masking(self._cursor, corpus, documents, inputs=inputs))
 
     def stats(self) -> dict[str, Any]:
         """Figures of the loader since it was made, and of its position.

@@ -26,7 +26,7 @@ from tokshard.runtime.cache import Cache
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.identity import identity_of
 from tokshard.runtime.masking import mask_rows
-from tokshard.runtime.masks import Mask, MaskedTokens, masked_tokens
+from tokshard.runtime.masks import Mask, MaskedTokens, make_mask, masked_tokens
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Balance
 from tokshard.runtime.order.streams import Mixtures
@@ -257,13 +257,21 @@ class StreamPlan:
             IndexError: the corpus has no such document.
             PlanError: the plan has no such corpus.
         """
-        if corpus not in self.names:
-            raise PlanError(f"the plan has no corpus {corpus!r}", hint=f"it has {', '.join(self.names)}")
-        document = integer("document", document)
+        number, document = self._number_of(corpus), integer("document", document)
         if not isinstance(epochs, Iterable):
             epochs = range(integer("epochs", epochs, least=0))
         checked = (integer("an epoch", epoch, least=0, most=MAX_EPOCHS) for epoch in epochs)
-        return occurrences(self, self.mixture(cursor or self.cursor()), self.names.index(corpus), document, checked)
+        return occurrences(self, self.mixture(cursor or self.cursor()), number, document, checked)
+
+    def masking(
+        self, cursor: Cursor, corpus: str, documents: Iterable[int] | str | os.PathLike[str], *, inputs: str = "keep"
+    ) -> Cursor:
+        """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
+        fingerprint = self.sources[self._number_of(corpus)].fingerprint
+        mask = make_mask(documents, sample=cursor.sample, corpus=fingerprint, name=corpus, inputs=inputs)
+        after = cursor.masking(mask)
+        self.masked(after)  # refuses what does not exist
+        return after
 
     def masked(self, cursor: Cursor) -> MaskedTokens | None:
         """The documents that a cursor masks; None if it never masked any.
@@ -277,6 +285,11 @@ class StreamPlan:
         if self._kept_masks[0] != cursor.masks:
             self._kept_masks = cursor.masks, masked_tokens(cursor.masks, self.sources)
         return self._kept_masks[1]
+
+    def _number_of(self, corpus: str) -> int:
+        if corpus not in self.names:
+            raise PlanError(f"the plan has no corpus {corpus!r}", hint=f"it has {', '.join(self.names)}")
+        return self.names.index(corpus)
 
     def lay_out(
         self,

@@ -16,7 +16,8 @@ from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.stop import stop_of
 from tokshard.runtime.tensors import Batch, StreamingLoader
-from tokshard.trainer.parallel import limit_waits
+from tokshard.trainer.parallel import limit_waits, together
+from tokshard.trainer.upkeep import say
 
 
 class Batches:
@@ -40,7 +41,12 @@ class Batches:
         self.loader = self._loader()
 
     def after(self, step: int) -> Iterator[Batch | None]:
-        """The batch of each step after `step`, to the end of the pass; None for a step that the recipe leaves out."""
+        """The batch of each step after `step`, to the end of the pass; None for a step that the recipe leaves out.
+
+        The documents of `data.mask` are out of the loss, from the first of these steps on if they were not before.
+        """
+        with together():
+            self._mask()
         batches, is_first = iter(self.loader), True
         while True:
             step += 1
@@ -87,12 +93,20 @@ class Batches:
         self.loader.skip(self._size)
         return True
 
+    def _mask(self) -> None:
+        data = self._settings.data
+        for name, file in ((name, file) for name, files in data.mask.items() for file in files):
+            self.loader.mask(name, file, inputs=data.mask_inputs)
+        if data.mask:
+            say(f"{self.loader.stats()['masked_documents']:,} documents are out of the loss")
+
     def _resize(self, size: int) -> Iterator[Batch]:
-        state = self.loader.state_dict()
-        self.loader.close()
-        self._size = size
-        self.loader = self._loader()
-        self.loader.load_state_dict(state)
+        with together():
+            state = self.loader.state_dict()
+            self.loader.close()
+            self._size = size
+            self.loader = self._loader()
+            self.loader.load_state_dict(state)
         return iter(self.loader)
 
     def _loader(self) -> StreamingLoader:

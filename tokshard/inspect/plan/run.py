@@ -197,12 +197,13 @@ def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: st
     if checkpoint is None and is_checkpoint(location):
         checkpoint = location
     if checkpoint is None:
-        return Run(plan=plan, global_batch_size=mix.global_batch_size, cursor=plan.cursor(), uneven=mix.uneven)
+        start = mix.masked(plan, plan.cursor())
+        return Run(plan=plan, global_batch_size=mix.global_batch_size, cursor=start, uneven=mix.uneven)
     state = read_state(checkpoint)
     run = Run(
         plan=plan,
         global_batch_size=mix.global_batch_size,
-        cursor=load_cursor(state.cursor, plan.identity, plan.schedule),
+        cursor=mix.masked(plan, load_cursor(state.cursor, plan.identity, plan.schedule)),
         step=state.step,
         checkpoint=os.path.normpath(checkpoint),
         uneven=mix.uneven,
