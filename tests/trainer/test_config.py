@@ -109,7 +109,17 @@ def test_every_recipe_of_the_repository_is_valid() -> None:
         assert load_config(str(path)).train.steps > 0
 
 
-def test_float8_needs_rows_of_a_multiple_of_16(recipe: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (["data.seq_len=72"], "data.seq_len is 72"),
+        (["model.dim=200"], "model.dim is 200"),
+        (["model.hidden_dim=264"], "model.hidden_dim is 264"),
+        (["model.dim=96", "model.num_heads=4", "model.num_kv_heads=1"], "num_kv_heads is 24"),
+    ],
+)
+def test_float8_needs_sizes_that_are_multiples_of_16(recipe: str, changes: list[str], problem: str) -> None:
+    load_config(recipe, changes)
     assert load_config(recipe, ["compute.float8=rowwise"]).compute.float8 == "rowwise"
-    with pytest.raises(UsageError, match=r"data.seq_len is 72, float8 needs a multiple of 16"):
-        load_config(recipe, ["compute.float8=rowwise", "data.seq_len=72"])
+    with pytest.raises(UsageError, match=f"{problem}, float8 needs a multiple of 16"):
+        load_config(recipe, ["compute.float8=rowwise", *changes])

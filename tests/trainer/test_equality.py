@@ -83,6 +83,7 @@ def runs(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (2, [by_two, resumed("2-from-1", compute__recompute="selective"), job("planned-2", **PLANNED)]),
         *([(3, [job("world-3"), resumed("3-from-2")])] if num_steps == LONG_STEPS else []),
+        (3, [job("evaluated-by-3", checkpoint__load=str(directory / "world-1" / f"checkpoints/step-{num_steps:08}"))]),
         (4, [job("world-4"), hsdp, resumed("4-from-hsdp")]),
         (1, [job("exact"), resumed("1-from-4")]),  # by a process that has trained nothing
     ]
@@ -121,6 +122,13 @@ def test_an_evaluation_has_the_loss_and_targets_of_one_rank(runs: Path, num_step
             "targets": expected["targets"],
             "loss": pytest.approx(expected["loss"], abs=TOLERANCE),
         }
+
+
+@each_length
+def test_three_ranks_find_the_loss_and_targets_of_one(runs: Path, num_steps: int) -> None:
+    one_rank = evaluations_of(runs / "world-1")[num_steps]["held out"]
+    found = evaluations_of(runs / "evaluated-by-3")[num_steps]["held out"]
+    assert found == one_rank | {"loss": pytest.approx(one_rank["loss"], abs=TOLERANCE)}
 
 
 @for_each(RESUMED)

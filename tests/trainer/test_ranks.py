@@ -88,6 +88,10 @@ def test_a_group_of_several_ranks_is_not_destroyed_after_a_failure(errors: list[
     assert [of_rank["group"] for of_rank in errors] == ["is left"] * 2
 
 
+def test_weights_of_hugging_face_are_on_two_ranks_what_they_are_in_their_file(errors: list[dict[str, str]]) -> None:
+    assert [of_rank["imported, but different"] for of_rank in errors] == ["none of 12"] * 2
+
+
 @contextmanager
 def on_rank(of: int, target: Any, name: str, replacement: object) -> Iterator[None]:
     with patch.object(target, name, replacement if os.environ["RANK"] == str(of) else getattr(target, name)):
@@ -231,6 +235,43 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
     yield "the corpora of rank 1 are elsewhere", lambda: train(resolve(fields))
 
 
+def differences_of_an_import(directory: Path) -> str:
+    """The names of parameters that two ranks have other values of than the file that rank 0 writes."""
+    import dataclasses
+
+    import torch
+    from safetensors.torch import save_file
+    from torch import distributed
+    from torch.distributed.tensor import DTensor
+
+    from tokshard.interop import llama
+    from tokshard.jobs.model_shape import Shape
+    from tokshard.jobs.recipe import Compute, Parallel
+    from tokshard.trainer.model import Transformer, initialise
+    from tokshard.trainer.parallel import make_mesh, sharded_model
+    from tokshard.trainer.weights import load_weights
+
+    shape = Shape(dim=12, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=10, vocab_size=21)
+    whole = Transformer(shape)
+    initialise(whole, seed=1)
+    expected = {llama.name_of(name): value.detach() for name, value in whole.named_parameters()}
+    if distributed.get_rank() == 0:
+        directory.mkdir()
+        save_file(expected, directory / llama.WEIGHTS)
+        llama.write_config(str(directory), dataclasses.asdict(shape), seq_len=8, dtype="fp32", special={})
+    distributed.barrier()
+    padded = dataclasses.replace(shape, vocab_size=32)
+    sharded = sharded_model(padded, make_mesh(Parallel(), torch.device("cpu")), Parallel(), Compute())
+    load_weights(str(directory), sharded, num_ids=21)
+    different = []
+    for name, parameter in sharded.named_parameters():
+        assert isinstance(parameter, DTensor)
+        value, of_file = parameter.full_tensor(), expected[llama.name_of(name)]
+        if not torch.equal(value[: len(of_file)], of_file) or value[len(of_file) :].any():
+            different.append(name)
+    return ", ".join(different) or f"none of {len(expected)}"
+
+
 def wait_for_a_rank_that_hangs(rank: int, directory: Path) -> None:
     """Rank 1 has no batch for the third step until rank 0 has ended with an error."""
     from tokshard.jobs.recipe import resolve
@@ -266,6 +307,7 @@ def run_rank(rank: int, directory: Path, port: int) -> None:
                     act()
                 except TokshardError as error:
                     raised[name] = f"{type(error).__name__}: {error}"
+            raised["imported, but different"] = differences_of_an_import(directory / "llama")
             wait_for_a_rank_that_hangs(rank, directory)
     except TrainerError as error:
         raised["hangs"] = error.problem

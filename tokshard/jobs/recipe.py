@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
-from tokshard.jobs.model_shape import Model, Positive
+from tokshard.jobs.model_shape import Model, Positive, model_shape
 from tokshard.jobs.plan_file import Mix
 from tokshard.jobs.plan_file import TrainerData as Data
 from tokshard.jobs.strict_toml import convert, read_toml
@@ -272,11 +272,8 @@ def _check_ranges(config: Config, where: str) -> None:
         raise UsageError(f"{where}: data.corpora is empty", hint='give data.corpora = {name = "directory"}')
     if config.checkpoint.load and config.checkpoint.load_weights:
         raise UsageError(f"{where}: checkpoint.load and checkpoint.load_weights are given", hint="give one of them")
-    if config.compute.float8 != "off" and config.data.seq_len % 16:
-        raise UsageError(
-            f"{where}: data.seq_len is {config.data.seq_len}, float8 needs a multiple of 16",
-            hint="change it, or leave compute.float8 out",
-        )
+    if config.compute.float8 != "off":
+        _check_float8(config, where)
     optimizer, steps = config.optimizer, config.train.steps
     decay_steps = optimizer.decay_steps if optimizer.schedule == "wsd" else 0
     if optimizer.warmup_steps + decay_steps > steps:
@@ -284,3 +281,15 @@ def _check_ranges(config: Config, where: str) -> None:
             f"{where}: {optimizer.warmup_steps} steps of warmup and {decay_steps} of decay do not fit in {steps}",
             hint="lower optimizer.warmup_steps or optimizer.decay_steps, or raise train.steps",
         )
+
+
+def _check_float8(config: Config, where: str) -> None:
+    """The matrix products of blocks have sizes that GPUs can compute in float8, with any number of rows."""
+    shape = model_shape(config.model, 1)
+    sizes = {"data.seq_len": config.data.seq_len, "model.dim": shape.dim, "model.hidden_dim": shape.hidden_dim}
+    for name, size in (sizes | {"model.dim / num_heads * num_kv_heads": shape.kv_dim}).items():
+        if size % 16:
+            raise UsageError(
+                f"{where}: {name} is {size}, float8 needs a multiple of 16",
+                hint="change it, or leave compute.float8 out",
+            )
