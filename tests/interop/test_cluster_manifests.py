@@ -27,8 +27,67 @@ MODELS = {
     "JobSet": "JobsetV1alpha2JobSet",
 }
 """Kind to model of kubeflow-trainer-api."""
-UNPUBLISHED = {"RayJob", "NetworkAttachmentDefinition"}
-"""Kinds without a schema in a Python package. Their pods are checked."""
+
+
+def fields(**kinds: Any) -> dict[str, Any]:
+    """A JSON schema for an object that has these fields, each of its kind, and no others."""
+    return {"type": "object", "properties": kinds, "required": [*kinds], "additionalProperties": False}
+
+
+NAME, TEXT, FLAG, COUNT = (
+    {"type": "string", "minLength": 1},
+    {"type": "string"},
+    {"type": "boolean"},
+    {"type": "integer"},
+)
+POD_TEMPLATE, START_PARAMS = {"type": "object"}, {"type": "object", "additionalProperties": TEXT}
+UNPUBLISHED = {
+    # RayJobSpec, RayClusterSpec, HeadGroupSpec and WorkerGroupSpec in ray-operator/apis/ray/v1 of ray-project/kuberay
+    "RayJob": fields(
+        apiVersion={"const": "ray.io/v1"},
+        kind=NAME,
+        metadata=fields(name=NAME),
+        spec=fields(
+            entrypoint=NAME,
+            shutdownAfterJobFinishes=FLAG,
+            backoffLimit=COUNT,
+            rayClusterSpec=fields(
+                rayVersion=NAME,
+                headGroupSpec=fields(rayStartParams=START_PARAMS, template=POD_TEMPLATE),
+                workerGroupSpecs={
+                    "type": "array",
+                    "items": fields(
+                        groupName=NAME,
+                        replicas=COUNT,
+                        minReplicas=COUNT,
+                        maxReplicas=COUNT,
+                        rayStartParams=START_PARAMS,
+                        template=POD_TEMPLATE,
+                    ),
+                },
+            ),
+        ),
+    ),
+    # k8s.cni.cncf.io/v1 of k8snetworkplumbingwg/network-attachment-definition-client; in its configuration, NetConf of
+    # plugins/main/macvlan of containernetworking/plugins, and the addresses of k8snetworkplumbingwg/whereabouts
+    "NetworkAttachmentDefinition": fields(
+        apiVersion={"const": "k8s.cni.cncf.io/v1"},
+        kind=NAME,
+        metadata=fields(name=NAME),
+        spec=fields(
+            config=fields(
+                cniVersion={"enum": ["0.3.0", "0.3.1", "0.4.0", "1.0.0"]},
+                type={"const": "macvlan"},
+                master=NAME,
+                mode={"enum": ["bridge", "private", "vepa", "passthru"]},
+                mtu=COUNT,
+                ipam=fields(type={"const": "whereabouts"}, range=NAME),
+            )
+        ),
+    ),
+}
+"""Kinds without a schema in a Python package: the fields that the recipes use, as the types of their controllers spell
+them. All are required, so that a name that is written here and nowhere else fails, too."""
 
 OPTIONS_OF_SLURM = {
     *("array", "cpus-per-task", "dependency", "exclusive", "export", "gpus-per-node", "job-name", "kill-on-bad-exit"),
@@ -41,6 +100,8 @@ OPTIONS_OF_SLURM = {
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
     for path in KUBERNETES:
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            if document["kind"] == "NetworkAttachmentDefinition":
+                document["spec"]["config"] = json.loads(document["spec"]["config"])
             yield f"{path.name}: {document['kind']}", document
 
 
@@ -56,9 +117,16 @@ def pods(node: Any) -> Iterator[dict[str, Any]]:
             yield from pods(value)
 
 
+def templates(node: Any) -> Iterator[dict[str, Any]]:
+    """The templates of pods of a RayJob."""
+    cluster = node["spec"]["rayClusterSpec"]
+    return (group["template"] for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]])
+
+
 def is_understood(document: dict[str, Any]) -> bool:
     """Whether a document has no field that its kind does not, and each of the right type."""
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    jsonschema = pytest.importorskip("jsonschema")
     models = pytest.importorskip("kubeflow_trainer_api.models")
     version = kubernetes_validate.latest_version()
     try:
@@ -71,7 +139,12 @@ def is_understood(document: dict[str, Any]) -> bool:
             return getattr(models, MODELS[document["kind"]]).from_dict(document).to_dict() == document
         if document["kind"] not in UNPUBLISHED:
             kubernetes_validate.validate(document, version, strict=True)
-    except (kubernetes_validate.ValidationError, ValueError):
+            return True
+        jsonschema.validate(document, UNPUBLISHED[document["kind"]])
+        for template in templates(document) if document["kind"] == "RayJob" else ():
+            whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
+            kubernetes_validate.validate(whole, version, strict=True)
+    except (kubernetes_validate.ValidationError, jsonschema.ValidationError, ValueError):
         return False
     return True
 
@@ -102,14 +175,21 @@ def misspelt(document: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
     return changed
 
 
-@pytest.mark.parametrize(
-    "document",
-    [pytest.param(document, id=name) for name, document in documents() if document["kind"] not in UNPUBLISHED],
-)
+@pytest.mark.parametrize("document", [pytest.param(document, id=name) for name, document in documents()])
 def test_every_misspelt_field_of_a_manifest_is_found(document: dict[str, Any]) -> None:
     spec = [path for path in places(document) if path[0] == "spec"]
-    assert len(spec) > 10
+    assert len(spec) >= 10
     assert [path for path in spec if is_understood(misspelt(document, path))] == []
+
+
+def test_the_start_parameters_of_a_ray_job_are_options_of_ray() -> None:
+    scripts = pytest.importorskip("ray.scripts.scripts")
+    options = {name.removeprefix("--") for option in scripts.start.params for name in option.opts}
+    found = dict(documents())["rayjob.yaml: RayJob"]["spec"]["rayClusterSpec"]
+    groups = [found["headGroupSpec"], *found["workerGroupSpecs"]]
+    named = {name for group in groups for name in group["rayStartParams"]}
+    assert named
+    assert named <= options
 
 
 def test_a_training_job_names_the_runtime_and_its_container() -> None:
@@ -127,7 +207,7 @@ def test_a_training_job_names_the_runtime_and_its_container() -> None:
     (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     networks = job["template"]["spec"]["template"]["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
     assert (job["name"], networks) == (group["name"], network["metadata"]["name"])
-    assert json.loads(network["spec"]["config"])["type"] == "macvlan"
+    assert network["spec"]["config"]["type"] == "macvlan"
 
 
 def test_the_grace_of_a_pod_is_longer_than_the_time_that_torchrun_gives_to_a_save() -> None:
