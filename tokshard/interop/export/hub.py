@@ -36,7 +36,7 @@ def check_repository(repository: str, *, split: str | None) -> None:
     """
     if not _REPOSITORY.fullmatch(repository):
         raise UsageError(f"{repository!r} is not the name of a data set", hint="give --push OWNER/NAME")
-    api, errors = _hub()
+    api, not_found = _hub()
     try:
         api.whoami()
     except Exception as error:
@@ -46,7 +46,7 @@ def check_repository(repository: str, *, split: str | None) -> None:
         ) from error
     try:
         there = api.list_repo_files(repository, repo_type="dataset")
-    except errors.RepositoryNotFoundError:
+    except not_found:
         return
     except Exception as error:
         raise _failed(repository, error, hint="check the name, and try again") from error
@@ -90,12 +90,12 @@ def push(folder: str, repository: str, *, split: str | None, is_private: bool) -
 def _hub() -> tuple[Any, Any]:
     try:
         import huggingface_hub
-        from huggingface_hub import errors
-    except ImportError as error:
+        from huggingface_hub.errors import RepositoryNotFoundError
+    except ImportError as error:  # errors are there from 0.25 on
         raise UsageError(
-            f"--push needs the package huggingface_hub: {error}", hint="pip install 'tokshard[hf]'"
+            f"--push needs huggingface_hub 0.25 or later: {error}", hint="pip install 'tokshard[hf]'"
         ) from error
-    return huggingface_hub.HfApi(), errors
+    return huggingface_hub.HfApi(), RepositoryNotFoundError
 
 
 def _failed(repository: str, error: Exception, *, hint: str) -> ExportError:
