@@ -101,6 +101,10 @@ def test_a_copy_killed_at_some_steps_and_run_again_gives_the_same_bytes(desk: De
         check_killed(desk, options, fault, workers=2 if number == 0 else 1)
 
 
+def test_a_copy_killed_while_it_removes_shards_that_are_in_others_goes_on(desk: Desk) -> None:
+    check_killed(desk, OPTIONS["a part"], Fault(on="unlink .*/shard-", is_after=True), workers=1)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

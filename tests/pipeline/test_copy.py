@@ -315,16 +315,27 @@ def test_a_flipped_token_stops_the_copy_which_goes_on_when_the_shard_is_whole_ag
     assert files(tmp_path / "copy") == files(tmp_path / "expected")
 
 
-def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypatch):
+@pytest.fixture(params=["memory", pytest.param("s3", marks=pytest.mark.remote)])
+def bucket(request, tmp_path, monkeypatch) -> str:
+    """A new location in an object store."""
+    if request.param == "s3":
+        return request.getfixturevalue("s3")
     monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
-    there = f"{SCHEME}://{tmp_path.name}/copy"
-    copy_corpus(corpus, out=there)
-    copy_corpus(there, out=tmp_path / "back")
-    assert rows(tmp_path / "back") == rows(there) == rows(corpus)
-    assert not copy_corpus(corpus, out=there).is_new
-    copy_corpus(there, out=f"{there}-shuffled", shuffle=1)
+    return f"{SCHEME}://{tmp_path.name}"
+
+
+def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypatch, bucket):
+    for name, value in {"BUCKET_BYTES": 2_000, "FAN_OUT": 4, "TASK_TOKENS": 1}.items():
+        monkeypatch.setattr(planning, name, value)
+    copy_corpus(corpus, out=f"{bucket}/copy")
+    copy_corpus(f"{bucket}/copy", out=tmp_path / "back")
+    assert rows(tmp_path / "back") == rows(f"{bucket}/copy") == rows(corpus)
+    assert not copy_corpus(corpus, out=f"{bucket}/copy").is_new
+    copy_corpus(f"{bucket}/copy", out=f"{bucket}/shuffled", shuffle=1)
     copy_corpus(corpus, out=tmp_path / "shuffled", shuffle=1)
-    assert rows(f"{there}-shuffled") == rows(tmp_path / "shuffled")
+    assert rows(f"{bucket}/shuffled") == rows(tmp_path / "shuffled")
+    copy_corpus(f"{bucket}/copy", out=f"{bucket}/part", selection=Selection(max_tokens=20))
+    assert rows(f"{bucket}/part") == [row for row in rows(corpus) if len(row[0]) <= 20]
 
 
 def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, tmp_path):

@@ -132,9 +132,8 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
             config = {name: value for name, value in asked.items() if name not in {"corpora", "recipes"}}
         if status.config.reads != "text":
             config = {name: value for name, value in config.items() if not name.startswith("text_")}
-        lines.append(
-            ("settings", ", ".join(f"{name} {value}" for name, value in config.items() if value not in (None, {})))
-        )
+        given = ", ".join(f"{name} {value}" for name, value in config.items() if value not in (None, {}))
+        lines.append(("settings", given or "all documents, in order"))
     if status.state == UNFINISHED and status.read_once:
         once = ", ".join(status.read_once)
         lines.append(("continue", f"not possible: {once} can be read once only; start over with --force"))

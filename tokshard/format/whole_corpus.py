@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +13,6 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
-from tokshard.format.files import map_path
 from tokshard.format.schema import HASH_STRIDE
 from tokshard.format.shard import Shard
 from tokshard.format.stride_hashes import StrideHasher
@@ -44,22 +45,31 @@ def batches_of_shard(
         DamagedCorpusError: the shard is missing, or is not what is known of it.
     """
     hasher = StrideHasher()
-    with _on_this_machine(store, info, places, schema) as shard:
-        for batch in range(shard.num_batches):
+    with _mapped(store, info) as mapped:
+        shard = Shard(store, info, places, schema, content=pa.py_buffer(mapped))
+        released = 0
+        for batch, place in enumerate(places):
             yield shard, batch
-            hasher.add(shard.batch(batch)[1])
+            tokens = shard.batch(batch)[1]
+            hasher.add(tokens)
+            # what was read would count as memory of the process until the shard ends; it comes back where it is needed
+            stop = (place.values_position + tokens.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_DONTNEED, released, stop - released)
+            released = stop
         _check_hashes(shard, hasher.finish(), hashes)
 
 
 @contextmanager
-def _on_this_machine(store: Store, info: ShardInfo, places: list[BatchPlace], schema: pa.Schema) -> Iterator[Shard]:
-    if store.local_path(info.name) is not None:
-        yield Shard(store, info, places, schema)
-        return
+def _mapped(store: Store, info: ShardInfo) -> Iterator[mmap.mmap]:
+    """A map of a shard, or of a copy of it in a temporary file. It lives as long as a view of it."""
     try:
-        copied = local_file(store, info.name)
-        with copied as path:
-            yield Shard(store, info, places, schema, content=map_path(path))
+        with local_file(store, info.name) as path, open(path, "rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if num_bytes != info.num_bytes:
+                raise DamagedCorpusError(
+                    f"{store.where(info.name)} has {num_bytes} bytes, expected {info.num_bytes}", hint=RESTORE
+                )
+            yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise DamagedCorpusError(f"{store.where(info.name)} is missing", hint=RESTORE) from None
 

@@ -127,7 +127,9 @@ def read_bucket(
     Raises:
         BuildError: a file is gone or short.
     """
-    chunks = _chunks(store, files, bucket, fan_out)
+    filled = [file for file in files if file.rounds]
+    places = side_by_side(store, partial(_places, store, bucket=bucket, fan_out=fan_out), filled)
+    chunks = (chunk for file, of_file in zip(filled, places, strict=True) for chunk in _chunks(file.name, of_file))
     for contents in side_by_side(store, partial(_read, store), chunks):
         for content in contents:
             yield ipc.read_record_batch(pa.py_buffer(content), schema)
@@ -174,24 +176,26 @@ _Chunk = tuple[str, Sequence[tuple[int, int]]]
 """A file and ranges of it: the first byte and the length of each."""
 
 
-def _chunks(store: Store, files: Sequence[DealtFile], bucket: int, fan_out: int) -> Iterator[_Chunk]:
-    """What holds a bucket, at most `_READ_BYTES` at a time."""
-    for file in files:
-        if not file.rounds:
-            continue
-        row_bytes = file.rounds * _PLACE.itemsize
-        (content,) = _read(store, (file.name, [(file.num_bytes - (fan_out - bucket) * row_bytes, row_bytes)]))
-        ranges: list[tuple[int, int]] = []
-        num_bytes = 0
-        for start, length, _ in np.frombuffer(content, _PLACE).tolist():
-            if ranges and num_bytes + length > _READ_BYTES:
-                yield file.name, ranges
-                ranges, num_bytes = [], 0
-            if length:
-                ranges.append((start, length))
-                num_bytes += length
-        if ranges:
-            yield file.name, ranges
+def _places(store: Store, file: DealtFile, *, bucket: int, fan_out: int) -> NDArray[np.void]:
+    """Where the record batches of a bucket are in a file: `_PLACE` [rounds]."""
+    row_bytes = file.rounds * _PLACE.itemsize
+    (content,) = _read(store, (file.name, [(file.num_bytes - (fan_out - bucket) * row_bytes, row_bytes)]))
+    return np.frombuffer(content, _PLACE)
+
+
+def _chunks(name: str, places: NDArray[np.void]) -> Iterator[_Chunk]:
+    """The ranges of a file at those places, `_READ_BYTES` at a time at most."""
+    ranges: list[tuple[int, int]] = []
+    num_bytes = 0
+    for start, length, _ in places.tolist():
+        if ranges and num_bytes + length > _READ_BYTES:
+            yield name, ranges
+            ranges, num_bytes = [], 0
+        if length:
+            ranges.append((start, length))
+            num_bytes += length
+    if ranges:
+        yield name, ranges
 
 
 def _read(store: Store, chunk: _Chunk) -> Sequence[bytes]:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tokshard.errors import BuildError
 from tokshard.format.content import TokenHash
 from tokshard.format.names import shard_name
 from tokshard.format.opening import open_corpus
@@ -108,7 +109,7 @@ class CopyRunner:
             if work.kind in {Kind.DEAL, Kind.REDEAL}:
                 return self._deal(task.key, work)
             return self._write_shards(task.key, work)
-        except OSError as error:  # corpora that cannot be read are another error
+        except OSError as error:  # what is read names its file, so this is the output
             raise cannot_write(self._context.workspace.out, error) from error
 
     def _write_shards(self, key: Key, work: Work) -> Receipt:
@@ -250,13 +251,20 @@ class _Corpora:
     def read(self, index: int) -> Iterator[CopiedDocuments]:
         """The documents of one shard."""
         number = int(np.searchsorted(self._first_shards, index, "right")) - 1
-        return read_shard(
-            self._opened[number],
-            index - int(self._first_shards[number]),
-            first_number=int(self._first_numbers[number]),
-            first_source=int(self._first_sources[number]),
-            with_columns=self._with_columns,
-        )
+        corpus, shard = self._opened[number], index - int(self._first_shards[number])
+        try:
+            yield from read_shard(
+                corpus,
+                shard,
+                first_number=int(self._first_numbers[number]),
+                first_source=int(self._first_sources[number]),
+                with_columns=self._with_columns,
+            )
+        except OSError as error:  # of its store, or of the temporary directory, where it is copied from a bucket
+            raise BuildError(
+                f"{corpus.store.where(corpus.shards[shard].name)} cannot be read: {error.strerror or error}",
+                hint="check its store and the room in TMPDIR; the same command continues where this one stopped",
+            ) from error
 
 
 class _Tally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -98,7 +98,7 @@ class CopyStages:
         if self._workers > 1:
             prepare_workers()
         if self._levels is None:
-            receipts = self._run(replace(self._context, works=self._first), number=0)
+            receipts = self._run(replace(self._context, works=self._first), number=0, moved=self._moved())
             return self._merged([receipt.tokens for receipt in receipts])
         dealt, digests = self._deal(self._levels)
         ranges = groups(_bucket_tokens(self._workspace.store, dealt, self._levels), self._task_tokens)
@@ -115,15 +115,30 @@ class CopyStages:
         Args:
             tokens: that each task wrote.
         """
-        keys = list(self._first)
+        works = self._merges(tokens)
+        self._run(replace(self._context, works=works), number=1)
+        merged = {(index, 0) for work in works.values() for index in range(work.start, work.stop)}
+        shards = sorted(works.keys() | (self._first.keys() - merged))
+        return Written(shards=shards, counted=sorted(merged), counting=self._workspace)
+
+    def _merges(self, tokens: Sequence[int]) -> Works:
         fitting = groups(tokens, self._context.shard_tokens)
         ranges = [(start, stop) for start, stop in fitting if np.count_nonzero(tokens[start:stop]) > 1]
         digests = [work.digest for work in self._first.values()]
-        works = {(keys[work.start][0], 1): work for work in later_works(Kind.MERGE, ranges, digests)}
-        self._run(replace(self._context, works=works), number=1)
-        merged = {index for start, stop in ranges for index in range(start, stop)}
-        shards = sorted([*works, *(key for index, key in enumerate(keys) if index not in merged)])
-        return Written(shards=shards, counted=[keys[index] for index in sorted(merged)], counting=self._workspace)
+        return {(work.start, 1): work for work in later_works(Kind.MERGE, ranges, digests)}
+
+    def _moved(self) -> set[Key]:
+        """The tasks whose shards are in others now, and may be gone: they are removed before the manifest is there."""
+        workspace = self._workspace
+        if not any(True for _ in read_receipts(workspace, lambda key: key[1] == 1)):
+            return set()
+        receipts = [receipt for receipt, _ in read_receipts(workspace, self._first.__contains__)]
+        tokens = [receipt.tokens for receipt in receipts if receipt.merge == self._first[receipt.key].digest]
+        if len(tokens) < len(self._first):
+            return set()
+        merges = self._merges(tokens)
+        done = [merges[receipt.key] for receipt in _done(workspace, merges)]
+        return {(index, 0) for work in done for index in range(work.start, work.stop)}
 
     def _deal(self, levels: Levels) -> tuple[list[DealtFile], list[str]]:
         """Deal the documents to the buckets of the last level; its files, and the digests of its tasks."""
@@ -151,14 +166,15 @@ class CopyStages:
                 workspace.store.delete(*(dealt_path(workspace, key) for key in works[level - 1]))
         return dealt, [work.digest for work in works[-1].values()]
 
-    def _run(self, context: CopyContext, *, number: int) -> list[Receipt]:
+    def _run(self, context: CopyContext, *, number: int, moved: Collection[Key] = ()) -> list[Receipt]:
         """Run what one stage lacks; its receipts, in order.
 
         Args:
             number: of the stage.
+            moved: tasks whose shards need not be there any more.
         """
         tasks = [Task(key=key, parts=()) for key in context.works]
-        done = _done(context.workspace, context.works)
+        done = _done(context.workspace, context.works, moved)
         schedule = Schedule(tasks, done)
         read = self._num_tokens * number + self._num_tokens * len(done) // max(1, len(tasks))
         stages = 1 if self._levels is None else self._levels.depth + 1
@@ -199,8 +215,8 @@ def _key(levels: Levels | None, index: int) -> Key:
     return (index, 0) if levels is None else (0, index)
 
 
-def _done(workspace: Workspace, works: Works) -> list[Receipt]:
-    """The receipts that hold: of these tasks, with their files. Others of these tasks are discarded."""
+def _done(workspace: Workspace, works: Works, moved: Collection[Key] = ()) -> list[Receipt]:
+    """The receipts of these tasks that hold: their files are there, or have moved. The others are discarded."""
     shards = {entry.name: entry.size for entry in workspace.store.list() if not entry.name.endswith("/")}
     dealt = {entry.name: entry.size for entry in workspace.store.list(workspace.dealt)}
     done = []
@@ -209,7 +225,7 @@ def _done(workspace: Workspace, works: Works) -> list[Receipt]:
         has_files = all(shards.get(name) == num_bytes for name, num_bytes in named.items())
         if receipt.dealt_bytes:
             has_files = dealt.get(dealt_path(workspace, receipt.key)) == receipt.dealt_bytes
-        if has_files and receipt.merge == works[receipt.key].digest:
+        if (has_files or receipt.key in moved) and receipt.merge == works[receipt.key].digest:
             done.append(receipt.without_sources())
         else:
             discard_receipt(workspace, receipt.key)
