@@ -23,12 +23,13 @@ RUN := quickstart/run
 # What does not depend on the versions of other packages is tested with one set of them: text of this project, kills, files,
 # integer arithmetic (its vectors and the model written from the page run with both), and torch, of which there is one.
 ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% trainer/test_loop.py trainer/test_model.py trainer/test_compute.py \
-	trainer/test_checkpoint.py contract/test_promise_01_faults.py \
+	trainer/test_checkpoint.py trainer/test_steps.py trainer/test_evaluate.py trainer/test_estimate.py trainer/test_parallel.py \
+	trainer/test_float8.py contract/test_promise_01_faults.py \
 	contract/test_promise_01_append.py contract/test_promise_01_copy.py contract/test_promise_11_no_code_from_data.py store/test_remote_reads.py \
 	cli/test_bench.py cli/test_numbers.py \
 	inspect/test_damage.py pipeline/test_directory.py pipeline/test_hub.py pipeline/test_plaintext.py pipeline/test_schedule.py \
 	runtime/test_shuffle_quality.py store/test_posix.py store/test_record_cache.py \
-	runtime/test_finding.py runtime/test_order.py runtime/test_mixture.py runtime/test_weight_changes.py \
+	runtime/test_finding.py runtime/test_order.py runtime/test_plan.py runtime/test_take.py runtime/test_mixture.py runtime/test_weight_changes.py \
 	runtime/test_preparing.py runtime/test_limits.py runtime/test_recycling.py runtime/test_processes.py)
 # of `make test-interop`, with other packages than the rest of it
 BY_LOADERS := $(LOADERS:%=tests/interop/test_with_%.py)
@@ -37,7 +38,7 @@ OFTEN := $(filter-out $(ONCE),$(wildcard tests/*/test_*.py))
 RESUME := checkpoint.load=$(RUN)/checkpoints/step-00000020 train.stop_after=30
 
 .DELETE_ON_ERROR:
-.PHONY: help quickstart check test soak test-interop test-browser test-remote test-ray benchmark lint format clean
+.PHONY: help quickstart check test test-pinned test-lowest soak test-interop test-browser test-remote test-ray benchmark lint format clean
 
 help:
 	@echo "make quickstart    real text of this machine becomes two corpora, is streamed, and trains a model"
@@ -80,11 +81,19 @@ ROOMS = $(shell { git diff --name-only $(BASE); git ls-files --others --exclude-
 check: lint
 	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -q -n 2 tests/architecture $(or $(wildcard $(ROOMS)),tests)
 
-# the environments side by side; then the files of tests, each as a whole, in the order of pyproject.toml
+# Tests wait for processes, signals and each other a third of their time: one worker more than the two cores makes use of it.
+TESTERS ?= 3
+
+# One graph: the tests begin when their own environment is there, beside lint and what is left of the other environment.
 test:
-	$(MAKE) --jobs 2 lint $(LOWEST)/stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
-	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n 2 $(OFTEN)
+	$(MAKE) --jobs 3 lint test-lowest
+
+# the files of tests, each as a whole, in the order of pyproject.toml
+test-pinned: $(VENV)/stamp-dev
+	$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder -m "not soak and not interop and not benchmark and not browser and not remote and not ray"
+
+test-lowest: $(LOWEST)/stamp-test test-pinned
+	HYPOTHESIS_PROFILE=few $(LOWEST)/bin/python -m pytest -n $(TESTERS) $(OFTEN)
 
 # besides the long tests, new examples for every property
 soak: $(VENV)/stamp-dev
