@@ -226,7 +226,7 @@ LINES = {
 @pytest.mark.parametrize(
     ("name", "limit_mib", "num_mib"),
     [
-        *(pytest.param(name, 1, 512, marks=pytest.mark.slow) for name in ("a.jsonl.gz", "a.csv.gz")),
+        *(pytest.param(name, 1, 384, marks=pytest.mark.slow) for name in ("a.jsonl.gz", "a.csv.gz")),
         *(
             pytest.param(name, limit, 512, marks=pytest.mark.soak)
             for name, limit in (("a.jsonl.gz", 4), ("a.txt.gz", 1))
@@ -253,7 +253,7 @@ def test_a_line_that_a_bomb_unpacks_to_is_one_bad_record_and_never_held(name, li
 def test_a_text_file_that_a_bomb_unpacks_to_is_one_bad_record_and_never_held(build, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes(b"good")
-    (tmp_path / "in" / "b.txt.gz").write_bytes(bomb(512 * MIB))
+    (tmp_path / "in" / "b.txt.gz").write_bytes(bomb(384 * MIB))
     outcome = build(tmp_path / "in", "--on-bad-record", "skip")
     assert outcome.exit_code == 0, outcome.problem
     assert outcome.left_out() == {"over max-document-bytes": 1}
@@ -264,12 +264,12 @@ def test_a_text_file_that_a_bomb_unpacks_to_is_one_bad_record_and_never_held(bui
 def test_an_archive_that_a_bomb_unpacks_to_is_read_in_pieces(build, tmp_path):
     archive = tar_bytes([("a.txt", b"good"), ("b.txt", b""), ("c.jpg", b"")])
     huge = bytearray(archive)
-    for start in (1_024, 1_536):  # the headers of b and c: half a GiB each
-        huge[start + 124 : start + 136] = b"%011o\0" % (512 * MIB)
+    for start in (1_024, 1_536):  # the headers of b and c: 384 MiB each
+        huge[start + 124 : start + 136] = b"%011o\0" % (384 * MIB)
         huge[start + 148 : start + 156] = b" " * 8
         huge[start + 148 : start + 156] = b"%06o\0 " % sum(huge[start : start + 512])
     path = tmp_path / "a.tar.gz"
-    path.write_bytes(bomb(512 * MIB, huge[:1_536]) + bomb(512 * MIB, huge[1_536:2_048], huge[2_048:]))
+    path.write_bytes(bomb(384 * MIB, huge[:1_536]) + bomb(384 * MIB, huge[1_536:2_048], huge[2_048:]))
     outcome = build(path, "--on-bad-record", "skip")
     assert outcome.exit_code == 0, outcome.problem
     assert outcome.left_out() == {"archive member of another format": 1, "over max-document-bytes": 1}

@@ -157,7 +157,8 @@ def test_receipts_in_a_bucket_are_asked_for_at_the_same_time(remote, monkeypatch
 
 def test_a_build_into_a_bucket_reads_each_receipt_once_and_nothing_that_it_wrote(remote, tmp_path):
     num_tasks = 40
-    lines = jsonl([{"text": "some words " * 1_000}]) * (num_tasks * TASK_BYTES // 11_013)
+    line = jsonl([{"text": "some words", "rest": "x" * 10_000}])  # little to encode, many bytes to cut into tasks
+    lines = line * (num_tasks * TASK_BYTES // len(line))
     (tmp_path / "a.jsonl").write_bytes(lines)
     write_byte_tokenizer(tmp_path / "tokenizer")
     REQUESTS.clear()

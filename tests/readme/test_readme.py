@@ -55,9 +55,11 @@ def examples() -> list[tuple[str, str]]:
     return found
 
 
-def needs_torch(kind: str, example: str) -> bool:
-    """Whether most of an example's time would be the import of torch."""
-    return "runtime import" in example if kind == "python" else example.startswith(("tokshard trace", "tokshard bench"))
+def may_fork(kind: str, example: str) -> bool:
+    """Whether most of an example's time would be what it imports. Commands with workers are processes of their own."""
+    if kind == "python":
+        return "runtime import" in example
+    return example.startswith("tokshard ") and not example.startswith(("tokshard build", "tokshard copy"))
 
 
 def run(arguments: list[str] | str, directory: Path) -> None:
@@ -110,7 +112,10 @@ def serve() -> None:
     """The process of `Forks`."""
     import torch.utils.data  # noqa: F401
 
+    import tokshard.cli.inspect
     import tokshard.cli.main
+    import tokshard.cli.trace
+    import tokshard.jobs.torch_checkpoints
     import tokshard.runtime.tensors  # noqa: F401
 
     for line in sys.stdin:
@@ -153,7 +158,7 @@ def test_the_commands_and_the_python_examples_run_one_after_another(directory: P
         for number, (kind, example) in enumerate(examples()):
             script = directory / f"example_{number}.py"
             script.write_text(example, encoding="utf-8")
-            if needs_torch(kind, example):
+            if may_fork(kind, example):
                 forks.run([str(script)] if kind == "python" else shlex.split(example))
             else:
                 run([sys.executable, str(script)] if kind == "python" else example, directory)

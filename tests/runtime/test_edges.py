@@ -27,6 +27,7 @@ from tests.runtime import naive
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, global_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError, LoaderError, PlanMismatchError
+from tokshard.runtime import prefetch
 from tokshard.runtime.cache import Cache
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
@@ -450,7 +451,10 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_read_that_hangs_is_an_error_that_names_the_shard(tmp_path: Path, hanging: list[str], workers: int) -> None:
+def test_a_read_that_hangs_is_an_error_that_names_the_shard(
+    tmp_path: Path, hanging: list[str], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "STOP_SECONDS", 0.05)  # what reads comes back when the test is over
     corpus = write(tmp_path / "corpus", ListSource([9, 4, 30, 1, 12, 3] * 5), shard_tokens=60)
     plan = small_plan(CorpusSource(corpus, access="pread"))
     shard = shard_of(plan.sources[0], 2)
