@@ -235,6 +235,25 @@ def check_ranks(settings: Config, num_ranks: int) -> None:
         )
 
 
+def check_start(settings: Checkpoint, saved: Mapping[str, Any], path: str) -> None:
+    """Refuse to continue a run where the recipe names a start that this run did not have.
+
+    Args:
+        saved: the recipe in its latest checkpoint.
+        path: of that checkpoint.
+
+    Raises:
+        UsageError: names the key.
+    """
+    for key in ("load", "load_weights"):
+        start = getattr(settings, key)
+        if start and saved.get("checkpoint", {}).get(key) != start:
+            raise UsageError(
+                f"checkpoint.{key} is {start}, but {path} was saved by a command without it",
+                hint=f"leave checkpoint.{key} out to continue that run, or give another train.out",
+            )
+
+
 def _apply(fields: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
-from tokshard.errors import UsageError
 from tokshard.jobs.checkpoint_directory import State
 from tokshard.jobs.model_shape import model_shape
-from tokshard.jobs.recipe import Config
+from tokshard.jobs.recipe import Config, check_start
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
 from tokshard.trainer.batches import Batches, vocabulary_of
@@ -145,13 +144,8 @@ class _Run:
             say(f"a new run on {_ranks()}: {num_parameters(self.model):,} parameters")
             return 0
         state = checkpoint.load(path, self.model, self.optimizer)
-        for key in ("load", "load_weights"):
-            start = getattr(settings, key)
-            if latest and start and state.config.get("checkpoint", {}).get(key) != start:
-                raise UsageError(
-                    f"checkpoint.{key} is {start}, but {latest} was saved by a command without it",
-                    hint=f"leave checkpoint.{key} out to continue that run, or give another train.out",
-                )
+        if latest:
+            check_start(settings, state.config, latest)
         self.batches.loader.load_state_dict(state.loader)
         say(f"{path}: continuing after step {state.step} on {_ranks()}")
         return state.step
