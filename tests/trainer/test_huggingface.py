@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -195,6 +197,10 @@ def test_the_command_exports_once_and_refuses_what_exists(
     assert "out is not empty: it has config.json" in capsys.readouterr().err
     assert main([str(tmp_path), "--out", str(tmp_path / "other")]) == 1
     assert "not a complete checkpoint" in capsys.readouterr().err
+    with patch("tokshard.interop.weights.check_hashes", side_effect=OSError(5, "Input/output error")):
+        assert main([saved[0], "--out", str(tmp_path / "other")]) == 1
+    assert "step-00000007 cannot be read: [Errno 5]" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["out"]
 
 
 @pytest.mark.interop

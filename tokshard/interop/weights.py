@@ -16,18 +16,17 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tokshard.errors import CorpusError, StoreError, TokshardError
+from tokshard.errors import CorpusError, StoreError, TokshardError, TrainerError
 from tokshard.format.opening import open_corpus
 from tokshard.interop import llama
 from tokshard.interop.export.destination import new_place
 from tokshard.jobs.checkpoint_directory import STATE_FILE, check_hashes
 from tokshard.jobs.model_shape import model_shape
-from tokshard.jobs.recipe import resolve
+from tokshard.jobs.recipe import Config, resolve
 from tokshard.jobs.torch_checkpoints import load_checkpoint, read_index
 
 FILE_BYTES = 5 * 10**9
 """Of the tensors of one file, which are in memory together."""
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -53,17 +52,9 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "") -> Ite
     """
     save_file = llama.safetensors().torch.save_file
     with new_place(out, corpora=(), is_marked=False) as store:
-        check_hashes(path)
-        index, state = read_index(path)
-        recipe, place, files = (
-            resolve(state.config, where=os.path.join(path, STATE_FILE)),
-            store.where(""),
-            dict[str, str](),
-        )
-        entries = {name: of for name, of in index.state_dict_metadata.items() if name.startswith("model.")}
-        sizes = {name: of.size for name, of in entries.items() if isinstance(of, TensorStorageMetadata)}
-        num_rows = sizes["model.embedding.weight"][0]
-        shape, num_ids, special = model_shape(recipe.model, num_rows), num_rows, dict[str, int]()
+        place, files, special = store.where(""), dict[str, str](), dict[str, int]()
+        recipe, sizes = _described(path)
+        num_rows = num_ids = sizes["model.embedding.weight"][0]
         try:
             found = open_corpus(corpus or min(recipe.data.corpora.values()))
             num_ids, special = found.vocab_size, llama.write_tokenizer(place, found)
@@ -81,9 +72,23 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "") -> Ite
             files |= dict.fromkeys(ready, file)
             yield f"{file}: {len(ready)} tensors"
         llama.write_index(place, files)
-        named = dataclasses.asdict(shape) | {"vocab_size": num_ids}
+        named = dataclasses.asdict(model_shape(recipe.model, num_rows)) | {"vocab_size": num_ids}
         llama.write_config(place, named, seq_len=recipe.data.seq_len, dtype=dtype, special=special)
     yield f"wrote {out}: {num_ids:,} of {num_rows:,} ids, {dtype}"
+
+
+def _described(path: str) -> tuple[Config, dict[str, torch.Size]]:
+    """The recipe of an undamaged checkpoint, and the sizes of its weights by name."""
+    try:
+        check_hashes(path)
+        index, state = read_index(path)
+    except OSError as error:
+        raise TrainerError(
+            f"{path} cannot be read: {error}", hint="repair the disk, or use another checkpoint"
+        ) from error
+    entries = {name: of for name, of in index.state_dict_metadata.items() if name.startswith("model.")}
+    sizes = {name: of.size for name, of in entries.items() if isinstance(of, TensorStorageMetadata)}
+    return resolve(state.config, where=os.path.join(path, STATE_FILE)), sizes
 
 
 def _groups(sizes: Mapping[str, torch.Size]) -> list[dict[str, torch.Size]]:
