@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ import pytest
 
 from tests.interop.real_text import ROOT, build
 from tokshard import export_corpus, import_corpus, open_corpus
+from tokshard.errors import BadSourceError
 
 if importlib.util.find_spec("streaming") is None:
     pytest.skip("mosaicml-streaming is not installed", allow_module_level=True)
@@ -62,3 +64,21 @@ def test_a_shard_is_byte_for_byte_what_mosaic_writes_and_that_is_imported(corpus
         assert [document.tolist() for document in read] == corpus[1]
     for name in ("index.json", "shard.00000.mds"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_the_hashes_that_mosaic_writes_are_compared(corpus, tmp_path, streaming, compression):
+    settings: dict[str, Any] = {"hashes": ["sha1", "xxh64"], "compression": compression, "size_limit": 50_000}
+    with streaming.MDSWriter(columns={"tokens": "ndarray"}, out=str(tmp_path / "theirs"), **settings) as writer:
+        for document in corpus[1]:
+            writer.write({"tokens": np.array(document, np.int32)})
+    given: dict[str, Any] = {"tokenizer": str(ROOT / "recipes/tokenizer"), "out": str(tmp_path / "again"), "workers": 1}
+    with open_corpus(import_corpus(tmp_path / "theirs", **given).directory) as read:
+        assert [document.tolist() for document in read] == corpus[1]
+    index = tmp_path / "theirs/index.json"
+    listed = json.loads(index.read_text())
+    assert len(listed["shards"]) > 3
+    said = listed["shards"][2]["raw_data"]["hashes"]["sha1"]
+    index.write_text(index.read_text().replace(said, "0" * 40))
+    with pytest.raises(BadSourceError, match=rf"shard\.00002\.\S+ is damaged: its sha1 is {said}, its index says 0000"):
+        import_corpus(tmp_path / "theirs", force=True, **given)
