@@ -101,9 +101,8 @@ def test_a_file_truncated_at_any_moment_does_not_stop_verification(corpus, tmp_p
     copy = tmp_path / "corpus"
     shutil.copytree(corpus, copy)
     script = (
-        "import sys, time; from tokshard.inspect.verify.verification import verify_corpus\n"
-        "stop = time.monotonic() + 5\n"
-        "while time.monotonic() < stop: print(len(verify_corpus(sys.argv[1], workers=2).problems), flush=True)\n"
+        "import sys; from tokshard.inspect.verify.verification import verify_corpus\n"
+        "for _ in range(300): print(len(verify_corpus(sys.argv[1], workers=2).problems), flush=True)\n"
     )
     files = {path: path.read_bytes() for path in copy.iterdir() if path.name != "manifest.json"}
     rng = random.Random(1)
@@ -114,5 +113,5 @@ def test_a_file_truncated_at_any_moment_does_not_stop_verification(corpus, tmp_p
             path.write_bytes(files[path])
         counts = process.stdout.read().split()
     assert process.returncode == 0
-    assert len(counts) > 10
+    assert len(counts) == 300
     assert any(count != b"0" for count in counts)
