@@ -36,9 +36,15 @@ def fake_group(num_ranks: int) -> Iterator[None]:
 
 
 class StepLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts collectives, and the bytes of the storages that are alive, by kind.
+    """Counts the collectives of what runs in its context, and the bytes of the storages that are alive, by kind.
 
-    (FSDPMemTracker of torch 2.13 wraps FSDP's hooks, and then units of two modules are gathered twice.)
+    Args:
+        vocab_size: width of logits.
+
+    Attributes:
+        is_update: set by the caller when the optimizer begins, which gives what it makes a kind of its own.
+        counts, bytes_of: by name of the collective; bytes of the whole tensors.
+        peak: bytes by kind, at the moment when their sum was largest.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -92,6 +98,7 @@ class StepLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "gradients, and tensors of the backward pass" if in_backward else "activations"
 
     def note(self, storage: torch.UntypedStorage, kind: str) -> None:
+        """Count a storage that is new or has another size; what was counted keeps its kind, unless it is gathered."""
         key, size = storage._cdata, storage.nbytes()
         before, old_size, ref = self._storages.get(key, (kind, 0, None))
         if ref is None:
