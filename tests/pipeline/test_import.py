@@ -259,7 +259,7 @@ def test_an_index_of_something_else_matters_only_to_files_that_need_one(place, i
 
 def test_a_corpus_is_not_imported_but_copied(place):
     corpus = imported(place, foreign.megatron(place / "a", DOCUMENTS)).directory
-    for source in (Path(corpus), Path(corpus).parent):
+    for source in (Path(corpus), Path(corpus).parent, Path(corpus) / "*.arrow"):
         with pytest.raises(UsageError, match="out is a corpus of tokshard") as caught:
             imported(place, source, out=place.parent / f"{place.name}-again")
         assert f"tokshard copy {corpus} --out DIR" in caught.value.hint

@@ -37,7 +37,7 @@ from tokshard.pipeline.sources.inputs import (
     read_once_note,
 )
 from tokshard.pipeline.sources.saved_dataset import data_files
-from tokshard.pipeline.sources.token_files import format_of, in_listed_order, prefix_file, without_copies
+from tokshard.pipeline.sources.token_files import foreign_files, format_of, in_listed_order, prefix_file
 from tokshard.store import Entry, NotRegularFileError, Store, is_uri, locate, look_at, open_store, real_location
 
 HIDDEN = "hidden"
@@ -196,7 +196,7 @@ def _expand(argument: str, passed_over: Counter[str], reads: str) -> _Expansion:
         root, parts = split_glob(argument)
         store = open_store(root or ".")
         matching = matching_files(store, parts)
-        return _Expansion(root, label, store, without_copies(matching) if reads == TOKENS else matching)
+        return _Expansion(root, label, store, foreign_files(store, matching) if reads == TOKENS else matching)
     if found.name.endswith("/"):
         store = open_store(argument)
         inside = _walk(store, passed_over)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tokshard.errors import BadSourceError, TokshardError, UsageError
-from tokshard.format.names import MANIFEST
+from tokshard.format.names import MANIFEST, SHARD_TABLE
 from tokshard.format.opening import read_manifest
 from tokshard.interop.tokens import ends, flat, megatron, sample_index, samples
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged
@@ -61,9 +61,8 @@ def in_listed_order(store: Store, entries: Iterable[Entry]) -> Iterator[Entry]:
         BadSourceError: an index is damaged, or lists a file that is not there; a file of ids or its index is missing.
         UsageError: a folder is a corpus of tokshard.
     """
-    found = without_copies(entries)
+    found = foreign_files(store, entries)
     names = {entry.name for entry in found}
-    _check_no_corpus(store, names)
     _check_pairs(store, names)
     places = {entry.name: place for place, entry in enumerate(found)}
     ordered = list(found)
@@ -88,10 +87,15 @@ def in_listed_order(store: Store, entries: Iterable[Entry]) -> Iterator[Entry]:
     return iter(ordered)
 
 
-def without_copies(entries: Iterable[Entry]) -> list[Entry]:
-    """Files without those that hold what another one holds: MDS can keep a shard both compressed and not."""
+def foreign_files(store: Store, entries: Iterable[Entry]) -> list[Entry]:
+    """Files without those that hold what another one holds: MDS can keep a shard both compressed and not.
+
+    Raises:
+        UsageError: they are those of a corpus of tokshard.
+    """
     found = list(entries)
     names = {entry.name for entry in found}
+    _check_no_corpus(store, names)
     plain, *packed = samples.MDS_SUFFIXES
     return [
         entry
@@ -121,8 +125,9 @@ def _check_no_corpus(store: Store, names: set[str]) -> None:
     Raises:
         UsageError: with its folder.
     """
-    for name in sorted(name for name in names if f"/{name}".endswith(f"/{MANIFEST}")):
-        folder = store.below(name.removesuffix(MANIFEST).rstrip("/")) if name != MANIFEST else store
+    parts = (name.rpartition("/") for name in names)
+    for place in sorted({folder for folder, _, base in parts if base in {MANIFEST, SHARD_TABLE}}):
+        folder = store.below(place) if place else store
         try:
             read_manifest(folder)
         except (OSError, TokshardError):  # another tool has a file of this name, too
