@@ -85,7 +85,7 @@ def check_killed(desk: Desk, options: tuple[str, ...], fault: Fault, *, workers:
     assert not repeated, killed.steps[-1]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", [OPTIONS["shuffled"], OPTIONS["a part"]], ids=["shuffled", "a part"])
 def test_two_workers_copy_as_one_does(desk: Desk, options: tuple[str, ...]) -> None:
     expected, _ = desk.reference(options)
     desk.clear()
@@ -97,7 +97,7 @@ def test_two_workers_copy_as_one_does(desk: Desk, options: tuple[str, ...]) -> N
 @pytest.mark.parametrize("options", [OPTIONS["in order"], OPTIONS["shuffled"]], ids=["in order", "shuffled"])
 def test_a_copy_killed_at_some_steps_and_run_again_gives_the_same_bytes(desk: Desk, options: tuple[str, ...]) -> None:
     _, steps = desk.reference(options)
-    for number, fault in enumerate(random.Random(0).sample(kills(steps), 4)):
+    for number, fault in enumerate(random.Random(0).sample(kills(steps), 3)):
         check_killed(desk, options, fault, workers=2 if number == 0 else 1)
 
 

@@ -190,9 +190,10 @@ def test_a_shuffle_moves_documents_of_both_halves_to_all_places():
     bucket_bytes=st.integers(8, 400),
     deal_bytes=st.integers(1, 400),
     fan_out=st.integers(2, 5),
+    short_tokens=st.sampled_from([0, 20, 100]),
 )
 def test_what_is_dealt_to_buckets_comes_out_once_in_the_order_of_its_keys(
-    lengths, seed, bucket_bytes, deal_bytes, fan_out
+    lengths, seed, bucket_bytes, deal_bytes, fan_out, short_tokens
 ):
     facts = ShardFacts(dtype="uint16", tokenizer_sha256="0" * 64, eos_id=0, bos_id=None, columns={"lang": "string"})
     schema = dealing.dealt_schema(shard_schema(facts))
@@ -209,6 +210,7 @@ def test_what_is_dealt_to_buckets_comes_out_once_in_the_order_of_its_keys(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"BUCKET_BYTES": bucket_bytes, "DEAL_BYTES": deal_bytes, "FAN_OUT": fan_out}.items():
             patch.setattr(planning, name, value)
+        patch.setattr(dealing, "SHORT_TOKENS", short_tokens)
         levels = planning.deal_levels(2 * sum(lengths))
         assert levels.fan_out <= fan_out
         files: list[dealing.DealtFile] = []

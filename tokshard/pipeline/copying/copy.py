@@ -75,8 +75,8 @@ def copy_corpus(
     its content fingerprint, so plans over it have the same order. Each document keeps its source and record. Workers
     change no byte.
 
-    Memory of each worker is some 150 MB, and with `shuffle` some 300 MB, whatever the size; a shuffle also takes the
-    space of the documents once or twice, in `out`, until it is done.
+    Memory of each worker is some 150 MB, and with `shuffle` some 250 MB, or 400 MB with short documents, whatever the
+    size. A shuffle also takes the space of the documents once or twice, in `out`, until it is done.
 
     With several workers the calling module must be importable without side effects
     (``if __name__ == "__main__":``), because worker processes are spawned.
