@@ -236,7 +236,7 @@ def test_the_dtype_in_a_header_is_not_overruled(place):
         imported(place, place / "a.npy", token_dtype="uint16")
 
 
-@pytest.mark.parametrize("index", ['{"name": "model", "files": []}', "[]", "{"])
+@pytest.mark.parametrize("index", ['{"name": "model", "files": []}', '{"chunks": [{"id": 7}]}', "[]", "{"])
 def test_an_index_of_something_else_matters_only_to_files_that_need_one(place, index):
     folder = place / "in"
     folder.mkdir()

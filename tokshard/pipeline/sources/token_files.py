@@ -66,6 +66,7 @@ def in_listed_order(store: Store, entries: Iterable[Entry]) -> Iterator[Entry]:
     _check_pairs(store, names)
     places = {entry.name: place for place, entry in enumerate(found)}
     ordered = list(found)
+    needing = _folders_that_need_an_index(names)
     for entry in found:
         folder, slash, base = entry.name.rpartition("/")
         if base != sample_index.INDEX:
@@ -73,15 +74,16 @@ def in_listed_order(store: Store, entries: Iterable[Entry]) -> Iterator[Entry]:
         try:
             index = sample_index.read_index(store, entry.name)
         except BadSourceError:
-            if _is_needed(folder + slash, names):
+            if folder in needing:
                 raise
-            continue  # it belongs to something else
-        listed = []
+            continue  # it belongs to something else, as one does that lists nothing that is there
+        listed, missing = [], []
         for either in sample_index.listed_names(index):
             there = [places[folder + slash + name] for name in either if folder + slash + name in places]
-            if not there:
-                raise damaged(store, entry.name, f"it lists {either[0] if either else 'a file'}, which is not there")
             listed += there
+            missing += [] if there else [either[0] if either else "a file"]
+        if missing and (listed or folder in needing):
+            raise damaged(store, entry.name, f"it lists {missing[0]}, which is not there")
         for place, file in zip(sorted(listed), listed, strict=True):
             ordered[place] = found[file]
     return iter(ordered)
@@ -106,17 +108,15 @@ def foreign_files(store: Store, entries: Iterable[Entry]) -> list[Entry]:
     ]
 
 
-def _is_needed(folder: str, names: set[str]) -> bool:
-    """Whether a folder has files that cannot be read without an ``index.json``."""
-    files = [name for name in names if name.startswith(folder) and "/" not in name.removeprefix(folder)]
-    return any(
-        name.endswith(samples.MDS_SUFFIXES)
-        or (
-            name.endswith(samples.LITDATA_SUFFIX)
-            and name.removesuffix(megatron.SUFFIX) + megatron.INDEX_SUFFIX not in names
-        )
-        for name in files
+def _folders_that_need_an_index(names: set[str]) -> set[str]:
+    """The folders with files that cannot be read without an ``index.json``."""
+    alone = (
+        name
+        for name in names
+        if name.endswith(samples.MDS_SUFFIXES)
+        or (name.endswith(samples.LITDATA_SUFFIX) and megatron.index_name(name) not in names)
     )
+    return {name.rpartition("/")[0] for name in alone}
 
 
 def _check_no_corpus(store: Store, names: set[str]) -> None:
