@@ -171,6 +171,8 @@ def test_a_shuffled_copy_is_a_permutation_that_the_seed_alone_decides(corpus, tm
     copy_corpus(corpus, out=tmp_path / "other", shuffle=18)
     found = {name: rows(tmp_path / name) for name in ("one", "many", "other shards", "other")}
     assert found["many"] == found["one"] == found["other shards"] != found["other"]
+    copy_corpus(corpus, out=tmp_path / "part", shuffle=17, selection=Selection(max_tokens=40))
+    assert rows(tmp_path / "part") == [row for row in found["one"] if len(row[0]) <= 40]
     before = rows(corpus)
     key = str
     assert sorted(found["one"], key=key) == sorted(found["other"], key=key) == sorted(before, key=key)
