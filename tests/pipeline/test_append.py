@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.contract.test_promise_01_faults import write_tokenizer
 from tests.pipeline.inputs import jsonl
 from tests.store.memory import SCHEME, MemoryStore
-from tokshard import build_corpus, open_corpus
+from tokshard import build_corpus, copy_corpus, open_corpus
 from tokshard.errors import (
     BuildError,
     ConfigurationChangedError,
@@ -145,6 +145,15 @@ def test_sources_that_are_in_the_corpus_already_are_refused_unless_texts_are_com
     shop.build([two, one], append=True, dedup="exact")
     assert texts_of(shop.open()) == ["a", "b"]
     assert shop.open().manifest.records.left_out == {"duplicate": 1}
+
+
+def test_a_copy_knows_where_its_sources_were(shop: Shop) -> None:
+    one, two = shop.source("one", ["a"]), shop.source("two", ["b"])
+    shop.build(one, "first")
+    shop.build(two, "first", append=True)
+    copy_corpus(shop.directory / "first", out=shop.directory / "corpus", workers=1)
+    with pytest.raises(UsageError, match=r"two\.jsonl is in .*corpus already, in generation 0"):
+        shop.build(two, append=True)
 
 
 def test_a_source_that_has_grown_since_is_refused_because_its_first_texts_would_come_twice(shop: Shop) -> None:

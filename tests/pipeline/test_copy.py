@@ -319,6 +319,26 @@ def test_a_flipped_token_stops_the_copy_which_goes_on_when_the_shard_is_whole_ag
     assert files(tmp_path / "copy") == files(tmp_path / "expected")
 
 
+@pytest.mark.parametrize(
+    "name", ["shard-00-0000000-000000-0000.arrow", "shards.arrow", "sources.arrow", "tokenizer.json"]
+)
+def test_a_flipped_byte_that_still_reads_well_is_not_copied(corpus, tmp_path, name):
+    content = (corpus / name).read_bytes()
+    old, new = (content[-1:], b" ")
+    if name.startswith("shard-"):
+        old, new = b"enfr", b"frfr"
+    elif name == "sources.arrow":
+        old, new = b"b.jsonl", b"c.jsonl"
+    elif name == "shards.arrow":
+        with open_corpus(corpus) as opened:
+            records = opened.shards.runs(len(opened.shards) - 1).record.astype("<i8").tobytes()
+        old, new = records, bytes([records[0] ^ 1]) + records[1:]
+    assert old in content
+    (corpus / name).write_bytes(new.join(content.rsplit(old, 1)))
+    with pytest.raises(DamagedCorpusError, match=f"{name} has SHA-256"):
+        copy_corpus(corpus, out=tmp_path / "copy")
+
+
 @pytest.fixture(params=["memory", pytest.param("s3", marks=pytest.mark.remote)])
 def bucket(request, tmp_path, monkeypatch) -> str:
     """A new location in an object store."""
@@ -361,6 +381,7 @@ def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, t
     ("options", "problem"),
     [
         (["--where", "lang"], "not a condition"),
+        (["--where", "lang=en", "--where", "lang=fr"], "names the column lang 2 times"),
         (["--where", "country=en"], "no kept column 'country'"),
         (["--hash", "0.9:0.1"], "not a part of 0:1"),
         (["--source", "nothing"], "no source is called nothing"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections import Counter
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ import msgspec
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
+from tokshard.errors import UsageError
 from tokshard.pipeline.copying.copy import Copy, copy_corpus
 from tokshard.pipeline.copying.selection import Selection
 from tokshard.wording import aligned, bytes_text, counted
@@ -102,6 +104,12 @@ def copy(
     tokshard copy shards/by-topic --out shards/mixed --shuffle 17
     """  # noqa: D301 - click's mark for lines that are kept
     started = time.monotonic()
+    for column, times in Counter(column for column, _ in where).items():
+        if times > 1:
+            raise UsageError(
+                f"--where names the column {column} {times} times, and a document has one value there",
+                hint="give one value; to take several, make a copy for each and copy those into one",
+            )
     selection = Selection(hashes=hashes, where=dict(where), source=source, min_tokens=min_tokens, max_tokens=max_tokens)
     with byte_progress(f"copy to {out}", unit="tokens") as on_progress:
         done = copy_corpus(

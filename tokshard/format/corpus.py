@@ -86,8 +86,9 @@ class Corpus:
         """1, and 1 more for each append that is part of it."""
         self.content_fingerprints = _content_fingerprints(self.manifests)
         """The content fingerprint of the documents up to each generation."""
-        self._generations = _places(store, self.manifests)
-        tables = open_tables(self._generations, names.SHARD_TABLE, SHARD_TABLE_SCHEMA, load_table)
+        self.generations = _places(store, self.manifests)
+        """Where each generation lies, and its manifest."""
+        tables = open_tables(self.generations, names.SHARD_TABLE, SHARD_TABLE_SCHEMA, load_table)
         self.shards = ShardTable(list(zip(tables, self.manifests, strict=True)))
         """The shards in order, with everything that the shard table says about them."""
         self.shard_schema = shard_schema(_shard_facts(manifest))
@@ -175,7 +176,7 @@ class Corpus:
                 hint=RESTORE,
             )
         if self._first_sources is None:
-            self._first_sources = first_sources(self._generations, load=self._load_table)
+            self._first_sources = first_sources(self.generations, load=self._load_table)
         first_source = self._first_sources[self.shards.generation(shard_index)]
         return Provenance(
             first_source + int(runs.source[run]), 1 + int(runs.record[run]) + row - int(runs.document[run])
@@ -183,7 +184,7 @@ class Corpus:
 
     def sources(self) -> list[SourceInfo]:
         """The inputs of all builds in order, with what was read, written and left out."""
-        return all_sources(self._generations, load=self._load_table)
+        return all_sources(self.generations, load=self._load_table)
 
     def shard(self, index: int) -> Shard:
         """One shard, mapped and checked against the manifest when it is first touched.
@@ -217,7 +218,7 @@ class Corpus:
             StoreError: the store does not answer.
         """
         index = range(len(self.shards))[shard]
-        below, _ = self._generations[self.shards.generation(index)]
+        below, _ = self.generations[self.shards.generation(index)]
         strides = self.shards.strides(index)[start:stop]
         return read_stride_hashes(below, strides.start, strides.stop)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
+from tokshard import __version__
 from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.format.arrays import table_batch
@@ -48,12 +49,14 @@ class Origin:
 
     Args:
         sources, arguments: of all of them together.
+        roots: where each argument was, so that an append refuses what is there already; empty if a report is gone.
         columns: kept columns of the copy.
     """
 
     first: Corpus
     sources: Sequence[SourceInfo]
     arguments: Sequence[str]
+    roots: Sequence[str]
     columns: Mapping[str, str]
     build: BuildConfig
     with_special_text: int
@@ -102,7 +105,7 @@ def commit_copy(workspace: Workspace, output: Output, origin: Origin, made: Writ
     made_of_it = _manifest(origin, sources, totals, files)
     corpus = AssembledCorpus(output=output, manifest=made_of_it, shards=totals.shard_sizes)
     check_shards(corpus)
-    publish(corpus)
+    publish(corpus, {"tokshard": __version__, "roots": list(origin.roots)})
     return corpus.manifest
 
 

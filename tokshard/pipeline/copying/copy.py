@@ -21,6 +21,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.manifest import BuildConfig, CopyConfig, Manifest
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import SourceInfo
+from tokshard.format.whole_corpus import check_side_files
 from tokshard.pipeline.copying.commit import Origin, commit_copy
 from tokshard.pipeline.copying.selection import Chooser, Selection, source_labels
 from tokshard.pipeline.copying.stages import CopyStages
@@ -29,7 +30,7 @@ from tokshard.pipeline.prepare import take_directory
 from tokshard.pipeline.resolve import cpu_count
 from tokshard.pipeline.sources.inputs import InputTable, InputTableBuilder
 from tokshard.pipeline.workspace.lease import cannot_write, lock
-from tokshard.pipeline.workspace.output_directory import check_directory, check_own, finished_corpora
+from tokshard.pipeline.workspace.output_directory import check_directory, check_own, finished_corpora, roots_at_build
 from tokshard.pipeline.workspace.places import REMOVING, open_workspace
 from tokshard.pipeline.workspace.settings import Command, Settings, save_command, save_settings
 from tokshard.store import real_location
@@ -117,6 +118,8 @@ def copy_corpus(
         if finished is not None:
             return Copy(location=out, manifest=finished[0].manifest, num_documents_before=before, is_new=False)
         check_directory(workspace, outputs)
+        for corpus in opened:
+            check_side_files(corpus)
         with lock(workspace), _hints(out):
             take_directory(workspace, outputs, settings, is_forced=force)
             save_settings(workspace, settings)
@@ -171,14 +174,17 @@ def _origin(
         _check_together(first, other, with_columns=with_columns)
     sources: list[SourceInfo] = []
     arguments: list[str] = []
+    roots: list[str] = []
     for corpus in corpora:
         sources += (replace(source, argument=source.argument + len(arguments)) for source in corpus.sources())
         arguments += corpus.manifest.arguments
+        roots += (root for store, _ in corpus.generations for root in roots_at_build(store))
     is_whole = selection == EVERYTHING
     return Origin(
         first=first,
         sources=sources,
         arguments=arguments,
+        roots=roots if len(roots) == len(arguments) else [],
         columns=first.manifest.columns if with_columns else {},
         build=_build(corpora, selection, shard_tokens=shard_tokens, shuffle=shuffle, with_columns=with_columns),
         # which documents these are is not known
