@@ -371,6 +371,8 @@ def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, t
     for place in (corpus, corpus / "deep" / "inside", corpus.parent):
         with pytest.raises(UsageError, match="a corpus that is read"):
             copy_corpus(corpus, out=place, force=True)
+    with pytest.raises(UsageError, match="lies inside the corpus"):
+        copy_corpus(corpus, out=out / "generation-01")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="not empty"):

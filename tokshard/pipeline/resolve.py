@@ -102,7 +102,7 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
     )
     check_used(options, found.inputs.formats)
     _check_no_output(options.out, found)
-    _check_outside_corpora(options.out)
+    check_outside_corpora(options.out)
     if options.dedup == "exact" and found.inputs.read_once:
         raise UsageError(
             f"--dedup exact reads its sources twice, and {read_once_name(found.inputs.read_once[0])} can be read once "
@@ -247,7 +247,7 @@ def continuing_command(resolved: ResolvedBuild, tasks: Sequence[Task | StreamTas
     )
 
 
-def _check_outside_corpora(out: str) -> None:
+def check_outside_corpora(out: str) -> None:
     """Refuse a folder of a corpus: it would be damaged by what does not belong to it, or lose a generation.
 
     Raises:

@@ -27,7 +27,7 @@ from tokshard.pipeline.copying.selection import Chooser, Selection, source_label
 from tokshard.pipeline.copying.stages import CopyStages
 from tokshard.pipeline.executors.surroundings import leaving_the_program_alone
 from tokshard.pipeline.prepare import take_directory
-from tokshard.pipeline.resolve import cpu_count
+from tokshard.pipeline.resolve import check_outside_corpora, cpu_count
 from tokshard.pipeline.sources.inputs import InputTable, InputTableBuilder
 from tokshard.pipeline.workspace.lease import cannot_write, lock
 from tokshard.pipeline.workspace.output_directory import check_directory, check_own, finished_corpora, roots_at_build
@@ -105,6 +105,7 @@ def copy_corpus(
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(open_corpus(location)) for location in locations]
         _check_apart(out, opened)
+        check_outside_corpora(out)
         origin = _origin(opened, selection, shard_tokens=shard_tokens, shuffle=shuffle, with_columns=with_columns)
         # refuses conditions that mean nothing
         labels = [label for corpus in opened for label in source_labels(corpus, corpus.sources())]
