@@ -87,6 +87,19 @@ def test_a_signal_while_the_loop_waits_for_data_saves_on_all_ranks_and_the_same_
     assert [step["step"] for step in steps_of(out)] == list(range(1, last + 2))
 
 
+def test_a_ctrl_c_while_ranks_wait_for_each_other_ends_the_command_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokshard.trainer.loop.train", interrupted)
+    recipe = tmp_path / "run.toml"
+    recipe.write_text(as_toml(configuration({"code": "nowhere"}, tmp_path / "out")))
+    assert main([str(recipe)]) == 130
+    assert capsys.readouterr().err == "interrupted before the run began\n"
+
+
 def test_a_wrong_recipe_exits_2_with_a_hint(tmp_path: Path) -> None:
     recipe = tmp_path / "run.toml"
     recipe.write_text(as_toml(configuration({"code": "nowhere"}, tmp_path / "out")))

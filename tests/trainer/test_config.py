@@ -78,6 +78,7 @@ def test_a_configuration_cannot_be_changed(recipe: str) -> None:
         ("data.batch_ramp=[[5, 4], [3, 8]]", "data.batch_ramp is [(5, 4), (3, 8)]", "ascending order, from 1"),
         ("data.batch_ramp=[[5, 0]]", "data.batch_ramp is [(5, 0)]", "ascending order, from 1"),
         ("data.corpora={}", "data.corpora is empty", "data.corpora ="),
+        ("train.out=s3://bucket/run", "train.out is s3://bucket/run, expected a directory", "a file system that all"),
         ("compute.compile=true", "Expected `str`, got `bool` - at `compute.compile`", "recipe.py"),
         ("optimizer.warmup_steps=11", "11 steps of warmup and 0 of decay do not fit in 10", "optimizer.warmup_steps"),
         ("train.steps", "'train.steps' is not an override", "section.key=value"),

@@ -58,6 +58,9 @@ def errors(directory: Path) -> list[dict[str, str]]:
         ("the loader of rank 1 fails at the last batch of a pass", "LoaderError: rank 1: a read hangs"),
         ("the loader of rank 1 fails where a ramp makes another one", "LoaderError: rank 1: a read hangs"),
         ("rank 1 gets a signal in step 2", "TrainerError: signal 15, steps 1, 2, 3, the last saved"),
+        ("rank 1 lists other documents", "TrainerError: rank 1: other documents are out of the loss"),
+        ("rank 1 lacks a list of the checkpoint", "PlanMismatchError: rank 1: the run masks documents .* No such file"),
+        ("the corpora of rank 1 are others", "TrainerError: rank 1: the plan of .data. is not that of rank 0"),
         ("the corpora of rank 1 are elsewhere", r"\w+Error: rank 1: .*nowhere"),
     ],
 )
@@ -230,9 +233,39 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
         raise TrainerError(f"signal {number}, steps {', '.join(steps)}, {kept}", hint="none")
 
     yield "rank 1 gets a signal in step 2", stop_in_step_2
+    yield from cases_of_masks(rank, directory)
+    corpora_of_run = fields["data"]["corpora"]
     if rank == 1:
-        fields["data"]["corpora"]["code"] = str(directory / "nowhere")
+        corpora_of_run["code"] = corpora_of_run["prose"]
+    yield "the corpora of rank 1 are others", lambda: train(resolve(fields))
+    if rank == 1:
+        corpora_of_run["code"] = str(directory / "nowhere")
     yield "the corpora of rank 1 are elsewhere", lambda: train(resolve(fields))
+
+
+def cases_of_masks(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    from tokshard.jobs.recipe import resolve
+    from tokshard.runtime import masks
+    from tokshard.trainer.loop import train
+
+    lists = [directory / f"list-{number}" for number in (0, 1)]
+    lists[rank].write_text(f"{rank}\n2\n")
+    fields = run_of(directory, "masked", train__steps=5, train__stop_after=1, data__mask={"code": [str(lists[rank])]})
+    yield "rank 1 lists other documents", lambda: train(resolve(fields))
+
+    with patch.object(masks, "MAX_LISTED", 1):  # so that the checkpoint has the path
+        fields["data"]["mask"] = {"code": [str(lists[0])]}
+        train(resolve(fields))
+        if rank == 1:
+            fields["data"]["mask"] = {}
+        with on_rank(1, masks, "_read", missing):
+            yield "rank 1 lacks a list of the checkpoint", lambda: train(resolve(fields))
+
+
+def missing(path: str) -> None:
+    from tokshard.errors import PlanError
+
+    raise PlanError(f"{path} cannot be read: No such file or directory", hint="give a file of document numbers")
 
 
 def differences_of_an_import(directory: Path) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import FileSystemReader, load
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.runs import configuration, corpora, steps_of
-from tokshard.errors import UsageError
+from tokshard.errors import PlanError, UsageError
 from tokshard.inspect.plan.run import open_run
 from tokshard.jobs.metrics_file import scalars
 from tokshard.jobs.model_shape import PRESETS, Shape, peak_tflops, training_flops
@@ -119,6 +119,12 @@ def test_batch_sizes_weights_and_left_out_steps_are_exact_wherever_a_run_is_stop
     assert json.loads(state["loader"]["cursor"])["skipped"] == [[4, 8], [16, 28]]
 
 
+def test_a_batch_size_of_a_ramp_that_does_not_fit_is_refused_before_the_first_step(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="global batch of 5 samples is not a multiple of the 2 streams"):
+        run(data__num_streams=2, data__batch_ramp=[[3, 5]])
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
 def test_steps_after_those_left_out_read_what_they_would_have_read(run: Any) -> None:
     straight, without = run("straight", train__steps=4), run("without", train__steps=4, train__skip=[[2, 4]])
     assert without[1] == {"step": 2, "skipped": "train.skip", "samples": [4, 8]}
@@ -187,6 +193,7 @@ def test_synthetic_batches_have_the_shapes_of_real_ones_and_are_not_read(
     assert [(of["loss"], of["digest"]) for of in resumed] == [(of["loss"], of["digest"]) for of in straight]
     state = json.loads((tmp_path / "out" / "checkpoints" / "step-00000004" / "state.json").read_text())
     assert json.loads(state["loader"]["cursor"])["skipped"] == [[0, 16]]
+    assert run("nothing", data__synthetic=True, data__max_epochs=1e-9) == []
 
 
 def test_documents_of_the_recipe_are_out_of_the_loss_and_a_new_list_from_where_the_run_continues(

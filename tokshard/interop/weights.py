@@ -122,6 +122,8 @@ def main(arguments: list[str]) -> int:
     except TokshardError as error:
         sys.stderr.write(f"error: {error.problem}\nhint: {error.hint}\n")
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

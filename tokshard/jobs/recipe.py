@@ -20,6 +20,7 @@ from tokshard.jobs.model_shape import Model, Positive, model_shape
 from tokshard.jobs.plan_file import Mix
 from tokshard.jobs.plan_file import TrainerData as Data
 from tokshard.jobs.strict_toml import convert, read_toml
+from tokshard.store import is_uri
 
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -215,6 +216,11 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
     """
     config = convert(fields, Config, where=where, hint="see tokshard/jobs/recipe.py")
     _check_ranges(config, where)
+    if is_uri(config.train.out):
+        raise UsageError(
+            f"{where}: train.out is {config.train.out}, expected a directory",
+            hint="give one on a file system that all ranks share, and copy checkpoints to a bucket from there",
+        )
     return config
 
 

@@ -10,7 +10,10 @@ from tokshard.jobs.recipe import load_config
 
 
 def main(arguments: list[str]) -> int:
-    """Run a recipe. Exit codes: 0, all steps done; 2, a wrong recipe; 128 + n, saved and stopped by signal n."""
+    """Run a recipe. Exit codes: 0, all steps done; 2, a wrong recipe; 128 + n, saved and stopped by signal n.
+
+    A Ctrl-C while modules are loaded, or while ranks wait for each other at the start, ends it at once, with 130.
+    """
     if not arguments or arguments[0] in ("-h", "--help"):
         _say("usage: torchrun -m tokshard.trainer RECIPE.toml [section.key=value ...]")
         return 0 if arguments else 2
@@ -21,13 +24,16 @@ def main(arguments: list[str]) -> int:
         if rank == "0":  # it is the same on every rank
             _say(f"error: {error.problem}\nhint: {error.hint}")
         return error.exit_code
-    from tokshard.trainer.loop import train
-
     try:
+        from tokshard.trainer.loop import train
+
         signal_number = train(config)
     except TokshardError as error:
         _say(f"error: {error.problem}\nhint: {error.hint}")
         return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted before the run began")
+        return 130
     return 128 + signal_number if signal_number else 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from tokshard.errors import TokshardError
 from tokshard.jobs.recipe import Config, check_ranks
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
+from tokshard.runtime.loader import ranks_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.stop import stop_of
 from tokshard.runtime.tensors import Batch, StreamingLoader
-from tokshard.trainer.parallel import limit_waits, together
+from tokshard.trainer.parallel import check_same, limit_waits, together
 from tokshard.trainer.upkeep import say
 
 
@@ -34,6 +37,8 @@ class Batches:
 
     def __init__(self, settings: Config, plan: StreamPlan, mesh: DeviceMesh, *, pin_memory: bool) -> None:
         check_ranks(settings, mesh.size())
+        for _, size in settings.data.batch_ramp:  # found now, and not when the ramp is there
+            ranks_of(plan, size, (0, mesh.size()), settings.data.uneven)
         self._settings, self.plan, self._mesh, self._pin_memory = settings, plan, mesh, pin_memory
         self.failure: TokshardError | None = None
         self.samples, self.wait_seconds = (0, 0), 0.0
@@ -44,9 +49,17 @@ class Batches:
         """The batch of each step after `step`, to the end of the pass; None for a step that the recipe leaves out.
 
         The documents of `data.mask` are out of the loss, from the first of these steps on if they were not before.
+
+        Raises:
+            TokshardError: these documents cannot be read, or are not the same on all ranks; the same error on all.
         """
         with together():
             self._mask()
+        check_same(
+            json.dumps(self.loader.state_dict()),
+            "other documents are out of the loss than on rank 0",
+            hint="give each rank the same files in data.mask, at the same paths",
+        )
         batches, is_first = iter(self.loader), True
         while True:
             step += 1
@@ -67,6 +80,15 @@ class Batches:
             if is_first and batch is not None:  # the first step that is trained has started all that starts slowly
                 limit_waits(self._mesh, self._settings.parallel)
                 is_first = False
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint.
+
+        Raises:
+            TokshardError: it is of another plan, or a list of masked documents is gone; the same error on all ranks.
+        """
+        with together():
+            self.loader.load_state_dict(state)
 
     @property
     def is_over(self) -> bool:
@@ -121,7 +143,8 @@ class Batches:
         )
         if data.synthetic:
             state = loader.state_dict()
-            self._first = next(iter(loader))
+            rows = -(-self._size // self._mesh.size())
+            self._first = next(iter(loader), padding(rows, self.plan.seq_len))  # max_epochs may leave no step
             loader.close()
             loader.load_state_dict(state)
         return loader

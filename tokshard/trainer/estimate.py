@@ -117,6 +117,8 @@ def main(arguments: list[str]) -> int:
     except TokshardError as error:
         sys.stderr.write(f"error: {error.problem}\nhint: {error.hint}\n")
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
     lines = [json.dumps(dataclasses.asdict(found))] if "--json" in arguments else report(found)
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0

@@ -22,7 +22,7 @@ from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.metrics import Meter, Sums
 from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
-from tokshard.trainer.parallel import make_mesh, process_group, sharded_model, together
+from tokshard.trainer.parallel import check_same, make_mesh, process_group, sharded_model, together
 from tokshard.trainer.upkeep import Upkeep, held, say, stop_signals
 from tokshard.trainer.weights import load_weights
 
@@ -40,6 +40,11 @@ def train(settings: Config) -> int:
     with process_group(settings.parallel) as device, stop_signals() as received:
         with together():
             plan = settings.data.plan()
+        check_same(
+            plan.fingerprint,
+            "the plan of [data] is not that of rank 0",
+            hint="give each rank the same recipe and corpora; data.generations stays with one while a corpus grows",
+        )
         mesh = make_mesh(settings.parallel, device)
         shape = model_shape(settings.model, vocabulary_of(plan))
         with held(settings.train.out):
@@ -146,7 +151,7 @@ class _Run:
         state = checkpoint.load(path, self.model, self.optimizer)
         if latest:
             check_start(settings, state.config, latest)
-        self.batches.loader.load_state_dict(state.loader)
+        self.batches.load_state(state.loader)
         say(f"{path}: continuing after step {state.step} on {_ranks()}")
         return state.step
 

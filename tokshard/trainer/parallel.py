@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +107,19 @@ def raise_together(error: TokshardError | None, group: ProcessGroup | None = Non
         if first is not None:
             problem = first.problem if len(errors) == 1 else f"rank {rank}: {first.problem}"
             raise type(first)(problem, hint=first.hint) from error
+
+
+def check_same(value: str, problem: str, *, hint: str) -> None:
+    """Refuse to go on with a value that is another one on some rank. A collective: every rank calls it.
+
+    Raises:
+        TrainerError: names the first rank that differs from rank 0, with `problem`; the same error on all ranks.
+    """
+    found = [""] * distributed.get_world_size()
+    distributed.all_gather_object(found, hashlib.sha256(value.encode()).hexdigest())
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise TrainerError(f"rank {rank}: {problem}", hint=hint)
 
 
 def make_mesh(settings: Parallel, device: torch.device) -> DeviceMesh:
