@@ -215,6 +215,20 @@ def test_a_hugging_face_data_set_keeps_the_columns(tmp_path):
     assert parquet.read_table(tmp_path / "bare").column_names == ["input_ids"]
 
 
+def test_a_flipped_byte_of_a_hugging_face_data_set_is_found_by_who_reads_its_checksums(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus", documents_of([900]), tokenizer=TINY_TOKENIZER)
+    export_corpus(corpus, format="hf", out=tmp_path / "out")
+    (file,) = (tmp_path / "out").glob("*.parquet")
+    column = parquet.read_metadata(file).row_group(0).column(0)
+    stop = column.dictionary_page_offset + column.total_compressed_size
+    content = bytearray(file.read_bytes())
+    for place in range(stop - 30, stop):
+        content[place] ^= 1
+        with pytest.raises(OSError, match="CRC"):
+            parquet.read_table(pa.BufferReader(bytes(content)), page_checksum_verification=True)
+        content[place] ^= 1
+
+
 def test_a_split_is_a_folder(corpus, tmp_path):
     for split in ("train", "validation"):
         done = export_corpus(corpus, format="hf", out=tmp_path / "out", split=split)

@@ -354,6 +354,14 @@ def test_a_file_that_differs_from_its_counts_is_refused(place, counts):
         imported(place, fms(place / "fms", counts))
 
 
+def test_counts_that_were_written_anew_are_read_anew(place):
+    imported(place, fms(place / "fms", "5,10"))
+    table = place / "fms" / "meta" / "combined_counts.csv"
+    table.write_text(table.read_text().replace("5,10", "50,10"))
+    with pytest.raises(BadSourceError, match="says 50 and 10"):
+        imported(place, place / "fms", out=place / "again")
+
+
 TABLES = {
     "a.parquet": lambda found: parquet_bytes(found, 2),
     "a.arrow": lambda found: arrow_bytes(found, 2),

@@ -67,7 +67,7 @@ class _ParquetFile:
     def __init__(self, store: Store, name: str, schema: pa.Schema, dtype: str) -> None:
         self._name, self._schema, self._dtype = name, schema, np.dtype(dtype)
         self._spool = store.spool(name)
-        self._writer = parquet.ParquetWriter(self._spool.file, schema, compression="zstd")
+        self._writer = parquet.ParquetWriter(self._spool.file, schema, compression="zstd", write_page_checksum=True)
         self._num_documents = self._num_tokens = 0
 
     def write(self, documents: Documents) -> None:

@@ -6,7 +6,7 @@ import csv
 import functools
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tokshard.interop.tokens.batches import damaged
 from tokshard.pipeline.sources.inputs import Input
@@ -42,14 +42,19 @@ def check_counts(input_: Input, num_documents: int, num_tokens: int | None) -> N
         return
 
 
-@functools.lru_cache(maxsize=4)
 def _counts(folder: str) -> Mapping[str, tuple[int, int]]:
     """File to its documents and tokens, from all tables of a folder; tables of other columns are passed over."""
     store = open_store(folder)
+    tables = (name for name in sorted(present(store)) if "counts" in name and name.endswith(".csv"))
+    return _read(folder, tuple((name, store.stat(name).version) for name in tables))
+
+
+@functools.lru_cache(maxsize=4)
+def _read(folder: str, tables: Sequence[tuple[str, str]]) -> Mapping[str, tuple[int, int]]:
+    """What the tables of a folder say, each with its version: a later import may find others there."""
+    store = open_store(folder)
     found = {}
-    for name in sorted(present(store)):
-        if "counts" not in name or not name.endswith(".csv"):
-            continue
+    for name, _ in tables:
         rows = csv.reader(io.StringIO(store.get(name).decode("utf-8", "replace")))
         if next(rows, None) != _COLUMNS:
             continue
