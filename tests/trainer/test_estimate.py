@@ -97,7 +97,9 @@ def test_the_command_prints_lines_or_json_and_explains_a_wrong_recipe(
     assert found["rows"] == 3  # of the largest batch
     for wrong, problem in (
         ("ranks=0", "expected a number"),
-        ("ranks=7", "of 7 ranks"),
+        ("ranks=7", "7 ranks do not divide a global batch"),
+        ("data.global_batch_size=800_000_000", "2**31 tokens or more"),
+        ("parallel.replicas=3", "of 8 ranks"),
         ("model.dim=7", "do not divide"),
         ("train.micro_batch_size=3", "have 1 rows"),
     ):

@@ -20,6 +20,7 @@ from tokshard.jobs.model_shape import Model, Positive, model_shape
 from tokshard.jobs.plan_file import Mix
 from tokshard.jobs.plan_file import TrainerData as Data
 from tokshard.jobs.strict_toml import convert, read_toml
+from tokshard.runtime.steps import Ranks
 from tokshard.store import is_uri
 
 Count = Annotated[int, Meta(ge=0)]
@@ -230,9 +231,14 @@ def check_ranks(settings: Config, num_ranks: int) -> None:
     A smaller last micro-batch would be compiled once more.
 
     Raises:
-        UsageError: `train.micro_batch_size` does not divide a rank's rows, at some step of the batch ramp.
+        UsageError: ranks or streams do not divide a batch, a rank's part of it is too large, or
+            `train.micro_batch_size` does not divide that part, at some step of the batch ramp.
     """
-    num_rows, rows = settings.train.micro_batch_size, settings.data.rows_of_rank(num_ranks)
+    data = settings.data
+    for size in (data.global_batch_size, *(size for _, size in data.batch_ramp)):
+        ranks = Ranks(global_batch_size=size, world_size=num_ranks, uneven=data.uneven, num_streams=data.num_streams)
+        ranks.check_size(data.seq_len)
+    num_rows, rows = settings.train.micro_batch_size, data.rows_of_rank(num_ranks)
     common = math.gcd(*rows)
     if num_rows and common % num_rows:
         raise UsageError(

@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from tokshard.errors import TokshardError
 from tokshard.jobs.recipe import Config, check_ranks
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
-from tokshard.runtime.loader import ranks_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.stop import stop_of
@@ -37,8 +36,6 @@ class Batches:
 
     def __init__(self, settings: Config, plan: StreamPlan, mesh: DeviceMesh, *, pin_memory: bool) -> None:
         check_ranks(settings, mesh.size())
-        for _, size in settings.data.batch_ramp:  # found now, and not when the ramp is there
-            ranks_of(plan, size, (0, mesh.size()), settings.data.uneven)
         self._settings, self.plan, self._mesh, self._pin_memory = settings, plan, mesh, pin_memory
         self.failure: TokshardError | None = None
         self.samples, self.wait_seconds = (0, 0), 0.0
