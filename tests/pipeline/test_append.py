@@ -156,6 +156,17 @@ def test_a_copy_knows_where_its_sources_were(shop: Shop) -> None:
         shop.build(two, append=True)
 
 
+def test_a_copy_of_one_part_of_a_split_grows_as_a_whole(shop: Shop) -> None:
+    shop.build(shop.source("one", list("abcdefgh")), "split", validation_fraction=0.5)
+    copy_corpus(shop.directory / "split" / "validation", out=shop.directory / "corpus", workers=1)
+    two = shop.source("two", ["i"])
+    with pytest.raises(UsageError, match="--validation-fraction was not given, now"):
+        shop.build(two, append=True, validation_fraction=0.5)
+    shop.build(two, append=True)
+    assert texts_of(shop.open())[-1] == "i"
+    assert verify_corpus(str(shop.directory / "corpus")).is_ok
+
+
 def test_a_source_that_has_grown_since_is_refused_because_its_first_texts_would_come_twice(shop: Shop) -> None:
     shop.build(shop.source("one", ["a"]), dedup="exact")
     one = shop.source("one", ["a", "b"])

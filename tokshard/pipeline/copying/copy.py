@@ -207,6 +207,7 @@ def _build(
     return msgspec.structs.replace(
         build,
         shard_tokens=shard_tokens or build.shard_tokens,
+        validation_fraction=None,  # an append to the copy would look for the other part
         split=None,
         copied=CopyConfig(
             corpora=[corpus.fingerprint for corpus in corpora],

@@ -229,7 +229,7 @@ def _begun_outputs(workspace: Workspace) -> tuple[Output, ...]:
     settings = load_settings(workspace)
     if settings is None:
         return ()
-    is_split = settings.config.validation_fraction is not None and settings.config.copied is None
+    is_split = settings.config.validation_fraction is not None
     outputs = workspace.outputs(is_split=is_split, generation=settings.generation)
     return tuple(output for output in outputs if not _is_linked(workspace, output.name))
 
