@@ -14,12 +14,13 @@ import torch
 from tests.corpora import write_corpus
 from tests.trainer.runs import configuration, corpora, corpus, evaluations_of, lines_of, steps_of, tokenizer
 from tokshard.errors import UsageError
+from tokshard.jobs.launcher import Interrupted
 from tokshard.jobs.model_shape import Shape
 from tokshard.jobs.recipe import resolve
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer.evaluate import Evaluation, Interrupted
+from tokshard.trainer.evaluate import Evaluation
 from tokshard.trainer.loop import train
 from tokshard.trainer.losses import sum_of_losses
 from tokshard.trainer.model import Transformer, initialise

@@ -13,11 +13,10 @@ from tests.runtime.sources import ListSource
 from tests.trainer.runs import corpora
 from tokshard.errors import UsageError
 from tokshard.jobs.model_shape import PRESETS, Model, Shape, model_shape
-from tokshard.jobs.recipe import Optimizer
+from tokshard.jobs.recipe import Optimizer, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer.attention import Documents
-from tokshard.trainer.batches import vocabulary_of
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import decay_groups, learning_rate

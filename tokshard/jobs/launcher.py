@@ -1,10 +1,23 @@
-"""What the launcher of a job told this process: its rank, and which GPU is its own."""
+"""What the launcher of a job tells this process: its rank, which GPU is its own, and when to stop."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from tokshard.errors import UsageError
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """A rank received one of `STOP_SIGNALS`, which ends an evaluation on all ranks."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
@@ -41,3 +54,24 @@ def device_index(local_rank: int, num_devices: int) -> int:
         f"LOCAL_RANK is {local_rank}, this process sees {num_devices} GPUs",
         hint="start as many ranks per node as it has GPUs, or set parallel.device=cpu",
     )
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Collects SIGTERM and SIGINT, so that the step in progress ends before the run stops.
+
+    Further signals change nothing: a terminal or scheduler signals this process, and torchrun does it again, and kills
+    what is left after ``--shutdown-timeout`` (30 s). Only the main thread can catch signals; others get an empty list.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda caught, _: received.append(caught))
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

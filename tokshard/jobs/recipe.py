@@ -20,6 +20,8 @@ from tokshard.jobs.model_shape import Model, Positive, model_shape
 from tokshard.jobs.plan_file import Mix
 from tokshard.jobs.plan_file import TrainerData as Data
 from tokshard.jobs.strict_toml import convert, read_toml
+from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.steps import Ranks
 from tokshard.store import is_uri
 
@@ -175,10 +177,17 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     evaluation: Evaluation = field(default_factory=Evaluation)
 
-    def evaluation_mix(self, name: str) -> Mix:
-        """One finite pass over a corpus of ``[evaluation]``, in an order that does not depend on `data.seed`."""
+    def evaluation_plan(self, name: str, trained: StreamPlan) -> StreamPlan:
+        """One finite pass over a corpus of ``[evaluation]``, in an order that does not depend on `data.seed`.
+
+        Args:
+            trained: what the run trains on.
+
+        Raises:
+            TokshardError: the corpus cannot be read, or has another tokenizer.
+        """
         data = self.data
-        return Mix(
+        mix = Mix(
             corpora={name: self.evaluation.corpora[name]},
             seq_len=data.seq_len,
             global_batch_size=data.global_batch_size,
@@ -192,6 +201,18 @@ class Config:
             cache_dir=data.cache_dir,
             cache_bytes=data.cache_bytes,
         )
+        plan = mix.plan()
+        if plan.sources[0].tokenizer != trained.sources[0].tokenizer:
+            raise UsageError(
+                f"evaluation.corpora: {name!r} has another tokenizer than the corpora of [data]",
+                hint="build it with the same tokenizer.json",
+            )
+        return plan
+
+
+def vocabulary_of(plan: StreamPlan) -> int:
+    """Ids that the corpora of a plan may hold."""
+    return max((source.corpus.vocab_size for source in plan.sources if isinstance(source, CorpusSource)), default=1)
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:

@@ -12,10 +12,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokshard.errors import TokshardError
-from tokshard.jobs.recipe import Config, check_ranks
+from tokshard.jobs.recipe import Config, check_ranks, vocabulary_of
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.stop import stop_of
 from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer.parallel import check_same, limit_waits, together
@@ -156,11 +155,6 @@ class Batches:
         labels = ids.roll(-1, 1).where(first["labels"] != IGNORED, IGNORED)
         made = {"input_ids": ids, "labels": labels, "sample_index": samples}
         return first | {key: value.pin_memory() if self._pin_memory else value for key, value in made.items()}
-
-
-def vocabulary_of(plan: StreamPlan) -> int:
-    """Ids that the corpora of a plan may hold."""
-    return max((source.corpus.vocab_size for source in plan.sources if isinstance(source, CorpusSource)), default=1)
 
 
 def padding(rows: int, seq_len: int) -> Batch:

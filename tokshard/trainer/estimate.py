@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokshard.errors import TokshardError, UsageError
 from tokshard.jobs.model_shape import model_shape
-from tokshard.jobs.recipe import Config, check_ranks, load_config
+from tokshard.jobs.recipe import Config, check_ranks, load_config, vocabulary_of
 from tokshard.torch_gaps.step_ledger import StepLedger, fake_group
-from tokshard.trainer.batches import padding, vocabulary_of
+from tokshard.trainer.batches import padding
 from tokshard.trainer.loop import num_parameters
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.optimizer import make_optimizer

@@ -11,7 +11,8 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from tokshard.errors import TokshardError, UsageError
+from tokshard.errors import TokshardError
+from tokshard.jobs.launcher import Interrupted
 from tokshard.jobs.recipe import Config
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
@@ -19,14 +20,6 @@ from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer
 from tokshard.trainer.parallel import raise_together
-
-
-class Interrupted(Exception):  # noqa: N818 - not an error
-    """A rank received a signal in an evaluation, which ends it on all ranks."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 class Evaluation:
@@ -46,7 +39,7 @@ class Evaluation:
 
     def __init__(self, settings: Config, trained: StreamPlan, mesh: DeviceMesh, *, received: Sequence[int]) -> None:
         self._settings, self._mesh, self._received = settings, mesh, received
-        self._plans = {name: _plan(settings, name, trained) for name in settings.evaluation.corpora}
+        self._plans = {name: settings.evaluation_plan(name, trained) for name in settings.evaluation.corpora}
         self._last_step = 0
 
     def is_due(self, step: int, *, is_end: bool) -> bool:
@@ -96,16 +89,6 @@ class Evaluation:
                 sums[1] += (batch["labels"] != IGNORED).sum()
         distributed.all_reduce(sums)
         return sums
-
-
-def _plan(settings: Config, name: str, trained: StreamPlan) -> StreamPlan:
-    plan = settings.evaluation_mix(name).plan()
-    if plan.sources[0].tokenizer != trained.sources[0].tokenizer:
-        raise UsageError(
-            f"evaluation.corpora: {name!r} has another tokenizer than the corpora of [data]",
-            hint="build it with the same tokenizer.json",
-        )
-    return plan
 
 
 def _agreed(loader: StreamingLoader, received: Sequence[int]) -> Iterator[Batch]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 from tokshard.errors import TrainerError
+from tokshard.jobs.launcher import STOP_SIGNALS
 from tokshard.jobs.metrics_file import MetricsFile, progress_line, row_digest, step_digest
 from tokshard.jobs.model_shape import Shape, peak_tflops, training_flops
 from tokshard.jobs.recipe import Train
@@ -24,7 +25,7 @@ from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer.batches import Batches
 from tokshard.trainer.parallel import raise_together, together
-from tokshard.trainer.upkeep import STOP_SIGNALS, say
+from tokshard.trainer.upkeep import say
 
 DIGEST_SHIFTS = (0, 16, 32, 48)
 """Parts of 16 bits, whose sums over ranks are exact in float64."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
@@ -16,8 +14,6 @@ from torch.profiler import profile
 from tokshard.jobs.recipe import Train
 from tokshard.jobs.run_lock import locked, look_for
 from tokshard.trainer.parallel import together
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Upkeep(AbstractContextManager["Upkeep"]):
@@ -84,24 +80,3 @@ def say(line: str) -> None:
         with suppress(OSError, ValueError, AttributeError):
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collects SIGTERM and SIGINT, so that the step in progress ends before the run stops.
-
-    Further signals change nothing: a terminal or scheduler signals this process, and torchrun does it again, and kills
-    what is left after ``--shutdown-timeout`` (30 s). Only the main thread can catch signals; others get an empty list.
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        for number in STOP_SIGNALS:
-            signal.signal(number, lambda caught, _: received.append(caught))
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
