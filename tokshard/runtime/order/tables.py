@@ -275,7 +275,6 @@ class Tables:
             stop: where a finite pass ends: nothing beyond is announced.
         """
         with self._lock:
-            self._announce(self._order.window_at(window.start - 1), before, after, stop)
             following = [window]
             if window.stop - window.start < _SHORT * self._order.window_tokens:
                 following.append(self._order.window_at(window.stop))
@@ -286,6 +285,8 @@ class Tables:
                     preparation.advance_with(after)
                     ahead.append(preparation)
             self._ahead = ahead
+            # last: threads that fetch slow down the making of a table
+            self._announce(self._order.window_at(window.start - 1), before, after, stop)
 
     def _announce(self, current: Window, before: float, after: float, stop: int | None) -> None:
         """Announce the blocks of the next windows little by little."""
