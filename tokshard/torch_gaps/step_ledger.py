@@ -25,7 +25,7 @@ GATHERED = "gathered parameters, and gradients on their way"
 
 @contextmanager
 def fake_group(num_ranks: int) -> Iterator[None]:
-    """A process group in which this process is rank 0, and nobody else is there; collectives do nothing."""
+    """A process group that only has this rank, number 0; collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # its import registers the backend
 
     distributed.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())

@@ -57,7 +57,7 @@ def _parsed(folder: str, version: str) -> Json:  # noqa: ARG001 -- of the index:
         )
     listed = parsed[field]
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise damaged(store, INDEX, f"its field {field!r} is no list of objects")
+        raise damaged(store, INDEX, f"its field {field!r} is not a list of objects")
     return parsed
 
 

@@ -104,7 +104,7 @@ def read_litdata(store: Store, name: str, start: int, stop: int | None, spec: To
     file = _SampleFile(store, name, str(config.get("compression")), entry.get("chunk_bytes"), None)
     for samples in file.samples(entry.get("chunk_size")):
         if (np.diff(samples.offsets) % dtype.itemsize).any():
-            raise samples.damaged(f"a sample is no array of {dtype.name}")
+            raise samples.damaged(f"a sample is not an array of {dtype.name}")
         tokens = np.frombuffer(samples.data, dtype)
         yield TokenBatch(tokens=tokens, ends=samples.offsets[1:] // dtype.itemsize, input_bytes=samples.file_bytes)
 
@@ -264,5 +264,5 @@ def _mds_ids(samples: _Samples, low: int, high: int, encoding: str, spec: TokenS
             shape, low = np.frombuffer(samples.data, f"<u{width}", num_dimensions, low + 1).tolist(), stop
     count, rest = divmod(high - low, dtype.itemsize)
     if rest or (shape is not None and math.prod(shape) != count):
-        raise samples.damaged(f"{high - low:,} bytes are no array {shape or ''} of {dtype.name}")
+        raise samples.damaged(f"{high - low:,} bytes are not an array {shape or ''} of {dtype.name}")
     return np.frombuffer(samples.data, dtype, count, low)
