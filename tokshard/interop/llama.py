@@ -111,7 +111,8 @@ def open_llama(path: str) -> LlamaFiles:
     """The weights in a directory; tensors are read when they are asked for.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError: the file is missing or damaged; reading a tensor raises the same.
+        OSError, ValueError, KeyError, TypeError, AttributeError: the file is missing or damaged; reading a tensor
+            raises the same.
         TrainerError: its index names a file elsewhere.
         UsageError: safetensors is not installed.
     """
