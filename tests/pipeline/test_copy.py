@@ -362,6 +362,19 @@ def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypat
     assert rows(f"{bucket}/part") == [row for row in rows(corpus) if len(row[0]) <= 20]
 
 
+def test_a_complete_copy_says_that_nothing_was_written(corpus, tmp_path, capsys):
+    command = ["copy", str(corpus), "--out", str(tmp_path / "copy")]
+    assert run(command) == 0
+    assert "written" in capsys.readouterr().out
+    assert run(command) == 0
+    again = capsys.readouterr().out
+    assert again.startswith(f"nothing to do: {tmp_path / 'copy'} is complete; --force copies again")
+    assert "written" not in again
+    assert " at " not in again
+    assert run([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["is_new"] is False
+
+
 def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, tmp_path):
     out = tmp_path / "copy"
     copy_corpus(corpus, out=out)

@@ -129,7 +129,7 @@ def copy(
         shown = {
             name: manifest[name] for name in ("num_documents", "num_tokens", "num_shards", "num_bytes", "fingerprints")
         }
-        click.echo(json.dumps({"location": done.location, **shown, "seconds": seconds}))
+        click.echo(json.dumps({"location": done.location, "is_new": done.is_new, **shown, "seconds": seconds}))
     else:
         click.echo(_text(done, seconds))
 
@@ -137,14 +137,13 @@ def copy(
 def _text(done: Copy, seconds: float) -> str:
     manifest = done.manifest
     taken = "" if manifest.num_documents == done.num_documents_before else f" of {done.num_documents_before:,}"
-    speed = f"{bytes_text(manifest.num_bytes / max(seconds, 1e-9))}/s"
+    size = f"{done.location}: {counted(manifest.num_shards, 'shard')}, {bytes_text(manifest.num_bytes)}"
+    speed = f" at {bytes_text(manifest.num_bytes / max(seconds, 1e-9))}/s" if done.is_new else ""
     lines = [
         ("documents", f"{manifest.num_documents:,}{taken}"),
         ("tokens", f"{manifest.num_tokens:,} as {manifest.dtype}"),
-        (
-            "written",
-            f"{done.location}: {counted(manifest.num_shards, 'shard')}, {bytes_text(manifest.num_bytes)} at {speed}",
-        ),
+        ("written" if done.is_new else "complete", size + speed),
         ("fingerprint", manifest.fingerprints.content[:16]),
     ]
-    return aligned(lines, width=shutil.get_terminal_size().columns)
+    text = aligned(lines, width=shutil.get_terminal_size().columns)
+    return text if done.is_new else f"nothing to do: {done.location} is complete; --force copies again\n{text}"
