@@ -9,16 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tokshard.version import __version__
+
 if TYPE_CHECKING:
     from tokshard.errors import TokshardError
     from tokshard.format.corpus import Corpus
     from tokshard.format.opening import open_corpus
     from tokshard.interop.export.export import export_corpus
-    from tokshard.pipeline.build import build_corpus
-    from tokshard.pipeline.copying.copy import copy_corpus
-    from tokshard.pipeline.importing import import_corpus
+    from tokshard.pipeline.build import build_corpus, copy_corpus, import_corpus
 
-__version__ = "0.1.0"
 
 __all__ = [
     "Corpus",
@@ -35,9 +34,9 @@ _HOMES = {
     "Corpus": "tokshard.format.corpus",
     "TokshardError": "tokshard.errors",
     "build_corpus": "tokshard.pipeline.build",
-    "copy_corpus": "tokshard.pipeline.copying.copy",
+    "copy_corpus": "tokshard.pipeline.build",
     "export_corpus": "tokshard.interop.export.export",
-    "import_corpus": "tokshard.pipeline.importing",
+    "import_corpus": "tokshard.pipeline.build",
     "open_corpus": "tokshard.format.opening",
 }
 

@@ -24,7 +24,7 @@ from tokshard.pipeline import commit as committing
 from tokshard.pipeline.encode import encoder as encoding
 from tokshard.pipeline.encode import special_text as special
 from tokshard.pipeline.encode import tokenizer
-from tokshard.pipeline.result import BuildResult
+from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.sources import decompress
 from tokshard.pipeline.tasks import runner, writing
 

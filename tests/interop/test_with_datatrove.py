@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tests.interop.real_text import ROOT, build
 from tokshard import export_corpus, import_corpus, open_corpus
-from tokshard.pipeline.result import BuildResult
+from tokshard.pipeline.commit import BuildResult
 
 pytest.importorskip("datatrove")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.pipeline.inputs import write_byte_tokenizer
 from tests.pipeline.places import TEXTS, StoppedError, build, write
 from tests.store.conftest import s3, s3_port  # noqa: F401 -- fixtures
-from tokshard.pipeline import commit as committing
+from tokshard.pipeline import build as building
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def stop(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def stopped(*sources: Path, **options: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(committing, "assemble", refuse)
+            patch.setattr(building, "commit", refuse)
             with pytest.raises(StoppedError):
                 build(place, *sources, **options)
 

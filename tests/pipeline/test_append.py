@@ -27,8 +27,8 @@ from tokshard.errors import (
 from tokshard.format import names
 from tokshard.inspect.corpus.report import read_report
 from tokshard.inspect.verify.verification import verify_corpus
-from tokshard.pipeline.job_array.commit_jobs import commit_jobs
-from tokshard.pipeline.job_array.run_job import run_job
+from tests.pipeline.arrays import commit_corpus
+from tests.pipeline.arrays import run_job
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import hashing, sorted_rows
 from tokshard.runtime.plan import StreamPlan
@@ -373,7 +373,7 @@ def test_jobs_of_an_array_append_the_same_bytes(shop: Shop) -> None:
     for stage, jobs in (("hash", 2), ("duplicates", 1), ("write", 2)):
         for job in range(jobs):
             run_job(two, job_index=job, num_jobs=jobs, stage=stage, **options)
-    commit_jobs(shop.directory / "jobs", workers=1)
+    commit_corpus(shop.directory / "jobs", workers=1)
     found = [files_of(shop.directory / out) for out in ("corpus", "jobs")]
     assert found[0].keys() == found[1].keys()
     assert [name for name in found[0] if found[0][name] != found[1][name] and not name.endswith(names.REPORT)] == []

@@ -19,7 +19,7 @@ from tokshard import build_corpus, open_corpus
 from tokshard.errors import BuildError, ConfigurationChangedError, DamagedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.pipeline import commit as committing
-from tokshard.pipeline.job_array.run_job import run_job
+from tests.pipeline.arrays import run_job
 from tokshard.pipeline.sources.hub import HubFiles
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import runner

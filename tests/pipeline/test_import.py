@@ -34,7 +34,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.interop.tokens import ends, flat, located, megatron, samples
 from tokshard.interop.tokens.batches import TokenSpec
-from tokshard.pipeline.result import BuildResult
+from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.tasks import planning
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 

@@ -13,8 +13,8 @@ from tests.pipeline.places import build, files, write
 from tokshard import open_corpus
 from tokshard.errors import BuildError
 from tokshard.format import names
-from tokshard.pipeline.job_array.commit_jobs import commit_jobs
-from tokshard.pipeline.job_array.run_job import run_job
+from tests.pipeline.arrays import commit_corpus
+from tests.pipeline.arrays import run_job
 from tokshard.pipeline.tasks import saved_drops
 from tokshard.pipeline.workspace import receipts
 from tokshard.pipeline.workspace.places import DROPS
@@ -88,7 +88,7 @@ def test_what_jobs_write_by_the_saved_duplicates_is_what_one_process_writes(plac
     until_the_duplicates_are_found(place)
     for index in range(3):
         job(place, index, 3, "write")
-    commit_jobs(place / "out", workers=1)
+    commit_corpus(place / "out", workers=1)
     assert texts_of(open_corpus(place / "out")) == texts[:10]
     found = files(place / "out")
     build(place, **DEDUP, force=True)

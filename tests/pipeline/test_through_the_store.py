@@ -12,8 +12,8 @@ from tests.store.memory import REQUESTS, SCHEME, MemoryStore
 from tests.store.servers import file_server
 from tokshard import build_corpus
 from tokshard.pipeline.estimate import estimate_build
-from tokshard.pipeline.job_array.commit_jobs import commit_jobs
-from tokshard.pipeline.job_array.run_job import run_job
+from tests.pipeline.arrays import commit_corpus
+from tests.pipeline.arrays import run_job
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.status import read_status
@@ -93,7 +93,7 @@ def test_jobs_that_share_another_store_make_the_same_bytes(remote, stages, tmp_p
             share = {} if stage == "duplicates" else {"job_index": index, "num_jobs": 3}
             run_job(f"{remote}/sources", out=f"{remote}/out", stage=stage, **share, **options)
     assert read_status(f"{remote}/out").jobs[2].state == "done"
-    commit_jobs(f"{remote}/out")
+    commit_corpus(f"{remote}/out")
     assert shards_of(f"{remote}/out") == shards_of("out")
 
 

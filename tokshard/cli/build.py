@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from typing import Any
 
 import click
 
-from tokshard.cli.build_jobs import check_commit, job_json, job_lines, job_options
-from tokshard.cli.build_progress import BuildDisplay
-from tokshard.cli.build_text import build_json, build_lines, estimate_json, estimate_lines
-from tokshard.cli.corpus_text import summary_text
+from tokshard.cli.build_run import run_all
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import is_recipe_path, one_corpus, read_recipe
 from tokshard.cli.sizes import BYTES, COUNT
-from tokshard.format.source_table import read_sources
-from tokshard.pipeline.build import build_corpus
-from tokshard.pipeline.estimate import estimate_build
-from tokshard.pipeline.job_array.commit_jobs import commit_jobs
-from tokshard.pipeline.job_array.run_job import run_job
-from tokshard.pipeline.job_array.stages import STAGES
-from tokshard.pipeline.options import BuildOptions
-from tokshard.pipeline.result import BuildResult
-from tokshard.store import open_store
-from tokshard.wording import aligned, one_line
+from tokshard.pipeline.sources.inputs import TEXT
 
 
 @click.command()
-@click.argument("sources", nargs=-1, metavar="SOURCE... | RECIPE.toml")
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE... | RECIPE.toml [NAME...]")
 @click.option(
     "--tokenizer",
     metavar="PATH|URI|OWNER/NAME",
@@ -145,27 +131,16 @@ from tokshard.wording import aligned, one_line
     "--job-index",
     type=click.IntRange(min=0),
     metavar="I",
-    help="Run only every N-th task, from task I on: job I of an array of N. No result depends on N. With --limit, jobs "
-    "may write more than is needed.",
+    help="Be job I of an array of N: run every N-th task from task I on, then what other jobs left. No result depends "
+    "on N. 'tokshard commit DIR' makes the corpus.",
 )
 @click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Jobs in the array of --job-index.")
-@click.option(
-    "--stage",
-    type=click.Choice(STAGES),
-    help="What a job does in a build with --dedup exact. All jobs must have done 'hash', then one process "
-    "'duplicates', before the first job can do 'write'.",
-)
-@click.option(
-    "--commit",
-    metavar="DIR",
-    help="Make the corpus in DIR when all jobs are done, or say what is missing. Takes no SOURCE: settings are saved.",
-)
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Show a line for every task that is done.")
 @json_option
 @debug_option
 @click.pass_context
-def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dry_run: bool, **options: Any) -> None:
+def build(context: click.Context, /, sources: tuple[str, ...], **options: Any) -> None:
     """Tokenize SOURCEs into a corpus of Arrow shards.
 
     A SOURCE is a file, a directory or a quoted glob of jsonl, txt, csv, tsv, tar (each also .gz .zst .bz2 .xz),
@@ -175,69 +150,15 @@ def build(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dr
 
     To continue a build that was interrupted, run the same command again.
 
-    A RECIPE.toml in place of SOURCEs builds several corpora, one after another. It has a table [corpora.NAME] for each,
-    with sources, out and any option by its long name with underscores, and [defaults] for all. Options on the command
-    line win over both.
+    A RECIPE.toml in place of SOURCEs builds several corpora, one after another; NAMEs after it choose some of them. It
+    has a table [corpora.NAME] for each, with sources, out and any option by its long name with underscores, and
+    [defaults] for all. Options on the command line win over both. --force needs the NAMEs of what is to start over.
 
-    Several machines share a build with --job-index and --num-jobs, and --commit ends it. Both may be run again.
+    Several machines share a build with --job-index and --num-jobs, and 'tokshard commit DIR' ends it. Both may be run
+    again.
     """
-    array = {name: options.pop(name) for name in ("job_index", "num_jobs", "stage")}
-    committed = options.pop("commit")
-    if committed is not None:
-        check_commit(context)
-        display = BuildDisplay(is_quiet=options["quiet"], is_verbose=options["verbose"])
-        result = commit_jobs(committed, workers=options["workers"], observer=display)
-        shown = shown_result(result, display, as_json)
-        click.echo(json.dumps(shown, indent=2) if as_json else shown)
-        return
-    if not sources:
-        raise click.MissingParameter(ctx=context, param=context.command.params[0])
-    if any(value is not None for value in array.values()):
-        job = job_options(context, sources, array)
-        request = one_corpus(sources, options)
-        display = BuildDisplay(is_quiet=options.pop("quiet"), is_verbose=options.pop("verbose"))
-        done = run_job(request.sources, observer=display, **job, **options)
-        click.echo(json.dumps(job_json(done), indent=2) if as_json else aligned(job_lines(done), width=columns()))
-        return
-    is_recipe = is_recipe_path(sources)
-    fits = True
-    requests = read_recipe(sources[0], context) if is_recipe else [one_corpus(sources, options)]
-    for number, request in enumerate(requests):
-        if is_recipe and not as_json:
-            click.echo(f"{'' if not number else chr(10)}{one_line(request.name)}")
-        options = dict(request.options)
-        display = BuildDisplay(is_quiet=options.pop("quiet"), is_verbose=options.pop("verbose"))
-        if dry_run:
-            estimate = estimate_build(request.sources, BuildOptions(**options))
-            shown = estimate_json(estimate) if as_json else aligned(estimate_lines(estimate), width=columns())
-            fits = fits and estimate.fits
-        else:
-            shown = shown_result(build_corpus(request.sources, observer=display, **options), display, as_json)
-        # several objects are lines, one is for people too
-        click.echo(json.dumps(shown, indent=None if is_recipe else 2) if as_json else shown)
-    if not fits:
-        context.exit(1)
-
-
-def shown_result(result: BuildResult, display: BuildDisplay, as_json: bool) -> Any:
-    """What is to be said of a build: text, or with `as_json` a value for it. Warnings and notes go to stderr."""
-    if as_json:
-        for warning in result.warnings:
-            click.echo(f"warning: {one_line(warning)}", err=True)
-        return build_json(result)
-    for note in result.notes:
-        if note not in display.notes:
-            click.echo(f"note: {one_line(note)}", err=True)
-    width = columns()
-    lines = [] if result.is_new else [f"nothing to do: {one_line(result.directory)} is complete"]
-    for corpus in result.corpora:
-        counts = read_sources(open_store(corpus.directory), corpus.manifest)
-        if len(result.corpora) > 1:
-            lines.append(aligned([("corpus", corpus.directory)], width=width))
-        lines.append(summary_text(corpus.manifest, counts, width=width))
-    return "\n".join([*lines, aligned(build_lines(result), width=width)])
-
-
-def columns() -> int:
-    """Characters in a line of the terminal."""
-    return shutil.get_terminal_size().columns
+    if is_recipe_path(sources):
+        requests = read_recipe(sources[0], sources[1:], context)
+    else:
+        requests = [one_corpus(sources, options)]
+    run_all(context, requests, reads=TEXT)

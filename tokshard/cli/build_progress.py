@@ -6,29 +6,26 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from tqdm import tqdm
 
-from tokshard.pipeline.progress import (
-    FileCount,
-    InputLeftOut,
-    MergesFinished,
-    Note,
-    Report,
-    StageEnded,
-    StageStarted,
-    TaskFinished,
-)
+from tokshard.pipeline.progress import InputLeftOut, Note, Report, StageEnded, StageStarted
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.sources.division import Whole
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning
-from tokshard.pipeline.workspace.places import Stage
-from tokshard.pipeline.workspace.receipts import Progress, Receipt, progress_of
+from tokshard.pipeline.tasks.planning import AnyTask, StepTask, StreamTask
+from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, WRITE
+from tokshard.pipeline.workspace.receipts import Key, Progress, Receipt, progress_of
 from tokshard.wording import bytes_text, clock, count_text, counted, one_line
 
 _LINE_SECONDS = 10.0
 _MIN_BAR = 10
 """Columns."""
+_LABELS = {HASH: "hashing", JOIN: "duplicates", FIND: "duplicates", DEAL: "dealing"}
+"""What stands before everything, by stage; nothing for the one that writes."""
 
 
 class BuildDisplay:
@@ -60,12 +57,6 @@ class BuildDisplay:
                     print(f"note: {one_line(text)}", file=self._stream, flush=True)
             case StageStarted():
                 self._stage = self._started(report)
-            case MergesFinished(done, count):
-                if not self._is_quiet and time.monotonic() - self._last_line >= _LINE_SECONDS:
-                    self._last_line = time.monotonic()
-                    print(
-                        f"duplicates: {done:,} of {counted(count, 'task')} of this step", file=self._stream, flush=True
-                    )
             case _ if self._stage is not None:
                 self._stage.show(report)
 
@@ -73,15 +64,54 @@ class BuildDisplay:
         files = FileCount(report.tasks)
         for receipt in report.done:
             files.add(receipt)
+        is_reading = not any(isinstance(task, StepTask) for task in report.tasks[:1])
         return StageDisplay(
-            report.total_bytes,
+            report.build,
+            report.total_bytes if is_reading else 0,
             files,
             progress_of(report.done),
-            is_quiet=self._is_quiet,
-            is_verbose=self._is_verbose,
-            label="hashing" if report.stage is Stage.HASHING else "",
+            is_quiet=self._is_quiet or (not is_reading and report.name != WRITE),
+            is_verbose=self._is_verbose and is_reading,
+            label=_LABELS.get(report.name.partition("-")[0], ""),
             stream=self._stream,
         )
+
+
+class FileCount:
+    """How many of the inputs of a build are done.
+
+    Args:
+        tasks: all.
+    """
+
+    def __init__(self, tasks: Iterable[AnyTask]) -> None:
+        self._whole: dict[Key, int] = {}
+        self._parts: Counter[int] = Counter()  # of inputs that are cut
+        self._seen: set[Key] = set()
+        self.done = 0
+        streams = 0
+        for task in tasks:
+            if isinstance(task, StreamTask):
+                streams += 1
+            elif isinstance(task, StepTask) or isinstance(task.parts[0][1], Whole):
+                self._whole[task.key] = 1 if isinstance(task, StepTask) else len(task.parts)
+            else:
+                self._parts[task.key[0]] += 1
+        self.total = streams + sum(self._whole.values()) + len(self._parts)
+
+    def add(self, receipt: Receipt) -> None:
+        """Count what a task has done; again, if it runs again, is nothing new."""
+        key = receipt.key
+        if key in self._seen or receipt.failure is not None:
+            return
+        self._seen.add(key)
+        if key in self._whole:
+            self.done += self._whole[key]
+        elif key[0] in self._parts:
+            self._parts[key[0]] -= 1
+            self.done += not self._parts[key[0]]
+        else:
+            self.done += receipt.is_last
 
 
 class StageDisplay:
@@ -100,6 +130,7 @@ class StageDisplay:
 
     def __init__(
         self,
+        build: Build,
         total_bytes: int,
         files: FileCount,
         done: Progress,
@@ -109,7 +140,7 @@ class StageDisplay:
         label: str = "",
         stream: TextIO | None = None,
     ) -> None:
-        self._stream = sys.stderr if stream is None else stream
+        self._build, self._stream = build, sys.stderr if stream is None else stream
         self._is_quiet, self._is_verbose = is_quiet, is_verbose
         self._label = f"{label}: " if label else ""
         self._total_bytes, self._files = total_bytes, files
@@ -132,10 +163,10 @@ class StageDisplay:
         match report:
             case Progress():
                 self.progressed(report)
-            case TaskFinished(receipt, location):
-                self.finished(receipt, location)
-            case InputLeftOut(problem):
-                self.say(f"left out: {problem}")
+            case Receipt():
+                self.finished(report)
+            case InputLeftOut(location, problem):
+                self.say(f"left out: {location} {problem}")
             case StageEnded() if self._bar is not None:
                 self._refresh(self._bar)
                 self._bar.close()
@@ -160,12 +191,13 @@ class StageDisplay:
             self._last_line = time.monotonic()
             self.say(self._line())
 
-    def finished(self, receipt: Receipt, location: str) -> None:
+    def finished(self, receipt: Receipt) -> None:
         """Count the inputs of a task that is done, and show a line on it if that is asked for."""
         self._files.add(receipt)
-        if not self._is_verbose:
+        if not self._is_verbose or receipt.failure is not None:
             return
-        more = len(receipt.inputs) - 1
+        location = self._build.inputs[receipt.key[0]].location
+        more = len(receipt.outputs[0].sources) - 1
         segment = f", segment {receipt.key[1]}" if receipt.key[1] or not receipt.is_last else ""
         records = counted(receipt.records_read, "record")
         done = (
@@ -173,7 +205,7 @@ class StageDisplay:
             if self._label
             else f"{counted(receipt.documents, 'document')} of {records}, {counted(receipt.tokens, 'token')}"
         )
-        place = f"{location}{segment}{f' and {more:,} more' if more else ''}"
+        place = f"{location}{segment}{f' and {more:,} more' if more > 0 else ''}"
         self.say(f"{self._label}{place}: {bytes_text(receipt.input_bytes)}, {done}")
 
     def say(self, line: str) -> None:

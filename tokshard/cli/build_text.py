@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections import Counter
 from typing import Any
 
 import msgspec
 
+from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.estimate import Estimate
-from tokshard.pipeline.job_array.stages import DUPLICATES, HASH, WRITE
-from tokshard.pipeline.result import BuildResult
+from tokshard.pipeline.jobs import JobResult
 from tokshard.pipeline.status import COMPLETE, UNFINISHED, BuildStatus
 from tokshard.wording import bytes_text, clock, count_text, counted
 
 _SMALL_SHARE = 4
 """Shards of less than this part of ``--shard-tokens`` are explained."""
-_STAGES = {"hashing": HASH, "finding duplicates": DUPLICATES, "encoding": WRITE}
-"""The ``--stage`` that continues a build with ``--dedup exact``, by `BuildStatus.stage`."""
 
 
 def build_lines(result: BuildResult) -> list[tuple[str, str]]:
@@ -30,9 +27,9 @@ def build_lines(result: BuildResult) -> list[tuple[str, str]]:
     if result.is_new:
         processes = "1 process" if result.num_workers == 1 else f"{result.num_workers} processes"
         lines.append(("time", f"{result.seconds:.1f} s with {processes}, {result.cpu_seconds:.1f} CPU-seconds"))
-        if result.tokens_encoded:
-            rate = count_text(result.tokens_encoded / max(result.seconds, 1e-9))
-            per_second = count_text(result.tokens_encoded / max(result.cpu_seconds, 1e-9))
+        if result.tokens_written:
+            rate = count_text(result.tokens_written / max(result.seconds, 1e-9))
+            per_second = count_text(result.tokens_written / max(result.cpu_seconds, 1e-9))
             lines.append(("speed", f"{rate} tokens/s with {processes}, {per_second} per CPU-second"))
     if result.ignored:
         counts = ", ".join(f"{count:,} x {suffix}" for suffix, count in result.ignored.items())
@@ -56,7 +53,7 @@ def build_json(result: BuildResult) -> dict[str, Any]:
         "is_new": result.is_new,
         "seconds": result.seconds,
         "cpu_seconds": result.cpu_seconds,
-        "tokens_encoded": result.tokens_encoded,
+        "tokens_written": result.tokens_written,
         "workers": result.num_workers,
         "peak_worker_bytes": result.peak_worker_bytes,
         "ignored_files": dict(result.ignored),
@@ -101,6 +98,24 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
     return {**dataclasses.asdict(estimate), "fits": estimate.fits}
 
 
+def job_lines(result: JobResult) -> list[tuple[str, str]]:
+    """What a job did, as labels and values."""
+    if not result.is_new:
+        return [("directory", result.directory), ("state", "complete: nothing to do")]
+    return [
+        ("directory", result.directory),
+        ("job", f"{result.job.index} of {result.job.count}: {counted(result.tasks_done, 'task')} done in this run"),
+        ("written", f"{counted(result.documents, 'document')}, {counted(result.tokens, 'token')}"),
+        ("time", f"{result.seconds:.1f} s"),
+        ("next", f"when all jobs are done, tokshard commit {shlex.quote(result.directory)}"),
+    ]
+
+
+def job_json(result: JobResult) -> dict[str, Any]:
+    """The job for ``--json``."""
+    return dataclasses.asdict(result)
+
+
 def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
     """The status as labels and values."""
     lines = [("directory", status.directory)]
@@ -108,78 +123,37 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
         grown = f" in {status.generation + 1} generations" if status.generation else ""
         lines.append(("state", f"complete: {_written(status)}{grown}"))
     else:
-        by = f" by {status.holder}" if status.holder else ""
-        more = f", and {counted(status.segments_done, 'segment')} of streams" if status.segments_done else ""
-        share = status.bytes_done / max(1, status.total_bytes)
-        size = f" of {bytes_text(status.total_bytes)} ({min(1.0, share):.0%})"
-        total = f" of {status.num_tasks:,}" if status.num_tasks else ""
+        passes = f", pass {status.passes_done + 1} of {status.passes}" if status.passes > 1 else ""
         appended = f" of generation {status.generation}" if status.generation else ""
+        more = f", and {counted(status.segments_done, 'segment')} of streams" if status.segments_done else ""
+        failed = f"; {counted(status.failed, 'failed task')} to try again" if status.failed else ""
+        share = f" of {bytes_text(status.total_bytes)} ({_share(status):.0%} of all passes)"
+        total = f" of {status.num_tasks:,}" if status.num_tasks else ""
         lines += [
-            ("state", f"{status.state}{by}, {status.stage}{appended}"),
-            ("tasks", f"{status.tasks_done:,}{total} done{more}"),
-            ("read", bytes_text(status.bytes_done) + ("" if status.read_once else size)),
+            ("state", f"{status.state}, {status.stage}{appended}{passes}"),
+            *(("", holder) for holder in status.holders),
+            ("tasks", f"{status.tasks_done:,}{total} done{more}{failed}"),
+            ("read", bytes_text(status.bytes_done) + ("" if status.read_once else share)),
             ("written", _written(status)),
-            *_job_lines(status),
         ]
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.left_out.items())
     lines.append(("left out", reasons or "nothing"))
     if status.damaged_inputs and status.state != COMPLETE:
         lines.append(("", f"{counted(status.damaged_inputs, 'damaged input')}, whole"))
-    if status.config is not None and status.state != COMPLETE:
-        config = msgspec.structs.asdict(status.config)
-        if (copied := status.config.copied) is not None:
-            asked = msgspec.structs.asdict(copied)
-            config = {name: value for name, value in asked.items() if name not in {"corpora", "recipes"}}
-        if status.config.reads != "text":
-            config = {name: value for name, value in config.items() if not name.startswith("text_")}
-        given = ", ".join(f"{name} {value}" for name, value in config.items() if value not in (None, {}))
-        lines.append(("settings", given or "all documents, in order"))
     if status.state == UNFINISHED and status.read_once:
         once = ", ".join(status.read_once)
         lines.append(("continue", f"not possible: {once} can be read once only; start over with --force"))
-    if status.state == UNFINISHED and status.jobs and all(job.state == "done" for job in status.jobs):
-        lines.append(("next", f"tokshard build --commit {shlex.quote(status.directory)}"))
     elif status.state == UNFINISHED and status.command:
-        words, num_jobs_left = _of_next_job(status)
-        command = shlex.join([*status.command, *words])
-        lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {command}"))
-        if num_jobs_left > 1:
-            lines.append(("", "and likewise each other job that is not done"))
+        lines.append(("continue", f"cd {shlex.quote(status.working_directory)} && {shlex.join(status.command)}"))
+        if "--num-jobs" in status.command:
+            lines.append(("", f"with any job number, then tokshard commit {shlex.quote(status.directory)}"))
     return lines
 
 
-def _of_next_job(status: BuildStatus) -> tuple[list[str], int]:
-    """The options of the job of an array that is to be run next, and how many jobs there are to run."""
-    if not status.jobs:
-        return [], 0
-    stage = ["--stage", _STAGES[status.stage]] if status.config and status.config.dedup == "exact" else []
-    if stage[1:] == [DUPLICATES]:
-        return stage, 1
-    left = [job for job in status.jobs if job.state != "done"]
-    words = ["--job-index", str(left[0].job_index), "--num-jobs", str(left[0].num_jobs)]
-    return [*stage, *words], len(left)
-
-
-def _job_lines(status: BuildStatus) -> list[tuple[str, str]]:
-    """How many jobs are in which state, when they will be done, and a line on each that has begun."""
-    if not status.jobs:
-        return []
-    counts = Counter(job.state for job in status.jobs)
-    left = [] if status.seconds_left is None else [f"about {clock(status.seconds_left)} left"]
-    summary = ", ".join([*(f"{count:,} {state}" for state, count in counts.items()), *left])
-    lines = [("jobs", f"{len(status.jobs):,}: {summary}")]
-    for job in status.jobs:
-        if job.state == "not begun":
-            continue
-        facts = [f"{job.tasks_done:,} of {counted(job.num_tasks, 'task')}", bytes_text(job.bytes_done)]
-        if status.stage == "encoding":
-            facts.append(counted(job.documents, "document"))
-        if job.state == "running":
-            facts.append(f"{bytes_text(job.bytes_per_second)}/s")
-        if job.state in {"running", "stopped"}:
-            facts.append(f"last heard of {clock(job.silent_seconds)} ago, {job.process}")
-        lines.append(("", f"job {job.job_index}: {job.state}, {', '.join([*facts, *filter(None, [job.problem])])}"))
-    return lines
+def _share(status: BuildStatus) -> float:
+    """How much of all passes over the inputs is done."""
+    this_pass = min(1.0, status.bytes_done / max(1, status.total_bytes))
+    return min(1.0, (status.passes_done + this_pass) / status.passes)
 
 
 def _written(status: BuildStatus) -> str:
@@ -189,6 +163,4 @@ def _written(status: BuildStatus) -> str:
 def status_json(status: BuildStatus) -> dict[str, Any]:
     """The status for ``--json``."""
     config = None if status.config is None else msgspec.to_builtins(status.config)
-    fields = {field.name: getattr(status, field.name) for field in dataclasses.fields(status)}
-    jobs = [dataclasses.asdict(job) for job in status.jobs]
-    return {**fields, "config": config, "command": list(status.command), "jobs": jobs}
+    return {**dataclasses.asdict(dataclasses.replace(status, config=None)), "config": config}

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import time
 from collections import Counter
 from typing import Any
 
 import click
-import msgspec
 
+from tokshard.cli.build import build
+from tokshard.cli.build_run import run_all
 from tokshard.cli.options import debug_option, json_option
-from tokshard.cli.progress import byte_progress
+from tokshard.cli.recipe import one_corpus
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
-from tokshard.pipeline.copying.copy import Copy, copy_corpus
-from tokshard.pipeline.copying.selection import Selection
-from tokshard.wording import aligned, bytes_text, counted
+from tokshard.pipeline.sources.inputs import DOCUMENTS
+
+_AS_IN_BUILD = (
+    *("dedup", "validation_fraction", "limit", "on_bad_source", "workers", "executor", "ray_address", "append", "force"),
+    *("dry_run", "job_index", "num_jobs", "quiet", "verbose"),
+)
+"""Options that mean the same for texts and for documents."""
 
 
 class Condition(click.ParamType):  # type: ignore[type-arg] # not yet generic in click 8.1
@@ -52,6 +54,12 @@ class Share(click.ParamType):  # type: ignore[type-arg] # as above
         return bounds
 
 
+def _options_of_build(command: click.Command) -> click.Command:
+    command.params += [option for option in build.params if option.name in _AS_IN_BUILD]
+    return command
+
+
+@_options_of_build
 @click.command()
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
 @click.option("--out", required=True, metavar="DIR", help="A new directory, or a URI such as s3://bucket/folder.")
@@ -69,29 +77,18 @@ class Share(click.ParamType):  # type: ignore[type-arg] # as above
 )
 @click.option("--source", metavar="PATTERN", help="Take documents of sources whose name fits, such as '*/wiki-*'.")
 @click.option("--no-columns", is_flag=True, help="Leave out the kept columns.")
-@click.option("--shuffle", type=COUNT, metavar="SEED", help="Write the documents in random order.")
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Number of processes; changes no byte.  [default: by the CPUs]"
+    "--keep-columns",
+    "columns",
+    multiple=True,
+    metavar="COLUMN",
+    help="Take these kept columns.  [default: those of every CORPUS; null where one has none]",
 )
-@click.option("--force", is_flag=True, help="Start over: remove the corpus or unfinished copy in DIR.")
+@click.option("--shuffle", type=COUNT, metavar="SEED", help="Write the documents in random order.")
 @json_option
 @debug_option
-def copy(
-    *,
-    corpora: tuple[str, ...],
-    out: str,
-    shard_tokens: int | None,
-    hashes: tuple[float, float] | None,
-    min_tokens: int | None,
-    max_tokens: int | None,
-    where: tuple[tuple[str, str], ...],
-    source: str | None,
-    no_columns: bool,
-    shuffle: int | None,
-    workers: int | None,
-    force: bool,
-    as_json: bool,
-) -> None:
+@click.pass_context
+def copy(context: click.Context, /, corpora: tuple[str, ...], **options: Any) -> None:
     """Make one corpus of the documents of each CORPUS, one corpus after another, without tokenizing again.
 
     DIR is a corpus when all is written. The same command continues a copy that was stopped. What is read is checked
@@ -103,47 +100,17 @@ def copy(
     tokshard copy shards/code --out shards/python --where lang=python --max-tokens 8192
     tokshard copy shards/by-topic --out shards/mixed --shuffle 17
     """  # noqa: D301 - click's mark for lines that are kept
-    started = time.monotonic()
-    for column, times in Counter(column for column, _ in where).items():
+    for column, times in Counter(column for column, _ in options["where"]).items():
         if times > 1:
             raise UsageError(
                 f"--where names the column {column} {times} times, and a document has one value there",
                 hint="give one value; to take several, make a copy for each and copy those into one",
             )
-    selection = Selection(hashes=hashes, where=dict(where), source=source, min_tokens=min_tokens, max_tokens=max_tokens)
-    with byte_progress(f"copy to {out}", unit="tokens") as on_progress:
-        done = copy_corpus(
-            corpora,
-            out=out,
-            shard_tokens=shard_tokens,
-            selection=selection,
-            with_columns=not no_columns,
-            shuffle=shuffle,
-            workers=workers,
-            force=force,
-            on_progress=on_progress,
-        )
-    seconds = time.monotonic() - started
-    if as_json:
-        manifest = msgspec.to_builtins(done.manifest)
-        shown = {
-            name: manifest[name] for name in ("num_documents", "num_tokens", "num_shards", "num_bytes", "fingerprints")
-        }
-        click.echo(json.dumps({"location": done.location, "is_new": done.is_new, **shown, "seconds": seconds}))
+    if options.pop("no_columns"):
+        if options["columns"]:
+            raise UsageError("--no-columns and --keep-columns contradict each other", hint="give one of them")
+        options["columns"] = ()
     else:
-        click.echo(_text(done, seconds))
-
-
-def _text(done: Copy, seconds: float) -> str:
-    manifest = done.manifest
-    taken = "" if manifest.num_documents == done.num_documents_before else f" of {done.num_documents_before:,}"
-    size = f"{done.location}: {counted(manifest.num_shards, 'shard')}, {bytes_text(manifest.num_bytes)}"
-    speed = f" at {bytes_text(manifest.num_bytes / max(seconds, 1e-9))}/s" if done.is_new else ""
-    lines = [
-        ("documents", f"{manifest.num_documents:,}{taken}"),
-        ("tokens", f"{manifest.num_tokens:,} as {manifest.dtype}"),
-        ("written" if done.is_new else "complete", size + speed),
-        ("fingerprint", manifest.fingerprints.content[:16]),
-    ]
-    text = aligned(lines, width=shutil.get_terminal_size().columns)
-    return text if done.is_new else f"nothing to do: {done.location} is complete; --force copies again\n{text}"
+        options["columns"] = options["columns"] or None
+    options["where"] = dict(options["where"])
+    run_all(context, [one_corpus(corpora, options)], reads=DOCUMENTS)

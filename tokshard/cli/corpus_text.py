@@ -83,7 +83,9 @@ def summary_lines(manifest: Manifest, sources: Sequence[SourceInfo] = (), *, wid
         ("records", _records_text(manifest)),
         *_left_out_lines(manifest, sources, width=width),
     ]
-    if records.with_special_text:
+    if records.with_special_text is None:
+        lines.append(("specials", "unknown: some documents of a corpus in which documents spell special tokens"))
+    elif records.with_special_text:
         spell = "document spells" if records.with_special_text == 1 else "documents spell"
         lines.append(("specials", f"{records.with_special_text:,} {spell} a special token, which became ordinary ids"))
     if rejects := _rejects(manifest):

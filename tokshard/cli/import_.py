@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from tokshard.cli.build import build, columns, shown_result
-from tokshard.cli.build_jobs import job_json, job_lines, job_options
-from tokshard.cli.build_progress import BuildDisplay
+from tokshard.cli.build import build
+from tokshard.cli.build_run import run_all
 from tokshard.cli.options import debug_option, json_option
+from tokshard.cli.recipe import one_corpus
 from tokshard.cli.sizes import BYTES
 from tokshard.format.decode import load_decoder
 from tokshard.format.opening import open_corpus
 from tokshard.interop.tokens.batches import DTYPES
-from tokshard.pipeline.importing import import_corpus
-from tokshard.pipeline.job_array.run_job import run_job
-from tokshard.pipeline.result import BuildResult
+from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.sources.inputs import FORMATS_OF_OPTION, TOKEN_FORMATS, TOKENS
-from tokshard.wording import aligned, one_line
+from tokshard.wording import one_line
 
 _SAMPLE_TOKENS = 32
 
 _AS_IN_BUILD = (
     *("tokenizer", "out", "eos", "bos", "shard_tokens", "task_bytes", "on_bad_record", "on_bad_source"),
     *("max_bad_records", "min_tokens", "max_tokens", "validation_fraction", "limit", "workers", "executor"),
-    *("ray_address", "append", "force", "job_index", "num_jobs", "quiet", "verbose"),
+    *("ray_address", "append", "force", "dry_run", "job_index", "num_jobs", "quiet", "verbose", "dedup"),
 )
 """Options that mean the same for texts and for tokens."""
 
@@ -83,7 +80,7 @@ def _formats(option: str) -> str:
 @json_option
 @debug_option
 @click.pass_context
-def import_(context: click.Context, /, sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any) -> None:
     """Make a corpus of documents that another tool has tokenized.
 
     A SOURCE is a file, a directory or a quoted glob, on this machine or a URI: the .bin of Megatron-LM with its .idx,
@@ -93,31 +90,15 @@ def import_(context: click.Context, /, sources: tuple[str, ...], as_json: bool, 
     Boundaries, order and ids are kept. Every document ends in EOS, once. The tokenizer has to be the one that made
     the ids: they are checked against its vocabulary, and the first document is shown as text.
 
-    To continue an import that was interrupted, run the same command again. 'tokshard build --commit' ends one that
-    several jobs share.
+    To continue an import that was interrupted, run the same command again. 'tokshard commit DIR' ends one that several
+    jobs share.
     """
     if options["input_format"] == "auto":
         options["input_format"] = None
-    display = BuildDisplay(is_quiet=options.pop("quiet"), is_verbose=options.pop("verbose"))
-    array = {"stage": None, **{name: options.pop(name) for name in ("job_index", "num_jobs")}}
-    for name in ("tokenizer", "out"):
-        if options[name] is None:
-            raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == name))
-    if any(value is not None for value in array.values()):
-        job = job_options(context, sources, array)
-        done = run_job(sources, observer=display, **job, **options, reads=TOKENS)
-        click.echo(json.dumps(job_json(done), indent=2) if as_json else aligned(job_lines(done), width=columns()))
-        return
-    result = import_corpus(sources, observer=display, **options)
-    sample = _sample(result)
-    shown = shown_result(result, display, as_json)
-    if as_json:
-        click.echo(json.dumps({**shown, "sample": sample}, indent=2))
-    else:
-        click.echo(f"{shown}\n{aligned([('begins', one_line(sample))], width=columns())}")
+    run_all(context, [one_corpus(sources, options)], reads=TOKENS, more=_sample)
 
 
-def _sample(result: BuildResult) -> str:
+def _sample(result: BuildResult) -> dict[str, str]:
     """The start of the first document as text, in which a wrong tokenizer shows."""
     with open_corpus(result.corpora[0].directory) as corpus:
-        return load_decoder(corpus)(corpus.document(0)[:_SAMPLE_TOKENS])
+        return {"begins": one_line(load_decoder(corpus)(corpus.document(0)[:_SAMPLE_TOKENS]))}

@@ -40,6 +40,7 @@ COMMANDS = {
     "import": LazyCommand(
         "tokshard.cli.import_:import_", "Make a corpus of documents that another tool has tokenized."
     ),
+    "commit": LazyCommand("tokshard.cli.commit:commit", "Make the corpus of a build that several jobs share."),
     "inspect": LazyCommand("tokshard.cli.inspect:inspect", "Show what a corpus holds, and some of its documents."),
     "status": LazyCommand("tokshard.cli.status:status", "Show how far a build has got, and how to continue it."),
     "verify": LazyCommand("tokshard.cli.verify:verify", "Check every byte of a corpus against its manifest."),

@@ -17,7 +17,7 @@ from tokshard.errors import UsageError
 from tokshard.pipeline.sources.inputs import STDIN
 
 _SECTIONS = ("defaults", "corpora")
-_NO_KEYS = frozenset({"sources", "as_json", "dry_run", "help", "debug", "job_index", "num_jobs", "stage", "commit"})
+_NO_KEYS = frozenset({"sources", "force", "as_json", "dry_run", "help", "debug", "job_index", "num_jobs"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class CorpusRequest:
 
 
 def is_recipe_path(sources: Sequence[str]) -> bool:
-    """Whether the arguments of a build are one recipe."""
-    return len(sources) == 1 and sources[0].endswith(".toml")
+    """Whether the arguments of a build are a recipe, and perhaps names of its corpora."""
+    return bool(sources) and sources[0].endswith(".toml")
 
 
 def one_corpus(sources: Sequence[str], options: Mapping[str, Any], *, name: str = "") -> CorpusRequest:
@@ -41,7 +41,7 @@ def one_corpus(sources: Sequence[str], options: Mapping[str, Any], *, name: str 
         UsageError: the tokenizer or the directory is missing.
     """
     for key in ("tokenizer", "out"):
-        if options.get(key) is None:
+        if key in options and options[key] is None:
             raise UsageError(
                 f"missing option '--{key}'" if not name else f"{name} has no {key}",
                 hint=f"give --{key}" if not name else f"give {key} = ... there or under [defaults]",
@@ -49,11 +49,14 @@ def one_corpus(sources: Sequence[str], options: Mapping[str, Any], *, name: str 
     return CorpusRequest(name=name, sources=sources, options=options)
 
 
-def read_recipe(path: str, context: click.Context) -> list[CorpusRequest]:
+def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> list[CorpusRequest]:
     """The corpora of a recipe, in its order. Options on the command line win over the recipe.
 
+    Args:
+        chosen: names of the corpora that are wanted; empty for all.
+
     Raises:
-        UsageError: the file cannot be read, asks for no corpus, has an unknown key or a value of the wrong type, or
+        UsageError: there is no such corpus, or all are to start over without being named; the file cannot be read, asks for no corpus, has an unknown key or a value of the wrong type, or
             writes two corpora into the same directory.
     """
     sections = _load(path)
@@ -67,6 +70,15 @@ def read_recipe(path: str, context: click.Context) -> list[CorpusRequest]:
         if isinstance(param, click.Option) and param.name and param.name not in _NO_KEYS
     }
     _check_keys(defaults, options, f"{path}: defaults")
+    for name in chosen:
+        if name not in corpora:
+            hint = did_you_mean(name, corpora) or f"it has {', '.join(corpora)}"
+            raise UsageError(f"{path} has no corpus {name!r}", hint=hint)
+    if context.params["force"] and not chosen:
+        raise UsageError(
+            "--force would remove and rebuild every corpus of the recipe",
+            hint=f"name what is to start over: tokshard build {path} NAME... --force; the names are {', '.join(corpora)}",
+        )
     requests = []
     for name, found in corpora.items():
         where = f"{path}: corpora.{name}"
@@ -80,8 +92,10 @@ def read_recipe(path: str, context: click.Context) -> list[CorpusRequest]:
         for key in options:
             if key not in values or context.get_parameter_source(key) is ParameterSource.COMMANDLINE:
                 values[key] = context.params[key]
+        values["force"] = context.params["force"]
         requests.append(one_corpus(_sources(table, where), values, name=where))
     _check_apart(requests)
+    requests = [request for name, request in zip(corpora, requests, strict=True) if name in (chosen or corpora)]
     readers = [request.name for request in requests if STDIN in request.sources]
     if len(readers) > 1:
         raise UsageError(

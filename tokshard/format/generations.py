@@ -106,7 +106,7 @@ def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
             read=sum(each.records.read for each in manifests),
             written=sum(each.records.written for each in manifests),
             left_out=_added([each.records.left_out for each in manifests]),
-            with_special_text=sum(each.records.with_special_text for each in manifests),
+            with_special_text=_sum_known([each.records.with_special_text for each in manifests]),
         ),
         document_lengths=DocumentLengths(
             shortest=min(each.document_lengths.shortest for each in manifests if each.num_documents),
@@ -122,6 +122,12 @@ def combined_manifest(manifests: Sequence[Manifest]) -> Manifest:
 
 def _combined_recipe(recipes: Sequence[str]) -> str:
     return hashlib.sha256(b"tokshard recipes 1\n" + canonical_json(list(recipes))).hexdigest()
+
+
+def _sum_known(counts: Sequence[int | None]) -> int | None:
+    """The sum of some counts; None if one is unknown."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _added(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:

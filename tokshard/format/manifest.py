@@ -65,7 +65,6 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         hashes: documents whose hash lies in this half-open range of [0, 1) were taken.
         where: kept columns that had these values, as text.
         source: pattern of the sources whose documents were taken.
-        min_tokens, max_tokens: shorter and longer documents were not taken; delimiters count.
         shuffle: seed of the random order, or None: the order of the others.
     """
 
@@ -74,8 +73,6 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hashes: tuple[float, float] | None = None
     where: dict[str, str] = {}
     source: str | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
     shuffle: int | None = None
 
 
@@ -98,12 +95,13 @@ class BuildConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dedup: ``none``, or ``exact``: of equal texts only the first became a document.
         min_tokens, max_tokens: shorter and longer documents were left out; delimiters count.
         validation_fraction: share of the documents that went into the validation corpus, or None.
-        reads: ``text``, or ``tokens``: the sources held documents that another tool had tokenized.
+        reads: ``text``; ``tokens``: the sources held documents that another tool had tokenized; or ``documents``: the
+            sources were corpora, and the fields that say how texts are read are empty.
         token_field, token_dtype: of such sources: the column of the ids, and how they were stored; None where the files
             say it.
         delimiter: of such sources: an id that ended documents there in place of EOS, or None.
         split: which of the two corpora this is, ``train`` or ``validation``; None if the build wrote one.
-        copied: how the documents were taken from other corpora; the other fields are then those of the first of them.
+        copied: how the documents were taken from other corpora.
     """
 
     text_field: str
@@ -132,13 +130,13 @@ class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Args:
         with_special_text: documents written whose text spells a special token; they hold ordinary ids for it. Left out
-            of the JSON where it is 0.
+            of the JSON where it is 0; None where it is unknown, because they are some documents of a corpus that has any.
     """
 
     read: Count
     written: Count
     left_out: dict[str, Count]
-    with_special_text: Count = 0
+    with_special_text: Count | None = 0
 
 
 class DocumentLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

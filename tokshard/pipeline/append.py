@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -15,49 +16,22 @@ from tokshard.format.manifest import Generation, Manifest, content_fingerprint, 
 from tokshard.format.opening import open_corpus, read_generations, read_manifest
 from tokshard.format.source_table import read_sources
 from tokshard.format.tables import SourceInfo
-from tokshard.pipeline.options import DEFAULT_SHARD_TOKENS, BuildOptions, change_text
+from tokshard.pipeline.adopt import finished_corpora, roots_at_build
+from tokshard.pipeline.options import change_text
+from tokshard.pipeline.request import Build, Request, load_request
 from tokshard.pipeline.sources.inputs import location_of
 from tokshard.pipeline.tasks.duplicates import EarlierTexts
-from tokshard.pipeline.workspace.output_directory import finished_corpora, roots_at_build
 from tokshard.pipeline.workspace.places import Output, Workspace
-from tokshard.pipeline.workspace.settings import Settings, load_settings
-from tokshard.store import Store, present, side_by_side
-
-_SAME_CONFIG = ("id_field", "keep", "min_tokens", "max_tokens", "validation_fraction")
-"""What every generation has in common. How sources are read may differ, because that says what they are."""
+from tokshard.store import Store, is_uri, present, side_by_side
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an append goes, and what follows from that: fields of `Settings` and `BuildConfig`."""
-
-    generation: int
-    previous: list[str]
-    shard_tokens: int
-    task_bytes: int
-
-    def settings(self, settings: Settings) -> Settings:
-        """Settings as if the build were one of its own, changed to those of the append."""
-        config = msgspec.structs.replace(settings.config, shard_tokens=self.shard_tokens, task_bytes=self.task_bytes)
-        return msgspec.structs.replace(settings, config=config, generation=self.generation, previous=self.previous)
-
-    @classmethod
-    def of(cls, settings: Settings) -> Place:
-        """That of a build with these settings."""
-        return cls(
-            generation=settings.generation,
-            previous=settings.previous,
-            shard_tokens=settings.config.shard_tokens,
-            task_bytes=settings.config.task_bytes,
-        )
-
-
-def find_place(workspace: Workspace, settings: Settings, options: BuildOptions) -> Place:
-    """Where an append goes: the next generation, or one that is there or was begun with the same settings.
+def next_generation(workspace: Workspace, request: Request) -> Request:
+    """The request of an append: of the next generation, or of one that is there or was begun with the same settings.
 
     The sizes of shards and tasks are those of the corpus.
 
     Args:
-        settings: as if it were a build of its own.
+        request: as if it were a build of its own.
 
     Raises:
         UsageError: there is no complete corpus to append to, or one of the sources is in it already.
@@ -68,28 +42,27 @@ def find_place(workspace: Workspace, settings: Settings, options: BuildOptions) 
     before = [_manifests(output) for output in corpora]
     number = min(map(len, before))
     last = before[0][number - 1]
-    _check_same(last, settings, options, out=workspace.out)
-    left = load_settings(workspace)
+    _check_same(last, request, out=workspace.out)
+    left = load_request(workspace)
     if number > 1 and (left is None or left.generation < number):
-        repeated = _place(corpora, number - 1, last)
-        if _is_there(workspace, repeated.settings(settings)):
+        repeated = _in_place(corpora, number - 1, last, request)
+        if _is_there(workspace, repeated):
             return repeated
-    if settings.config.dedup == "exact":
-        _check_hashes(before[0][:number], out=workspace.out)
-    else:
-        _check_new(corpora[0], before[0][:number], settings)
-    return _place(corpora, number, last)
+    appended = _in_place(corpora, number, last, request)
+    if request.options.is_dedup:
+        _check_hashes(before[0][:number], request, out=workspace.out)
+        return appended
+    unknown = _check_new(corpora[0], before[0][:number], request)
+    notes = [
+        f"generation {generation} of {workspace.out} has no build report: it may hold the same sources"
+        for generation in unknown
+    ]
+    return msgspec.structs.replace(appended, notes=(*appended.notes, *notes))
 
 
 def newest_generation(outputs: Sequence[Output]) -> int:
     """The newest generation that all corpora of a build have."""
     return min(len(read_generations(output.corpus)) for output in outputs) - 1
-
-
-def generation_outputs(workspace: Workspace, settings: Settings) -> tuple[Output, ...]:
-    """What a build with these settings writes."""
-    is_split = settings.config.validation_fraction is not None
-    return workspace.outputs(is_split=is_split, generation=settings.generation)
 
 
 def in_its_corpus(output: Output, manifest: Manifest, previous: str) -> Manifest:
@@ -110,11 +83,8 @@ def in_its_corpus(output: Output, manifest: Manifest, previous: str) -> Manifest
     return msgspec.structs.replace(manifest, generation=generation)
 
 
-def earlier_texts(outputs: Sequence[Output], *, is_checked: bool) -> list[EarlierTexts]:
-    """The texts of all generations before that which a build writes.
-
-    Args:
-        is_checked: read all hashes, 16 bytes for each text, to see that they are whole.
+def earlier_texts(outputs: Sequence[Output]) -> list[EarlierTexts]:
+    """The texts of all generations before the one that a build writes. Reads all hashes, 16 bytes for each text.
 
     Raises:
         DamagedCorpusError: hashes are missing or damaged.
@@ -126,7 +96,7 @@ def earlier_texts(outputs: Sequence[Output], *, is_checked: bool) -> list[Earlie
     for number, manifest in enumerate(read_generations(first.corpus, first.generation - 1)):
         facts = manifest.files[names.HASHES]
         name = names.in_folder(names.generation_folder(number), names.HASHES)
-        if is_checked and not _is_whole(first.corpus, name, facts.sha256):
+        if not _is_whole(first.corpus, name, facts.sha256):
             raise DamagedCorpusError(f"{first.corpus.where(name)} is missing or damaged", hint=RESTORE)
         place = names.in_folder(first.split, name)
         found.append(EarlierTexts(name=place, num_bytes=facts.num_bytes, sha256=facts.sha256))
@@ -140,7 +110,7 @@ def _is_whole(store: Store, name: str, sha256: str) -> bool:
         return False
 
 
-def _check_hashes(manifests: Sequence[Manifest], *, out: str) -> None:
+def _check_hashes(manifests: Sequence[Manifest], request: Request, *, out: str) -> None:
     for number, manifest in enumerate(manifests):
         if names.HASHES not in manifest.files:
             with_limit = " with --limit" if manifest.build.limit is not None else ""
@@ -149,6 +119,16 @@ def _check_hashes(manifests: Sequence[Manifest], *, out: str) -> None:
                 f"--dedup exact needs the hashes of all texts of {out}, and generation {number} {without}: it has none",
                 hint="leave out --dedup, or build the corpus again with --dedup exact and without --limit",
             )
+        if (manifest.build.reads == "text") != (request.config.reads == "text"):
+            raise UsageError(
+                f"generation {number} of {out} has hashes of {_hashed(manifest.build.reads)}, and this append would "
+                f"compare those of {_hashed(request.config.reads)}",
+                hint="leave out --dedup",
+            )
+
+
+def _hashed(reads: str) -> str:
+    return "texts" if reads == "text" else "tokens"
 
 
 def _corpora(workspace: Workspace) -> tuple[Output, ...]:
@@ -157,7 +137,7 @@ def _corpora(workspace: Workspace) -> tuple[Output, ...]:
         if all(names.MANIFEST in present(output.store) for output in outputs):
             _check_whole(outputs[0])
             return outputs
-    if load_settings(workspace) is not None:
+    if load_request(workspace) is not None:
         raise UsageError(
             f"--append adds to a complete corpus, and {workspace.out} holds an unfinished build",
             hint="run the command of that build again until it is done ('tokshard status' shows it), and append then",
@@ -184,39 +164,44 @@ def _manifests(output: Output) -> tuple[Manifest, ...]:
         return corpus.manifests
 
 
-def _place(corpora: Sequence[Output], generation: int, last: Manifest) -> Place:
+def _in_place(corpora: Sequence[Output], generation: int, last: Manifest, request: Request) -> Request:
+    """A request for one generation of a corpus."""
     name = names.in_folder(names.generation_folder(generation - 1), names.MANIFEST)
-    return Place(
-        generation=generation,
-        previous=[manifest_hash(output.corpus.get(name)) for output in corpora],
-        shard_tokens=last.build.shard_tokens,
-        task_bytes=last.build.task_bytes,
+    config = msgspec.structs.replace(
+        request.config, shard_tokens=last.build.shard_tokens, task_bytes=last.build.task_bytes
     )
+    previous = [manifest_hash(output.corpus.get(name)) for output in corpora]
+    return msgspec.structs.replace(request, config=config, generation=generation, previous=previous)
 
 
-def _is_there(workspace: Workspace, settings: Settings) -> bool:
+def _is_there(workspace: Workspace, request: Request) -> bool:
     """Whether a generation is complete and was built from the same sources with the same settings."""
     try:
-        return finished_corpora(workspace, generation_outputs(workspace, settings), settings) is not None
+        return finished_corpora(Build(request, workspace)) is not None
     except ConfigurationChangedError:
         return False
 
 
-def _check_same(last: Manifest, settings: Settings, options: BuildOptions, *, out: str) -> None:
+def _check_same(last: Manifest, request: Request, *, out: str) -> None:
     """Refuse what would make documents of another kind than those of the corpus."""
-    differences = [*_differences(last.build, settings.config, _SAME_CONFIG)]
-    if last.tokenizer.canonical_sha256 != settings.tokenizer.canonical_sha256:
-        differences.append("the content of the tokenizer has changed")
-    differences += _differences(last.tokenizer, settings.tokenizer, ("eos", "bos"))
-    if options.shard_tokens != DEFAULT_SHARD_TOKENS:
-        differences += _differences(last.build, settings.config, ("shard_tokens",))
-    if options.task_bytes is not None:
-        differences += _differences(last.build, settings.config, ("task_bytes",))
-    if differences:
+    found = [*_differences(last.build, request.config, ("min_tokens", "max_tokens", "validation_fraction"))]
+    if last.columns != request.columns:
+        found.append(f"the kept columns were {_columns(last.columns)}, now {_columns(request.columns)}")
+    if last.tokenizer.canonical_sha256 != request.tokenizer.canonical_sha256:
+        found.append("the content of the tokenizer has changed")
+    found += _differences(last.tokenizer, request.tokenizer, ("eos", "bos"))
+    for name in ("shard_tokens", "task_bytes"):
+        if getattr(request.options, name) is not None:
+            found += _differences(last.build, request.config, (name,))
+    if found:
         raise ConfigurationChangedError(
-            f"{out} was built with other settings, which an append keeps: {'; '.join(differences)}",
+            f"{out} was built with other settings, which an append keeps: {'; '.join(found)}",
             hint="give those settings, or another --out",
         )
+
+
+def _columns(columns: dict[str, str]) -> str:
+    return " ".join(f"{name}:{kind}" for name, kind in columns.items()) or "none"
 
 
 def _differences(before: msgspec.Struct, now: msgspec.Struct, fields: Sequence[str]) -> Iterator[str]:
@@ -226,23 +211,61 @@ def _differences(before: msgspec.Struct, now: msgspec.Struct, fields: Sequence[s
             yield change
 
 
-def _check_new(corpus: Output, manifests: Sequence[Manifest], settings: Settings) -> None:
-    """Refuse sources in places that an earlier generation has read. A file that grew would repeat its first texts."""
-    inputs = settings.sources
+def _check_new(corpus: Output, manifests: Sequence[Manifest], request: Request) -> list[int]:
+    """Refuse what an earlier generation has read. A file that grew would repeat its first texts.
+
+    Returns:
+        The generations of which nothing says where their sources were.
+    """
+    if request.config.copied is not None:
+        _check_not_copied(corpus, manifests, request.config.copied.corpora)
+        return []
+    real_place = _RealPlaces()
+    inputs = request.inputs.absolute()
     numbers = (number for number in range(len(inputs)) if not inputs.is_read_once(number))
-    sizes = {inputs[number].location: inputs[number].num_bytes for number in numbers}
+    sizes = {real_place(inputs[number].location): inputs[number].num_bytes for number in numbers}
 
     def read(number: int) -> tuple[Sequence[str], Sequence[SourceInfo]]:
         store = corpus.corpus.below(names.generation_folder(number)) if number else corpus.corpus
         return roots_at_build(store), read_sources(store, manifests[number])
 
+    unknown = []
     for number, (roots, sources) in enumerate(side_by_side(corpus.corpus, read, range(len(manifests)))):
         if len(roots) != len(manifests[number].arguments):
-            continue  # without its report, nothing says where its sources were
+            unknown.append(number)
+            continue
         for source in sources:
-            location = location_of(roots[source.argument], source.path)
+            location = real_place(location_of(roots[source.argument], source.path))
             if location in sizes:
                 raise _is_there_already(corpus.corpus.location, number, location, source.num_bytes, sizes[location])
+    return unknown
+
+
+def _check_not_copied(corpus: Output, manifests: Sequence[Manifest], wanted: Sequence[str]) -> None:
+    for number, manifest in enumerate(manifests):
+        copied = () if manifest.build.copied is None else manifest.build.copied.corpora
+        if {manifest.fingerprints.content, *copied}.intersection(wanted):
+            raise UsageError(
+                f"a corpus that is copied is in {corpus.corpus.location} already, in generation {number}",
+                hint="give other corpora",
+            )
+
+
+class _RealPlaces:
+    """Where local files really lie, whatever links lead there. A folder is resolved once."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, str] = {}
+
+    def __call__(self, location: str) -> str:
+        if is_uri(location):
+            return location
+        if os.path.islink(location):
+            return os.path.realpath(location)
+        folder, name = os.path.split(location)
+        if folder not in self._folders:
+            self._folders[folder] = os.path.realpath(folder)
+        return os.path.join(self._folders[folder], name)
 
 
 def _is_there_already(corpus: str, generation: int, source: str, before: int, now: int) -> UsageError:

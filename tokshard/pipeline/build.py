@@ -1,38 +1,120 @@
 """A build from start to end. Read this file first.
 
-    resolve   from sources and options to inputs, tokenizer and settings; starts and writes nothing    resolve.py
-    prepare   take the directory, save the settings and the tokenizer, plan the tasks                  prepare.py
-    run       run the tasks that left no receipt yet: the schedule decides, an executor runs           run.py
-    commit    turn the receipts into tables, the report, and last of all the manifest                  commit.py
+    resolve   from sources and options to inputs, tokenizer and settings; starts and writes nothing       resolve.py
+    adopt     take the directory: begin, continue or refuse; save what was asked for, and plan the tasks   adopt.py
+    work      run the tasks that left no receipt: an executor runs them, and they leave receipts           work.py
+    settle    judge the receipts in input order: limits, bad records, damage, the lowest failure           judge.py
+    commit    turn the receipts into tables, the report, and last of all the manifest                      commit.py
 
-Every step before the last leaves only files that the next run of the same command can use or will replace.
+A build has one stage or several, and each is worked and settled; `stages.py` says which. An import and a copy are builds
+that read something else, and a job of an array works on a share: see `jobs.py`. Every step before the last leaves only
+files that the next run of the same command can use or will replace.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
-from tokshard.pipeline.commit import commit
-from tokshard.pipeline.executors.choice import check_executor
+from tokshard.pipeline.adopt import adopt, finished_corpora
+from tokshard.pipeline.commit import BuildResult, Clock, commit
+from tokshard.pipeline.encode.tokenizer_file import without_truncation
+from tokshard.pipeline.executors.choice import check_executor, executors
 from tokshard.pipeline.executors.surroundings import leaving_the_program_alone
+from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions, path_option, takes_build_options
-from tokshard.pipeline.prepare import prepare
-from tokshard.pipeline.progress import Note, Observer, ignore
-from tokshard.pipeline.resolve import ResolvedBuild, resolve
-from tokshard.pipeline.result import BuildResult
-from tokshard.pipeline.run import run
-from tokshard.pipeline.sources.inputs import read_once_name
+from tokshard.pipeline.progress import Note, Observer, Report, ignore
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.resolve import resolve
+from tokshard.pipeline.sources.inputs import DOCUMENTS, TOKENS, read_once_name
 from tokshard.pipeline.sources.iterables import as_sources
+from tokshard.pipeline.stages import Settled, stages
+from tokshard.pipeline.tasks.planning import AnyTask
+from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.work import run_stage
 from tokshard.pipeline.workspace.lease import cannot_write, lock
-from tokshard.pipeline.workspace.output_directory import (
-    BuiltCorpus,
-    check_directory,
-    check_own,
-    finished_corpora,
-)
+from tokshard.pipeline.workspace.ownership import check_directory, check_own
+from tokshard.pipeline.workspace.places import GIVEN_TOKENIZER, TOKENIZER
+from tokshard.pipeline.workspace.receipts import Progress
+
+DEFAULT_MAX_ID_BYTES = 1 << 30
+"""Bytes of ids of one imported document. A file without delimiters would be one document, which a task has to hold."""
+
+
+def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer) -> BuildResult:
+    """Build a corpus, or continue where an earlier run of the same build stopped.
+
+    Raises:
+        TokshardError: as `build_corpus`.
+    """
+    clock = Clock.start()
+
+    def observe(report: Report) -> None:
+        if isinstance(report, Progress):
+            clock.tokens += report.tokens
+        observer(report)
+
+    check_executor(options)
+    build, tokenizer = resolve(sources, options)
+    check_own(build.workspace)
+    finished = None if build.options.force else finished_corpora(build)
+    if finished is not None:
+        return BuildResult(
+            directory=build.workspace.out,
+            corpora=finished,
+            is_new=False,
+            ignored=build.request.ignored,
+            notes=build.request.notes,
+            normalizer=build.request.normalizer,
+        )
+    check_directory(build.workspace, build.outputs)
+    for note in build.request.notes:
+        observer(Note(note))
+    with lock(build.workspace) as is_locked, hints(build), executors(options, observer) as make_executor:
+        if not is_locked:
+            out = build.workspace.out
+            observer(Note(f"the file system of {out} has no locks: start no other build there until this one ends"))
+        tasks = adopt(build)
+        save_tokenizer(build, tokenizer)
+        settled = run_stages(build, tasks, lambda stage: run_stage(build, stage, make_executor, observe, clock.usage))
+        return commit(build, settled, clock)
+
+
+def run_stages(build: Build, tasks: Sequence[AnyTask], run: Callable[[Stage], Judge]) -> Settled:
+    """Run all stages of a build, one after another, by a function that works and settles one."""
+    following = stages(build, tasks)
+    stage = next(following)
+    try:
+        while True:
+            stage = following.send(run(stage))
+    except StopIteration as end:
+        settled: Settled = end.value
+        return settled
+
+
+def save_tokenizer(build: Build, content: bytes) -> None:
+    """Put the tokenizer where workers load it, and where the commit finds it."""
+    build.workspace.store.put(GIVEN_TOKENIZER, content)
+    build.workspace.store.put(TOKENIZER, without_truncation(content))
+
+
+@contextlib.contextmanager
+def hints(build: Build) -> Iterator[None]:
+    """Add to an interruption how the build continues, and to a failing disk that it is the output's."""
+    once = build.inputs.read_once
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.add_note(
+            f"{read_once_name(once[0])} can be read once only: {build.start_over}"
+            if once
+            else "run the same command to continue"
+        )
+        raise
+    except OSError as error:  # an input that cannot be read is a SourceError, so this is the output
+        raise cannot_write(build.workspace.out, error) from error
 
 
 @takes_build_options
@@ -65,49 +147,82 @@ def build_corpus(
         BuildError: the build cannot continue.
         KeyboardInterrupt: the next run of the same build continues.
     """
-    options = BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)
-    check_executor(options)
-    resolved = resolve(as_sources(sources), options)
-    workspace, outputs = resolved.context.workspace, resolved.context.outputs
-    check_own(workspace)
-    finished = None if options.force else finished_corpora(workspace, outputs, resolved.settings)
-    if finished is not None:
-        return _nothing_to_do(resolved, finished)
-    check_directory(workspace, outputs)
-    for note in resolved.found.notes:
-        observer(Note(note))
-    with lock(workspace) as is_locked, _hints(resolved):
-        if not is_locked:
-            observer(
-                Note(f"the file system of {workspace.out} has no locks: start no other build there until this one ends")
-            )
-        prepared = prepare(resolved)
-        return commit(prepared, run(prepared, observer=observer))
+    return run_build(as_sources(sources), options_of(tokenizer, out, keywords), observer)
 
 
-def _nothing_to_do(resolved: ResolvedBuild, corpora: tuple[BuiltCorpus, ...]) -> BuildResult:
-    return BuildResult(
-        directory=resolved.context.workspace.out,
-        corpora=corpora,
-        is_new=False,
-        ignored=resolved.found.ignored,
-        notes=resolved.read.notes,
-        normalizer=resolved.read.normalizer,
-    )
+@takes_build_options
+@leaving_the_program_alone()
+def import_corpus(
+    sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    tokenizer: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    observer: Observer = ignore,
+    **keywords: Unpack[OptionalBuildOptions],
+) -> BuildResult:
+    """Make a corpus of documents that another tool has tokenized, or continue where an earlier run stopped.
+
+    Boundaries, order and ids are kept. Every document ends in EOS once: where it is missing, it is added, and a
+    delimiter that follows another one is left out and counted. A delimiter inside of a document ends a document there.
+
+    Args:
+        sources: a file, directory or glob, on this machine or as a URI, or a list of these, in order. Files of
+            Megatron-LM may be given by their prefix.
+        tokenizer: the one that made the ids. An id outside of its vocabulary is an error.
+        observer: as of `build_corpus`.
+        {options}
+
+    Raises:
+        UsageError: an argument is wrong, or `out` belongs to another build.
+        SourceError: an input is damaged, gone, or holds an id outside the vocabulary.
+        BuildError: the build cannot continue.
+        KeyboardInterrupt: the next run of the same import continues.
+    """
+    options = options_of(tokenizer, out, {"max_document_bytes": DEFAULT_MAX_ID_BYTES, **keywords, "reads": TOKENS})
+    return run_build(as_sources(sources), options, observer)
 
 
-@contextlib.contextmanager
-def _hints(resolved: ResolvedBuild) -> Iterator[None]:
-    """Add to an interruption how the build continues, and to a failing disk that it is the output's."""
-    once = resolved.found.inputs.read_once
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        error.add_note(
-            f"{read_once_name(once[0])} can be read once only: start over with --force"
-            if once
-            else "run the same command to continue"
-        )
-        raise
-    except OSError as error:  # an input that cannot be read is a SourceError, so this is the output
-        raise cannot_write(resolved.context.workspace.out, error) from error
+@takes_build_options
+@leaving_the_program_alone()
+def copy_corpus(
+    corpora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    out: str | os.PathLike[str],
+    observer: Observer = ignore,
+    **keywords: Unpack[OptionalBuildOptions],
+) -> BuildResult:
+    """Write the documents of some corpora, one corpus after another, as one corpus, or continue where a copy stopped.
+
+    What is read is compared with the hashes of the corpora. A copy of all documents of one corpus, in their order, has
+    its content fingerprint, so plans over it have the same order. Each document keeps its source and record. Workers
+    change no byte.
+
+    Memory of each worker is some 150 MB, and with `shuffle` some 250 MB, or 400 MB with short documents, whatever the
+    size. A shuffle also takes the space of the documents once or twice, in `out`, until it is done.
+
+    Args:
+        corpora: directories or URIs.
+        observer: as of `build_corpus`.
+        {options}
+
+    Raises:
+        UsageError: the corpora do not go together, or something is at `out`.
+        CorpusError: a corpus cannot be read, or is damaged.
+        BuildError: the files cannot be written, or no document is taken.
+        KeyboardInterrupt: the next run of the same copy continues.
+    """
+    options = options_of("", out, {**keywords, "reads": DOCUMENTS})
+    locations = [corpora] if isinstance(corpora, str | os.PathLike) else list(corpora)
+    return run_build([path_option("corpora", location) for location in locations], options, observer)
+
+
+def options_of(tokenizer: str | os.PathLike[str], out: str | os.PathLike[str], keywords: Any) -> BuildOptions:
+    """The options of a call.
+
+    Raises:
+        UsageError: one does not exist.
+    """
+    unknown = keywords.keys() - set(BuildOptions.__struct_fields__)
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    return BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)

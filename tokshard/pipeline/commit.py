@@ -1,84 +1,380 @@
-"""The last step of a build: from receipts to tables, the report, and last of all the manifest."""
+"""The last step of a build: from receipts to tables, the report, and last of all the manifest.
+
+Nothing before the manifest makes a corpus, so a build that is killed at any moment is continued or commits again.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import itertools
+import json
+import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any
 
+import msgspec
+import pyarrow as pa
+
+from tokshard.errors import BuildError
+from tokshard.format import names
+from tokshard.format.files import HashingFile
+from tokshard.format.manifest import (
+    DAMAGED_INPUT,
+    IN_OTHER_SPLIT,
+    DocumentLengths,
+    FileFacts,
+    Fingerprints,
+    Manifest,
+    Records,
+    content_fingerprint,
+    encode_manifest,
+    recipe_fingerprint,
+)
+from tokshard.format.opening import open_corpus
+from tokshard.format.schema import FORMAT_VERSION, token_dtype
+from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
+from tokshard.pipeline.adopt import BuiltCorpus, roots_at_build
 from tokshard.pipeline.append import in_its_corpus
-from tokshard.pipeline.assemble import AssembledCorpus, assemble, check_shards, publish
 from tokshard.pipeline.encode.passing import ADDED, INSIDE
-from tokshard.pipeline.executors.base import cpu_seconds
+from tokshard.pipeline.executors.base import Usage, cpu_seconds
 from tokshard.pipeline.kept_fields import check_kept_fields
-from tokshard.pipeline.prepare import PreparedBuild
-from tokshard.pipeline.report import build_report
-from tokshard.pipeline.result import BuildResult
-from tokshard.pipeline.stage import Outcome
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.sources.inputs import DOCUMENTS, TOKENS, display_path
+from tokshard.pipeline.stages import Settled
+from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, original_sources
 from tokshard.pipeline.tasks.bad_record_limit import loss_warning
-from tokshard.pipeline.workspace.output_directory import BuiltCorpus
+from tokshard.pipeline.tasks.duplicates import write_text_hashes
+from tokshard.pipeline.tasks.rejects import read_rejects
+from tokshard.pipeline.tasks.writing import MARKS
+from tokshard.pipeline.workspace.places import GIVEN_TOKENIZER, Output
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of
+from tokshard.store import Store, present, written
+from tokshard.version import __version__
 from tokshard.wording import counted
 
+_MAX_LISTED_SOURCES = 10_000
+"""With more sources, the report has a hash of their versions instead of a list."""
+_LISTED = ("argument", "path", "location", "num_bytes", "version")
 
-def commit(prepared: PreparedBuild, outcome: Outcome) -> BuildResult:
-    """Turn the receipts of all tasks into corpora: tables, then a look that every shard is there, then the manifests.
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BuildResult:
+    """What a build did.
+
+    Args:
+        directory: the `out` that it was given: the corpus, or with a validation split the directory of two.
+        corpora: what it wrote; with a validation split the corpus for training, then that for validation.
+        is_new: False if it was complete before and nothing was done.
+        seconds, cpu_seconds: of this run, its workers included; 0 if nothing was done.
+        tokens_written: in this run, without those of runs before it.
+        ignored: suffix to count of files in source directories whose format is not known.
+        notes: what the user should know, one line each.
+        warnings: what is probably wrong, one line each.
+        normalizer: what changes text before it is encoded, such as ``NFKC``; None if text is encoded unchanged.
+    """
+
+    directory: str
+    corpora: tuple[BuiltCorpus, ...]
+    is_new: bool
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    tokens_written: int = 0
+    num_workers: int = 0
+    peak_worker_bytes: int = 0
+    ignored: Mapping[str, int]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    normalizer: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<BuildResult {', '.join(map(str, self.corpora))}>"
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the corpus; with a validation split, of the one for training."""
+        return self.corpora[0].manifest
+
+
+@dataclass(slots=True)
+class Clock:
+    """What this run of a build has cost.
+
+    Args:
+        started: by the monotonic clock.
+        cpu_before: CPU-seconds of this process when it began.
+        usage: of all workers.
+        tokens: written in this run.
+    """
+
+    started: float
+    cpu_before: float
+    usage: Usage
+    tokens: int = 0
+
+    @classmethod
+    def start(cls) -> Clock:
+        """Begin to measure."""
+        return cls(time.monotonic(), cpu_seconds(), Usage())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AssembledCorpus:
+    """A corpus without its manifest on disk.
+
+    Args:
+        shards: names and sizes of its shards, as their receipts say.
+    """
+
+    output: Output
+    manifest: Manifest
+    shards: Mapping[str, int]
+
+
+def commit(build: Build, settled: Settled, clock: Clock) -> BuildResult:
+    """Turn the receipts of all tasks into corpora: tables, then a check that every shard is there, then the manifests.
 
     Raises:
         UsageError: a kept field is in no record.
         BuildError: no document was written, or a shard is gone.
     """
-    resolved = prepared.resolved
-    check_kept_fields(outcome.receipts, resolved.context.spec, resolved.found.inputs)
-    corpora = [assemble(resolved, outcome, number) for number in range(len(resolved.context.outputs))]
-    if resolved.settings.generation:
-        of_each = zip(corpora, resolved.settings.previous, strict=True)
+    check_kept_fields(build, settled.counts[1])
+    corpora = [_assemble(build, settled, number) for number in range(len(build.outputs))]
+    if build.request.generation:
+        of_each = zip(corpora, build.request.previous, strict=True)
         corpora = [
             replace(corpus, manifest=in_its_corpus(corpus.output, corpus.manifest, previous))
             for corpus, previous in of_each
         ]
-    result = _result(prepared, outcome, corpora)
-    report = build_report(resolved, result, outcome.bad_inputs)
+    result = _result(build, settled.counts[1], clock, corpora)
+    report = _report(build, result, settled.left_out)
     for corpus in corpora:
-        check_shards(corpus)
+        _check_shards(corpus)
     # the corpus for training is last: where it is complete, that for validation is too
     for corpus in reversed(corpora):
-        publish(corpus, report)
-    resolved.context.workspace.remove()
+        _publish(corpus, report)
+    build.workspace.remove()
     return result
 
 
-def _result(prepared: PreparedBuild, outcome: Outcome, corpora: Sequence[AssembledCorpus]) -> BuildResult:
-    resolved, usage = prepared.resolved, outcome.usage
-    total = progress_of(outcome.receipts)
+def _assemble(build: Build, settled: Settled, number: int) -> _AssembledCorpus:
+    """Write all files of a corpus but its report and manifest.
+
+    Args:
+        number: which of the build's corpora.
+    """
+    output = build.outputs[number]
+    out, files = output.store, dict[str, FileFacts]()
+    totals = Totals(build, settled, number, original_sources(build))
+    with _side_file(out, names.STRIDE_HASHES, files) as hashes, _side_file(out, names.SHARD_TABLE, files) as file:
+        write_table(file, SHARD_TABLE_SCHEMA, totals.shard_table(hashes), rows_per_batch=SHARDS_PER_BATCH)
+    if not totals.documents and not _may_be_empty(totals, output):
+        out.delete(names.SHARD_TABLE, names.STRIDE_HASHES)
+        raise _nothing_written(build, totals, output)
+    with _side_file(out, names.SOURCE_TABLE, files) as file:
+        write_table(file, SOURCE_TABLE_SCHEMA, totals.source_table(), rows_per_batch=SOURCES_PER_BATCH)
+    with _side_file(out, names.TOKENIZER, files) as file:
+        file.write(build.workspace.store.get(GIVEN_TOKENIZER))
+    _write_rejects(build, settled, totals, out, files)
+    # with a limit, some texts became no document; of a split, the first corpus keeps those of both
+    if settled.texts and build.options.limit is None and not number:
+        with _side_file(out, names.HASHES, files) as file:
+            write_text_hashes(build.workspace.store, settled.texts, file)
+    else:
+        out.delete(names.HASHES)
+    manifest = _manifest(build, settled, output, totals, files)
+    return _AssembledCorpus(output=output, manifest=manifest, shards=totals.shard_sizes)
+
+
+@contextlib.contextmanager
+def _side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[HashingFile]:
+    """A file next to the shards; what the manifest says of it is added to `files` when it is written."""
+    with written(out, name) as file:
+        hashing = HashingFile(file)
+        yield hashing
+    files[name] = FileFacts(num_bytes=hashing.tell(), sha256=hashing.digest().hex())
+
+
+def _write_rejects(
+    build: Build, settled: Settled, totals: Totals, out: Store, files: dict[str, FileFacts]
+) -> None:
+    """A line of JSON for each record or input that was left out, in input order; no file if there was none."""
+    damaged = (
+        {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
+        for index, problem in sorted(settled.left_out.items())
+    )
+    rejects = heapq.merge(_rejected_records(build, settled, totals), damaged, key=itemgetter("source"))
+    first = next(rejects, None)
+    if first is None:
+        out.delete(names.REJECTS)
+        return
+    with _side_file(out, names.REJECTS, files) as file:
+        for reject in itertools.chain([first], rejects):
+            source = build.inputs[reject["source"]]
+            is_copy = build.config.reads == DOCUMENTS
+            root = build.inputs.roots[source.argument] if is_copy else build.request.arguments[source.argument]
+            reject["source"] = display_path(root, source.path)
+            file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+
+
+def _rejected_records(build: Build, settled: Settled, totals: Totals) -> Iterator[dict[str, Any]]:
+    """What the tasks listed, with records counted from the start of their input, from 1."""
+    for key in totals.with_rejects:
+        before = totals.records_before.get(key, {})
+        for reject in read_rejects(build.workspace.store, settled.counts[0], key):
+            reject["record"] += before.get(reject["source"], 0) + 1
+            yield reject
+
+
+def _manifest(
+    build: Build, settled: Settled, output: Output, totals: Totals, files: Mapping[str, FileFacts]
+) -> Manifest:
+    request, tokenizer = build.request, build.request.tokenizer
+    config = msgspec.structs.replace(build.config, split=output.split or None)
+    records, text_bytes, left_out = totals.sums()
+    sources = (
+        ((one.argument, one.path, one.num_bytes) for one in original_sources(build))
+        if request.corpora
+        else ((one.argument, one.path, one.num_bytes) for one in build.inputs)
+    )
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        num_documents=totals.documents,
+        num_tokens=totals.tokens,
+        num_shards=len(totals.shard_sizes),
+        num_bytes=sum(totals.shard_sizes.values()),
+        text_bytes=text_bytes,
+        dtype=token_dtype(tokenizer.vocab_size),
+        columns=dict(request.columns),
+        fingerprints=Fingerprints(
+            content=content_fingerprint(
+                totals.content,
+                num_documents=totals.documents,
+                eos_id=tokenizer.eos_id,
+                bos_id=tokenizer.bos_id,
+            ),
+            recipe=recipe_fingerprint(config, tokenizer, sources),
+        ),
+        tokenizer=tokenizer,
+        arguments=list(request.arguments),
+        build=config,
+        records=Records(
+            read=records,
+            written=totals.documents,
+            left_out=left_out,
+            with_special_text=_with_special_text(build, totals),
+        ),
+        document_lengths=DocumentLengths(
+            shortest=totals.shortest, longest=totals.longest, counts=totals.lengths.tolist()
+        ),
+        files=dict(files),
+    )
+
+
+def _with_special_text(build: Build, totals: Totals) -> int | None:
+    """Documents whose text spells a special token; None where some documents were taken out of those counted."""
+    if not build.request.corpora:
+        return totals.with_special_text
+    counts = []
+    documents = 0
+    for location, generation in build.request.corpora:
+        with open_corpus(location, generation=generation) as corpus:
+            counts.append(corpus.manifest.records.with_special_text)
+            documents += corpus.num_documents
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) and (documents == totals.documents or not sum(known)) else None
+
+
+def _may_be_empty(totals: Totals, output: Output) -> bool:
+    """Whether a corpus of a validation split grows by nothing because all new documents are of the other one."""
+    return bool(output.generation) and bool(output.split) and IN_OTHER_SPLIT[output.split] in totals.sums()[2]
+
+
+def _nothing_written(build: Build, totals: Totals, output: Output) -> BuildError:
+    records, _, left_out = totals.sums()
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+    found = f"{records:,} records read" + (f", {reasons}" if reasons else "")
+    if output.split and IN_OTHER_SPLIT[output.split] in left_out:
+        return BuildError(
+            f"the {output.split} split got no document: {found}",
+            hint=f"change --validation-fraction or leave it out, and {build.start_over}",
+        )
+    if build.request.corpora:
+        return BuildError(
+            f"no document meets the conditions: {found}", hint=f"give others, or leave them out, and {build.start_over}"
+        )
+    if output.generation:
+        return BuildError(
+            f"the append wrote no document: {found}",
+            hint=f"check the sources, or append them together with others: {build.start_over}",
+        )
+    option = "--format" if build.config.reads == TOKENS else "--text-field"
+    return BuildError(
+        f"the build wrote no document: {found}", hint=f"check the sources and {option}, and {build.start_over}"
+    )
+
+
+def _check_shards(corpus: _AssembledCorpus) -> None:
+    """Check that every shard of an assembled corpus is there, as long as its receipt says.
+
+    Raises:
+        BuildError: one is gone or has another size.
+    """
+    output = corpus.output
+    found = output.shard_sizes()
+    for name, num_bytes in corpus.shards.items():
+        if found.get(name) != num_bytes:
+            what = "is gone" if name not in found else f"has {found[name]:,} bytes, and had {num_bytes:,}"
+            raise BuildError(
+                f"{output.store.where(name)} {what} since its task was done",
+                hint="run the same command again: the task that wrote it runs again",
+            )
+
+
+def _publish(corpus: _AssembledCorpus, report: Mapping[str, Any]) -> None:
+    """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete."""
+    out = corpus.output.store
+    found = filter(names.is_shard_name, present(out))
+    # left by a task past the limit, or by an attempt that left no receipt
+    out.delete(*(set(found) - corpus.shards.keys()))
+    content = json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n"
+    out.put(names.REPORT, content)  # the names before it are durable then, too
+    out.put(names.MANIFEST, encode_manifest(corpus.manifest))
+
+
+def _result(
+    build: Build, receipts: Sequence[Receipt], clock: Clock, corpora: Sequence[_AssembledCorpus]
+) -> BuildResult:
+    request, total = build.request, progress_of(receipts)
     warning = loss_warning(total.bad, total.records, is_end=True)
     return BuildResult(
-        directory=resolved.context.workspace.out,
+        directory=build.workspace.out,
         corpora=tuple(BuiltCorpus(directory=corpus.output.location, manifest=corpus.manifest) for corpus in corpora),
         is_new=True,
-        seconds=time.monotonic() - resolved.started,
-        cpu_seconds=cpu_seconds() - prepared.cpu_seconds + usage.cpu_seconds,
-        tokens_encoded=outcome.tokens_encoded,
-        bytes_encoded=outcome.bytes_encoded,
-        num_workers=outcome.num_workers,
-        peak_worker_bytes=usage.peak_worker_bytes,
-        ignored=resolved.found.ignored,
-        notes=(*resolved.found.notes, *resolved.read.notes, *_changes(outcome.receipts, resolved.read.info.eos)),
+        seconds=time.monotonic() - clock.started,
+        cpu_seconds=cpu_seconds() - clock.cpu_before + clock.usage.cpu_seconds,
+        tokens_written=clock.tokens,
+        num_workers=clock.usage.num_workers,
+        peak_worker_bytes=clock.usage.peak_worker_bytes,
+        ignored=request.ignored,
+        notes=(*request.notes, *_changes(receipts, request.tokenizer.eos)),
         warnings=() if warning is None else (warning,),
-        normalizer=resolved.read.normalizer,
+        normalizer=request.normalizer,
     )
 
 
 def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
     """What was changed on the way from records to documents, a line each."""
     changes: Counter[str] = Counter()
-    num_marks = 0
     for receipt in receipts:
         changes.update(receipt.changes)
-        num_marks += receipt.num_marks
-    if num_marks:
-        yield f"{num_marks:,} byte order mark{'s' if num_marks > 1 else ''} dropped: not part of a text"
+    if changes[MARKS]:
+        yield f"{changes[MARKS]:,} byte order mark{'s' if changes[MARKS] > 1 else ''} dropped: not part of a text"
     if changes[ADDED]:
         yield f"{counted(changes[ADDED], 'document')} did not end in {eos!r}: it was added"
     if changes[INSIDE]:
@@ -86,3 +382,41 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
             f"{counted(changes[INSIDE], 'document')} ended at a delimiter inside a document of the source: each became "
             "a document of its own"
         )
+
+
+def _report(build: Build, result: BuildResult, left_out: Mapping[int, str]) -> dict[str, Any]:
+    """What may differ between two builds of one corpus, such as times, machine, absolute paths."""
+    inputs = build.inputs.absolute()
+    roots = inputs.roots
+    if build.request.corpora:
+        roots = _original_roots(build)
+    report = {
+        "tokshard": __version__,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "pyarrow": pa.__version__,
+        "seconds": round(result.seconds, 3),
+        "cpu_seconds": round(result.cpu_seconds, 3),
+        "workers": result.num_workers,
+        "peak_worker_bytes": result.peak_worker_bytes,
+        "tokens_written": result.tokens_written,
+        "on_bad_record": build.options.on_bad_record,
+        "on_bad_source": build.options.on_bad_source,
+        "damaged_inputs": {inputs[index].location: problem for index, problem in sorted(left_out.items())},
+        "ignored_files": dict(build.request.ignored),
+        "notes": list(result.notes),
+        "roots": roots,
+    }
+    if len(inputs) > _MAX_LISTED_SOURCES or build.request.corpora:
+        return {**report, "sources": [], "num_sources": len(inputs), "source_times_sha256": inputs.versions_sha256}
+    return {**report, "sources": [{name: getattr(one, name) for name in _LISTED} for one in inputs]}
+
+
+def _original_roots(build: Build) -> list[str]:
+    """Where the sources of the corpora were, so that an append refuses what is there already; empty if unknown."""
+    roots: list[str] = []
+    for location, generation in build.request.corpora:
+        with open_corpus(location, generation=generation) as corpus:
+            roots += (root for store, _ in corpus.generations for root in roots_at_build(store))
+    return roots if len(roots) == len(build.request.arguments) else []

@@ -13,23 +13,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from tokshard.errors import BadSourceError, UsageError
-from tokshard.interop.tokens.batches import TokenBatch
+from tokshard.errors import BadSourceError, CorpusError, UsageError
+from tokshard.pipeline.adopt import plan
+from tokshard.pipeline.build import save_tokenizer
+from tokshard.pipeline.encode.documents import Made
+from tokshard.pipeline.encode.maker import Maker
+from tokshard.pipeline.executors.choice import cpu_count
 from tokshard.pipeline.executors.surroundings import leaving_the_program_alone
-from tokshard.pipeline.options import BuildOptions
-from tokshard.pipeline.resolve import ResolvedBuild, resolve
+from tokshard.pipeline.options import SKIP, BuildOptions
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.division import Span, Whole
-from tokshard.pipeline.sources.formats import read_span, read_stream
-from tokshard.pipeline.sources.inputs import Input, read_once_name
-from tokshard.pipeline.sources.json_lines import JsonLinesParser
-from tokshard.pipeline.sources.records import Chunk, LineChunk, utf8_sizes
+from tokshard.pipeline.sources.formats import read_stream
+from tokshard.pipeline.sources.inputs import TEXT, Input, read_once_name
+from tokshard.pipeline.sources.records import Chunk, LineChunk
 from tokshard.pipeline.tasks.duplicates import bytes_per_text
 from tokshard.pipeline.tasks.planning import StreamTask, Task
-from tokshard.pipeline.tasks.writing import DocumentWriters
-from tokshard.pipeline.workspace.places import TOKENIZER, open_workspace
-from tokshard.pipeline.workspace.receipts import Receipt
+from tokshard.pipeline.tasks.reading import InputReader
+from tokshard.pipeline.tasks.writing import Writer
+from tokshard.pipeline.workspace.places import TOKENIZER, WRITE, open_workspace
+from tokshard.pipeline.workspace.receipts import Receipt, TaskFailedError
 from tokshard.store import is_uri
 
 _SAMPLED_PLACES = 32
@@ -90,28 +96,29 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     Raises:
         TokshardError: as for the build itself.
     """
-    request = resolve(sources, options)
-    if request.found.inputs.read_once:
-        name = read_once_name(request.found.inputs.read_once[0])
+    build, tokenizer = resolve(sources, options)
+    if build.inputs.read_once:
+        name = read_once_name(build.inputs.read_once[0])
         raise UsageError(
             f"a sample of {name} would be lost to the build, because it can be read once only",
             hint="write it to a file first, or leave out --dry-run",
         )
-    tasks = request.plan()
+    tasks = plan(build)
     total = _Sums()
     sampled = _Sums()
-    for num_bytes, sample, stands_for in _by_kind(request, tasks):
+    for num_bytes, sample, stands_for in _by_kind(build, tokenizer, tasks):
         sampled = sampled.plus(sample, 1.0)
         total = total.plus(stands_for, num_bytes / stands_for.input_bytes if stands_for.input_bytes else 0.0)
     is_limited = options.limit is not None and options.limit < total.documents
     if is_limited and options.limit is not None:
         total = _Sums().plus(total, options.limit / total.documents)
-    hash_bytes = int(total.documents * bytes_per_text(len(tasks))) if options.dedup == "exact" else 0
-    parallel = request.num_workers if _streams(tasks) else max(1, min(request.num_workers, len(tasks)))
+    hash_bytes = int(total.documents * bytes_per_text(len(tasks))) if options.is_dedup else 0
+    num_workers = build.options.workers or cpu_count()
+    parallel = num_workers if _streams(tasks) else max(1, min(num_workers, len(tasks)))
     return Estimate(
         directory=options.out,
-        num_inputs=len(request.found.inputs),
-        input_bytes=request.total_bytes,
+        num_inputs=len(build.inputs),
+        input_bytes=build.inputs.num_bytes,
         num_tasks=len(tasks),
         num_streams=_streams(tasks),
         sampled_documents=int(sampled.documents),
@@ -144,9 +151,11 @@ class _Sums:
         return _Sums(*(mine + factor * theirs for mine, theirs in pairs))
 
 
-def _by_kind(request: ResolvedBuild, tasks: Sequence[Task | StreamTask]) -> Iterator[tuple[int, _Sums, _Sums]]:
+def _by_kind(
+    build: Build, tokenizer: bytes, tasks: Sequence[Task | StreamTask]
+) -> Iterator[tuple[int, _Sums, _Sums]]:
     """For each format and compression: the bytes of its inputs, what was measured, and what the sample stands for."""
-    inputs = request.found.inputs
+    inputs = build.inputs
     num_bytes: dict[tuple[str, str | None], int] = defaultdict(int)
     places: dict[tuple[str, str | None], list[tuple[int, Span]]] = defaultdict(list)
     for input_ in inputs:
@@ -157,7 +166,7 @@ def _by_kind(request: ResolvedBuild, tasks: Sequence[Task | StreamTask]) -> Iter
             input_ = inputs[index]
             places[input_.format, input_.compression].append((index, span))
     with tempfile.TemporaryDirectory(prefix="tokshard-") as directory:
-        sampler = _Sampler(request, Path(directory))
+        sampler = _Sampler(build, tokenizer, Path(directory))
         for kind, found in places.items():
             most = _SAMPLED_PLACES if kind[1] is None else _COMPRESSED_PLACES
             share = min(len(found), max(1, most * len(found) // sum(map(len, places.values()))))
@@ -169,7 +178,7 @@ def _by_kind(request: ResolvedBuild, tasks: Sequence[Task | StreamTask]) -> Iter
             yield num_bytes[kind], measured, read
 
 
-def _streams(tasks: Sequence[Task | StreamTask]) -> int:
+def _streams(tasks: Sequence[object]) -> int:
     return sum(isinstance(task, StreamTask) for task in tasks)
 
 
@@ -188,29 +197,29 @@ class _Sampler:
         directory: empty; what is written there is counted and removed.
     """
 
-    def __init__(self, request: ResolvedBuild, directory: Path) -> None:
-        context = request.context
+    def __init__(self, build: Build, tokenizer: bytes, directory: Path) -> None:
         workspace = open_workspace(directory, attempt="sample")
         workspace.take_over()
-        workspace.store.put(TOKENIZER, request.read.clean)
-        outputs = workspace.outputs(is_split=context.rules.validation_fraction is not None)
-        self._context = dataclasses.replace(context, workspace=workspace, outputs=outputs, is_skipping=True)
-        self._parse = JsonLinesParser(context.spec)
-        self._writers = DocumentWriters(self._context)
-        if context.spec.tokens is None:
-            self._writers.encode(["warm up: the first text builds caches"])
+        options = msgspec.structs.replace(build.options, on_bad_record=SKIP)
+        build = Build(msgspec.structs.replace(build.request, options=options, generation=0), workspace)
+        save_tokenizer(build, tokenizer)
+        self._build, self._reader = build, InputReader(build)
+        self._maker = Maker(build.spec, build.config, build.request.tokenizer, workspace.store, TOKENIZER)
+        self._writer = Writer(build, WRITE, self._maker)
+        if build.config.reads == TEXT:
+            self._maker.encode(["warm up: the first text builds caches"])
 
     def sample(self, input_: Input, span: Span) -> tuple[_Sums, _Sums]:
         """Measure the start of a span, or what can be read of a damaged one; returns that, and what it stands for.
 
         For the chunks that are passed over, documents are estimated by lines and all else by bytes.
         """
-        input_bytes, text_bytes, bad, measuring = 0, 0, 0, 0.0
+        input_bytes, done_bytes, bad, measuring = 0, 0, 0, 0.0
         measured, passed = np.zeros(2), np.zeros(2)  # bytes and lines
         wanted = _TEXT_BYTES_PER_PLACE if input_.compression is None else _TEXT_BYTES_PER_COMPRESSED_PLACE
         started = time.process_time()
-        with self._writers.begin((input_.index, 0), [input_.index], None) as task:
-            with contextlib.suppress(BadSourceError):  # the build itself will say so
+        with self._writer.begin((input_.index, 0), [], None) as task:
+            with contextlib.suppress(TaskFailedError, BadSourceError, CorpusError):  # the build itself will say so
                 for number, chunk in enumerate(self._chunks(input_, span)):
                     input_bytes += chunk.input_bytes
                     if isinstance(chunk, LineChunk):
@@ -220,16 +229,15 @@ class _Sampler:
                             continue
                         measured += size
                     before = time.process_time()
-                    records = self._parse(chunk) if isinstance(chunk, LineChunk) else chunk
-                    bad += task.take(input_.index, records).bad
+                    made = self._writer.prepare(self._maker.parse(chunk), task)
+                    bad += task.take(input_.index, made).bad
                     measuring += time.process_time() - before
-                    text_bytes += (
-                        records.tokens.nbytes if isinstance(records, TokenBatch) else utf8_sizes(records.texts)
-                    )
-                    if text_bytes >= wanted:
+                    sizes = made.documents.text_bytes
+                    done_bytes += made.documents.tokens.nbytes if sizes is None else int(sizes.sum())
+                    if done_bytes >= wanted:
                         break
             before = time.process_time()
-            receipt = task.finish(previous=None, is_last=True)
+            receipt = task.finish()
             measuring += time.process_time() - before
         reading = time.process_time() - started - measuring
         sums = self._written(receipt, bad)
@@ -243,17 +251,17 @@ class _Sampler:
             seconds=scaled.seconds + reading,
         )
 
-    def _chunks(self, input_: Input, span: Span) -> Iterator[Chunk]:
+    def _chunks(self, input_: Input, span: Span) -> Iterator[Chunk | Made]:
         if isinstance(span, Whole) and input_.compression is not None:
-            stream = read_stream(input_, self._context.spec, task_bytes=self._context.task_bytes)
+            stream = read_stream(input_, self._build.spec, task_bytes=self._build.config.task_bytes)
             return (chunk for _, chunk in stream)
-        return read_span(input_, span, self._context.spec)
+        return self._reader.chunks(input_.index, span)
 
     def _written(self, receipt: Receipt, bad: int) -> _Sums:
         """What a task wrote, which is removed."""
         counts = [counts for output in receipt.outputs for counts in output.sources]
         disk_bytes = 0
-        for output in self._context.outputs:
+        for output in self._build.outputs:
             for path in Path(output.location).glob("*.arrow"):
                 disk_bytes += path.stat().st_size
                 path.unlink()

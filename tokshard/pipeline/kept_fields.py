@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tokshard.errors import SourceError, UsageError
+from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import JSONL, STDIN, Input
-from tokshard.pipeline.sources.records import RecordSpec
 from tokshard.pipeline.workspace.receipts import Receipt
 from tokshard.store import look_at
 
 
-def check_kept_fields(receipts: Iterable[Receipt], spec: RecordSpec, inputs: Sequence[Input]) -> None:
+def check_kept_fields(build: Build, receipts: Iterable[Receipt]) -> None:
     """Refuse a build in which a kept field was found in no record of any input.
 
     Args:
@@ -25,21 +25,22 @@ def check_kept_fields(receipts: Iterable[Receipt], spec: RecordSpec, inputs: Seq
     Raises:
         UsageError: with the field, and with those of the first record.
     """
-    missing = set(spec.columns)
+    columns = build.spec.columns
+    missing = set(columns)
     num_records = 0
     for receipt in receipts:
         missing -= set(receipt.fields)
         num_records += receipt.records_read
     if not missing or not num_records:
         return
-    name = next(name for name in spec.columns if name in missing)
-    path = spec.columns[name][0]
-    found = first_fields(inputs)
+    name = next(name for name in columns if name in missing)
+    path = columns[name][0]
+    found = first_fields(build.inputs)
     raise UsageError(
         f"none of {num_records:,} records has the field {path!r}"
         + (f"; the first has {', '.join(found)}" if found else ""),
         hint=f"correct or leave out {'--id-field' if name == 'id' != path else '--keep'} {path}, "
-        "and start over with --force",
+        f"and {build.start_over}",
     )
 
 

@@ -1,19 +1,20 @@
-"""The failure of a task, in the user's words: where it is in the inputs, and what to do."""
+"""The failure of a stage, in the user's words: where it is in the inputs, and what to do."""
 
 from __future__ import annotations
 
 import itertools
 
+from tokshard import errors
 from tokshard.errors import BadRecordError, TokshardError
+from tokshard.format import names
 from tokshard.pipeline.encode.passing import OUT_OF_VOCABULARY
-from tokshard.pipeline.failures import BadInputError, RejectedRecordError, TooManyBadRecordsError
-from tokshard.pipeline.sources.inputs import Input, InputTable, original_error
+from tokshard.pipeline.judge import Judge, TooManyBadRecords
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.sources.inputs import original_error
 from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
 from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
-from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.tasks.rejects import read_rejects
-from tokshard.pipeline.tasks.schedule import Schedule
-from tokshard.pipeline.workspace.places import Workspace
+from tokshard.pipeline.workspace.receipts import Key, Receipt
 
 _REPAIRS = {
     MISSING_TEXT: "check --text-field",
@@ -22,59 +23,70 @@ _REPAIRS = {
 }
 
 
-def user_error(
-    failure: tuple[Key, Exception],
-    schedule: Schedule,
-    *,
-    inputs: InputTable,
-    workspace: Workspace,
-    max_bad_records: BadRecordLimit | None,
-    is_counted: bool = True,
-) -> Exception:
-    """The failure that decides a stage, as the user should see it. A bug of tokshard is returned unchanged.
+def user_error(build: Build, stage: str, judge: Judge) -> TokshardError:
+    """The failure that a judge found, as the user should see it.
 
     Args:
-        schedule: of the stage, for what was read before the task that failed.
-        is_counted: the schedule knows all that was read of the input before that.
+        stage: name of the stage.
     """
-    key, error = failure
-    if isinstance(error, RejectedRecordError):
-        repair = _REPAIRS.get(error.reason, "repair the record")
-        place = _place(schedule, key, inputs[error.source], error.record, is_counted=is_counted)
+    found = judge.failure
+    assert found is not None
+    if isinstance(found, TooManyBadRecords):
+        return _too_many(build, stage, judge, found)
+    return task_error(build, found, judge)
+
+
+def task_error(build: Build, receipt: Receipt, judge: Judge, *, is_counted: bool = True) -> TokshardError:
+    """What a failed receipt says, as the user should see it.
+
+    Args:
+        judge: has counted the tasks before it.
+        is_counted: the judge knows all that was read of the input before that.
+    """
+    failure = receipt.failure
+    assert failure is not None
+    if failure.kind == "record":
+        repair = _REPAIRS.get(failure.reason, "repair the record")
+        place = _place(build, judge, receipt.key, failure.source, failure.record, is_counted=is_counted)
         return BadRecordError(
-            f"{place}: {error.reason}: {error.detail}",
+            f"{place}: {failure.reason}: {failure.problem}",
             hint=f"{repair}, or leave out such records with --on-bad-record skip",
         )
-    if isinstance(error, TooManyBadRecordsError):
-        assert max_bad_records is not None
-        listed = workspace.store.where(workspace.rejects)
-        hint = f"they are listed in {listed}; repair the sources, or allow more with --max-bad-records"
-        problem = _too_many(error, max_bad_records)
-        if max_bad_records.count is not None:
-            skipped = max_bad_records.count - error.bad_before
-            first = next(itertools.islice(read_rejects(workspace, key), skipped, None))
-            place = _place(schedule, key, inputs[first["source"]], first["record"], is_counted=is_counted)
-            problem = f"{place}: {first['reason']}: {first['detail']}; {problem}"
-        return BadRecordError(problem, hint=hint)
-    if isinstance(error, BadInputError):
-        return error.error
-    return original_error(inputs, error) if isinstance(error, TokshardError) else error
+    kind = getattr(errors, failure.error, errors.SourceError)
+    return original_error(build.inputs, kind(failure.problem, hint=failure.hint))
 
 
-def _too_many(error: TooManyBadRecordsError, allowed: BadRecordLimit) -> str:
-    if allowed.count is not None:
-        return f"this is bad record {allowed.count + 1:,}, and --max-bad-records allows {allowed}"
-    share = error.bad / max(1, error.records)
+def _too_many(build: Build, stage: str, judge: Judge, found: TooManyBadRecords) -> TokshardError:
+    store, allowed = build.workspace.store, judge.max_bad_records
+    assert allowed is not None
+    hint = (
+        f"they are listed in {store.where(f'{names.WORK}/{stage}/rejects')}; repair the sources, or allow more with "
+        "--max-bad-records"
+    )
+    if allowed.count is None:
+        return BadRecordError(_share_text(found, allowed), hint=hint)
+    first = next(itertools.islice(read_rejects(store, stage, found.key), allowed.count - found.before, None))
+    place = _place(build, judge, found.key, first["source"], first["record"])
+    return BadRecordError(
+        f"{place}: {first['reason']}: {first['detail']}; this is bad record {allowed.count + 1:,}, "
+        f"and --max-bad-records allows {allowed}",
+        hint=hint,
+    )
+
+
+def _share_text(found: TooManyBadRecords, allowed: BadRecordLimit) -> str:
+    share = found.bad / max(1, found.records)
     return (
-        f"{error.bad:,} of the first {error.records:,} records are bad ({share:.2%}), "
+        f"{found.bad:,} of the first {found.records:,} records are bad ({share:.2%}), "
         f"and --max-bad-records allows {allowed}"
     )
 
 
-def _place(schedule: Schedule, key: Key, source: Input, record: int, *, is_counted: bool) -> str:
+def _place(build: Build, judge: Judge, key: Key, index: int, record: int, *, is_counted: bool = True) -> str:
     """The place of a record in its input, from its number within a task."""
+    source = build.inputs[index]
     unit = "line" if source.format == "jsonl" else "record"
     if not is_counted:
         return f"{source.location}, {unit} {record + 1} of the part that task {key[0]}-{key[1]} reads"
-    before = sum(receipt.records_of(source.index) for receipt in schedule.receipts_before(key))
+    before = judge.records_before(key, index)
     return f"{source.location}, {unit} {before + record + 1}"

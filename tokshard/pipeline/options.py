@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import operator
 import os
 import shlex
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from numbers import Real
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
+
+import msgspec
 
 from tokshard.errors import UsageError
 from tokshard.interop.tokens.batches import DTYPES
 from tokshard.pipeline.sources.inputs import (
     ARROW,
     ARROW_STREAM,
+    DOCUMENTS,
     FORMATS_OF_OPTION,
     INPUT_FORMATS,
-    READS,
     TEXT,
     TOKEN_FORMATS,
     TOKENS,
 )
-from tokshard.pipeline.sources.records import FILE, TEXT_MODES
 from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
 
 P = ParamSpec("P")
@@ -34,28 +32,16 @@ DEFAULT_SHARD_TOKENS = 256_000_000
 DEFAULT_MAX_DOCUMENT_BYTES = 16 << 20
 LOCAL, RAY = "local", "ray"
 """Executors."""
+FAIL, SKIP = "fail", "skip"
+EXACT = "exact"
 _SHOWN = 60
 """Characters of a value in a message."""
 
-_REQUIRED_NUMBERS = ("shard_tokens", "max_document_bytes")
-_WHOLE_NUMBERS = (*_REQUIRED_NUMBERS, "task_bytes", "min_tokens", "max_tokens", "limit", "workers")
-_OF_TEXT = ("text_field", "text_mode", "dedup", "id_field", "keep")
-_OF_TOKENS = ("token_field", "token_dtype", "delimiter")
-_STRINGS = ("eos", "bos", "text_field", "id_field", "ray_address", "token_field")
-_CHOICES = {
-    "on_bad_record": ("fail", "skip"),
-    "on_bad_source": ("fail", "skip"),
-    "dedup": ("none", "exact"),
-    "reads": READS,
-    "input_format": (None, *dict.fromkeys([*INPUT_FORMATS, *TOKEN_FORMATS])),
-    "token_dtype": (None, *DTYPES),
-    "text_mode": TEXT_MODES,
-    "executor": (LOCAL, RAY),
-}
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Policy = Literal["fail", "skip"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
+class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a build can be asked for.
 
     Args:
@@ -63,7 +49,8 @@ class BuildOptions:
         out: the corpus: a directory, or an ``s3://``, ``gs://`` or ``az://`` URI.
         eos: token that ends every document; default: what ``tokenizer_config.json`` says.
         bos: token that starts every document, or ``auto`` for what ``tokenizer_config.json`` says; default: none.
-        reads: ``text``, which is encoded, or ``tokens``, which another tool has made; see `import_corpus`.
+        reads: ``text``, which is encoded; ``tokens``, which another tool has made, see `import_corpus`; or
+            ``documents`` of corpora, see `copy_corpus`.
         token_field: column of the ids; default: ``tokens``, ``input_ids`` or ``token_ids``, the first that is there.
         token_dtype: how ids are stored in files that do not say it, such as ``uint16``.
         delimiter: id that ends documents in the sources, if it is not that of EOS.
@@ -72,13 +59,21 @@ class BuildOptions:
         keep: fields to store as columns, each ``FIELD`` or ``FIELD:TYPE`` (string, int64, float64, bool).
         input_format: read every input as this format instead of going by its name.
         text_mode: what a document is in plain text: a ``file``, ``line`` or ``paragraph``.
-        shard_tokens: a shard closes before the document that would exceed this.
+        shard_tokens: a shard closes before the document that would exceed this; default: 256M, and of a copy as in the
+            first corpus.
         task_bytes: size of the unit of work in bytes of input; default: by the size of the inputs.
         max_document_bytes: a longer text is a bad record.
         min_tokens, max_tokens: leave out documents with fewer or more tokens, delimiters included.
-        dedup: ``exact`` leaves out texts that are equal to an earlier one, over all sources; ``none`` keeps them.
+        dedup: ``exact`` leaves out texts that are equal to an earlier one, over all sources; ``none`` keeps them. Where
+            no text is read, documents are equal if their tokens are.
         validation_fraction: share of the documents that goes into ``OUT/validation``, by a hash of the text, the rest
             into ``OUT/train``; default: one corpus in `out`.
+        where: of a copy: take the documents that have these values in kept columns, as text.
+        source: of a copy: take the documents of sources whose name matches this shell pattern.
+        hashes: of a copy: take the documents whose hash lies in this half-open part of [0, 1). Equal documents are
+            taken together, and parts that do not overlap divide a corpus.
+        columns: of a copy: the kept columns to take; default: those of all corpora, with nulls where one has none.
+        shuffle: of a copy: the seed of a random order; default: the order of the corpora.
         on_bad_record: ``fail``, or ``skip`` to leave out records that cannot become documents.
         on_bad_source: ``fail``, or ``skip`` to leave out inputs that are damaged or gone, whole.
         max_bad_records: fail when more bad records than that would be skipped: a number, or a share of the records
@@ -94,39 +89,45 @@ class BuildOptions:
         force: start over, removing the corpus or unfinished build in `out`; with `append`, only
             the generation that was being added.
     """
-
     tokenizer: str
     out: str
     eos: str | None = None
     bos: str | None = None
-    reads: str = TEXT
+    reads: Literal["text", "tokens", "documents"] = "text"
     token_field: str | None = None
     token_dtype: str | None = None
-    delimiter: int | None = None
+    delimiter: Annotated[int, msgspec.Meta(ge=0)] | None = None
     text_field: str = "text"
     id_field: str | None = None
     keep: str | Sequence[str] = ()
     input_format: str | None = None
-    text_mode: str = FILE
-    shard_tokens: int = DEFAULT_SHARD_TOKENS
-    task_bytes: int | None = None
-    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    dedup: str = "none"
-    validation_fraction: float | None = None
-    on_bad_record: str = "fail"
-    on_bad_source: str = "fail"
+    text_mode: Literal["file", "line", "paragraph"] = "file"
+    shard_tokens: Positive | None = None
+    task_bytes: Positive | None = None
+    max_document_bytes: Positive = DEFAULT_MAX_DOCUMENT_BYTES
+    min_tokens: Positive | None = None
+    max_tokens: Positive | None = None
+    dedup: Literal["none", "exact"] = "none"
+    validation_fraction: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    where: dict[str, str] = {}
+    source: str | None = None
+    hashes: tuple[float, float] | None = None
+    columns: Sequence[str] | None = None
+    shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    on_bad_record: Policy = "fail"
+    on_bad_source: Policy = "fail"
     max_bad_records: str | int | None = None
-    limit: int | None = None
-    workers: int | None = None
-    executor: str = LOCAL
+    limit: Positive | None = None
+    workers: Positive | None = None
+    executor: Literal["local", "ray"] = "local"
     ray_address: str | None = None
     append: bool = False
     force: bool = False
 
-
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(BuildOptions)}
+    @property
+    def is_dedup(self) -> bool:
+        """Whether equal texts are left out."""
+        return self.dedup == EXACT
 
 
 class OptionalBuildOptions(TypedDict, total=False):
@@ -134,7 +135,7 @@ class OptionalBuildOptions(TypedDict, total=False):
 
     eos: str | None
     bos: str | None
-    reads: str
+    reads: Literal["text", "tokens", "documents"]
     token_field: str | None
     token_dtype: str | None
     delimiter: int | None
@@ -142,23 +143,43 @@ class OptionalBuildOptions(TypedDict, total=False):
     id_field: str | None
     keep: str | Sequence[str]
     input_format: str | None
-    text_mode: str
-    shard_tokens: int
+    text_mode: Literal["file", "line", "paragraph"]
+    shard_tokens: int | None
     task_bytes: int | None
     max_document_bytes: int
     min_tokens: int | None
     max_tokens: int | None
-    dedup: str
+    dedup: Literal["none", "exact"]
     validation_fraction: float | None
-    on_bad_record: str
-    on_bad_source: str
+    where: dict[str, str]
+    source: str | None
+    hashes: tuple[float, float] | None
+    columns: Sequence[str] | None
+    shuffle: int | None
+    on_bad_record: Policy
+    on_bad_source: Policy
     max_bad_records: str | int | None
     limit: int | None
     workers: int | None
-    executor: str
+    executor: Literal["local", "ray"]
     ray_address: str | None
     append: bool
     force: bool
+
+
+_NOT_FOR = {
+    TEXT: ("token_field", "token_dtype", "delimiter", "where", "source", "hashes", "columns", "shuffle"),
+    TOKENS: ("text_field", "text_mode", "where", "source", "hashes", "columns", "shuffle"),
+    DOCUMENTS: (
+        *("eos", "bos", "token_field", "token_dtype", "delimiter", "text_field", "text_mode", "id_field", "keep"),
+        *("input_format", "max_document_bytes", "task_bytes"),
+    ),
+}
+"""Options that mean nothing for what a build reads."""
+_COMMANDS = {TEXT: "build", TOKENS: "import", DOCUMENTS: "copy"}
+_RUN_ONLY = frozenset({"out", "workers", "executor", "ray_address", "force"})
+"""Options that may differ from one run of a build to the next. The location may be spelled in another way."""
+_FLAGS = {"columns": "--keep-columns", "hashes": "--hash"}
 
 
 def takes_build_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -169,7 +190,7 @@ def takes_build_options(function: Callable[P, R]) -> Callable[P, R]:
     signature = inspect.signature(function)
     options = inspect.signature(BuildOptions).parameters.values()
     own = [given for given in signature.parameters.values() if given.kind is not given.VAR_KEYWORD]
-    named = {given.name for given in own}
+    named = {given.name for given in own} | {"tokenizer"}
     added = [option for option in options if option.name not in named]
     vars(function)["__signature__"] = signature.replace(parameters=[*own, *added])
     if function.__doc__ and BuildOptions.__doc__:  # python -OO has neither
@@ -179,48 +200,62 @@ def takes_build_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def checked_options(options: BuildOptions) -> BuildOptions:
-    """The options with numbers as Python has them; values that mean nothing are refused.
+    """The options with plain Python values; those that mean nothing are refused.
 
     Raises:
         UsageError: one is of another type, or out of range, or unknown, or two of them contradict each other.
     """
-    numbers: dict[str, Any] = {name: _whole_number(name, getattr(options, name)) for name in _WHOLE_NUMBERS}
-    keep = (options.keep,) if isinstance(options.keep, str) else tuple(options.keep)
-    fraction = _share(options.validation_fraction)
-    options = dataclasses.replace(options, **numbers, keep=keep, validation_fraction=fraction)
-    for name in _STRINGS:
-        value = getattr(options, name)
-        if value is not None and not isinstance(value, str):
-            raise _wrong_type(name, value, "a string", "leave it out for the default")
-    for item in options.keep:
-        if not isinstance(item, str):
-            raise _wrong_type("keep", item, "a string", "give FIELD or FIELD:TYPE")
-    for name, allowed in _CHOICES.items():
-        if getattr(options, name) not in allowed:
-            known = ", ".join(filter(None, allowed))
-            raise UsageError(f"{name} is {getattr(options, name)!r}", hint=f"give one of {known}")
-    # msgspec leaves a default out of the manifest only if it is the same object, which a word from a file is not
-    words: dict[str, Any] = {name: allowed[allowed.index(getattr(options, name))] for name, allowed in _CHOICES.items()}
-    options = dataclasses.replace(options, **words)
-    if fraction is not None and not 0 < fraction < 1:
-        raise UsageError(
-            f"validation_fraction is {fraction}, expected a share between 0 and 1",
-            hint="give --validation-fraction 0.01 for one document in a hundred, or leave it out",
-        )
-    if options.min_tokens is not None and options.max_tokens is not None and options.min_tokens > options.max_tokens:
-        raise UsageError(
-            f"min_tokens is {options.min_tokens}, more than max_tokens, which is {options.max_tokens}",
-            hint="give a --min-tokens that is not above --max-tokens",
-        )
+    values = {name: _plain(getattr(options, name)) for name in options.__struct_fields__}
+    values["keep"] = [values["keep"]] if isinstance(values["keep"], str) else values["keep"]
+    try:
+        options = msgspec.convert(values, BuildOptions)
+    except msgspec.ValidationError as error:
+        raise _wrong_value(str(error), values) from error
     _check_pairs(options)
     _check_reads(options)
     parse_bad_record_limit(options.max_bad_records)
     return options
 
 
+def _plain(value: Any) -> Any:
+    """A number of another library as Python's own; a sequence as a list."""
+    if isinstance(value, tuple | list):
+        return list(value)
+    return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
+
+
+def _wrong_value(message: str, values: dict[str, Any]) -> UsageError:
+    """The error for a value that msgspec refuses; its message ends in the place: ``- at `$.name` ``."""
+    expected, _, place = message.partition(" - at `$.")
+    name = place.rstrip("`").partition("[")[0]
+    choices = [word for kind in get_args(_HINTS[name]) or () for word in (get_args(kind) or [kind]) if _is_word(word)]
+    if choices and isinstance(values[name], str):
+        return UsageError(f"{name} is {values[name]!r}", hint=f"give one of {', '.join(choices)}")
+    expected = expected.replace("`", "").replace("Expected ", "expected ").partition(", got")[0]
+    shown = str(values[name]) if isinstance(values[name], int | float) else f"{values[name]!r:.{_SHOWN}}"
+    return UsageError(f"{name} is {shown}, {expected}", hint=f"give {flag(name)} another value, or leave it out")
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_HINTS = get_type_hints(BuildOptions)
+
+
 def _check_pairs(options: BuildOptions) -> None:
-    """Refuse an option that means nothing without another one."""
-    if options.max_bad_records is not None and options.on_bad_record != "skip":
+    """Refuse an option that means nothing without another one, or contradicts it."""
+    low, high = options.min_tokens, options.max_tokens
+    if low is not None and high is not None and low > high:
+        raise UsageError(
+            f"min_tokens is {low}, more than max_tokens, which is {high}",
+            hint="give a --min-tokens that is not above --max-tokens",
+        )
+    if options.hashes is not None and not 0 <= options.hashes[0] < options.hashes[1] <= 1:
+        raise UsageError(
+            "hashes is {}:{}, expected a part of 0:1".format(*options.hashes), hint="give a part such as 0:0.9"
+        )
+    if options.max_bad_records is not None and options.on_bad_record != SKIP:
         raise UsageError(
             "max_bad_records bounds how many bad records are skipped, and on_bad_record is fail",
             hint="give --on-bad-record skip too",
@@ -230,22 +265,27 @@ def _check_pairs(options: BuildOptions) -> None:
             f"ray_address is given, and executor is {options.executor}",
             hint="give --executor ray too, or leave out --ray-address",
         )
+    if options.token_dtype not in (None, *DTYPES):
+        raise UsageError(f"token_dtype is {options.token_dtype!r}", hint=f"give one of {', '.join(DTYPES)}")
 
 
 def _check_reads(options: BuildOptions) -> None:
-    """Refuse an option of texts for tokens, and the other way round."""
-    is_import = options.reads == TOKENS
-    for name in _OF_TEXT if is_import else _OF_TOKENS:
-        if getattr(options, name) != _DEFAULTS[name]:
+    """Refuse an option that is for builds that read something else."""
+    defaults = BuildOptions(tokenizer="", out="")
+    for name in _NOT_FOR[options.reads]:
+        if getattr(options, name) != getattr(defaults, name) and not _is_default_of_imports(options, name):
+            others = [_COMMANDS[reads] for reads, names in _NOT_FOR.items() if name not in names]
             raise UsageError(
                 f"{name} is given, and the sources are read as {options.reads}",
-                hint=f"leave out {_flag(name)}" + ("" if is_import else ", or use tokshard import"),
+                hint=f"leave out {flag(name)}, or use tokshard {' or '.join(others)}",
             )
-    if options.delimiter is not None and (type(options.delimiter) is not int or options.delimiter < 0):
-        raise _wrong_type("delimiter", options.delimiter, "a token id", "give a number such as 50256")
-    known = TOKEN_FORMATS if is_import else INPUT_FORMATS
+    known = TOKEN_FORMATS if options.reads == TOKENS else INPUT_FORMATS
     if options.input_format not in (None, *known):
         raise UsageError(f"input_format is {options.input_format!r}", hint=f"give one of {', '.join(known)}")
+
+
+def _is_default_of_imports(options: BuildOptions, name: str) -> bool:
+    return options.reads == TOKENS and name == "max_document_bytes"
 
 
 def check_used(options: BuildOptions, formats: Collection[str]) -> None:
@@ -262,7 +302,7 @@ def check_used(options: BuildOptions, formats: Collection[str]) -> None:
         if getattr(options, name) is not None and not set(users).intersection(found):
             raise UsageError(
                 f"{name} is given, and the sources are {' and '.join(found)}, which do not use it",
-                hint=f"leave out {_flag(name)}, which is for {', '.join(users)}",
+                hint=f"leave out {flag(name)}, which is for {', '.join(users)}",
             )
 
 
@@ -273,46 +313,40 @@ def path_option(name: str, value: Any) -> str:
         UsageError: it is not a path.
     """
     if not isinstance(value, str | os.PathLike):
-        raise _wrong_type(name, value, "a path", f"give {name} as a string or pathlib.Path")
+        raise UsageError(
+            f"{name} is {value!r:.{_SHOWN}}, expected a path", hint=f"give {name} as a string or pathlib.Path"
+        )
     return os.fsdecode(value)
 
 
-def _whole_number(name: str, value: Any) -> int | None:
-    if value is None and name not in _REQUIRED_NUMBERS:
-        return None
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise _wrong_type(name, value, "a whole number", "give a number such as 1_000_000")
-    if number < 1:
-        raise UsageError(f"{name} is {number}, expected at least 1", hint=f"give {_flag(name)} 1 or more")
-    return number
-
-
-def _share(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise _wrong_type("validation_fraction", value, "a number between 0 and 1", "give a number such as 0.01")
-    return float(value)
-
-
-def _wrong_type(name: str, value: Any, expected: str, hint: str) -> UsageError:
-    return UsageError(f"{name} is {value!r:.60}, expected {expected}", hint=hint)
+def asked_for(options: BuildOptions) -> BuildOptions:
+    """The options without those that only concern the run at hand: what two runs of one build have in common."""
+    defaults = BuildOptions(tokenizer="", out="")
+    return msgspec.structs.replace(options, **{name: getattr(defaults, name) for name in _RUN_ONLY})
 
 
 def command_words(sources: Sequence[str], options: BuildOptions) -> list[str]:
-    """The command line that asks for a build; options that only concern the run at hand are left out."""
-    words = ["tokshard", "import" if options.reads == TOKENS else "build", *sources]
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if value == field.default or field.name in {"force", "reads"}:
-            continue
-        for item in value if isinstance(value, list | tuple) else [value]:
-            words += [_flag(field.name)] if item is True else [_flag(field.name), str(item)]
+    """The command line that asks for a build; ``--force`` is left out."""
+    words = ["tokshard", _COMMANDS[options.reads], *sources]
+    defaults = BuildOptions(tokenizer="", out="")
+    for name in options.__struct_fields__:
+        value = getattr(options, name)
+        if value != getattr(defaults, name) and name not in {"force", "reads"}:
+            words += _words_of(name, value)
     return words
+
+
+def _words_of(name: str, value: Any) -> Iterator[str]:
+    if name == "columns" and not value:
+        yield "--no-columns"
+    elif name == "hashes":
+        yield from (flag(name), "{}:{}".format(*value))
+    elif isinstance(value, dict):
+        for key, wanted in value.items():
+            yield from (flag(name), f"{key}={wanted}")
+    else:
+        for item in value if isinstance(value, list | tuple) else [value]:
+            yield from [flag(name)] if item is True else [flag(name), str(item)]
 
 
 def change_text(name: str, before: Any, now: Any) -> str | None:
@@ -325,19 +359,13 @@ def change_text(name: str, before: Any, now: Any) -> str | None:
         return None
     if name in _CHANGED:
         return _CHANGED[name]
-    flag = _flag("tokenizer" if name == "name" else name)
-    subject = _NO_OPTIONS.get(name, flag)
+    subject = _NO_OPTIONS.get(name, flag("tokenizer" if name == "name" else name))
     return f"{subject} was {_as_typed(before)}, now {_as_typed(now)}"
 
 
-_FOLLOWING = ("canonical_sha256", "vocab_size", "eos_id", "bos_id")
-"""Facts of a tokenizer that only change with its content or with the option."""
-_NO_OPTIONS = {
-    "library": "the library of the tokenizer",
-    "library_version": "the version of the tokenizer's library",
-    "special_ids": "the list of special tokens",
-    "hashes": "--hash",
-}
+_FOLLOWING = ("canonical_sha256", "vocab_size", "eos_id", "bos_id", "library", "library_version")
+"""Facts of a tokenizer that only change with its content, with an option, or with the packages."""
+_NO_OPTIONS = {"special_ids": "the list of special tokens"}
 _CHANGED = {
     "sha256": "the content of the tokenizer has changed",
     "corpora": "the corpora hold other documents",
@@ -355,5 +383,6 @@ def _as_typed(value: Any) -> str:
     return shlex.quote(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def flag(name: str) -> str:
+    """The option of the command line for a field of `BuildOptions`."""
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")

@@ -4,168 +4,101 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
-from tokshard.errors import TokshardError, UsageError
+import msgspec
+
+from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig
-from tokshard.format.opening import read_manifest
-from tokshard.format.schema import token_dtype
-from tokshard.interop.tokens.batches import TokenSpec
-from tokshard.pipeline.append import Place, find_place, generation_outputs
-from tokshard.pipeline.encode.documents import DocumentRules
+from tokshard.pipeline.append import next_generation
+from tokshard.pipeline.copies import copied_request
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenizer
-from tokshard.pipeline.options import RAY, BuildOptions, check_used, checked_options, command_words
+from tokshard.pipeline.options import DEFAULT_SHARD_TOKENS, RAY, SKIP, BuildOptions, check_used, checked_options
+from tokshard.pipeline.request import Build, Request, versions_here
 from tokshard.pipeline.sources.discover import Discovery, discover
-from tokshard.pipeline.sources.division import Divisibility, Indivisible
-from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.globs import is_glob, matches, split_glob
 from tokshard.pipeline.sources.hub import SCHEME
-from tokshard.pipeline.sources.inputs import STDIN, TOKENS, RecordSource, location_of, read_once_name
-from tokshard.pipeline.sources.opening import vanished
-from tokshard.pipeline.sources.records import RecordSpec, check_field_name, parse_columns
-from tokshard.pipeline.tasks.context import WorkerContext
-from tokshard.pipeline.tasks.planning import (
-    StreamTask,
-    Task,
-    default_task_bytes,
-    plan_tasks,
-    round_task_bytes,
-)
+from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, RecordSource, location_of, read_once_name
+from tokshard.pipeline.sources.records import check_field_name, parse_columns
+from tokshard.pipeline.tasks.planning import default_task_bytes, round_task_bytes
+from tokshard.pipeline.workspace.ownership import check_outside_corpora
 from tokshard.pipeline.workspace.places import Workspace, open_workspace
-from tokshard.pipeline.workspace.settings import Command, Settings
-from tokshard.store import locate, look_at, real_location
-
-Columns = dict[str, tuple[str, str]]
-"""Name of each kept column to the path of its field and its type."""
+from tokshard.store import look_at, real_location
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedBuild:
-    """A build whose options are checked, whose inputs are found and whose tokenizer is read.
+def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tuple[Build, bytes]:
+    """Check what is asked for, find the inputs and read the tokenizer.
 
-    Args:
-        started: by the monotonic clock.
-    """
-
-    arguments: Sequence[str | RecordSource]
-    options: BuildOptions
-    settings: Settings
-    context: WorkerContext
-    read: TokenizerFile
-    found: Discovery
-    num_workers: int
-    started: float
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all inputs."""
-        return self.found.inputs.num_bytes
-
-    def plan(self) -> list[Task | StreamTask]:
-        """The tasks. Only inputs that are too big for one need to be looked into."""
-        inputs, task_bytes = self.found.inputs, self.context.task_bytes
-
-        def divisibility(index: int) -> Divisibility:
-            try:
-                return divisibility_of(inputs[index], self.options.text_mode)
-            except OSError as error:
-                raise vanished(inputs[index], error) from error
-
-        splits = (
-            divisibility(index) if size > task_bytes or inputs.is_read_once(index) else Indivisible()
-            for index, size in enumerate(inputs.sizes)
-        )
-        return list(plan_tasks(inputs.sizes, splits, task_bytes))
-
-
-def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> ResolvedBuild:
-    """Check what is asked for, find the inputs and read the tokenizer. Starts nothing and writes nothing.
+    Returns:
+        The build, and the tokenizer.json that its corpus gets.
 
     Raises:
         UsageError: an argument is wrong.
-        SourceError: an input cannot be looked at.
+        SourceError: an input cannot be listed.
+        CorpusError: a corpus that is copied cannot be opened.
     """
-    started = time.monotonic()
     options = checked_options(options)
-    if not arguments:
-        raise UsageError("no source is given", hint="give files, directories or globs")
+    if not sources:
+        what = "corpus" if options.reads == DOCUMENTS else "source"
+        raise UsageError(f"no {what} is given", hint="give files, directories or globs")
     workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
-    _check_apart(options.out, arguments, options.tokenizer)
+    if options.reads == DOCUMENTS:
+        request, tokenizer = copied_request([str(source) for source in sources], options)
+    else:
+        request, tokenizer = _request(sources, options)
+    check_outside_corpora(options.out)
+    if options.append:
+        request = next_generation(workspace, request)
+    return Build(request, workspace), tokenizer
+
+
+def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tuple[Request, bytes]:
+    _check_apart(options.out, sources, options.tokenizer)
     found = discover(
-        arguments,
+        sources,
         input_format=options.input_format,
         reads=options.reads,
-        keep_unreadable=options.on_bad_source == "skip",
+        keep_unreadable=options.on_bad_source == SKIP,
     )
     check_used(options, found.inputs.formats)
     _check_no_output(options.out, found)
-    check_outside_corpora(options.out)
-    if options.dedup == "exact" and found.inputs.read_once:
-        raise UsageError(
-            f"--dedup exact reads its sources twice, and {read_once_name(found.inputs.read_once[0])} can be read once "
-            "only",
-            hint="write it to a file first, or leave out --dedup",
-        )
-    if options.executor == RAY and found.inputs.read_once:
-        raise UsageError(
-            f"--executor ray reads its sources on other machines, and {read_once_name(found.inputs.read_once[0])} can "
-            "only be read by this process",
-            hint="write it to a file that all nodes can read, or leave out --executor",
-        )
+    _check_read_once(options, found.inputs.read_once)
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     check_field_name(options.text_field)
-    return derive(arguments, options, workspace, found=found, read=read, started=started)
-
-
-def derive(
-    arguments: Sequence[str | RecordSource],
-    options: BuildOptions,
-    workspace: Workspace,
-    *,
-    found: Discovery,
-    read: TokenizerFile,
-    started: float,
-    place: Place | None = None,
-) -> ResolvedBuild:
-    """What follows from checked options, inputs and a tokenizer. Looks at no source.
-
-    Args:
-        place: of an append; default: it is looked for.
-
-    Raises:
-        UsageError: kept fields are named in a way that means nothing.
-    """
     try:
         columns = parse_columns(options.id_field, options.keep)
     except ValueError as error:
         raise UsageError(str(error), hint="give --keep FIELD or --keep FIELD:TYPE") from error
-    settings = Settings(
+    labels = zip(sources, found.arguments, strict=True)
+    request = Request(
+        options=_pinned(options, read),
+        # a data set of the hub is named with its commit
+        sources=[
+            label if isinstance(source, str) and source.startswith(SCHEME) else str(source) for source, label in labels
+        ],
+        directory=os.getcwd(),
         config=_config(options, columns, found.inputs.num_bytes),
+        columns={name: kind for name, (_, kind) in columns.items()},
         tokenizer=read.info,
-        on_bad_record=options.on_bad_record,
-        on_bad_source=options.on_bad_source,
-        sources=found.inputs.absolute(),
+        normalizer=read.normalizer,
+        inputs=found.inputs,
         arguments=list(found.arguments),
+        ignored=dict(found.ignored),
+        notes=(*found.notes, *read.notes),
+        versions=versions_here(options.reads),
     )
-    if options.append:
-        place = place or find_place(workspace, settings, options)
-        settings = place.settings(settings)
-    return ResolvedBuild(
-        arguments=arguments,
-        options=options,
-        settings=settings,
-        context=_context(options, columns, settings, workspace, found),
-        read=read,
-        found=found,
-        num_workers=options.workers or cpu_count(),
-        started=started,
-    )
+    return request, read.content
 
 
-def _config(options: BuildOptions, columns: Columns, total_bytes: int) -> BuildConfig:
+def _pinned(options: BuildOptions, read: TokenizerFile) -> BuildOptions:
+    """The options that continue the build: a tokenizer of the hub is named with its commit."""
+    if options.tokenizer.startswith(SCHEME) or look_at(options.tokenizer) is None:
+        return msgspec.structs.replace(options, tokenizer=SCHEME + read.info.name)
+    return options
+
+
+def _config(options: BuildOptions, columns: dict[str, tuple[str, str]], total_bytes: int) -> BuildConfig:
     """What the manifest says of the options."""
     return BuildConfig(
         text_field=options.text_field,
@@ -173,7 +106,7 @@ def _config(options: BuildOptions, columns: Columns, total_bytes: int) -> BuildC
         keep={path: kind for name, (path, kind) in columns.items() if not (name == "id" and path == options.id_field)},
         input_format=options.input_format,
         text_mode=options.text_mode,
-        shard_tokens=options.shard_tokens,
+        shard_tokens=options.shard_tokens or DEFAULT_SHARD_TOKENS,
         task_bytes=round_task_bytes(options.task_bytes) if options.task_bytes else default_task_bytes(total_bytes),
         max_document_bytes=options.max_document_bytes,
         limit=options.limit,
@@ -188,104 +121,40 @@ def _config(options: BuildOptions, columns: Columns, total_bytes: int) -> BuildC
     )
 
 
-def _context(
-    options: BuildOptions, columns: Columns, settings: Settings, workspace: Workspace, found: Discovery
-) -> WorkerContext:
-    """What the tasks need."""
-    return WorkerContext(
-        workspace=workspace,
-        inputs=found.inputs,
-        spec=RecordSpec(
-            text_field=options.text_field,
-            columns=columns,
-            max_document_bytes=options.max_document_bytes,
-            text_mode=options.text_mode,
-            tokens=_token_spec(options, settings) if options.reads == TOKENS else None,
-        ),
-        columns={name: kind for name, (_, kind) in columns.items()},
-        tokenizer=settings.tokenizer,
-        task_bytes=settings.config.task_bytes,
-        shard_tokens=settings.config.shard_tokens,
-        is_skipping=options.on_bad_record == "skip",
-        is_leaving_out=options.on_bad_source == "skip" and options.limit is None,
-        outputs=generation_outputs(workspace, settings),
-        rules=DocumentRules(
-            min_tokens=options.min_tokens,
-            max_tokens=options.max_tokens,
-            validation_fraction=options.validation_fraction,
-        ),
-    )
-
-
-def _token_spec(options: BuildOptions, settings: Settings) -> TokenSpec:
-    eos = settings.tokenizer.eos_id
-    return TokenSpec(
-        field=options.token_field,
-        dtype=options.token_dtype,
-        delimiters=(eos,) if options.delimiter is None else (eos, options.delimiter),
-        narrowest=token_dtype(settings.tokenizer.vocab_size),
-        max_document_bytes=options.max_document_bytes,
-    )
-
-
-def continuing_command(resolved: ResolvedBuild, tasks: Sequence[Task | StreamTask]) -> Command:
-    """The command that continues the build, in which what is on the hub is named with its commit."""
-    arguments = [
-        label if isinstance(argument, str) and argument.startswith(SCHEME) else str(argument)
-        for argument, label in zip(resolved.arguments, resolved.found.arguments, strict=True)
-    ]
-    options = resolved.options
-    if options.tokenizer.startswith(SCHEME) or look_at(options.tokenizer) is None:
-        # it is on the hub, and its name has the commit
-        options = replace(options, tokenizer=SCHEME + resolved.read.info.name)
-    return Command(
-        words=command_words(arguments, options),
-        directory=os.getcwd(),
-        num_tasks=len(tasks),
-        num_streams=sum(isinstance(task, StreamTask) for task in tasks),
-        total_bytes=resolved.total_bytes,
-    )
-
-
-def check_outside_corpora(out: str) -> None:
-    """Refuse a folder of a corpus: it would be damaged by what does not belong to it, or lose a generation.
-
-    Raises:
-        UsageError: the folder above holds a corpus.
-    """
-    store, name = locate(real_location(out))
-    if not name:
+def _check_read_once(options: BuildOptions, read_once: Sequence[str]) -> None:
+    if not read_once:
         return
-    try:
-        read_manifest(store)
-    except (OSError, TokshardError):  # there is no corpus, or it may not be read
-        return
-    is_generation = names.generation_number(name)
-    raise UsageError(
-        f"--out {out} lies inside the corpus {store.location}",
-        hint=(f"give --out {store.location} with --append to add to it, or " if is_generation else "give ")
-        + "a directory outside of it",
-    )
+    name = read_once_name(read_once[0])
+    if options.is_dedup:
+        raise UsageError(
+            f"--dedup exact reads its sources twice, and {name} can be read once only",
+            hint="write it to a file first, or leave out --dedup",
+        )
+    if options.executor == RAY:
+        raise UsageError(
+            f"--executor ray reads its sources on other machines, and {name} can only be read by this process",
+            hint="write it to a file that all nodes can read, or leave out --executor",
+        )
 
 
-def _check_apart(out: str, arguments: Sequence[str | RecordSource], tokenizer: str) -> None:
+def _check_apart(out: str, sources: Sequence[str | RecordSource], tokenizer: str) -> None:
     """Refuse an output directory in which the next run of the command would find inputs, or its tokenizer.
 
     Raises:
         UsageError: a directory or glob reaches it, or it is the tokenizer's directory.
     """
     target = real_location(out)
-    for argument in arguments:
-        if not isinstance(argument, str) or argument == STDIN or argument.startswith(SCHEME):
+    for source in sources:
+        if not isinstance(source, str) or source == STDIN or source.startswith(SCHEME):
             continue
-        found = look_at(argument)
+        found = look_at(source)
         if found is None:
-            is_reached = is_glob(argument) and _matches_output(argument, target)
+            is_reached = is_glob(source) and _matches_output(source, target)
         else:
-            is_reached = found.name.endswith("/") and _is_inside(target, real_location(argument))
+            is_reached = found.name.endswith("/") and _is_inside(target, real_location(source))
         if is_reached:
             raise UsageError(
-                f"--out {out} lies inside the source {argument}: the next build would read its files",
+                f"--out {out} lies inside the source {source}: the next build would read its files",
                 hint="give an --out outside of the sources",
             )
     found = None if tokenizer.startswith(SCHEME) else look_at(tokenizer)
@@ -339,8 +208,3 @@ def _check_no_output(out: str, found: Discovery) -> None:
                 f"the source {location} lies in --out {out}, where the build writes",
                 hint="give an --out outside of the sources",
             )
-
-
-def cpu_count() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

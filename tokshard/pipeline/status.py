@@ -13,16 +13,19 @@ from tokshard.format import names
 from tokshard.format.generations import combined_manifest
 from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig
 from tokshard.format.opening import read_generations
+from tokshard.pipeline.adopt import load_tasks
 from tokshard.pipeline.append import newest_generation
-from tokshard.pipeline.job_array.status import JobStatus, job_statuses, seconds_left
+from tokshard.pipeline.options import command_words
+from tokshard.pipeline.request import Request, load_request
 from tokshard.pipeline.sources.inputs import read_once_name
-from tokshard.pipeline.workspace.lease import lock_holder
-from tokshard.pipeline.workspace.places import Stage, Workspace, open_workspace
-from tokshard.pipeline.workspace.receipts import Receipt, read_receipts
-from tokshard.pipeline.workspace.settings import Command, Settings, load_bad_inputs, load_command, load_settings
+from tokshard.pipeline.workspace.lease import lock_holder, running_jobs
+from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, WRITE, Workspace, open_workspace
+from tokshard.pipeline.workspace.receipts import Receipt, progress_of, read_receipts, receipt_keys
 from tokshard.store import present
 
 _OTHER_SPLIT = frozenset(IN_OTHER_SPLIT.values())
+_PASSES = {HASH: "hashing", JOIN: "finding duplicates", FIND: "finding duplicates", DEAL: "dealing", WRITE: "writing"}
+"""Stages in their order, and what they do."""
 
 COMPLETE, RUNNING, UNFINISHED = "complete", "running", "unfinished"
 
@@ -33,25 +36,28 @@ class BuildStatus:
 
     Args:
         state: ``complete``, ``running`` (a process holds the lock, or jobs run) or ``unfinished``.
-        stage: of an unfinished build: ``hashing``, ``finding duplicates`` or ``encoding``; of a copy ``copying``, or of
-            a shuffled one ``dealing`` or ``gathering``.
-        holder: process and host of a running build, if it said so.
+        stage: of an unfinished build: ``hashing``, ``finding duplicates``, ``dealing`` or ``writing``.
+        passes: how many times an unfinished build reads its inputs; `passes_done` of these are over.
+        holders: the processes that run, as they call themselves.
         tasks_done, num_tasks: of the stage; `num_tasks` is 0 where it is not known.
+        failed: tasks that failed, and are tried again.
         segments_done: segments of streams that were not read to their end yet.
+        bytes_done, total_bytes: that this pass has read, and that there are.
         generation: that an append adds; of a complete corpus, its newest.
-        left_out: reason to count, so far.
-        command, working_directory: what continues the build; empty if it is unknown or impossible.
+        left_out: reason to count, up to now.
+        command, working_directory: what continues the build; empty if it is impossible.
         read_once: inputs that can be read once only, because of which the build cannot be continued.
-        jobs: all of the array that shares the build, by index; empty if none does.
-        seconds_left: of the stage, at the rate of the jobs that run; None if it is unknown.
     """
 
     directory: str
     state: str
     stage: str = ""
-    holder: str = ""
+    passes: int = 1
+    passes_done: int = 0
+    holders: tuple[str, ...] = ()
     tasks_done: int = 0
     num_tasks: int = 0
+    failed: int = 0
     segments_done: int = 0
     bytes_done: int = 0
     total_bytes: int = 0
@@ -66,8 +72,6 @@ class BuildStatus:
     command: tuple[str, ...] = ()
     working_directory: str = ""
     read_once: tuple[str, ...] = ()
-    jobs: tuple[JobStatus, ...] = ()
-    seconds_left: float | None = None
 
 
 def read_status(location: str | os.PathLike[str]) -> BuildStatus:
@@ -78,88 +82,80 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         TokshardError: what it left is damaged.
     """
     workspace = open_workspace(location)
-    settings = load_settings(workspace)
-    if settings is None:
+    request = load_request(workspace)
+    if request is None:
         return _finished(workspace)
     holder = lock_holder(workspace)
-    command = load_command(workspace)
-    if settings.config.copied is not None:
-        return _copy_status(workspace, settings, command, holder)
-    read_once = tuple(map(read_once_name, settings.sources.read_once))
-    encoding = [receipt for receipt, _ in read_receipts(workspace)]
-    num_tasks = 0 if command is None else command.num_tasks
-    stage, receipts = "encoding", encoding
-    if settings.config.dedup == "exact" and not encoding:
-        stage, receipts = "hashing", [receipt for receipt, _ in read_receipts(workspace.hashing)]
-    if load_settings(workspace) is None:
+    holders = tuple(filter(None, [holder])) + tuple(running_jobs(workspace).values())
+    passes = [name for name in (HASH, DEAL, WRITE) if _has_pass(request, name)]
+    stage = _newest_stage(workspace, passes[0])
+    kind = stage.partition("-")[0]
+    receipts = list(read_receipts(workspace.store, stage, receipt_keys(workspace.store, stage)))
+    # documents are counted where inputs are read for the last time, not where they are put into order
+    reading = DEAL if request.options.shuffle is not None else WRITE
+    written = receipts if stage == reading else _receipts(workspace, reading)
+    tasks = load_tasks(workspace) or []
+    if load_request(workspace) is None:
         return _finished(workspace)  # the build ended meanwhile, and what it had left is gone
+    done = [receipt for receipt in receipts if receipt.failure is None]
+    tasks_done, segments_done = _tasks_done(done)
+    is_reading = kind in (HASH, reading)
+    total, made = progress_of(done), progress_of(one for one in written if one.failure is None)
+    read_once = tuple(map(read_once_name, request.inputs.read_once))
+    return BuildStatus(
+        directory=workspace.out,
+        state=RUNNING if holders else UNFINISHED,
+        stage=_PASSES[kind],
+        passes=len(passes),
+        passes_done=passes.index(kind) if kind in passes else passes.index(HASH) + 1,
+        holders=holders,
+        tasks_done=tasks_done,
+        num_tasks=len(tasks) if is_reading else 0,
+        failed=len(receipts) - len(done),
+        segments_done=segments_done,
+        bytes_done=total.input_bytes,
+        total_bytes=request.inputs.num_bytes,
+        records=total.records,
+        documents=made.documents,
+        tokens=made.tokens,
+        bad_records=total.bad,
+        damaged_inputs=sum(len(receipt.left_out) for receipt in done),
+        left_out=_left_out(receipts),
+        config=request.config,
+        generation=request.generation,
+        command=() if read_once else _command(request),
+        working_directory="" if read_once else request.directory,
+        read_once=read_once,
+    )
+
+
+def _has_pass(request: Request, stage: str) -> bool:
+    return {HASH: request.options.is_dedup, DEAL: request.options.shuffle is not None}.get(stage, True)
+
+
+def _newest_stage(workspace: Workspace, first: str) -> str:
+    """The stage that was begun last."""
+    order = list(_PASSES)
+    begun = [name.rstrip("/") for name in present(workspace.store, names.WORK)]
+    known = [name for name in begun if name.partition("-")[0] in order and receipt_keys(workspace.store, name)]
+    return max(known, key=lambda name: (order.index(name.partition("-")[0]), name), default=first)
+
+
+def _receipts(workspace: Workspace, stage: str) -> list[Receipt]:
+    return list(read_receipts(workspace.store, stage, receipt_keys(workspace.store, stage)))
+
+
+def _left_out(receipts: list[Receipt]) -> dict[str, int]:
     left_out: Counter[str] = Counter()
     for receipt in receipts:
-        for source in receipt.outputs[0].sources:
+        for source in receipt.outputs[0].sources if receipt.outputs else ():
             left_out.update({reason: n for reason, n in source.left_out.items() if reason not in _OTHER_SPLIT})
-    tasks_done, segments_done = _tasks_done(receipts)
-    if stage == "hashing" and 0 < num_tasks == tasks_done:
-        stage, num_tasks = "finding duplicates", 0  # how many tasks this takes, nothing on disk says
-        tasks_done = len(present(workspace.store, workspace.duplicates.receipts))
-    bytes_done, total_bytes = sum(receipt.input_bytes for receipt in receipts), settings.sources.num_bytes
-    jobs = job_statuses(workspace, Stage.HASHING if stage == "hashing" else Stage.ENCODING)
-    is_running = holder is not None or any(job.state == RUNNING for job in jobs)
-    return BuildStatus(
-        directory=workspace.out,
-        state=RUNNING if is_running else UNFINISHED,
-        stage=stage,
-        holder=holder or "",
-        tasks_done=tasks_done,
-        num_tasks=num_tasks,
-        segments_done=segments_done,
-        bytes_done=bytes_done,
-        total_bytes=total_bytes,
-        records=sum(receipt.records_read for receipt in receipts),
-        documents=sum(receipt.documents for receipt in encoding),
-        tokens=sum(receipt.tokens for receipt in encoding),
-        bad_records=sum(receipt.num_rejects for receipt in receipts),
-        damaged_inputs=len(load_bad_inputs(workspace)),
-        left_out=dict(sorted(left_out.items())),
-        config=settings.config,
-        generation=settings.generation,
-        command=() if command is None or read_once else tuple(command.words),
-        working_directory="" if command is None or read_once else command.directory,
-        read_once=read_once,
-        jobs=jobs,
-        seconds_left=seconds_left(jobs, max(0, total_bytes - bytes_done)),
-    )
+    return dict(sorted(left_out.items()))
 
 
-def _copy_status(workspace: Workspace, settings: Settings, command: Command | None, holder: str | None) -> BuildStatus:
-    """How far a copy is: with a shuffle it deals documents first, and how many tasks follow nothing on disk says."""
-    copied = settings.config.copied
-    is_shuffled = copied is not None and copied.shuffle is not None
-    dealing = [receipt for receipt, _ in read_receipts(workspace.dealing, lambda key: key[0] == 0)]
-    copying, documents, tokens = list[Receipt](), 0, 0
-    for receipt, (rows, *_) in read_receipts(workspace, lambda key: key[1] == 0):  # others write the same again
-        copying.append(receipt)
-        documents += sum(rows.column("num_documents").to_pylist())
-        tokens += sum(rows.column("num_tokens").to_pylist())
-    if load_settings(workspace) is None:
-        return _finished(workspace)
-    num_tasks, total_bytes = (0, 0) if command is None else (command.num_tasks, command.total_bytes)
-    is_dealing = is_shuffled and len(dealing) < num_tasks
-    done = dealing if is_dealing else copying
-    return BuildStatus(
-        directory=workspace.out,
-        state=UNFINISHED if holder is None else RUNNING,
-        stage="dealing" if is_dealing else "gathering" if is_shuffled else "copying",
-        holder=holder or "",
-        tasks_done=len(done),
-        num_tasks=0 if is_shuffled and not is_dealing else num_tasks,
-        bytes_done=sum(receipt.input_bytes for receipt in done),
-        total_bytes=total_bytes,
-        documents=documents,
-        tokens=tokens,
-        config=settings.config,
-        command=() if command is None else tuple(command.words),
-        working_directory="" if command is None else command.directory,
-    )
+def _command(request: Request) -> tuple[str, ...]:
+    words = command_words(request.sources, request.options)
+    return (*words, "--job-index", "0", "--num-jobs", "1") if request.is_array else tuple(words)
 
 
 def _finished(workspace: Workspace) -> BuildStatus:
@@ -185,15 +181,7 @@ def _finished(workspace: Workspace) -> BuildStatus:
 
 def _tasks_done(receipts: list[Receipt]) -> tuple[int, int]:
     """Tasks done, where a stream counts as one; and segments of streams that were not read to their end yet."""
-    chains: Counter[int] = Counter()
-    ended = set()
-    tasks = 0
-    for receipt in receipts:
-        first = receipt.key[0]
-        if receipt.previous is None and receipt.is_last:
-            tasks += 1  # a task of its own, or a stream of one segment
-            continue
-        chains[first] += 1
-        if receipt.is_last:
-            ended.add(first)
-    return tasks + len(ended), sum(count for first, count in chains.items() if first not in ended)
+    open_streams = {receipt.key[0] for receipt in receipts if not receipt.is_last}
+    ended = {receipt.key[0] for receipt in receipts if receipt.is_last and receipt.key[0] in open_streams}
+    tasks = sum(receipt.key[0] not in open_streams for receipt in receipts) + len(ended)
+    return tasks, sum(receipt.key[0] in open_streams - ended for receipt in receipts)

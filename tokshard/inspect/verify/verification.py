@@ -198,7 +198,7 @@ def _problems(store: Store, manifest: Manifest, settings: _Settings) -> Iterator
             corpus, settings, has_sources=names.SOURCE_TABLE not in damaged, has_hashes=has_hashes
         )
     records = manifest.records
-    if records.with_special_text > records.written:
+    if (records.with_special_text or 0) > records.written:
         message = f"says that {records.with_special_text} documents spell a special token, of {records.written}"
         yield Problem(file=names.MANIFEST, message=message)
     yield from check_split(store, manifest)

@@ -1,57 +1,58 @@
-"""Which encoded texts become documents, and in which corpus: token limits and the validation split. Pure."""
+"""Documents on their way into a corpus, and the rules that decide which of them are written, and where. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from tokshard.format.manifest import BuildConfig
 from tokshard.pipeline.sources.records import BadRecord
 
 TOO_FEW_TOKENS = "under min-tokens"
 TOO_MANY_TOKENS = "over max-tokens"
+DUPLICATE = "duplicate"
+"""Reason for a text that is equal to an earlier one."""
 
 _SPLIT_PERSON = b"tokshard split 1"
 """Part of every hash that splits. A change moves documents to the other corpus, and builds would no longer repeat."""
 
+Column = Sequence[Any] | pa.Array
+"""Values of a kept column, one per document."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentRules:
-    """The options that decide what becomes of a document once it is encoded.
-
-    Args:
-        min_tokens, max_tokens: bounds of its length, delimiters included; None for no bound.
-        validation_fraction: share of the documents for the validation corpus; None for a build of one corpus.
-    """
-
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    validation_fraction: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Documents:
-    """The documents of one chunk of records.
+    """The documents of one chunk.
 
     Args:
-        texts: of the documents; None if only their tokens are known.
-        positions: int64 [documents], ascending: the index of each document's record in the chunk.
-        columns: name of a kept column to its values, one per document.
         tokens: unsigned integers [tokens]: one document after another, delimiters included.
         ends: int64 [documents]: where each document ends in `tokens`.
+        positions: int64 [documents], ascending: the index of each document's record in the chunk.
+        columns: name of a kept column to its values.
+        text_bytes: int64 [documents]: UTF-8 bytes of each text; None where no text is read.
+        has_special: bool [documents]: the text spells a special token; None where no text is read.
+        is_validation: bool [documents]: it belongs to the validation corpus; None for a build of one corpus.
+        sources, records: int64 [documents]: where each comes from; None: from the input that is read.
+        numbers: int64 [documents]: of each among all documents of all corpora; None where no corpus is read.
     """
 
-    texts: Sequence[str] | None
-    positions: NDArray[np.int64]
-    columns: Mapping[str, Sequence[Any]]
     tokens: NDArray[Any]
     ends: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    columns: Mapping[str, Column]
+    text_bytes: NDArray[np.int64] | None = None
+    has_special: NDArray[np.bool_] | None = None
+    is_validation: NDArray[np.bool_] | None = None
+    sources: NDArray[np.int64] | None = None
+    records: NDArray[np.int64] | None = None
+    numbers: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -66,80 +67,135 @@ class Documents:
         if is_wanted.all():
             return self
         lengths = self.lengths
-        chosen = np.flatnonzero(is_wanted).tolist()
-        return Documents(
-            None if self.texts is None else [self.texts[index] for index in chosen],
-            self.positions[is_wanted],
-            {name: [values[index] for index in chosen] for name, values in self.columns.items()},
-            self.tokens[np.repeat(is_wanted, lengths)],
-            np.cumsum(lengths[is_wanted]),
+        chosen = np.flatnonzero(is_wanted)
+        return replace(
+            self,
+            tokens=self.tokens[np.repeat(is_wanted, lengths)],
+            ends=np.cumsum(lengths[is_wanted]),
+            columns={name: _taken(values, chosen) for name, values in self.columns.items()},
+            **{name: values[chosen] for name, values in self._by_document()},
         )
-
-    def contents(self) -> Iterator[bytes]:
-        """What each document holds, for hashes: its text as UTF-8, or its tokens as little-endian uint32."""
-        if self.texts is not None:
-            yield from (text.encode() for text in self.texts)
-            return
-        start = 0
-        for end in self.ends.tolist():
-            yield self.tokens[start:end].astype("<u4").tobytes()
-            start = end
 
     def head(self, count: int) -> Documents:
         """The first `count` documents."""
-        ends = self.ends[:count]
-        return Documents(
-            None if self.texts is None else self.texts[:count],
-            self.positions[:count],
-            {name: values[:count] for name, values in self.columns.items()},
-            self.tokens[: ends[-1] if count else 0],
-            ends,
+        return replace(
+            self,
+            tokens=self.tokens[: self.ends[count - 1] if count else 0],
+            ends=self.ends[:count],
+            columns={name: values[:count] for name, values in self.columns.items()},
+            **{name: values[:count] for name, values in self._by_document()},
         )
+
+    def contents(self) -> Iterator[bytes]:
+        """The tokens of each document as little-endian uint32, for hashes."""
+        content = memoryview(np.ascontiguousarray(self.tokens, "<u4")).cast("B") if len(self.tokens) else b""
+        start = 0
+        for stop in (4 * self.ends).tolist():
+            yield bytes(content[start:stop])
+            start = stop
+
+    def _by_document(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        for one in fields(self):
+            if one.name not in {"tokens", "ends", "columns"} and (values := getattr(self, one.name)) is not None:
+                yield one.name, values
+
+
+def _taken(values: Column, chosen: NDArray[np.int64]) -> Column:
+    return values.take(pa.array(chosen)) if isinstance(values, pa.Array) else [values[index] for index in chosen.tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkDocuments:
-    """What becomes of the records of one chunk, before the rules.
+class Made:
+    """What the records of one chunk become.
 
     Args:
-        count: all records.
-        documents: those that can be documents.
-        bad: those that cannot, by ascending position.
+        count: all records of the chunk.
+        input_bytes: bytes of the input that the chunk stands for.
+        documents: those that can be written.
+        bad: the records that cannot become documents, by ascending position.
         left_out: reason to the positions of others that are left out: int64, ascending. The rest is empty.
-        changes: what was done to documents on their way, to the positions of those documents.
+        changes: what was changed on the way to a document, to the positions of these records.
+        candidates: positions of the records that duplicates are looked for among: int64. None: those are left out.
+        fields: kept columns for which at least one record has a field.
+        num_marks: byte order marks that were dropped.
+        sources: int64 [records]: where each record comes from; None: from the input that is read.
     """
 
     count: int
+    input_bytes: int
     documents: Documents
-    bad: list[BadRecord]
-    left_out: dict[str, NDArray[np.int64]]
-    changes: Mapping[str, NDArray[np.int64]] = field(default_factory=lambda: MappingProxyType({}))
+    bad: list[BadRecord] = field(default_factory=list)
+    left_out: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    changes: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    candidates: NDArray[np.int64] | None = None
+    fields: frozenset[str] = frozenset()
+    num_marks: int = 0
+    sources: NDArray[np.int64] | None = None
+
+    def of(self, is_wanted: NDArray[np.bool_]) -> Made:
+        """What some of the records became: those that a mask bool [records] marks. Only for documents of corpora."""
+        return replace(
+            self,
+            documents=self.documents.select(is_wanted[self.documents.positions]),
+            left_out={reason: found[is_wanted[found]] for reason, found in self.left_out.items()},
+        )
+
+    def without_duplicates(self, is_kept: NDArray[np.bool_]) -> Made:
+        """Leave out duplicates, as if nothing else were known of them.
+
+        Args:
+            is_kept: bool [candidates].
+        """
+        assert self.candidates is not None, "duplicates are left out once"
+        if is_kept.all():
+            return replace(self, candidates=None)
+        dropped = self.candidates[~is_kept]
+        others = {reason: found[~np.isin(found, dropped)] for reason, found in self.left_out.items()}
+        gone = set(dropped.tolist())
+        return replace(
+            self,
+            documents=self.documents.select(~np.isin(self.documents.positions, dropped)),
+            bad=[record for record in self.bad if record.position not in gone],
+            left_out={**others, DUPLICATE: dropped},
+            candidates=None,
+        )
+
+    def head(self, count: int) -> Made:
+        """What a reader that wants `count` documents sees: nothing after the last of these."""
+        if len(self.documents) < count:
+            return self
+        documents = self.documents.head(count)
+        last = int(documents.positions[-1])
+        return replace(
+            self,
+            count=last + 1,
+            documents=documents,
+            bad=[record for record in self.bad if record.position < last],
+            left_out={reason: found[found < last] for reason, found in self.left_out.items()},
+            changes={what: found[found <= last] for what, found in self.changes.items()},
+        )
 
 
-def within_limits(documents: Documents, rules: DocumentRules) -> tuple[Documents, dict[str, NDArray[np.int64]]]:
-    """The documents of an allowed length; and for each reason to leave out others, the positions of their records."""
-    if rules.min_tokens is None and rules.max_tokens is None:
-        return documents, {}
-    lengths = documents.lengths
-    is_short = lengths < (rules.min_tokens or 0)
-    is_long = lengths > (np.iinfo(np.int64).max if rules.max_tokens is None else rules.max_tokens)
-    left_out = {
-        reason: documents.positions[which]
-        for reason, which in ((TOO_FEW_TOKENS, is_short), (TOO_MANY_TOKENS, is_long))
-        if which.any()
-    }
-    return documents.select(~(is_short | is_long)), left_out
+def ruled(made: Made, config: BuildConfig) -> Made:
+    """Leave out documents of a length that is not wanted, and say which belong to the validation corpus.
+
+    Documents are split by their text where it was read, see `validation_mask`; here by their tokens.
+    """
+    documents, left_out = made.documents, dict(made.left_out)
+    if config.min_tokens is not None or config.max_tokens is not None:
+        lengths = documents.lengths
+        is_short = lengths < (config.min_tokens or 0)
+        is_long = lengths > (np.iinfo(np.int64).max if config.max_tokens is None else config.max_tokens)
+        for reason, which in ((TOO_FEW_TOKENS, is_short), (TOO_MANY_TOKENS, is_long)):
+            if which.any():
+                left_out[reason] = documents.positions[which]
+        documents = documents.select(~(is_short | is_long))
+    if config.validation_fraction is not None and documents.is_validation is None:
+        documents = replace(documents, is_validation=validation_mask(documents.contents(), config.validation_fraction))
+    return replace(made, documents=documents, left_out=left_out)
 
 
-def split_documents(documents: Documents, rules: DocumentRules) -> list[Documents]:
-    """The documents for each corpus of the build: one list of all, or those for training and those for validation."""
-    if rules.validation_fraction is None:
-        return [documents]
-    is_validation = in_validation(documents.contents(), rules.validation_fraction)
-    return [documents.select(~is_validation), documents.select(is_validation)]
-
-
-def in_validation(contents: Iterable[bytes], fraction: float) -> NDArray[np.bool_]:
+def validation_mask(contents: Iterable[bytes], fraction: float) -> NDArray[np.bool_]:
     """Which documents belong to the validation corpus: bool [documents].
 
     Only what they hold decides. So equal ones are in the same corpus, other inputs change nothing, and a larger
@@ -148,3 +204,10 @@ def in_validation(contents: Iterable[bytes], fraction: float) -> NDArray[np.bool
     threshold = int(Fraction(fraction) * (1 << 64))
     digests = b"".join(hashlib.blake2b(held, digest_size=8, person=_SPLIT_PERSON).digest() for held in contents)
     return np.frombuffer(digests, "<u8") < np.uint64(min(threshold, (1 << 64) - 1))
+
+
+def split_documents(documents: Documents) -> list[Documents]:
+    """The documents for each corpus of the build: one list of all, or those for training and those for validation."""
+    if documents.is_validation is None:
+        return [documents]
+    return [documents.select(~documents.is_validation), documents.select(documents.is_validation)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.interop.tokens.batches import TokenBatch
-from tokshard.pipeline.encode.documents import ChunkDocuments, Documents
+from tokshard.pipeline.encode.documents import Documents, Made
 from tokshard.pipeline.sources.records import TOO_LONG, BadRecord, RecordSpec
 
 OUT_OF_VOCABULARY = "id outside the vocabulary"
@@ -51,7 +51,7 @@ class TokenPasser:
         self._others = [other for other in spec.tokens.delimiters if other != info.eos_id]
         self._max_bytes = spec.max_document_bytes
 
-    def __call__(self, batch: TokenBatch) -> ChunkDocuments:
+    def __call__(self, batch: TokenBatch) -> Made:
         """The records of a batch, and the documents that they become."""
         tokens = batch.tokens
         is_delimiter = tokens == self._eos
@@ -71,12 +71,19 @@ class TokenPasser:
         kept = tokens if is_kept.all() else tokens[np.repeat(is_kept, lengths)]
         finished, finished_ends = self._delimited(kept, np.cumsum(lengths[is_kept]), is_ended[is_kept])
         is_inside = np.zeros(len(ends), np.bool_) if batch.is_stream else ~records.is_last
-        return ChunkDocuments(
+        return Made(
             count=len(ends),
-            documents=Documents(None, positions, _columns(batch, records, positions), finished, finished_ends),
+            input_bytes=batch.input_bytes,
+            documents=Documents(
+                tokens=finished,
+                ends=finished_ends,
+                positions=positions,
+                columns=_columns(batch, records, positions),
+            ),
             bad=bad,
             left_out={DOUBLED: np.flatnonzero(is_doubled)},
             changes={ADDED: positions[~is_ended[positions]], INSIDE: positions[is_inside[positions]]},
+            fields=frozenset(batch.columns),
         )
 
     def _bad(self, tokens: NDArray[Any], ends: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[BadRecord]:

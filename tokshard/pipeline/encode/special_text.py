@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 _MAX_HOPS = 16
 _FEW_TOKENS = 4
 """Up to this many tokens, looking at each place of their first character is cheaper than one search for all."""
@@ -28,15 +31,19 @@ class SpecialText:
             (first, tuple(group), re.compile("|".join(map(re.escape, group)))) for first, group in by_first.items()
         ]
 
-    def count(self, texts: Sequence[str]) -> int:
-        """How many of the texts contain such a spelling."""
+    def mask(self, texts: Sequence[str]) -> NDArray[np.bool_]:
+        """Which of the texts contain such a spelling: bool [texts]."""
         if len(self._groups) == 1:
             first, tokens, pattern = self._groups[0]
-            return sum(_contains(text, first, tokens, pattern) for text in texts if first in text)
-        return sum(
-            any(first in text and _contains(text, first, tokens, pattern) for first, tokens, pattern in self._groups)
-            for text in texts
-        )
+            found = (first in text and _contains(text, first, tokens, pattern) for text in texts)
+        else:
+            found = (
+                any(
+                    first in text and _contains(text, first, tokens, pattern) for first, tokens, pattern in self._groups
+                )
+                for text in texts
+            )
+        return np.fromiter(found, np.bool_, len(texts))
 
 
 def _contains(text: str, first: str, tokens: tuple[str, ...], pattern: re.Pattern[str]) -> bool:

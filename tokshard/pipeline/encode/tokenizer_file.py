@@ -39,14 +39,12 @@ class TokenizerFile:
 
     Args:
         content: the bytes of ``tokenizer.json``.
-        clean: the same JSON without its truncation and padding blocks, which would silently truncate and pad documents.
         info: what the manifest says of it.
         notes: what the user should know, a line each.
         normalizer: what changes text before it is encoded, such as ``NFKC, Lowercase``; None if nothing does.
     """
 
     content: bytes
-    clean: bytes
     info: TokenizerInfo
     notes: tuple[str, ...]
     normalizer: str | None = None
@@ -98,7 +96,6 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
     )
     return TokenizerFile(
         content=content,
-        clean=_without_truncation(parsed, content),
         info=info,
         notes=notes,
         normalizer=normalizer_name(parsed.get("normalizer")),
@@ -257,8 +254,9 @@ def _is_undone(step: Mapping[str, Any]) -> bool:
     return step.get("type") == "ByteLevel" or (step.get("type") == "Prepend" and step.get("prepend") == _SPACE)
 
 
-def _without_truncation(parsed: dict[str, Any], content: bytes) -> bytes:
-    """The tokenizer without the blocks that truncate and pad documents."""
+def without_truncation(content: bytes) -> bytes:
+    """A ``tokenizer.json`` without the blocks that would silently truncate and pad documents."""
+    parsed = json.loads(content)
     if not parsed.get("truncation") and not parsed.get("padding"):
         return content
     return json.dumps({**parsed, "truncation": None, "padding": None}).encode()

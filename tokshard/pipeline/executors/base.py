@@ -4,63 +4,73 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
-from tokshard.pipeline.tasks.decisions import Run
-from tokshard.pipeline.tasks.events import Event
-from tokshard.pipeline.tasks.planning import StreamTask, Task
-from tokshard.pipeline.workspace.places import Workspace
+from tokshard.errors import BuildError, TokshardError
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.tasks.planning import AnyTask, Run
+from tokshard.pipeline.tasks.stage import Stage
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A task has ended; all its receipts were reported before."""
+
+    task: AnyTask
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A task has ended because its worker died; it may succeed elsewhere.
+
+    Args:
+        error: for the user, if the task is not tried again.
+        max_losses: workers that a task may cost; with the next one it is not tried again.
+    """
+
+    task: AnyTask
+    error: TokshardError
+    max_losses: int = 1
+
+
+Event = Receipt | Ended | Lost
 
 OnProgress = Callable[[Progress], None]
 """Called after every chunk, with what was done since the last call."""
 
 
-class TaskContext(Protocol):
-    """What a process needs to run the tasks of a stage; it is sent to every worker."""
-
-    @property
-    def workspace(self) -> Workspace: ...
-
-    def purpose(self, task: Task | StreamTask) -> str:
-        """What a worker does with a task, in the past tense."""
-
-
-class Runner(Protocol):
-    """Runs tasks of a stage in one process."""
-
-    def run_task(self, task: Task, max_documents: int | None) -> Receipt:
-        """Run a task of known extent, and leave its receipt."""
-
-
-MakeRunner = Callable[[Any, OnProgress], Runner]
-"""Makes the runner of a process from the context of the stage; it is sent to every worker, too."""
-
-
 @dataclass(slots=True)
 class Usage:
-    """What an executor cost.
+    """What workers cost.
 
     Args:
         cpu_seconds: of all workers, without the process that they are forked from.
         peak_worker_bytes: resident memory of the largest worker at its peak.
+        num_workers: processes that could run at once.
     """
 
     cpu_seconds: float = 0.0
     peak_worker_bytes: int = 0
+    num_workers: int = 0
 
-    def __add__(self, other: Usage) -> Usage:
-        """The cost of both, one after the other."""
-        return Usage(
-            cpu_seconds=self.cpu_seconds + other.cpu_seconds,
-            peak_worker_bytes=max(self.peak_worker_bytes, other.peak_worker_bytes),
-        )
+    def add(self, other: Usage) -> None:
+        """Add the cost of more workers, which ran after these."""
+        self.cpu_seconds += other.cpu_seconds
+        self.peak_worker_bytes = max(self.peak_worker_bytes, other.peak_worker_bytes)
+        self.num_workers = max(self.num_workers, other.num_workers)
 
 
 class Executor(Protocol):
-    """Runs tasks of one stage. Nothing starts before the context is entered, and leaving it stops everything."""
+    """Runs tasks of one stage, and reports progress by a call.
+
+    Nothing starts before the context is entered, and leaving it stops everything.
+    """
+
+    can_map: bool
+    """Whether it has workers of its own for the chunks of one stream."""
 
     @property
     def num_workers(self) -> int:
@@ -74,17 +84,35 @@ class Executor(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def can_take(self, run: Run) -> bool:
+    def has_room(self) -> bool:
         """Whether a task that is submitted now would start at once."""
 
     def submit(self, run: Run) -> None:
         """Run a task, now or as soon as a worker is free."""
 
     def events(self) -> Iterable[Event]:
-        """What happened since the last call; waits until something happens. To be used up before the next call."""
+        """What happened since the last call; waits until something happens. To be used up before the next call.
 
-    def abandon(self) -> None:
-        """Stop all tasks that are under way. No later event is about them."""
+        Raises:
+            TokshardError: a task failed in a way that need not come again.
+        """
+
+    def run_mapped(self, run: Run) -> Iterator[Event]:
+        """Run a stream in this process while all workers prepare its chunks. No other task may be under way."""
+
+
+MakeExecutor = Callable[[Build, Stage, int, OnProgress], Executor]
+"""Makes the executor of a stage, of which so many tasks are to be run."""
+
+
+def portable(error: Exception) -> Exception:
+    """The error in a form that can cross processes."""
+    if isinstance(error, TokshardError):
+        return error
+    return BuildError(
+        f"a worker failed: {type(error).__name__}: {error}",
+        hint="this is a bug in tokshard: run again with --workers 1 --debug and report what it prints",
+    )
 
 
 def peak_bytes() -> int:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 
 from tokshard.errors import UsageError
-from tokshard.pipeline.executors.base import Executor, OnProgress
+from tokshard.pipeline.executors.base import Executor, MakeExecutor, OnProgress
 from tokshard.pipeline.executors.inline import InlineExecutor
 from tokshard.pipeline.executors.processes import ProcessExecutor
+from tokshard.pipeline.executors.surroundings import prepare_workers
 from tokshard.pipeline.options import RAY, BuildOptions
 from tokshard.pipeline.progress import Observer
-from tokshard.pipeline.tasks.context import WorkerContext
-
-MakeExecutor = Callable[[WorkerContext, OnProgress, int], Executor]
-"""Makes the executor of one stage; the number is of processes, if they are processes of this machine."""
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.tasks.planning import StreamTask
+from tokshard.pipeline.tasks.stage import Stage
 
 
 @contextlib.contextmanager
@@ -25,19 +26,26 @@ def executors(options: BuildOptions, observer: Observer) -> Iterator[MakeExecuto
         UsageError: Ray cannot be reached.
     """
     if options.executor != RAY:
+        if options.workers != 1:
+            prepare_workers()
         yield _local
         return
     from tokshard.pipeline.executors.ray import RayExecutor
     from tokshard.pipeline.executors.ray_cluster import connected
 
     with connected(options.ray_address, num_workers=options.workers, observer=observer) as cluster:
-        yield lambda context, on_progress, _: RayExecutor(context, on_progress, cluster=cluster)
+        yield lambda build, stage, _, on_progress: RayExecutor(build, stage, on_progress, cluster=cluster)
 
 
-def _local(context: WorkerContext, on_progress: OnProgress, num_workers: int) -> Executor:
+def _local(build: Build, stage: Stage, num_tasks: int, on_progress: OnProgress) -> Executor:
+    num_workers = build.options.workers or cpu_count()
+    if build.options.limit is not None and build.inputs.read_once:
+        num_workers = 1  # several read past the limit and then again up to it, and such inputs cannot be read again
+    has_streams = any(isinstance(task, StreamTask) for task in stage.tasks)
+    num_workers = num_workers if has_streams else min(num_workers, num_tasks)
     if num_workers == 1:
-        return InlineExecutor(context, on_progress)
-    return ProcessExecutor(context, on_progress, num_workers=num_workers)
+        return InlineExecutor(build, stage, on_progress)
+    return ProcessExecutor(build, stage, on_progress, num_workers=num_workers)
 
 
 def check_executor(options: BuildOptions) -> None:
@@ -54,3 +62,8 @@ def check_executor(options: BuildOptions) -> None:
         raise UsageError(
             f"--executor ray needs the package ray: {error}", hint="pip install 'tokshard[ray]'"
         ) from error
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

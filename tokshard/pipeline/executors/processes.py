@@ -1,29 +1,71 @@
-"""Running tasks in worker processes of this machine.
-
-A stream (an input that can only be read from its start) goes to one worker as a whole as long as there are streams for
-all workers. Otherwise a `StreamFeeder` reads it and hands its segments to free workers, so that one big file uses all
-cores. Text crosses processes; token ids never do.
-"""
+"""Running tasks in worker processes of this machine, and the chunks of one stream in all of them."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import threading
-from collections.abc import Iterator
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
-from tokshard.pipeline.executors.base import MakeRunner, OnProgress, TaskContext, Usage
-from tokshard.pipeline.executors.messages import FeederFailed, Idle, SegmentReady, TaskDone
-from tokshard.pipeline.executors.stream_feeder import StreamFeeder
-from tokshard.pipeline.executors.worker_process import WorkerPool, WorkerProcess
-from tokshard.pipeline.tasks.context import WorkerContext
-from tokshard.pipeline.tasks.decisions import Run
-from tokshard.pipeline.tasks.events import Event, Failed, Finished, Lost, Released
-from tokshard.pipeline.tasks.planning import StreamTask
-from tokshard.pipeline.tasks.runner import TaskRunner
-from tokshard.pipeline.workspace.receipts import Progress
+from tokshard.errors import BuildError
+from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, peak_bytes
+from tokshard.pipeline.executors.surroundings import environment
+from tokshard.pipeline.executors.worker import (
+    ENVIRONMENT,
+    START_METHOD,
+    Broken,
+    Idle,
+    PrepareChunk,
+    PreparedChunk,
+    worker_main,
+)
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.sources.records import Chunk
+from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask
+from tokshard.pipeline.tasks.running import Prepared, TaskRunner
+from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.workspace.receipts import Progress, Receipt
+
+_STOP_SECONDS = 5.0
+_CHUNKS_PER_WORKER = 2
+"""One that it prepares, and one that is there when it is done with that."""
+
+
+@dataclass(slots=True, eq=False)
+class _ChunkJob:
+    """A chunk of a stream on its way through a worker.
+
+    Attributes:
+        prepared: what it became; None before it is known.
+        losses: workers that died with it.
+    """
+
+    segment: int
+    chunk: Chunk
+    prepared: Prepared | None = None
+    losses: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _WorkerProcess:
+    """A running worker.
+
+    Attributes:
+        task: what it was given and has not ended.
+        jobs: chunks that it has not answered for, the oldest first.
+        usage: what it has cost, when it last said so.
+    """
+
+    number: int
+    process: Any
+    connection: Connection
+    task: AnyTask | None = None
+    jobs: deque[_ChunkJob] = field(default_factory=deque)
+    usage: Usage = field(default_factory=Usage)
 
 
 class ProcessExecutor:
@@ -33,148 +75,183 @@ class ProcessExecutor:
         num_workers: processes at a time, at most.
     """
 
-    def __init__(
-        self, context: TaskContext, on_progress: OnProgress, *, num_workers: int, make_runner: MakeRunner = TaskRunner
-    ) -> None:
-        self._context, self._on_progress, self.num_workers = context, on_progress, num_workers
-        self._pool = WorkerPool(context, make_runner, num_workers=num_workers)
-        self._lock = threading.Lock()
-        self._feeders: dict[int, StreamFeeder] = {}
-        self._num_feeders = 0
+    can_map = True
 
-    @property
-    def usage(self) -> Usage:
-        """The cost of the workers that have stopped."""
-        return self._pool.usage
+    def __init__(self, build: Build, stage: Stage, on_progress: OnProgress, *, num_workers: int) -> None:
+        self._build, self._stage, self._on_progress = build, stage, on_progress
+        self._workers: list[_WorkerProcess] = []
+        self._num_started = 0
+        self.num_workers = num_workers
+        self.usage = Usage(num_workers=num_workers)
 
     def __enter__(self) -> Self:
-        self._events, self._events_in = multiprocessing.Pipe(duplex=False)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.abandon()
-        self._events.close()
+        """Stop all workers, and remove what they left unfinished."""
+        for worker in self._workers:
+            worker.process.terminate()
+            worker.connection.close()
+        for worker in self._workers:
+            worker.process.join(_STOP_SECONDS)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            self.usage.add(worker.usage)
+        self._workers.clear()
+        self._build.workspace.clear_partial()
 
-    def can_take(self, run: Run) -> bool:
-        """Whether a worker is free or may be started. A stream to be fed waits until a worker is on the one before."""
-        if not self._pool.has_free():
-            return False
-        if not self._is_to_be_fed(run):
-            return True
-        busy = {worker.feeder for worker in self._pool.running}
-        return all(feeder.offered is not None or feeder in busy for feeder in self._feeders.values())
+    def has_room(self) -> bool:
+        """Whether a worker is free or may be started."""
+        return len(self._workers) < self.num_workers or any(worker.task is None for worker in self._workers)
 
     def submit(self, run: Run) -> None:
-        """Give a task to a free worker, or start to feed a stream.
+        """Give a task to a free worker.
 
         Raises:
             BuildError: no worker can be started.
         """
-        if self._is_to_be_fed(run):
-            assert isinstance(self._context, WorkerContext), "only builds have streams"
-            self._num_feeders += 1
-            feeder = StreamFeeder(self._context, run, number=self._num_feeders, events=self._events_in, lock=self._lock)
-            self._feeders[self._num_feeders] = feeder
-            feeder.start()
-            return
-        worker = self._pool.take_free()
+        worker = next((worker for worker in self._workers if worker.task is None), None) or self._start()
         worker.task = run.task
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died, which `events` sees as well
-            worker.connection.send(run)
+        self._send(worker, run)
 
     def events(self) -> Iterator[Event]:
-        """What workers and feeders report."""
-        by_handle: dict[Any, WorkerProcess] = {}
-        for worker in self._pool.running:
+        """What workers report."""
+        for worker, message in self._messages():
+            if isinstance(message, BuildError):
+                assert worker.task is not None, "a worker that died had nothing to do"
+                yield Lost(worker.task, message)
+            elif isinstance(message, Idle):
+                task, worker.task, worker.usage = worker.task, None, message.usage
+                assert task is not None, "a worker ends what it was given"
+                yield Ended(task)
+            else:
+                yield message
+
+    def run_mapped(self, run: Run) -> Iterator[Event]:
+        """Run a stream in this process while all workers prepare its chunks."""
+        self.usage.add(Usage(peak_worker_bytes=peak_bytes()))
+        runner = TaskRunner(self._build, self._stage, self._on_progress)
+        return runner.run(run, self._prepared)
+
+    def _prepared(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[tuple[int, Prepared]]:
+        """What the chunks of a stream become, in order. Damage comes after the chunks before it."""
+        source: Iterator[tuple[int, Chunk]] | None = iter(chunks)
+        jobs: deque[_ChunkJob] = deque()
+        damage: Exception | None = None
+        while True:
+            while source is not None and len(jobs) < _CHUNKS_PER_WORKER * self.num_workers:
+                try:
+                    jobs.append(_ChunkJob(*next(source)))
+                except StopIteration:
+                    source = None
+                except Exception as error:  # noqa: BLE001 - it is raised below
+                    source, damage = None, error
+                else:
+                    self._prepare(jobs[-1])
+            if not jobs:
+                if damage is not None:
+                    raise damage
+                return
+            while jobs[0].prepared is None:
+                self._hear_chunks()
+            job = jobs.popleft()
+            assert job.prepared is not None
+            yield job.segment, job.prepared
+
+    def _prepare(self, job: _ChunkJob) -> None:
+        """Send a chunk to the worker that has the fewest."""
+        worker = min(self._workers, key=lambda one: len(one.jobs), default=None)
+        if worker is None or (worker.jobs and len(self._workers) < self.num_workers):
+            worker = self._start()
+        worker.jobs.append(job)
+        self._send(worker, PrepareChunk(job.chunk))
+
+    def _hear_chunks(self) -> None:
+        for worker, message in self._messages():
+            if isinstance(message, PreparedChunk):
+                worker.jobs.popleft().prepared = message.prepared
+            elif isinstance(message, BuildError):
+                for job in worker.jobs:
+                    job.losses += 1
+                    if job.losses > 1:
+                        raise message
+                    self._prepare(job)
+
+    def _messages(self) -> Iterator[tuple[_WorkerProcess, Any]]:
+        """The next messages of workers; waits for one. Of a worker that died, the error that says how."""
+        by_handle: dict[Any, _WorkerProcess] = {}
+        for worker in self._workers:
             by_handle[worker.connection] = worker
             by_handle[worker.process.sentinel] = worker
-        for handle in wait([self._events, *by_handle]):
-            if handle is self._events:
-                yield from self._hear_feeder(self._events.recv())
-            elif by_handle[handle] not in self._pool.running:
-                continue  # it was found dead before in this loop
-            elif isinstance(handle, Connection):
-                yield from self._hear_worker(by_handle[handle])
-            elif not by_handle[handle].connection.poll():  # else its last messages are received first
-                yield from self._bury(by_handle[handle])
-        self._assign_segments()
+        for handle in wait(list(by_handle)):
+            worker = by_handle[handle]
+            if worker not in self._workers or (handle is not worker.connection and worker.connection.poll()):
+                continue  # it was found dead before in this loop, or its last messages are received first
+            try:
+                message = worker.connection.recv() if handle is worker.connection else None
+            except (EOFError, ConnectionResetError):
+                message = None
+            if message is None:
+                self._workers.remove(worker)
+                self.usage.add(worker.usage)
+                yield worker, self._death(worker)
+            elif isinstance(message, Progress):
+                self._on_progress(message)
+            elif isinstance(message, Broken):
+                raise message.error
+            else:
+                yield worker, message
 
-    def abandon(self) -> None:
-        """Stop all workers and feeders, and remove what they left unfinished."""
-        for feeder in self._feeders.values():
-            feeder.stop()
-        self._feeders.clear()
-        self._pool.stop()
-        self._context.workspace.clear_partial()
+    def _send(self, worker: _WorkerProcess, message: Run | PrepareChunk) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died, which `_messages` sees as well
+            worker.connection.send(message)
 
-    def _hear_worker(self, worker: WorkerProcess) -> Iterator[Event]:
+    def _start(self) -> _WorkerProcess:
+        """Start a worker.
+
+        Raises:
+            BuildError: the process cannot be started.
+        """
+        number, self._num_started = self._num_started, self._num_started + 1
+        ours, theirs = multiprocessing.Pipe()
+        process: Any = multiprocessing.get_context(START_METHOD).Process(  # type: ignore[attr-defined]
+            target=worker_main,
+            args=(theirs, self._build, self._stage.for_workers()),
+            name=f"tokshard-worker-{number}",
+            daemon=True,
+        )
         try:
-            message = worker.connection.recv()
-        except (EOFError, ConnectionResetError):
-            yield from self._bury(worker)
-            return
-        if isinstance(message, Progress):
-            self._on_progress(message)
-        elif isinstance(message, TaskDone):
-            worker.usage = message.usage
-            yield Finished(message.receipt)
-        elif isinstance(message, Failed):
-            if worker.feeder is not None:
-                worker.feeder.stop()  # nothing after a failure counts
-            yield message
-        elif isinstance(message, Idle):
-            feeder, task = worker.feeder, worker.task
-            worker.feeder = worker.task = None
-            if feeder is not None:
-                yield from self._retire(feeder)
-            elif task is not None:
-                yield Released(task)
+            with environment(ENVIRONMENT):
+                process.start()
+        except (EOFError, OSError) as error:  # the fork server was killed, or the system allows no more processes
+            ours.close()
+            raise BuildError(
+                f"worker {number} cannot be started: {type(error).__name__}: {error}",
+                hint="run the same command again: finished tasks are kept; if memory ran out, try fewer --workers",
+            ) from error
+        finally:
+            theirs.close()  # so that the pipe ends when the worker does
+        self._workers.append(_WorkerProcess(number=number, process=process, connection=ours))
+        return self._workers[-1]
 
-    def _bury(self, worker: WorkerProcess) -> Iterator[Event]:
-        """Remove a worker that died. Its task is lost; of a stream that it had a segment of, all that is not done."""
-        error = self._pool.bury(worker)
-        if worker.feeder is not None:
-            worker.feeder.loss = error
-            worker.feeder.stop()
-            yield from self._retire(worker.feeder)
-        elif worker.task is not None:
-            yield Lost(worker.task, error)
+    def _death(self, worker: _WorkerProcess) -> BuildError:
+        """Release what is left of a worker that died, and say how it died."""
+        worker.process.join(_STOP_SECONDS)
+        worker.process.kill()  # if only its pipe was closed
+        worker.connection.close()
+        code = worker.process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
+        task = worker.task
+        what = "" if task is None else f" while it {self._purpose(task)}"
+        memory = "; SIGKILL often means that memory ran out: try fewer --workers" if code == -signal.SIGKILL else ""
+        return BuildError(
+            f"worker {worker.number} (pid {worker.process.pid}) {how}{what}",
+            hint=f"run the same command again: finished tasks are kept{memory}",
+        )
 
-    # streams
-
-    def _is_to_be_fed(self, run: Run) -> bool:
-        if not isinstance(run.task, StreamTask):
-            return False
-        return run.task.is_here or 0 < run.num_waiting_streams < self.num_workers
-
-    def _assign_segments(self) -> None:
-        """Hand segments that wait for a worker to free workers, the lowest stream first."""
-        offers = [feeder for feeder in self._feeders.values() if feeder.offered is not None]
-        for feeder in sorted(offers, key=lambda feeder: feeder.task.key):
-            if not self._pool.has_free():
-                return
-            worker = self._pool.take_free()
-            worker.feeder, worker.task = feeder, feeder.task
-            feeder.give(worker.connection)
-
-    def _hear_feeder(self, message: Any) -> Iterator[Event]:
-        feeder = self._feeders.get(message.feeder)
-        if feeder is None:
-            return  # it was stopped
-        if isinstance(message, SegmentReady):
-            if not feeder.is_ended:
-                feeder.offered = message.segment
-        elif isinstance(message, FeederFailed):
-            yield Failed((feeder.task.key[0], message.segment), message.error)
-        else:
-            feeder.is_ended = True
-            yield from self._retire(feeder)
-
-    def _retire(self, feeder: StreamFeeder) -> Iterator[Event]:
-        """Release a stream once nothing more of it is read and no worker has a segment of it."""
-        if not feeder.is_ended or any(worker.feeder is feeder for worker in self._pool.running):
-            return
-        for number, known in list(self._feeders.items()):
-            if known is feeder:
-                del self._feeders[number]
-                yield Released(feeder.task) if feeder.loss is None else Lost(feeder.task, feeder.loss)
+    def _purpose(self, task: AnyTask) -> str:
+        """What a worker does with a task, in the past tense."""
+        if isinstance(task, StepTask):
+            return "worked on files of this build"
+        return f"read {self._build.inputs[task.key[0]].location}"

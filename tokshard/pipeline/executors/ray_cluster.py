@@ -19,7 +19,7 @@ from ray.util.client import ray as ray_client
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tokshard.errors import BuildError, UsageError
-from tokshard.pipeline.executors.ray_worker import look
+from tokshard.pipeline.executors.ray_worker import check_node
 from tokshard.pipeline.executors.surroundings import environment
 from tokshard.pipeline.progress import Note, Observer
 
@@ -167,8 +167,8 @@ def interrupted_at_end() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def look_at_nodes(setup: Any) -> None:
-    """Have every node that can run tasks look at the output directory, the first input and its packages.
+def check_nodes(setup: Any) -> None:
+    """Have every node that can run tasks check the output directory, the first input and its packages.
 
     Args:
         setup: reference to a `Setup`.
@@ -176,14 +176,14 @@ def look_at_nodes(setup: Any) -> None:
     Raises:
         BuildError: a node cannot take part in the build; the message names it.
     """
-    looking = {}
+    asked = {}
     for node in ray.nodes():
         if node["Alive"] and node["Resources"].get("CPU"):
             place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            looks = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
-            looking[looks.remote([setup])] = f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-    _, silent = ray.wait(list(looking), num_returns=len(looking), timeout=_NODE_SECONDS) if looking else ([], [])
-    for answer, node in looking.items():
+            checks = ray.remote(check_node).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
+            asked[checks.remote([setup])] = f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    _, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_NODE_SECONDS) if asked else ([], [])
+    for answer, node in asked.items():
         if answer in silent:
             raise BuildError(
                 f"{node} did not answer within {_NODE_SECONDS:.0f} s", hint="look at the node with 'ray status'"

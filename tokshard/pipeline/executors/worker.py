@@ -1,24 +1,24 @@
-"""A worker process: takes tasks from a pipe, answers with progress, receipts and failures."""
+"""A worker process: takes runs of tasks, or chunks to prepare, from a pipe; answers with receipts, progress and errors."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 from collections.abc import Iterator
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
 
-from tokshard.pipeline.executors.base import MakeRunner, Runner, TaskContext, Usage, cpu_seconds, peak_bytes
-from tokshard.pipeline.executors.messages import BrokenSegment, EndOfSegment, Idle, RunSegment, TaskDone, portable
-from tokshard.pipeline.failures import SegmentError
+from tokshard.pipeline.executors.base import Usage, cpu_seconds, peak_bytes, portable
+from tokshard.pipeline.request import Build, check_versions
 from tokshard.pipeline.sources.records import Chunk
-from tokshard.pipeline.tasks.decisions import Run
-from tokshard.pipeline.tasks.events import Failed
-from tokshard.pipeline.tasks.planning import Key, StreamTask, Task
-from tokshard.pipeline.tasks.runner import TaskRunner
-from tokshard.pipeline.workspace.receipts import Receipt
+from tokshard.pipeline.tasks.planning import Run
+from tokshard.pipeline.tasks.running import Prepared, TaskRunner
+from tokshard.pipeline.tasks.stage import Stage
 
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -36,88 +36,73 @@ ENVIRONMENT = {
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
-def worker_main(connection: Connection, make_runner: MakeRunner, context: TaskContext) -> None:
-    """Run the tasks that the coordinator sends, until it closes the pipe or dies."""
+@dataclass(frozen=True, slots=True)
+class PrepareChunk:
+    """To a worker: prepare one chunk of a stream."""
+
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChunk:
+    """From a worker: what the oldest chunk became that it has not answered for."""
+
+    prepared: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """From a worker: the run has ended, and what the worker has cost since it began."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """From a worker: something failed that need not fail again."""
+
+    error: Exception
+
+
+def worker_main(connection: Connection, build: Build, stage: Stage) -> None:
+    """Run what the coordinator sends, until it closes the pipe or dies."""
     os.environ.update(ENVIRONMENT)  # a fork server of the caller's program was started without it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    runner: Runner | None = None
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    inbox: queue.SimpleQueue[Run | PrepareChunk] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
+    runner: TaskRunner | None = None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         while True:
-            message = connection.recv()
-            # received whole, so that the thread that decompresses can continue with the next segment and worker
-            segment = _SentSegment.receive(connection) if isinstance(message, RunSegment) else None
+            message = inbox.get()
             try:
-                if runner is None:  # here, because it may fail like the task itself
-                    runner = make_runner(context, connection.send)
-                for receipt in _receipts(runner, message, segment):
-                    connection.send(TaskDone(receipt, Usage(cpu_seconds(), peak_bytes())))
-            except (EOFError, BrokenPipeError, ConnectionResetError):
+                if runner is None:  # here, because it may fail like a task
+                    check_versions(build)
+                    runner = TaskRunner(build, stage, connection.send)
+                for answer in _answers(runner, message):
+                    connection.send(answer)
+            except (BrokenPipeError, ConnectionResetError):
                 raise
-            except SegmentError as failure:
-                connection.send(Failed((message.task.key[0], failure.segment), portable(failure.error)))
             except Exception as error:  # noqa: BLE001 - a process edge
-                connection.send(Failed(_key(message), portable(error)))
-            connection.send(Idle())
+                connection.send(Broken(portable(error)))
 
 
-def _key(message: Run | RunSegment) -> Key:
-    return message.task.key if isinstance(message, Run) else (message.task.key[0], message.number)
-
-
-def _receipts(runner: Runner, message: Run | RunSegment, segment: _SentSegment | None) -> Iterator[Receipt]:
-    if isinstance(message, Run) and isinstance(message.task, Task):
-        yield runner.run_task(message.task, message.max_documents)
-        return
-    assert isinstance(runner, TaskRunner), "only builds have streams"
-    if isinstance(message, RunSegment):
-        assert segment is not None
-        yield runner.run_segment(
-            message.task,
-            message.number,
-            message.previous,
-            segment.chunks(),
-            max_documents=message.max_documents,
-            is_last=segment.is_last,
-        )
+def _answers(runner: TaskRunner, message: Run | PrepareChunk) -> Iterator[Any]:
+    if isinstance(message, Run):
+        yield from runner.run(message)
+        yield Idle(Usage(cpu_seconds(), peak_bytes()))
     else:
-        assert isinstance(message.task, StreamTask)
-        yield from runner.run_stream(message.task, message.max_documents, message.done_segments)
+        yield PreparedChunk(runner.prepare(message.chunk))
 
 
-class _SentSegment:
-    """A segment of a stream that another process reads."""
-
-    def __init__(self, chunks: list[Chunk], end: EndOfSegment | BrokenSegment) -> None:
-        self._chunks, self._end = chunks, end
-
-    @classmethod
-    def receive(cls, connection: Connection) -> _SentSegment:
-        """Receive all that follows a `RunSegment`."""
-        chunks: list[Chunk] = []
-        while not isinstance(part := connection.recv(), EndOfSegment | BrokenSegment):
-            chunks.append(part)
-        return cls(chunks, part)
-
-    def chunks(self) -> Iterator[Chunk]:
-        """The chunks in order, each forgotten when the next is asked for.
-
-        Damage comes after them, as where the worker reads for itself: a bad record before it is the error that counts.
-        """
-        self._chunks.reverse()
-        while self._chunks:
-            yield self._chunks.pop()
-        if isinstance(self._end, BrokenSegment):
-            raise self._end.error
-
-    def is_last(self) -> bool:
-        """Whether the stream ends with this segment."""
-        return isinstance(self._end, EndOfSegment) and self._end.is_last
+def _receive(connection: Connection, inbox: queue.SimpleQueue[Run | PrepareChunk]) -> None:
+    """Receive in a thread: the coordinator never waits for a worker that encodes, and its end is noticed at once."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            inbox.put(connection.recv())
+    end_with_coordinator()
 
 
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)  # a worker that outlives its build would write next to the workers of the next one
+def end_with_coordinator() -> None:
+    """End this process: a worker that outlives its build would write next to the workers of the next one."""
+    os._exit(1)

@@ -25,8 +25,8 @@ ARROW_STREAM = "arrow-stream"
 
 MEGATRON, DATATROVE, MDS, LITDATA, NPY, FLAT = ("megatron", "datatrove", "mds", "litdata", "npy", "flat")
 
-TEXT, TOKENS = READS = ("text", "tokens")
-"""What a build reads: texts, which it encodes, or documents of which another tool has made tokens."""
+TEXT, TOKENS, DOCUMENTS = READS = ("text", "tokens", "documents")
+"""What a build reads: texts, which it encodes; tokens that another tool has made; or documents of corpora."""
 
 TOKEN_FORMATS = (MEGATRON, DATATROVE, MDS, LITDATA, NPY, FLAT, PARQUET, ARROW)
 """Values of ``tokshard import --format``."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
 from tokshard.errors import UsageError
 from tokshard.numbers import read_count
-from tokshard.pipeline.failures import TooManyBadRecordsError
-from tokshard.pipeline.tasks.planning import Key
-from tokshard.pipeline.workspace.receipts import Receipt
 
 MIN_RECORDS = 10_000
 """Records that must have been read before a share of bad ones stops a running build."""
@@ -42,23 +38,6 @@ class BadRecordLimit:
         if self.count is not None and bad > self.count:
             return True
         return self.share is not None and (is_end or records >= MIN_RECORDS) and bad > self.share * records
-
-    def check(self, receipts: Iterable[Receipt]) -> tuple[Key, TooManyBadRecordsError] | None:
-        """The first task of a finished build that exceeds the limit, and its error; None if no task does.
-
-        Args:
-            receipts: all, in order.
-        """
-        bad_before = bad = records = 0
-        key: Key | None = None
-        for receipt in receipts:
-            key, bad_before = receipt.key, bad
-            bad, records = bad + receipt.num_rejects, records + receipt.records_read
-            if self.is_exceeded(bad, records, is_end=False):
-                return key, TooManyBadRecordsError(bad_before, bad, records)
-        if key is not None and self.is_exceeded(bad, records, is_end=True):
-            return key, TooManyBadRecordsError(bad_before, bad, records)
-        return None
 
 
 def parse_bad_record_limit(text: str | int | None) -> BadRecordLimit | None:

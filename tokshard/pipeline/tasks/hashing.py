@@ -2,39 +2,32 @@
 
 The file of a task is a sequence of *parts* of at most `PART_TEXTS` texts each: a run of rows (see `sorted_rows`) with
 the high and the low half of each distinct hash of the part and the place of its first text, then the places of the
-texts that repeat an earlier one of the part (uint32). A place counts the texts of the task that could be documents.
+texts that repeat an earlier one of the part (uint32). A place is the number of a text within its task; empty and bad
+records are not counted. Where no text is read, the tokens of a document take the place of its text.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokshard.format.arrays import table_batch
 from tokshard.format.files import HashingFile
-from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
-from tokshard.interop.tokens.batches import TokenBatch
-from tokshard.pipeline.sources.records import EMPTY, Records
-from tokshard.pipeline.tasks.context import WorkerContext
-from tokshard.pipeline.tasks.planning import Key
+from tokshard.pipeline.encode.documents import Made
+from tokshard.pipeline.encode.maker import Parsed
+from tokshard.pipeline.options import SKIP
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.sources.records import EMPTY, BadRecord
 from tokshard.pipeline.tasks.rejects import RejectsFile
 from tokshard.pipeline.tasks.sorted_rows import Run, RunWriter, read_parts, run_bytes
-from tokshard.pipeline.workspace.places import Workspace
-from tokshard.pipeline.workspace.receipts import (
-    OutputCounts,
-    Progress,
-    Receipt,
-    SourceCounts,
-    receipt_name,
-    write_receipt,
-)
+from tokshard.pipeline.workspace.receipts import Key, OutputCounts, Progress, Receipt, SourceCounts, file_path
 from tokshard.store import Store, written
 
 PART_TEXTS = 1 << 20
@@ -44,11 +37,6 @@ ROW_WIDTH = 3
 """High and low half of the hash, and the place."""
 
 _HASH_BYTES = 16
-
-
-def hashes_path(workspace: Workspace, key: Key) -> str:
-    """The file of a task of one of the stages that sort."""
-    return f"{workspace.hashes}/{receipt_name(key)}.bin"
 
 
 def hashes_bytes(parts: Sequence[tuple[int, int]]) -> int:
@@ -85,36 +73,64 @@ def read_repeats(store: Store, name: str, parts: Sequence[tuple[int, int]]) -> N
     return np.frombuffer(b"".join(read_parts(store, name, places)), "<u4")
 
 
-def no_shards() -> pa.RecordBatch:
-    """The shards of a task that writes none, for its receipt."""
-    return table_batch({name: [] for name in WRITTEN_SHARD_SCHEMA.names}, WRITTEN_SHARD_SCHEMA)
+def content_hashes(contents: Iterable[bytes]) -> bytes:
+    """16 bytes of BLAKE2b for each content, one after another; 1 CPU-second per GB, and 0.6 us per content."""
+    return b"".join(hashlib.blake2b(content, digest_size=_HASH_BYTES).digest() for content in contents)
 
 
-def text_hashes(texts: Sequence[str]) -> bytes:
-    """16 bytes of BLAKE2b for each text, one after another; 1 CPU-second per GB, and 0.6 us per text."""
-    return b"".join(hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).digest() for text in texts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashedChunk:
+    """The hashes of the texts of a chunk, and what was left out before.
+
+    Args:
+        count: all records of the chunk.
+        hashes: 16 bytes for each candidate.
+        left_out: reason to the number of records.
+    """
+
+    count: int
+    input_bytes: int
+    hashes: bytes
+    bad: Sequence[BadRecord] = ()
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
-class TextHashers:
-    """Makes a `HashingTask` for each task."""
+class Hasher:
+    """Hashes the texts of chunks, and makes a `HashingTask` for each task."""
 
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
+    def __init__(self, build: Build, stage: str) -> None:
+        self.build, self.stage = build, stage
 
-    def begin(self, key: Key, sources: Sequence[int], max_documents: int | None) -> HashingTask:
-        """A task to hash, as a context."""
-        return HashingTask(self._context, key, sources, max_documents)
+    def prepare(self, parsed: Parsed, task: HashingTask | None = None) -> HashedChunk:  # noqa: ARG002 - as `Writer`
+        """The hashes of a chunk."""
+        found = parsed.records
+        if isinstance(found, Made):
+            left_out = Counter({reason: len(positions) for reason, positions in found.left_out.items()})
+        else:
+            left_out = Counter(reason for _, reason in found.passed_over)
+        return HashedChunk(
+            count=found.count,
+            input_bytes=found.input_bytes,
+            hashes=content_hashes(parsed.contents()),
+            bad=found.bad,
+            left_out=left_out,
+        )
+
+    def begin(self, key: Key, sources: Sequence[int], max_documents: int | None) -> HashingTask:  # noqa: ARG002 - all
+        """A task to hash, as a context. It reads all, whatever the limit on documents."""
+        return HashingTask(self.build, self.stage, key, sources)
 
 
 class HashingTask:
-    """The texts of one task become a file of hashes and a receipt. It reads all, whatever the limit on documents."""
+    """The texts of one task become a file of hashes and a receipt."""
 
     is_full = False
+    written = 0
 
-    def __init__(self, context: WorkerContext, key: Key, sources: Sequence[int], max_documents: int | None) -> None:
-        self._workspace, self._key, self._max_documents = context.workspace, key, max_documents
-        self._counts = {index: SourceCounts(index=index) for index in sources}
-        self._rejects = RejectsFile(context, key)
+    def __init__(self, build: Build, stage: str, key: Key, sources: Sequence[int]) -> None:
+        self._store, self._stage, self._key = build.workspace.store, stage, key
+        self._counts = {index: SourceCounts(index) for index in sources}
+        self._rejects = RejectsFile(self._store, stage, key, is_skipping=build.options.on_bad_record == SKIP)
         self._hashes = bytearray()
         self._admitted = 0
         self._parts: list[tuple[int, int]] = []
@@ -123,8 +139,8 @@ class HashingTask:
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._rejects)
-        name = hashes_path(self._workspace, self._key)
-        self._file = HashingFile(self._stack.enter_context(written(self._workspace.store, name)))
+        name = file_path(self._stage, self._key)
+        self._file = HashingFile(self._stack.enter_context(written(self._store, name)))
         return self
 
     def __exit__(
@@ -132,47 +148,41 @@ class HashingTask:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def take(self, index: int, records: Records | TokenBatch) -> Progress:
-        """Hash the texts of a chunk of an input, which makes no documents yet."""
-        assert isinstance(records, Records), "duplicates are only looked for among texts"
-        counts = self._counts[index]
-        if records.bad:
-            self._rejects.add(index, counts.records_read, records.bad)
-        reasons = [*(reason for _, reason in records.passed_over), *(record.reason for record in records.bad)]
-        for reason in reasons:
-            counts.left_out[reason] = counts.left_out.get(reason, 0) + 1
-        if num_empty := records.count - len(records.texts) - len(reasons):
-            counts.left_out[EMPTY] = counts.left_out.get(EMPTY, 0) + num_empty
-        counts.records_read += records.count
-        counts.documents += len(records.texts)
-        self._input_bytes += records.input_bytes
-        for start in range(0, len(records.texts), PART_TEXTS):
-            self._hashes += text_hashes(records.texts[start : start + PART_TEXTS])
+    def take(self, index: int, chunk: HashedChunk) -> Progress:
+        """Take the hashes of a chunk of an input, which makes no documents yet."""
+        counts = self._counts.setdefault(index, SourceCounts(index))
+        self._rejects.add(index, counts.records_read, chunk.bad)
+        num_texts = len(chunk.hashes) // _HASH_BYTES
+        reasons = chunk.left_out + Counter(record.reason for record in chunk.bad)
+        reasons[EMPTY] += chunk.count - num_texts - reasons.total()
+        for reason, number in (+reasons).items():
+            counts.left_out[reason] = counts.left_out.get(reason, 0) + number
+        counts.records_read += chunk.count
+        counts.documents += num_texts
+        self._input_bytes += chunk.input_bytes
+        for start in range(0, len(chunk.hashes), PART_TEXTS * _HASH_BYTES):
+            self._hashes += chunk.hashes[start : start + PART_TEXTS * _HASH_BYTES]
             if len(self._hashes) >= PART_TEXTS * _HASH_BYTES:
                 self._flush()
-        bad = records.bad
+        bad = chunk.bad
         example = f"{bad[0].reason}: {bad[0].detail}" if bad else ""
-        return Progress(records.input_bytes, 0, 0, records.count, len(bad), example)
+        return Progress(chunk.input_bytes, 0, 0, chunk.count, len(bad), example)
 
-    def finish(self, *, previous: int | None, is_last: bool) -> Receipt:
-        """Publish hashes and rejects, and last the receipt."""
+    def finish(self) -> Receipt:
+        """Publish hashes and rejects; the receipt is still to be written."""
         self._flush()
         self._rejects.publish()
         self._stack.close()
-        receipt = Receipt(
+        return Receipt(
             key=self._key,
-            previous=previous,
-            is_last=is_last,
-            max_documents=self._max_documents,
             input_bytes=self._input_bytes,
             outputs=[OutputCounts(sources=list(self._counts.values()))],
             num_rejects=self._rejects.count,
             rejects_bytes=self._rejects.num_bytes,
             parts=self._parts,
-            hashes=self._file.digest().hex(),
+            file_bytes=hashes_bytes(self._parts),
+            file_sha256=self._file.digest().hex(),
         )
-        write_receipt(self._workspace, receipt, [no_shards()])
-        return receipt
 
     def _flush(self) -> None:
         count = len(self._hashes) // _HASH_BYTES

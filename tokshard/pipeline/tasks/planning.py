@@ -1,6 +1,6 @@
 """The tasks of a build: a pure function of the inputs and ``task_bytes``, never of workers.
 
-Nothing here does I/O. How an input can be divided, which only its bytes say, comes in as a `Divisibility`.
+Nothing here reads an input. How one can be divided, which only its bytes say, comes in as a `Divisibility`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from tokshard.pipeline.sources.division import (
     CHUNK_BYTES,
@@ -22,22 +22,19 @@ from tokshard.pipeline.sources.division import (
     Stream,
     Whole,
 )
-
-if TYPE_CHECKING:
-    from tokshard.pipeline.tasks.sorted_rows import Merge
+from tokshard.pipeline.workspace.receipts import Key
 
 MIN_TASK_BYTES = 16 << 20
 _MAX_TASK_BYTES = 512 << 20
 _MAX_SEGMENT_BYTES = 256 << 20
 """A worker holds a segment of a stream that was handed to it, but never more than a chunk of any other task."""
 _TASKS_WANTED = 256
+TASK_TOKENS = 64 << 20
+"""A task that copies smaller shards writes as many as fit, because a receipt has a price; one that deals documents
+reads so many tokens."""
 _MAX_GROUP_INPUTS = 16_384
 """In one task: opening a file costs more than reading a tiny one, and a receipt has a line for each. A change of this
 number changes the shards."""
-
-
-Key = tuple[int, int]
-"""(index of the first input, segment): names a task and its shards, and orders the tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +65,10 @@ class Task:
     Args:
         key: names the task, its receipt and its shards.
         parts: (index of the input, span), in order.
-        merge: what to merge instead, of a task that reads what earlier tasks left.
     """
 
     key: Key
     parts: Sequence[tuple[int, Span]]
-    merge: Merge | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +82,37 @@ class StreamTask:
 
     key: Key
     is_here: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTask:
+    """Work on what earlier stages left: it merges files, finds duplicates, or puts documents into order.
+
+    Args:
+        step: what to do; see `tokshard.pipeline.tasks.duplicates` and `tokshard.pipeline.tasks.shuffle`.
+        made_of: digest of all that the result follows from.
+    """
+
+    key: Key
+    step: object
+    made_of: str
+
+
+AnyTask = Task | StreamTask | StepTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a task.
+
+    Args:
+        max_documents: that it may write: no task needs more than what is missing before it. None: any number.
+        num_done: segments of a stream that have a receipt, from the first one on.
+    """
+
+    task: AnyTask
+    max_documents: int | None = None
+    num_done: int = 0
 
 
 def default_task_bytes(total_bytes: int) -> int:
@@ -163,3 +189,63 @@ def _group_bounds(group_bytes: Sequence[int], task_bytes: int) -> list[int]:
         filled += size
     bounds.append(len(group_bytes))
     return bounds
+
+
+def groups(num_tokens: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Divide items into groups of at most `most` tokens or of one item: ``(start, stop)`` of each, in order."""
+    start = filled = 0
+    for index, tokens in enumerate(num_tokens):
+        if filled and filled + tokens > most:
+            yield start, index
+            start, filled = index, 0
+        filled += tokens
+    if start < len(num_tokens):
+        yield start, len(num_tokens)
+
+
+def group_tokens(shard_tokens: int) -> int:
+    """Tokens of a task that copies, at most: a whole number of shards of the copy, because each ends with its task."""
+    return shard_tokens * max(1, TASK_TOKENS // shard_tokens)
+
+
+def plan_groups(num_tokens: Sequence[int], most: int) -> Iterator[Task]:
+    """The tasks of a copy: shards of at most `most` tokens together, or one.
+
+    Args:
+        num_tokens: of each shard, in order.
+    """
+    return (_whole(start, stop) for start, stop in groups(num_tokens, most))
+
+
+Row = tuple[int, int, int, int, int | None]
+"""A planned task as numbers: kind, input, segment, and the bounds of its inputs, bytes or groups."""
+
+_WHOLE, _BYTES, _GROUPS, _STREAM = range(4)
+
+
+def to_row(task: Task | StreamTask) -> Row:
+    """A planned task for a file. It may not read what can be read once only."""
+    if isinstance(task, StreamTask):
+        return (_STREAM, *task.key, 0, None)
+    if isinstance(task.parts, WholeInputs):
+        return (_WHOLE, *task.key, task.parts.start, task.parts.stop)
+    ((_, span),) = task.parts
+    assert isinstance(span, ByteRange | Groups), "an input that is read whole is in a group"
+    return (_BYTES if isinstance(span, ByteRange) else _GROUPS, *task.key, span.start, span.stop)
+
+
+def from_row(row: Row) -> Task | StreamTask:
+    """The task that `to_row` was given.
+
+    Raises:
+        ValueError: it was not.
+    """
+    kind, index, segment, start, stop = row
+    key = (index, segment)
+    if kind == _STREAM:
+        return StreamTask(key=key)
+    if kind == _BYTES:
+        return Task(key=key, parts=((index, ByteRange(start, stop)),))
+    if stop is None or kind not in {_WHOLE, _GROUPS}:
+        raise ValueError(f"task {key} has no end, or kind {kind}")
+    return Task(key=key, parts=WholeInputs(start, stop) if kind == _WHOLE else ((index, Groups(start, stop)),))

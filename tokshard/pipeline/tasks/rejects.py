@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any, Self
 
 from tokshard.errors import BuildError
-from tokshard.pipeline.failures import RejectedRecordError
 from tokshard.pipeline.sources.records import BadRecord
-from tokshard.pipeline.tasks.context import WorkerContext
-from tokshard.pipeline.tasks.planning import Key
-from tokshard.pipeline.workspace.places import Workspace
-from tokshard.pipeline.workspace.receipts import receipt_name
-from tokshard.store import written
+from tokshard.pipeline.workspace.receipts import Failure, Key, TaskFailedError, rejects_path
+from tokshard.store import Store, written
 
 
 class RejectsFile:
     """The bad records of one task, as a file of JSON lines. Records are numbered from the task's start in their input.
 
     Leaving the context before `publish` removes what is unfinished.
+
+    Args:
+        is_skipping: bad records are listed; else the first one fails the task.
     """
 
-    def __init__(self, context: WorkerContext, key: Key) -> None:
-        self._is_skipping = context.is_skipping
-        self._store, self._name = context.workspace.store, rejects_path(context.workspace, key)
+    def __init__(self, store: Store, stage: str, key: Key, *, is_skipping: bool) -> None:
+        self._is_skipping = is_skipping
+        self._store, self._name = store, rejects_path(stage, key)
         self._stack = contextlib.ExitStack()
         self._file: IO[bytes] | None = None
         self.count = 0
@@ -40,10 +39,25 @@ class RejectsFile:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def add(self, source: int, base: int, bad: list[BadRecord]) -> None:
-        """List bad records, or raise `RejectedRecordError` for the first if they are not to be skipped."""
+    def add(self, source: int, base: int, bad: Sequence[BadRecord]) -> None:
+        """List bad records.
+
+        Raises:
+            TaskFailedError: they are not to be skipped.
+        """
+        if not bad:
+            return
         if not self._is_skipping:
-            raise RejectedRecordError(source, base + bad[0].position, bad[0].reason, bad[0].detail)
+            first = bad[0]
+            raise TaskFailedError(
+                Failure(
+                    kind="record",
+                    source=source,
+                    record=base + first.position,
+                    reason=first.reason,
+                    problem=first.detail,
+                )
+            )
         if self._file is None:
             self._file = self._stack.enter_context(written(self._store, self._name))
         for record in bad:
@@ -61,24 +75,19 @@ class RejectsFile:
         self._stack.close()
 
 
-def rejects_path(workspace: Workspace, key: Key) -> str:
-    """File name of the list of a task."""
-    return f"{workspace.rejects}/{receipt_name(key)}.jsonl"
-
-
-def read_rejects(workspace: Workspace, key: Key) -> Iterator[dict[str, Any]]:
+def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]:
     """The bad records of a task.
 
     Raises:
         BuildError: the list is gone or damaged.
     """
-    name = rejects_path(workspace, key)
+    name = rejects_path(stage, key)
     try:
-        with workspace.store.open(name) as lines:
+        with store.open(name) as lines:
             for line in lines:
                 yield json.loads(line)
     except (OSError, ValueError) as error:
         raise BuildError(
-            f"{workspace.store.where(name)} cannot be read: {error}",
+            f"{store.where(name)} cannot be read: {error}",
             hint="run the same command again: the task that left it runs again",
         ) from error

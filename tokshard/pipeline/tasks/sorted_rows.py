@@ -58,39 +58,6 @@ class Run:
         return 8 * self.width
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """Merge runs into one.
-
-    Args:
-        digest: names the rows of the runs, and so the result.
-    """
-
-    runs: tuple[Run, ...]
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Partition:
-    """Find the duplicates among the hashes whose high halves are in ``[low, high)``.
-
-    Args:
-        runs: of all hashes, in input order.
-        ranges: the rows of each run among which these lie: int64 [runs, 2].
-        high: None: no limit.
-        digest: names the rows of the runs and the bounds, and so the result.
-    """
-
-    runs: tuple[Run, ...]
-    ranges: NDArray[np.int64]
-    low: int
-    high: int | None
-    digest: str
-
-
-Merge = Join | Partition
-
-
 def run_bytes(count: int, width: int) -> int:
     """Bytes that a run takes, with its fences."""
     return 8 * (count * width + -(-count // FENCE_ROWS))

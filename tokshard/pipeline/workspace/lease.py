@@ -1,23 +1,25 @@
-"""Who may write into the output of a build."""
+"""Who may write into the output of a build: one build or commit alone, or any number of jobs of an array."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import platform
+import re
+import secrets
 import time
 from collections.abc import Iterator
 
 from tokshard.errors import BuildError
-from tokshard.pipeline.workspace.job_records import running_jobs, this_process
-from tokshard.pipeline.workspace.places import LOCK, Workspace
+from tokshard.pipeline.workspace.places import JOBS, LOCK, Workspace
+from tokshard.store import present
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
 _PREPARING = "a job that prepares the build, "
 _POLL_SECONDS = 0.2
-_LOOKS = 3
+_TRIES = 3
+_JOB = re.compile(r"(?P<index>\d+)-of-(?P<count>\d+)-[0-9a-f]+\.lock")
 
 
 class InUseError(BuildError):
@@ -48,8 +50,8 @@ def lock(workspace: Workspace, *, is_preparing: bool = False) -> Iterator[bool]:
             raise _in_use(workspace, f": {error.strerror}" if has_details else "") from None
         except OSError as error:
             raise cannot_write(workspace.out, error) from error
-        # a job shows itself before it looks at the lock, so one of the two sees the other
-        for job in () if is_preparing else running_jobs(workspace):
+        # a job shows itself before it checks the lock, so one of the two sees the other
+        for job in () if is_preparing else running_jobs(workspace).values():
             raise InUseError(f"{job} is writing to {workspace.out}", hint="wait until all jobs have ended, or end them")
         yield is_alone
 
@@ -78,7 +80,7 @@ def check_no_build(workspace: Workspace) -> None:
     Raises:
         InUseError: there is one.
     """
-    for _ in range(_LOOKS):  # who has just taken the lock has not written its name yet, and another one may be there
+    for _ in range(_TRIES):  # a new holder writes its name a moment after it takes the lock, so check more than once
         holder = lock_holder(workspace)
         if holder is None or holder.startswith(_PREPARING):
             return
@@ -95,6 +97,32 @@ def _in_use(workspace: Workspace, details: str = "") -> InUseError:
 def lock_holder(workspace: Workspace) -> str | None:
     """The process that builds into a directory, as it calls itself; None if no build is running there."""
     return workspace.store.lease(LOCK).holder()
+
+
+@contextlib.contextmanager
+def running_job(workspace: Workspace, job_index: int, num_jobs: int) -> Iterator[None]:
+    """Show that a job runs, until the context or the process ends; each run of a job shows it for itself."""
+    name = f"{JOBS}/{job_index:06d}-of-{num_jobs:06d}-{secrets.token_hex(8)}.lock"
+    try:
+        with workspace.store.lease(name).hold(f"job {job_index} of {num_jobs}, {this_process()}"):
+            yield
+    finally:
+        workspace.store.delete(name)
+
+
+def running_jobs(workspace: Workspace) -> dict[tuple[int, int], str]:
+    """(index, number of jobs) of each job that runs now, and how it calls itself; none where the store cannot tell."""
+    found = {}
+    for name in sorted(present(workspace.store, JOBS)):
+        job = _JOB.fullmatch(name)
+        if job is not None and (holder := workspace.store.lease(f"{JOBS}/{name}").holder()) is not None:
+            found[int(job["index"]), int(job["count"])] = holder
+    return found
+
+
+def this_process() -> str:
+    """How messages call this process."""
+    return f"process {os.getpid()} on {platform.node()}"
 
 
 def cannot_write(path: str, error: OSError) -> BuildError:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 
 from tokshard.errors import UsageError
 from tokshard.format import names
@@ -14,49 +13,28 @@ from tokshard.store import Attempt, Store, open_store
 LOCK = f"{names.WORK}/lock"
 """The file that a running build holds."""
 
-SETTINGS = f"{names.WORK}/settings.json"
-"""What was asked for. A folder without it is not a build's own, so it is written first and removed last."""
+REQUEST = f"{names.WORK}/build.json"
+"""What was asked for. A folder without it does not belong to a build, so it is written first and removed last."""
 
 INPUTS = f"{names.WORK}/inputs.arrow"
 """The table of the inputs, which workers map."""
 
-COMMAND = f"{names.WORK}/command.json"
-"""The command that continues the build, and how much it has to do."""
-
 TASKS = f"{names.WORK}/tasks.arrow"
-"""The planned tasks."""
-
-RESOLVED = f"{names.WORK}/resolved.json"
-"""What was asked for and found, so that another process need not look again. The last file that prepares a build."""
-
-DROPS = f"{names.WORK}/drops.arrow"
-"""Where the duplicates of each task are found, for jobs that write."""
+"""The planned tasks. The last file that prepares a build."""
 
 JOBS = f"{names.WORK}/jobs"
-"""Folder of what the jobs of an array say of themselves."""
-
-BAD_INPUTS = f"{names.WORK}/bad-inputs.json"
-"""Inputs that are left out whole, and why."""
+"""Folder with a lock for each job of an array that runs."""
 
 TOKENIZER = f"{names.WORK}/tokenizer.json"
 """The tokenizer as workers load it."""
 
-ASSEMBLED = f"{names.WORK}/assembled.json"
-"""The files next to shards that the build wrote, or is about to write."""
-
-REMOVING = f"{names.WORK}/removing.json"
-"""The files that starting over removes; while the list exists, some of them may be gone."""
+GIVEN_TOKENIZER = f"{names.WORK}/tokenizer-as-given.json"
+"""The tokenizer as it was given, for the corpus."""
 
 _PARTIAL = f"{names.WORK}/partial"
 
-
-class Stage(StrEnum):
-    """What the tasks of a build do; the value is the folder of their receipts."""
-
-    ENCODING = ""
-    HASHING = "hashing"
-    DUPLICATES = "duplicates"
-    DEALING = "dealing"
+HASH, JOIN, FIND, DEAL, WRITE = "hash", "join", "find", "deal", "write"
+"""The stages of a build. Each has a folder of its own; steps of one kind are numbered: ``join-1``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +43,7 @@ class Output:
 
     Args:
         split: ``train`` or ``validation``; empty if the build writes one corpus.
-        generation: that the build writes: 0, or that of an append.
+        generation: that the build writes: 0 for a new corpus, else the number of an append.
         corpus: the store of the corpus with all its generations.
         store: of this generation.
     """
@@ -76,7 +54,7 @@ class Output:
     store: Store
 
     @property
-    def name(self) -> str:
+    def folder(self) -> str:
         """Its folder in the store of the whole build; empty if it lies there itself."""
         return names.in_folder(self.split, names.generation_folder(self.generation)).strip("/")
 
@@ -85,68 +63,27 @@ class Output:
         """Where the corpus is, as a path or URI."""
         return self.store.location
 
-    def name_of(self, file: str) -> str:
-        """A file of the corpus, as the store of the whole build names it."""
-        return names.in_folder(self.name, file)
-
     def shard_sizes(self) -> dict[str, int]:
-        """The shards that are there, with their sizes."""
+        """The shards that are there, with their sizes in bytes."""
         return {entry.name: entry.size for entry in self.store.list() if names.is_shard_name(entry.name)}
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The names of a build.
+    """The place of a build.
 
     Args:
-        store: of the location that the build was given: a corpus, or the place of two with a validation split.
-        stage: whose receipts, rejects and hashes are meant.
-        attempt: this run of the build; None if the workspace was opened to look at.
+        store: of the location that the build was given: a corpus, or the folder of two with a validation split.
+        attempt: this run of the build; None if the workspace was only opened to read.
     """
 
     store: Store
-    stage: Stage = Stage.ENCODING
     attempt: Attempt | None = None
 
     @property
     def out(self) -> str:
         """The location as it was given, for messages and for the result."""
         return self.store.location
-
-    @property
-    def receipts(self) -> str:
-        """Folder of one file per finished task."""
-        return self._of_stage("receipts")
-
-    @property
-    def rejects(self) -> str:
-        """Folder of one JSON lines file per finished task that left out bad records."""
-        return self._of_stage("rejects")
-
-    @property
-    def hashes(self) -> str:
-        """Folder of the sorted hashes, or of the places of duplicates, of a stage before encoding: a file per task."""
-        return self._of_stage("hashes")
-
-    @property
-    def dealt(self) -> str:
-        """Folder of the documents of a shuffled copy, dealt to buckets: a file per task."""
-        return self._of_stage("dealt")
-
-    @property
-    def dealing(self) -> Workspace:
-        """The workspace of the stage that deals documents, for the shuffle of a copy."""
-        return replace(self, stage=Stage.DEALING)
-
-    @property
-    def hashing(self) -> Workspace:
-        """The workspace of the stage that hashes texts, for ``--dedup exact``."""
-        return replace(self, stage=Stage.HASHING)
-
-    @property
-    def duplicates(self) -> Workspace:
-        """The workspace of the stage that finds duplicates among the hashes."""
-        return replace(self, stage=Stage.DUPLICATES)
 
     def outputs(self, *, is_split: bool, generation: int = 0) -> tuple[Output, ...]:
         """The corpora that the build writes, or one of their generations."""
@@ -158,37 +95,33 @@ class Workspace:
             outputs.append(Output(split=split, generation=generation, corpus=corpus, store=store))
         return tuple(outputs)
 
-    def _of_stage(self, folder: str) -> str:
-        return "/".join(part for part in (names.WORK, self.stage.value, folder) if part)
-
     def take_over(self) -> None:
         """Remove what attempts before this one left unfinished, and let this one write."""
-        assert self.attempt is not None, "the workspace was opened to look at"
+        assert self.attempt is not None, "the workspace was opened to read"
         self.attempt.take_over()
 
     def join(self) -> None:
         """Let this attempt write next to others that are under way."""
-        assert self.attempt is not None, "the workspace was opened to look at"
+        assert self.attempt is not None, "the workspace was opened to read"
         self.attempt.join()
 
     def clear_partial(self) -> None:
         """Remove what workers of this attempt left unfinished."""
-        assert self.attempt is not None, "the workspace was opened to look at"
+        assert self.attempt is not None, "the workspace was opened to read"
         self.attempt.discard_spooled()
 
     def clear(self) -> None:
-        """Remove every file but the lock, the settings, and the list of what starting over removes."""
-        self._delete_all_but(LOCK, SETTINGS, INPUTS, REMOVING)
+        """Remove every file but the lock, and what says that the folder belongs to a build."""
+        self._delete_all_but(LOCK, REQUEST, INPUTS)
 
     def remove(self) -> None:
-        """Remove the folder. The lock is last, so that no other build begins in it; before it the settings."""
+        """Remove the folder. The lock is last, so that no other build begins in it; before it what was asked for."""
         with contextlib.suppress(OSError):
             if self.attempt is not None:
                 self.attempt.end()
-            self._delete_all_but(LOCK, SETTINGS, INPUTS)
-            self.store.delete(SETTINGS)
-            self.store.delete(INPUTS)
-            self.store.delete(LOCK)
+            self._delete_all_but(LOCK, REQUEST, INPUTS)
+            for name in (REQUEST, INPUTS, LOCK):
+                self.store.delete(name)
 
     def _delete_all_but(self, *kept: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -197,10 +130,10 @@ class Workspace:
 
 
 def open_workspace(location: str | os.PathLike[str], *, attempt: str = "") -> Workspace:
-    """The places of a build.
+    """The place of a build.
 
     Args:
-        attempt: a name that no other run of the build has; empty to look only.
+        attempt: a name that no other run of the build has; empty to read only.
 
     Raises:
         UsageError: the location is a URI that no store is known for, or no build can ever write there.

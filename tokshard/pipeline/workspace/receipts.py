@@ -1,32 +1,35 @@
-"""Receipts: a small file per finished task or segment, which says what it did.
+"""Receipts: one small file that says what a task, or a segment of a stream, came to: *written* or *failed*.
 
-A receipt is an Arrow file: it has a record batch per corpus that the build writes, with a row of `WRITTEN_SHARD_SCHEMA`
-for each shard that the task wrote, and its metadata holds a `Receipt` as JSON. One file, so that all appear together or
-not at all.
+A task is a pure function of its inputs and the settings, so its failure is one, too. Whoever judges a build reads what
+failed instead of running it again. A receipt is MessagePack with a CRC-32 of it at its end. The files that it names were put
+before it, so a receipt promises them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
 from pyarrow import ipc
 
 from tokshard.errors import BuildError
-from tokshard.format.files import map_file
+from tokshard.format import names
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
-from tokshard.pipeline.tasks.planning import Key
-from tokshard.pipeline.workspace.places import Workspace
-from tokshard.store import Store, present, side_by_side, written
+from tokshard.store import Store, present, side_by_side
 
-_METADATA_KEY = "tokshard.receipt"
+Key = tuple[int, int]
+"""(index of the first input, segment): names a task and its shards, and orders the tasks of a stage."""
+
+_SUFFIX = ".receipt"
+_CRC_BYTES = 4
 
 
-class SourceCounts(msgspec.Struct, kw_only=True):
-    """What a task did with one input, as one corpus sees it. ``records_read = documents + sum of left_out``."""
+class SourceCounts(msgspec.Struct, array_like=True):
+    """What a task did with one source, as one corpus sees it. ``records_read = documents + sum of left_out``."""
 
     index: int
     records_read: int = 0
@@ -37,76 +40,106 @@ class SourceCounts(msgspec.Struct, kw_only=True):
     left_out: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class OutputCounts(msgspec.Struct, frozen=True, kw_only=True):
+class OutputCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a task wrote into one corpus.
 
     Args:
-        sources: one entry per input of the task, in order.
+        sources: one entry per source that the task read, in order.
         length_counts: documents by length in tokens, as in `DocumentLengths`.
         shortest, longest: document lengths in tokens; 0 without documents.
+        shards: name to bytes of each shard that the task wrote.
+        table: their rows of the shard table, as an Arrow record batch of `WRITTEN_SHARD_SCHEMA`; empty without shards.
     """
 
-    sources: list[SourceCounts]
+    sources: list[SourceCounts] = msgspec.field(default_factory=list)
     length_counts: list[int] = msgspec.field(default_factory=list)
     shortest: int = 0
     longest: int = 0
+    shards: dict[str, int] = msgspec.field(default_factory=dict)
+    table: bytes = b""
 
     @property
     def documents(self) -> int:
         """Documents written into this corpus."""
         return sum(source.documents for source in self.sources)
 
-    def without_sources(self) -> OutputCounts:
-        """Records, documents and tokens of all inputs added up, under the index of the first."""
-        if not self.sources:
-            return self
-        total = SourceCounts(index=self.sources[0].index)
-        for counts in self.sources:
-            total.records_read += counts.records_read
-            total.documents += counts.documents
-            total.tokens += counts.tokens
-        return OutputCounts(sources=[total])
+    def rows(self) -> pa.RecordBatch:
+        """The rows of the shard table: of `WRITTEN_SHARD_SCHEMA`."""
+        return ipc.read_record_batch(pa.py_buffer(self.table), WRITTEN_SHARD_SCHEMA)
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task did.
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a task failed, and would fail again. Counted from its own start: only receipts before it say the line.
 
     Args:
-        key: the task.
-        previous: segment of the receipt before this one in the same stream; None for the first.
-        is_last: nothing of the input follows this segment.
-        max_documents: documents that the task was allowed to write, or None.
-        input_bytes: bytes of input it read, for the progress bar.
+        kind: a bad ``record``, a damaged or missing ``input``, or an error of another kind.
+        source: index of the input.
+        record: of a bad record: its number within the task in that input, from 0.
+        reason: of a bad record: a constant of `tokshard.pipeline.sources.records`.
+        problem, hint: what is wrong, and the next step; of a bad record the detail, and empty.
+        error: the name of its class in `tokshard.errors`.
+    """
+
+    kind: Literal["record", "input", "other"]
+    problem: str
+    hint: str = ""
+    source: int = -1
+    record: int = 0
+    reason: str = ""
+    error: str = ""
+
+
+class TaskFailedError(Exception):
+    """A task cannot be done, and would fail again."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a task came to.
+
+    Args:
+        key: the task, or the segment of a stream.
+        failure: why it failed; None if it is done.
+        is_last: nothing of the stream follows this segment.
+        max_documents: documents that it was allowed to write, or None.
+        most_documents: documents it had written when it ended, or at any time before it began anew.
+        input_bytes: bytes of input that it read, for the progress bar.
         outputs: one entry per corpus of the build: two with a validation split. Records read are the same in each.
-        num_rejects, rejects_bytes: lines and bytes that it wrote to its rejects file.
+        num_rejects, rejects_bytes: lines and bytes of its list of bad records.
         fields: the kept columns that some record of it has a field for.
-        num_marks: byte order marks that were dropped.
-        changes: what was done to tokens of other tools, to how many documents.
-        drops: digest of the `DropLists` by which it left out duplicates; empty if it had none.
-        parts: of a hashing task: how many distinct hashes and how many repeats each part of its file holds.
-        hashes: of a hashing task: SHA-256 of its file.
-        rows: of a task that merges: how many rows its file holds.
-        merge: of such a task: digest of the `Merge`, and so of its file; of a task of a copy that of its `Work`.
-        dealt_bytes: of a task that deals documents: size of its file, which has so many `rows` for each bucket.
+        changes: what was changed on the way from records to documents, and how often.
+        left_out: index of each input of a group that was left out as damaged, and what is wrong with it.
+        made_of: digest of what the task read besides inputs: another one makes the receipt void.
+        file_bytes, file_sha256: of the file that the task left for later stages.
+        parts: what that file holds. Of hashes: distinct ones and repeats of each part. Else (rows or rounds, 0).
     """
 
     key: Key
-    previous: int | None
-    is_last: bool
-    max_documents: int | None
-    input_bytes: int
-    outputs: list[OutputCounts]
-    num_rejects: int
+    failure: Failure | None = None
+    is_last: bool = True
+    max_documents: int | None = None
+    most_documents: int = 0
+    input_bytes: int = 0
+    outputs: list[OutputCounts] = msgspec.field(default_factory=list)
+    num_rejects: int = 0
     rejects_bytes: int = 0
     fields: list[str] = msgspec.field(default_factory=list)
-    num_marks: int = 0
     changes: dict[str, int] = msgspec.field(default_factory=dict)
-    drops: str = ""
+    left_out: dict[int, str] = msgspec.field(default_factory=dict)
+    made_of: str = ""
+    file_bytes: int = 0
+    file_sha256: str = ""
     parts: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    hashes: str = ""
-    rows: int = 0
-    merge: str = ""
-    dealt_bytes: int = 0
+
+    def holds_for(self, room: int | None) -> bool:
+        """Whether the task would come to the same with room for `room` documents; None for any number."""
+        if room == self.max_documents:
+            return True
+        bounds = [bound for bound in (room, self.max_documents) if bound is not None]
+        return self.most_documents < min(bounds)
 
     @property
     def documents(self) -> int:
@@ -119,55 +152,48 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         return sum(source.tokens for output in self.outputs for source in output.sources)
 
     @property
-    def inputs(self) -> list[int]:
-        """Indices of the inputs that the task read."""
-        return [source.index for source in self.outputs[0].sources]
-
-    @property
     def records_read(self) -> int:
-        """Records of all inputs."""
-        return sum(source.records_read for source in self.outputs[0].sources)
+        """Records of all sources."""
+        return sum(source.records_read for source in self.outputs[0].sources) if self.outputs else 0
 
     def records_of(self, index: int) -> int:
-        """Records read of one input."""
-        return sum(source.records_read for source in self.outputs[0].sources if source.index == index)
+        """Records read of one source."""
+        return sum(source.records_read for output in self.outputs[:1] for source in output.sources if source.index == index)
 
-    def without_sources(self) -> Receipt:
-        """The receipt without what only its file has to say, for a coordinator that keeps many receipts.
+    def without_details(self) -> Receipt:
+        """The receipt without what only its file has to say, for a process that keeps many receipts.
 
-        The counts of its inputs are added up: inputs that share a task are read whole, so no later task needs to know
+        The counts of its sources are added up. Inputs that share a task are read whole, so no later task needs to know
         how many of their records came before.
         """
-        return msgspec.structs.replace(self, outputs=[output.without_sources() for output in self.outputs])
+        outputs = []
+        for output in self.outputs:
+            total = SourceCounts(output.sources[0].index if output.sources else 0)
+            for counts in output.sources:
+                total.records_read += counts.records_read
+                total.documents += counts.documents
+                total.tokens += counts.tokens
+            outputs.append(OutputCounts(sources=[total]))
+        return msgspec.structs.replace(self, outputs=outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """What was done since the last report.
 
     Args:
-        records: read, of which
-        bad: are left out because they cannot become documents, and
-        example: is what is wrong with one of them.
+        input_bytes: bytes of input read.
+        documents, tokens: written.
+        records: read.
+        bad: records left out as bad.
+        example: what is wrong with one of these.
     """
 
-    input_bytes: int
-    documents: int
-    tokens: int
+    input_bytes: int = 0
+    documents: int = 0
+    tokens: int = 0
     records: int = 0
     bad: int = 0
     example: str = ""
-
-    def __add__(self, other: Progress) -> Progress:
-        """Both; the example is of the later one, if it has any."""
-        return Progress(
-            self.input_bytes + other.input_bytes,
-            self.documents + other.documents,
-            self.tokens + other.tokens,
-            self.records + other.records,
-            self.bad + other.bad,
-            other.example or self.example,
-        )
 
 
 def progress_of(receipts: Iterable[Receipt]) -> Progress:
@@ -182,105 +208,123 @@ def progress_of(receipts: Iterable[Receipt]) -> Progress:
     return Progress(input_bytes, documents, tokens, records, bad)
 
 
-def receipt_name(key: Key) -> str:
-    """File name of the receipt of a task."""
+def receipts_folder(stage: str) -> str:
+    """Folder of the receipts of a stage, in the store of the build."""
+    return f"{names.WORK}/{stage}/receipts"
+
+
+def receipt_path(stage: str, key: Key) -> str:
+    """The receipt of a task."""
+    return f"{receipts_folder(stage)}/{_file_name(key)}{_SUFFIX}"
+
+
+def rejects_path(stage: str, key: Key) -> str:
+    """The list of the bad records of a task, as JSON lines."""
+    return f"{names.WORK}/{stage}/rejects/{_file_name(key)}.jsonl"
+
+
+def file_path(stage: str, key: Key) -> str:
+    """What a task leaves for later stages: sorted hashes, places of duplicates, or documents on their way."""
+    return f"{names.WORK}/{stage}/files/{_file_name(key)}.bin"
+
+
+def _file_name(key: Key) -> str:
     return f"{key[0]:07d}-{key[1]:06d}"
 
 
-def _key(name: str) -> Key:
-    """The task of a receipt, by its file name."""
-    try:
-        first, segment = map(int, name.removesuffix(".arrow").split("-"))
-    except ValueError:  # of another kind
-        return -1, -1
-    return first, segment
+def write_receipt(store: Store, stage: str, receipt: Receipt) -> None:
+    """Publish a receipt, whole and durable."""
+    content = msgspec.msgpack.encode(receipt)
+    store.put(receipt_path(stage, receipt.key), content + zlib.crc32(content).to_bytes(_CRC_BYTES, "little"))
 
 
-def receipt_path(workspace: Workspace, key: Key) -> str:
-    """File name of the receipt of a task, in the store."""
-    return f"{workspace.receipts}/{receipt_name(key)}.arrow"
+def delete_receipt(store: Store, stage: str, key: Key) -> None:
+    """Forget what a task came to."""
+    store.delete(receipt_path(stage, key), rejects_path(stage, key))
 
 
-def write_receipt(workspace: Workspace, receipt: Receipt, shards: Sequence[pa.RecordBatch]) -> None:
-    """Publish a receipt, whole and durable.
-
-    Args:
-        shards: per corpus of the build, a row of `WRITTEN_SHARD_SCHEMA` for each of its shards.
-    """
-    schema = WRITTEN_SHARD_SCHEMA.with_metadata({_METADATA_KEY: msgspec.json.encode(receipt)})
-    name = receipt_path(workspace, receipt.key)
-    with written(workspace.store, name) as file, ipc.new_file(file, schema) as writer:
-        for rows in shards:
-            writer.write_batch(rows.replace_schema_metadata(schema.metadata))
+def receipt_keys(store: Store, stage: str) -> list[Key]:
+    """The tasks of a stage that have left a receipt, in order."""
+    found = []
+    for name in present(store, receipts_folder(stage)):
+        first, _, segment = name.removesuffix(_SUFFIX).partition("-")
+        if name.endswith(_SUFFIX) and first.isdigit() and segment.isdigit():
+            found.append((int(first), int(segment)))
+    return sorted(found)
 
 
-def read_receipts(
-    workspace: Workspace, is_wanted: Callable[[Key], bool] | None = None
-) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
-    """The receipts of a stage, by key, each with the shards that it wrote. Those that vanish meanwhile are skipped.
-
-    Args:
-        is_wanted: whether the receipt of a task is; default: all.
+def read_receipts(store: Store, stage: str, keys: Iterable[Key]) -> Iterator[Receipt]:
+    """The receipts of some tasks, in the order of `keys`. Those that are not there are passed over.
 
     Raises:
         BuildError: a receipt is damaged.
     """
-    found = sorted(name for name in present(workspace.store, workspace.receipts) if name.endswith(".arrow"))
-    wanted = (name for name in found if is_wanted is None or is_wanted(_key(name)))
-    paths = (f"{workspace.receipts}/{name}" for name in wanted)
-    receipts = side_by_side(workspace.store, partial(_read_if_there, workspace.store), paths)
-    return (receipt for receipt in receipts if receipt is not None)
+    paths = (receipt_path(stage, key) for key in keys)
+    return (receipt for receipt in side_by_side(store, partial(_read, store), paths) if receipt is not None)
 
 
-def receipts_of(workspace: Workspace, keys: Iterable[Key]) -> Iterator[tuple[Receipt, list[pa.RecordBatch]]]:
-    """Receipts in the order of `keys`, and per corpus of the build the shards of each.
-
-    Raises:
-        BuildError: a file is gone or damaged.
-    """
-    paths = (receipt_path(workspace, key) for key in keys)
-    return side_by_side(workspace.store, partial(_read_or_raise, workspace.store), paths)
-
-
-def read_receipt(workspace: Workspace, key: Key) -> tuple[Receipt, list[pa.RecordBatch]]:
-    """One receipt, and per corpus of the build the shards that it wrote.
+def read_receipt(store: Store, stage: str, key: Key) -> Receipt:
+    """One receipt.
 
     Raises:
         BuildError: the file is gone or damaged.
     """
-    return _read_or_raise(workspace.store, receipt_path(workspace, key))
+    name = receipt_path(stage, key)
+    receipt = _read(store, name)
+    if receipt is None:
+        raise BuildError(f"{store.where(name)} is gone", hint="run the same command again: its task runs again")
+    return receipt
 
 
-def _read_if_there(store: Store, name: str) -> tuple[Receipt, list[pa.RecordBatch]] | None:
+def _read(store: Store, name: str) -> Receipt | None:
     try:
-        return _read(store, name)
+        content = store.get(name)
     except FileNotFoundError:
         return None
-
-
-def _read_or_raise(store: Store, name: str) -> tuple[Receipt, list[pa.RecordBatch]]:
+    except OSError as error:
+        raise _damaged(store, name, error.strerror or str(error)) from error
+    content, crc = content[:-_CRC_BYTES], content[-_CRC_BYTES:]
+    if zlib.crc32(content).to_bytes(_CRC_BYTES, "little") != crc:
+        raise _damaged(store, name, "its content does not have its checksum")
     try:
-        return _read(store, name)
-    except FileNotFoundError as error:
-        raise BuildError(
-            f"{store.where(name)} is gone", hint="run the same command again: its task runs again"
-        ) from error
+        return msgspec.msgpack.decode(content, type=Receipt)
+    except msgspec.MsgspecError as error:
+        raise _damaged(store, name, str(error)) from error
 
 
-def _read(store: Store, name: str) -> tuple[Receipt, list[pa.RecordBatch]]:
-    try:
-        reader = ipc.open_file(map_file(store, name))
-        receipt = msgspec.json.decode(reader.schema.metadata[_METADATA_KEY.encode()], type=Receipt)
-        batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
-        for batch in batches:
-            batch.validate()
-        if len(batches) != len(receipt.outputs):
-            raise ValueError(f"{len(batches)} batches of shards for {len(receipt.outputs)} corpora")
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
-        raise BuildError(
-            f"{store.where(name)} is damaged: {error}",
-            hint="delete that file and run the same command again: its task runs again",
-        ) from error
-    return receipt, [batch.replace_schema_metadata(WRITTEN_SHARD_SCHEMA.metadata) for batch in batches]
+def _damaged(store: Store, name: str, reason: str) -> BuildError:
+    return BuildError(
+        f"{store.where(name)} is damaged: {reason}",
+        hint="delete that file and run the same command again: its task runs again",
+    )
+
+
+class FilesThere:
+    """Which files of a stage lie in the stores of a build, with their sizes: one request for many of them.
+
+    Args:
+        store: of the build.
+        shards: name to bytes of the shards of each corpus.
+    """
+
+    def __init__(self, store: Store, stage: str, shards: Collection[dict[str, int]]) -> None:
+        self._stage, self._shards = stage, shards
+        folders = (f"{names.WORK}/{stage}/rejects", f"{names.WORK}/{stage}/files")
+        self._others = {entry.name: entry.size for folder in folders for entry in store.list(folder)}
+
+    def has_those_of(self, receipt: Receipt, *, has_file: bool = True) -> bool:
+        """Whether every file that a receipt promises is there, with the size that it gives.
+
+        Args:
+            has_file: what the task left for later stages is among them.
+        """
+        promised = {}
+        if receipt.num_rejects:
+            promised[rejects_path(self._stage, receipt.key)] = receipt.rejects_bytes
+        if receipt.file_bytes and has_file:
+            promised[file_path(self._stage, receipt.key)] = receipt.file_bytes
+        return all(self._others.get(name) == size for name, size in promised.items()) and all(
+            there.get(name) == size
+            for output, there in zip(receipt.outputs, self._shards, strict=False)
+            for name, size in output.shards.items()
+        )

@@ -1,0 +1,23 @@
+"""``tokshard commit``: make the corpus of the tasks that jobs ran."""
+
+from __future__ import annotations
+
+import click
+
+from tokshard.cli.build_progress import BuildDisplay
+from tokshard.cli.build_run import show_result
+from tokshard.cli.options import debug_option, json_option
+from tokshard.pipeline.jobs import commit_corpus
+
+
+@click.command()
+@click.argument("directory", metavar="DIR")
+@json_option
+@debug_option
+def commit(directory: str, as_json: bool) -> None:
+    """Make the corpus in DIR when all jobs of an array are done, or say what is missing and the command for it.
+
+    The bytes and the errors are those of a build by one process. It may be run again.
+    """
+    display = BuildDisplay(is_quiet=False, is_verbose=False)
+    show_result(commit_corpus(directory), display, as_json=as_json)

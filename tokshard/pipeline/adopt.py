@@ -1,0 +1,263 @@
+"""Taking an output directory: it holds nothing, this build in any state, another build, or its finished corpora."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokshard.errors import BuildError, ConfigurationChangedError
+from tokshard.format import names
+from tokshard.format.manifest import Manifest, recipe_fingerprint
+from tokshard.format.opening import open_corpus
+from tokshard.pipeline.request import Build, Request, check_same, load_request, outputs_of, save_request
+from tokshard.pipeline.sources.division import Divisibility, Indivisible
+from tokshard.pipeline.sources.formats import divisibility_of
+from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, InputTableBuilder
+from tokshard.pipeline.sources.opening import vanished
+from tokshard.pipeline.sources.records import TOO_LONG
+from tokshard.pipeline.tasks.planning import (
+    TASK_TOKENS,
+    AnyTask,
+    from_row,
+    group_tokens,
+    plan_groups,
+    plan_tasks,
+    to_row,
+    Row,
+)
+from tokshard.pipeline.workspace.lease import lock
+from tokshard.pipeline.workspace.ownership import manifest_of, remove_corpora
+from tokshard.pipeline.workspace.places import DEAL, HASH, TASKS, WRITE, Output, Workspace
+from tokshard.pipeline.workspace.receipts import Receipt, read_receipts, receipt_keys
+from tokshard.store import Store, present
+from tokshard.wording import counted, one_line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BuiltCorpus:
+    """A corpus that a build wrote."""
+
+    directory: str
+    manifest: Manifest
+
+    def __str__(self) -> str:
+        found = self.manifest
+        sizes = f"{counted(found.num_documents, 'document')}, {counted(found.num_tokens, 'token')}"
+        return f"{one_line(self.directory)}: {sizes} in {counted(found.num_shards, 'shard')}"
+
+    def __repr__(self) -> str:
+        return f"<BuiltCorpus {self}>"
+
+
+def adopt(build: Build) -> list[AnyTask]:
+    """Take the directory, which is locked: start over if forced, continue the same build, or begin. Returns its tasks.
+
+    Raises:
+        ConfigurationChangedError: it holds an unfinished build with other settings.
+        BuildError: another build completed it.
+        SourceError: an input cannot be read to plan the tasks.
+    """
+    workspace, request = build.workspace, build.request
+    workspace.take_over()  # from here on no other process changes anything here
+    before = load_request(workspace)
+    if build.options.force:
+        _start_over(build, before)
+    elif all(names.MANIFEST in present(output.store) for output in build.outputs):
+        raise BuildError(f"{workspace.out} was completed by another build just now", hint="run the command again")
+    # a build that stopped before its first shard may be continued with other settings: often these were the mistake;
+    # the work folder of an earlier generation can be left although that generation is complete
+    elif before is not None and before.generation >= request.generation and _has_results(build, before):
+        check_same(_with_raised_limit(before, request, workspace), request, out=workspace.out)
+        if before.inputs == request.inputs.absolute() and (tasks := load_tasks(workspace)) is not None:
+            save_request(build)
+            return tasks
+    else:
+        workspace.clear()
+    save_request(build)
+    tasks = plan(build)
+    if not build.inputs.read_once:
+        workspace.store.put(TASKS, msgspec.msgpack.encode(list(map(to_row, tasks))))
+    return tasks
+
+
+def _start_over(build: Build, before: Request | None) -> None:
+    """Remove what the directory holds. Killed at any moment, it leaves what the next run refuses or continues rightly."""
+    workspace = build.workspace
+    if before is None:
+        save_request(build)
+    remove_corpora([*build.outputs, *(() if before is None else outputs_of(workspace, before))], workspace)
+    workspace.clear()
+
+
+def _has_results(build: Build, before: Request) -> bool:
+    """Whether an unfinished build left a shard, or the receipt of a task that was done."""
+    if any(output.shard_sizes() for output in outputs_of(build.workspace, before)):
+        return True
+    return any(receipt.failure is None for receipt in _receipts(build.workspace.store))
+
+
+def _receipts(store: Store) -> Iterable[Receipt]:
+    for stage in (HASH, DEAL, WRITE):
+        yield from read_receipts(store, stage, receipt_keys(store, stage))
+
+
+def _with_raised_limit(before: Request, now: Request, workspace: Workspace) -> Request:
+    """What was asked for before, with the present limit on the size of documents if no finished task met the old one."""
+    limit = now.config.max_document_bytes
+    is_met = limit < before.config.max_document_bytes or any(
+        TOO_LONG in source.left_out
+        for receipt in _receipts(workspace.store)
+        for output in receipt.outputs
+        for source in output.sources
+    )
+    if limit == before.config.max_document_bytes or is_met:
+        return before
+    return msgspec.structs.replace(
+        before, config=msgspec.structs.replace(before.config, max_document_bytes=limit)
+    )
+
+
+def load_tasks(workspace: Workspace) -> list[AnyTask] | None:
+    """The tasks that were planned before; None if they are not there.
+
+    Raises:
+        BuildError: the file is damaged.
+    """
+    try:
+        return [from_row(row) for row in msgspec.msgpack.decode(workspace.store.get(TASKS), type=list[Row])]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BuildError(
+            f"{workspace.store.where(TASKS)} is damaged: {error}", hint="remove that file and run the command again"
+        ) from error
+
+
+def plan(build: Build) -> list[AnyTask]:
+    """The tasks that read inputs. Only inputs that are too big for one need to be read into."""
+    inputs, config = build.inputs, build.config
+    if config.reads == DOCUMENTS:
+        tokens: list[int] = []
+        for location, generation in build.request.corpora:
+            with open_corpus(location, generation=generation) as corpus:
+                tokens += np.diff(corpus.shards.first_tokens).tolist()
+        most = group_tokens(config.shard_tokens) if build.options.shuffle is None else TASK_TOKENS
+        return list(plan_groups(tokens, most))
+
+    def divisibility(index: int) -> Divisibility:
+        try:
+            return divisibility_of(inputs[index], config.text_mode)
+        except OSError as error:
+            raise vanished(inputs[index], error) from error
+
+    splits = (
+        divisibility(index) if size > config.task_bytes or inputs.is_read_once(index) else Indivisible()
+        for index, size in enumerate(inputs.sizes)
+    )
+    return list(plan_tasks(inputs.sizes, splits, config.task_bytes))
+
+
+def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
+    """The corpora that are asked for, if they are all complete; else None.
+
+    Raises:
+        ConfigurationChangedError: the directory holds other corpora, or the sources have changed since.
+    """
+    workspace, outputs = build.workspace, build.outputs
+    for is_split in (True, False):
+        for output in workspace.outputs(is_split=is_split, generation=build.request.generation):
+            if output not in outputs and manifest_of(output) is not None:
+                raise ConfigurationChangedError(
+                    f"{workspace.out} belongs to another build: {output.location} is a corpus "
+                    f"{'of a validation split' if is_split else 'without a validation split'}",
+                    hint="give the settings of that build, another --out, or --force to start over",
+                )
+    complete = [output for output in outputs if names.MANIFEST in present(output.store)]
+    left = load_request(workspace)
+    if len(complete) < len(outputs):
+        if complete and left is None:
+            missing = next(output for output in outputs if output not in complete)
+            raise ConfigurationChangedError(
+                f"{workspace.out} belongs to another build: it has {complete[0].location}, but not {missing.location}",
+                hint="put that back, give another --out, or --force to start over",
+            )
+        return None  # a build that was stopped, perhaps between the two
+    corpora = tuple(
+        BuiltCorpus(directory=output.location, manifest=_checked_manifest(build, output)) for output in outputs
+    )
+    if left is not None and left.generation <= build.request.generation:
+        remove_workspace(workspace)
+    return corpora
+
+
+def remove_workspace(workspace: Workspace) -> None:
+    """Remove the work folder of a build that was stopped between its manifest and its last step."""
+    try:
+        with lock(workspace):  # another one may start over
+            workspace.remove()
+    except BuildError:
+        pass
+
+
+def _checked_manifest(build: Build, output: Output) -> Manifest:
+    """The manifest of a complete corpus that the same command wrote."""
+    request = build.request
+    with open_corpus(output.location, generation=0) as corpus:
+        manifest, sources = corpus.manifest, corpus.sources()
+    report = _report(output.store)
+    before = msgspec.structs.replace(
+        request,
+        config=msgspec.structs.replace(manifest.build, split=None),
+        tokenizer=manifest.tokenizer,
+        arguments=manifest.arguments,
+        inputs=request.inputs if request.corpora else _inputs_at_build(sources, report, request),
+        versions={},
+    )
+    check_same(before, request, out=build.workspace.out, is_complete=True)
+    inputs = ((one.argument, one.path, one.num_bytes) for one in request.inputs)
+    is_same = report.get("source_times_sha256", request.inputs.versions_sha256) == request.inputs.versions_sha256
+    if not request.corpora:
+        recipe = recipe_fingerprint(manifest.build, request.tokenizer, inputs)
+        is_same = is_same and recipe == manifest.fingerprints.recipe
+    if not is_same:
+        then, now = (report.get("num_sources", len(sources)), len(request.inputs))
+        raise ConfigurationChangedError(
+            f"{build.workspace.out} was made from other sources, or they changed since: {then:,} then, {now:,} now",
+            hint="give another --out, or --force to start over",
+        )
+    return manifest
+
+
+def _inputs_at_build(sources: Iterable[Any], report: dict[str, Any], request: Request) -> InputTable:
+    """The inputs that a corpus was made from.
+
+    Places and versions are in no manifest; an input that moved is the same if its size and version are.
+    """
+    now = request.inputs.absolute()
+    roots = report.get("roots", [])
+    versions = {(one["argument"], one["path"]): one["version"] for one in report.get("sources", [])}
+    builder = InputTableBuilder(roots if sorted(roots) == sorted(now.roots) else now.roots)
+    for old, one in zip(sources, now, strict=False):
+        version = versions.get((old.argument, old.path), one.version)
+        builder.append(old.argument, old.path, ("", None), old.num_bytes, version)
+    return builder.finish()
+
+
+def _report(store: Store) -> dict[str, Any]:
+    """The report of the build of a corpus; empty if it is gone."""
+    try:
+        report = json.loads(store.get(names.REPORT))
+    except (OSError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def roots_at_build(store: Store) -> list[str]:
+    """Where each argument of the build of a corpus was, by its report; empty if that is gone."""
+    roots = _report(store).get("roots", [])
+    return [str(root) for root in roots] if isinstance(roots, list) else []

@@ -1,0 +1,171 @@
+"""What a copy of corpora is asked for: the corpora have to go together, and their shards are its inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+
+from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
+from tokshard.format import names
+from tokshard.format.corpus import Corpus
+from tokshard.format.manifest import BuildConfig, CopyConfig
+from tokshard.format.opening import open_corpus
+from tokshard.format.whole_corpus import check_side_files
+from tokshard.pipeline.options import BuildOptions
+from tokshard.pipeline.request import Request, versions_here
+from tokshard.pipeline.sources.corpora import Chooser, source_labels
+from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, InputTableBuilder
+from tokshard.store import absolute_location, real_location
+
+
+def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Request, bytes]:
+    """The request of a copy, and the tokenizer.json of its corpora.
+
+    Raises:
+        UsageError: the corpora do not go together, or one is at, in or above `out`.
+        CorpusError: a corpus cannot be opened, or its tables are damaged.
+    """
+    with contextlib.ExitStack() as stack:
+        corpora = [stack.enter_context(open_corpus(location)) for location in locations]
+        _check_apart(options.out, corpora)
+        _check_distinct(corpora)
+        first = corpora[0].manifest
+        for other in corpora[1:]:
+            _check_together(corpora[0], other)
+        columns = _columns(corpora, options)
+        copied = CopyConfig(
+            corpora=[corpus.fingerprint for corpus in corpora],
+            recipes=[corpus.manifest.fingerprints.recipe for corpus in corpora],
+            hashes=options.hashes,
+            where=options.where,
+            source=options.source,
+            shuffle=options.shuffle,
+        )
+        labels = [label for corpus in corpora for label in source_labels(corpus, corpus.sources())]
+        kinds = {name: kind for corpus in corpora for name, kind in corpus.manifest.columns.items()}
+        Chooser(copied, labels, kinds)  # refuses conditions that mean nothing
+        for corpus in corpora:
+            check_side_files(corpus)
+        inputs = _inputs(corpora)
+        request = Request(
+            options=options,
+            sources=list(locations),
+            directory=os.getcwd(),
+            config=BuildConfig(
+                text_field="",
+                id_field=None,
+                keep={},
+                input_format=None,
+                text_mode="file",
+                shard_tokens=options.shard_tokens or first.build.shard_tokens,
+                task_bytes=first.build.task_bytes,
+                max_document_bytes=options.max_document_bytes,
+                limit=options.limit,
+                dedup=options.dedup,
+                min_tokens=options.min_tokens,
+                max_tokens=options.max_tokens,
+                validation_fraction=options.validation_fraction,
+                reads=DOCUMENTS,
+                copied=copied,
+            ),
+            columns=columns,
+            tokenizer=first.tokenizer,
+            normalizer=None,
+            inputs=inputs,
+            arguments=[argument for corpus in corpora for argument in corpus.manifest.arguments],
+            versions=versions_here(DOCUMENTS),
+            corpora=[(absolute_location(corpus.location), corpus.num_generations - 1) for corpus in corpora],
+        )
+        return request, _tokenizer(corpora[0])
+
+
+def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]:
+    """The kept columns of the copy, name to type: those of all corpora, or those that are asked for.
+
+    Raises:
+        UsageError: a column has several types, or no corpus has it.
+    """
+    found: dict[str, str] = {}
+    for corpus in corpora:
+        for name, kind in corpus.manifest.columns.items():
+            if found.setdefault(name, kind) != kind and (options.columns is None or name in options.columns):
+                raise UsageError(
+                    f"the kept column {name} is {found[name]} in one corpus and {kind} in {corpus.location}",
+                    hint="leave it out: name the others with --keep-columns, or give --no-columns",
+                )
+    if options.columns is None:
+        return found
+    for name in options.columns:
+        if name not in found:
+            raise UsageError(f"no corpus has a kept column {name!r}", hint=f"kept columns: {', '.join(found) or 'none'}")
+    return {name: found[name] for name in options.columns}
+
+
+def _inputs(corpora: Sequence[Corpus]) -> InputTable:
+    """The shards of all corpora. Their hashes are their versions, so that other kept values are noticed, too."""
+    builder = InputTableBuilder([absolute_location(corpus.location) for corpus in corpora])
+    for argument, corpus in enumerate(corpora):
+        for info in corpus.shards:
+            builder.append(argument, info.name, (DOCUMENTS, None), info.num_bytes, info.sha256)
+    return builder.finish()
+
+
+def _tokenizer(corpus: Corpus) -> bytes:
+    try:
+        return corpus.store.get(names.TOKENIZER)
+    except FileNotFoundError:
+        raise DamagedCorpusError(f"{corpus.store.where(names.TOKENIZER)} is missing", hint=RESTORE) from None
+
+
+def _check_apart(out: str, corpora: Sequence[Corpus]) -> None:
+    """Refuse a place that is, holds or lies in a corpus that is read: starting over would remove its files.
+
+    Raises:
+        UsageError: with the corpus.
+    """
+    target = real_location(out)
+    for corpus in corpora:
+        place = real_location(corpus.location)
+        if f"{target}/".startswith(f"{place}/"):
+            raise UsageError(f"{out} is in {corpus.location}, a corpus that is read", hint="give another --out")
+        if place.startswith(f"{target}/"):
+            raise UsageError(f"{corpus.location}, a corpus that is read, is in {out}", hint="give another --out")
+
+
+def _check_distinct(corpora: Sequence[Corpus]) -> None:
+    """Refuse the same documents twice, as a generation of another corpus, too; in training, weights repeat a corpus.
+
+    Raises:
+        UsageError: with the two corpora.
+    """
+    seen: dict[str, str] = {}
+    for corpus in corpora:
+        for _, manifest in corpus.generations:
+            content = manifest.fingerprints.content
+            if content in seen:
+                raise UsageError(
+                    f"{corpus.location} holds the same documents as {seen[content]}",
+                    hint="give each corpus once; a plan can read one more often, by its weight",
+                )
+            seen[content] = corpus.location
+
+
+def _check_together(first: Corpus, other: Corpus) -> None:
+    """Refuse corpora that cannot be one.
+
+    Raises:
+        UsageError: their tokenizers or delimiters differ.
+    """
+    ours, theirs = first.manifest.tokenizer, other.manifest.tokenizer
+    for what, mine, its in (
+        ("tokenizer", ours.canonical_sha256[:16], theirs.canonical_sha256[:16]),
+        ("EOS", ours.eos, theirs.eos),
+        ("BOS", ours.bos, theirs.bos),
+    ):
+        if mine != its:
+            raise UsageError(
+                f"{first.location} has the {what} {mine}, {other.location} has {its}",
+                hint="only corpora with the same tokenizer and delimiters can become one",
+            )

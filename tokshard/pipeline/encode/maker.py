@@ -1,0 +1,167 @@
+"""From the chunks that readers yield to documents: parse, then encode texts or check the tokens of other tools.
+
+Each chunk stands for itself, so chunks of one input can be made in several processes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.format.manifest import BuildConfig, TokenizerInfo
+from tokshard.interop.tokens.batches import TokenBatch
+from tokshard.pipeline.encode.documents import Documents, Made, ruled, validation_mask
+from tokshard.pipeline.encode.encoder import DocumentEncoder
+from tokshard.pipeline.encode.passing import TokenPasser
+from tokshard.pipeline.encode.special_text import SpecialText
+from tokshard.pipeline.encode.tokenizer import Encoder
+from tokshard.pipeline.sources.json_lines import JsonLinesParser
+from tokshard.pipeline.sources.records import (
+    NOT_ENCODED,
+    SPECIAL_TOKEN,
+    BadRecord,
+    Chunk,
+    LineChunk,
+    Records,
+    RecordSpec,
+    positions_array,
+)
+from tokshard.store import Store, local_file
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The records of one chunk that can become documents.
+
+    Args:
+        records: texts and what is wrong with others; or, where no text is read, the documents themselves.
+    """
+
+    records: Records | Made
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The position of each candidate in the chunk: int64."""
+        found = self.records
+        return found.documents.positions if isinstance(found, Made) else positions_array(found)
+
+    def contents(self) -> Iterator[bytes]:
+        """What each candidate holds, for hashes: its text as UTF-8, or its tokens."""
+        found = self.records
+        return found.documents.contents() if isinstance(found, Made) else (text.encode() for text in found.texts)
+
+
+class Maker:
+    """Makes documents of chunks. The tokenizer is loaded when the first text is encoded.
+
+    Args:
+        store, tokenizer_file: where the tokenizer lies.
+    """
+
+    def __init__(
+        self, spec: RecordSpec, config: BuildConfig, tokenizer: TokenizerInfo, store: Store, tokenizer_file: str
+    ) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        self._store, self._file = store, tokenizer_file
+        self._parse = JsonLinesParser(spec)
+        self._special = SpecialText(tokenizer.special_ids)
+        self._pass_on = TokenPasser(tokenizer, spec) if spec.tokens is not None else None
+
+    @functools.cached_property
+    def encode(self) -> DocumentEncoder:
+        """The tokenizer."""
+        with local_file(self._store, self._file) as path:
+            return DocumentEncoder(Encoder(Path(path)), self._tokenizer)
+
+    def parse(self, chunk: Chunk | Made) -> Parsed:
+        """The records of a chunk."""
+        if isinstance(chunk, LineChunk):
+            return Parsed(self._parse(chunk))
+        if isinstance(chunk, TokenBatch):
+            assert self._pass_on is not None, "only an import reads tokens"
+            return Parsed(self._pass_on(chunk))
+        return Parsed(chunk)
+
+    def make(self, parsed: Parsed, is_kept: NDArray[np.bool_] | None = None) -> Made:
+        """The documents of a chunk.
+
+        Args:
+            is_kept: bool [candidates]: those that are no duplicates. None: that is not known yet.
+        """
+        found = parsed.records
+        if isinstance(found, Made):
+            made = replace(found, candidates=found.documents.positions)
+            made = made if is_kept is None else made.without_duplicates(is_kept)
+        else:
+            made = self._encoded(found, is_kept)
+        return ruled(made, self._config)
+
+    def _encoded(self, records: Records, is_kept: NDArray[np.bool_] | None) -> Made:
+        candidates = positions_array(records)
+        texts, positions, columns = records.texts, candidates, records.columns
+        if is_kept is not None and not is_kept.all():
+            texts, positions, columns = _chosen(np.flatnonzero(is_kept).tolist(), texts, positions, columns)
+        encoded = self.encode(texts)
+        bad = records.bad
+        if encoded.with_special or encoded.failed:
+            rejected = [_special(int(positions[index])) for index in encoded.with_special]
+            rejected += [
+                BadRecord(int(positions[index]), NOT_ENCODED, detail) for index, detail in encoded.failed.items()
+            ]
+            bad = sorted([*bad, *rejected], key=lambda record: record.position)
+            kept = sorted(set(range(len(texts))) - {*encoded.with_special, *encoded.failed})
+            texts, positions, columns = _chosen(kept, texts, positions, columns)
+        fraction = self._config.validation_fraction
+        documents = Documents(
+            tokens=encoded.tokens,
+            ends=encoded.ends,
+            positions=positions,
+            columns=columns,
+            text_bytes=_utf8_sizes(texts),
+            has_special=self._special.mask(texts),
+            is_validation=None if fraction is None else validation_mask((text.encode() for text in texts), fraction),
+        )
+        made = Made(
+            count=records.count,
+            input_bytes=records.input_bytes,
+            documents=documents,
+            bad=bad,
+            left_out={
+                reason: np.array([position for position, why in records.passed_over if why == reason], np.int64)
+                for reason in {why for _, why in records.passed_over}
+            },
+            candidates=candidates,
+            fields=frozenset(records.fields),
+            num_marks=records.num_marks,
+        )
+        return made if is_kept is None else made.without_duplicates(is_kept)
+
+
+def _chosen(
+    chosen: Sequence[int], texts: Sequence[str], positions: NDArray[np.int64], columns: dict[str, list[Any]]
+) -> tuple[list[str], NDArray[np.int64], dict[str, list[Any]]]:
+    return (
+        [texts[index] for index in chosen],
+        positions[chosen],
+        {name: [values[index] for index in chosen] for name, values in columns.items()},
+    )
+
+
+def _utf8_sizes(texts: Sequence[str]) -> NDArray[np.int64]:
+    """Bytes of each text in UTF-8: int64 [texts]. A text of ASCII alone knows them."""
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    for index, text in enumerate(texts):
+        if not text.isascii():
+            sizes[index] = len(text.encode())
+    return sizes
+
+
+def _special(position: int) -> BadRecord:
+    detail = "the tokenizer gives this text the id of a special token, which would be read as control"
+    return BadRecord(position, SPECIAL_TOKEN, detail)

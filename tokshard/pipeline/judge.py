@@ -1,0 +1,185 @@
+"""Who decides: one walk over the receipts of a stage, in input order.
+
+It finds what a run without workers, failures and jobs would have come to: where the limit on documents falls, which
+inputs are left out as damaged, when there are too many bad records, and which failure is the lowest. It takes receipts
+in any order, counts them in that of the tasks, and stops where one is missing. Pure: it reads no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
+from tokshard.pipeline.tasks.planning import AnyTask, Run, StreamTask, Task, WholeInputs
+from tokshard.pipeline.workspace.receipts import Key, Receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooManyBadRecords:
+    """With the bad records of a task, there are more than ``--max-bad-records`` allows.
+
+    Args:
+        key: the task.
+        before: bad records of the tasks before it.
+        bad, records: up to now, those of the task included.
+    """
+
+    key: Key
+    before: int
+    bad: int
+    records: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Judge:
+    """The walk over the receipts of one stage.
+
+    Args:
+        tasks: all, or the share of a job, in order.
+        limit: documents to write; None: all.
+        max_bad_records: None: any number.
+        is_leaving_out: damaged inputs are left out; else they are failures.
+        left_out: inputs that are known to be damaged; the walk adds those that it finds.
+
+    Attributes:
+        counted: the receipts that belong to the corpus, in order, without their details.
+        failure: what the stage comes to if it fails: the lowest failure.
+        rerun: a run that has to take the place of a receipt, because only now its exact room is known.
+    """
+
+    tasks: Sequence[AnyTask]
+    limit: int | None = None
+    max_bad_records: BadRecordLimit | None = None
+    is_leaving_out: bool = False
+    left_out: dict[int, str] = field(default_factory=dict)
+    counted: list[Receipt] = field(default_factory=list)
+    failure: Receipt | TooManyBadRecords | None = None
+    rerun: Run | None = None
+    _waiting: dict[Key, Receipt] = field(default_factory=dict)
+    _position: int = 0
+    _segment: int = 0
+    _documents: int = 0
+    _records: int = 0
+    _bad: int = 0
+    _lowest_stop: Key | None = None
+    _damaged: set[int] = field(default_factory=set)
+
+    def add(self, receipt: Receipt) -> None:
+        """Take in what a task came to. A receipt of the same task replaces the one before."""
+        failure = receipt.failure
+        if failure is not None and not (self.is_leaving_out and failure.kind == "input"):
+            self._lowest_stop = min(receipt.key, self._lowest_stop or receipt.key)
+        elif failure is not None and self.limit is None:
+            self._damaged.add(failure.source)
+        self._waiting[receipt.key] = receipt.without_details()
+        self._walk()
+
+    @property
+    def room(self) -> int | None:
+        """Documents that are still missing; None without a limit."""
+        return None if self.limit is None else self.limit - self._documents
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the receipts counted hold all documents that are wanted."""
+        return self.limit is not None and self._documents >= self.limit
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more can matter: the stage succeeded or failed."""
+        return self.failure is not None or self.is_full or self._position == len(self.tasks)
+
+    def is_over(self, task: AnyTask) -> bool:
+        """Whether a task that has not begun can no longer matter."""
+        if self.is_done or (self._lowest_stop is not None and task.key > self._lowest_stop):
+            return True
+        return _is_divided(task) and (task.key[0] in self.left_out or task.key[0] in self._damaged)
+
+    def num_done(self, task: AnyTask) -> int:
+        """Segments of a stream that have a receipt, without a gap from the first one on."""
+        if not isinstance(task, StreamTask):
+            return 0
+        first, number = task.key[0], 0
+        if self._position < len(self.tasks) and self.tasks[self._position].key == task.key:
+            number = self._segment
+        while (first, number) in self._waiting:
+            number += 1
+        return number
+
+    def missing(self) -> Iterator[AnyTask]:
+        """The tasks from the first one on that has no receipt, as far as they can matter."""
+        for task in self.tasks[self._position :] if not self.is_done else ():
+            found = self._waiting.get((task.key[0], self.num_done(task) - 1) if isinstance(task, StreamTask) else task.key)
+            is_there = found is not None and (found.is_last or found.failure is not None)
+            if not is_there and not self.is_over(task):
+                yield task
+
+    def _walk(self) -> None:
+        """Count the receipts that have become the next in order."""
+        self.rerun = None
+        while not self.is_done:
+            task = self.tasks[self._position]
+            if task.key[0] in self.left_out and _is_divided(task):
+                self._pass()
+                continue
+            key = (task.key[0], self._segment) if isinstance(task, StreamTask) else task.key
+            receipt = self._waiting.get(key)
+            if receipt is None:
+                return
+            if not receipt.holds_for(self.room):
+                num_done = key[1] if isinstance(task, StreamTask) else 0
+                self.rerun = Run(task=task, max_documents=self.room, num_done=num_done)
+                return
+            if receipt.failure is not None:
+                if not (self.is_leaving_out and receipt.failure.kind == "input"):
+                    self.failure = receipt
+                    return
+                self._leave_out(receipt.failure.source, receipt.failure.problem)
+                continue
+            self._count(receipt)
+        if self.failure is None:
+            self.failure = self._excess(is_end=True)
+
+    def _count(self, receipt: Receipt) -> None:
+        before = self._bad
+        self._sum(receipt, 1)
+        self.counted.append(self._waiting.pop(receipt.key))
+        self.left_out.update(receipt.left_out)
+        if receipt.is_last:
+            self._pass()
+        else:
+            self._segment += 1
+        self.failure = self._excess(is_end=False, before=before)
+
+    def _excess(self, *, is_end: bool, before: int | None = None) -> TooManyBadRecords | None:
+        limit = self.max_bad_records
+        if limit is None or not self.counted or not limit.is_exceeded(self._bad, self._records, is_end=is_end):
+            return None
+        last = self.counted[-1]
+        before = self._bad - last.num_rejects if before is None else before
+        return TooManyBadRecords(key=last.key, before=before, bad=self._bad, records=self._records)
+
+    def _leave_out(self, index: int, problem: str) -> None:
+        """Leave out a damaged input that several tasks read: forget what came of it, as if it had not been an input."""
+        self.left_out[index] = problem
+        while self.counted and self.counted[-1].key[0] == index:
+            self._sum(self.counted.pop(), -1)
+        self._pass()
+
+    def _pass(self) -> None:
+        self._position, self._segment = self._position + 1, 0
+
+    def _sum(self, receipt: Receipt, sign: int) -> None:
+        self._documents += sign * receipt.documents
+        self._records += sign * receipt.records_read
+        self._bad += sign * receipt.num_rejects
+
+    def records_before(self, key: Key, source: int) -> int:
+        """Records of a source in the tasks before one."""
+        return sum(receipt.records_of(source) for receipt in self.counted if receipt.key < key)
+
+
+def _is_divided(task: AnyTask) -> bool:
+    """Whether a task reads a part of one input. A group of inputs leaves out the damaged ones by itself."""
+    return isinstance(task, StreamTask) or (isinstance(task, Task) and not isinstance(task.parts, WholeInputs))

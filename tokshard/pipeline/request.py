@@ -1,0 +1,337 @@
+"""What a build was asked for, and what that stands for: one form, saved by every build and read back by every process.
+
+"The same command?" is equality with it. It names the libraries that decide about bytes, too: a process that has others
+is refused, on whichever machine it runs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tokshard.errors import BuildError, ConfigurationChangedError
+from tokshard.format.manifest import BuildConfig, TokenizerInfo
+from tokshard.format.schema import ShardFacts, token_dtype
+from tokshard.interop.tokens.batches import TokenSpec
+from tokshard.pipeline.options import SKIP, BuildOptions, asked_for, change_text
+from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, Input, InputTable, read_once_name, saved_inputs
+from tokshard.pipeline.sources.records import RecordSpec, parse_columns
+from tokshard.pipeline.workspace.places import INPUTS, REQUEST, Output, Workspace
+from tokshard.store import is_uri
+
+_MAX_SHOWN = 5
+_SAME_BYTES = ("tokshard", "pyarrow", "zstandard")
+"""Packages on which the bytes of every corpus depend. For texts, tokenizers is one of them."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build was asked for, and what that stands for.
+
+    Args:
+        options: as they were checked.
+        sources: as they were given.
+        directory: where they were given: relative paths start there.
+        config: what the manifest says of the options.
+        columns: the kept columns, name to type.
+        tokenizer: what the manifest says of it; its file is in the workspace.
+        normalizer: what changes text before it is encoded; None if nothing does.
+        inputs: all files to read, as they were when the build began. The table has a file of its own.
+        arguments: the name of each source in tables; one on the hub with the commit that it stands for.
+        ignored: suffix to the number of files of unknown format.
+        notes: what the user should know, one line each.
+        versions: of the packages that decide about bytes.
+        generation: that the build writes: 0 for a new corpus, else the number of an append.
+        previous: ``manifest_sha256`` of the generation before, for each corpus.
+        corpora: location and newest generation of each corpus that is copied.
+        is_array: the build was begun by a job of an array.
+    """
+
+    options: BuildOptions
+    sources: list[str]
+    directory: str
+    config: BuildConfig
+    columns: dict[str, str]
+    tokenizer: TokenizerInfo
+    normalizer: str | None
+    inputs: InputTable
+    arguments: list[str]
+    ignored: dict[str, int] = {}
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
+    generation: int = 0
+    previous: list[str] = []
+    corpora: list[tuple[str, int]] = []
+    is_array: bool = False
+
+
+class _InputsReference(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands for the table of the inputs in JSON."""
+
+    roots: list[str]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A request and the place where its build works. Every task and every process gets this, and nothing else."""
+
+    request: Request
+    workspace: Workspace
+
+    @property
+    def config(self) -> BuildConfig:
+        """What the manifest says of the options."""
+        return self.request.config
+
+    @property
+    def options(self) -> BuildOptions:
+        """The options as they were checked."""
+        return self.request.options
+
+    @property
+    def inputs(self) -> InputTable:
+        """All files to read."""
+        return self.request.inputs
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The corpora to write: two with a validation split."""
+        return outputs_of(self.workspace, self.request)
+
+    @property
+    def facts(self) -> ShardFacts:
+        """What every shard repeats of its corpus."""
+        tokenizer = self.request.tokenizer
+        return ShardFacts(
+            dtype=token_dtype(tokenizer.vocab_size),
+            tokenizer_sha256=tokenizer.canonical_sha256,
+            eos_id=tokenizer.eos_id,
+            bos_id=tokenizer.bos_id,
+            columns=self.request.columns,
+        )
+
+    @property
+    def spec(self) -> RecordSpec:
+        """Which parts of a record matter."""
+        config, tokenizer = self.config, self.request.tokenizer
+        tokens = None
+        if config.reads == TOKENS:
+            tokens = TokenSpec(
+                field=config.token_field,
+                dtype=config.token_dtype,
+                delimiters=(tokenizer.eos_id,)
+                if config.delimiter is None
+                else (tokenizer.eos_id, config.delimiter),
+                narrowest=token_dtype(tokenizer.vocab_size),
+                max_document_bytes=config.max_document_bytes,
+            )
+        return RecordSpec(
+            text_field=config.text_field,
+            columns=parse_columns(self.options.id_field, self.options.keep),
+            max_document_bytes=config.max_document_bytes,
+            text_mode=config.text_mode,
+            tokens=tokens,
+        )
+
+    @property
+    def is_leaving_out(self) -> bool:
+        """Whether damaged inputs are left out."""
+        return self.options.on_bad_source == SKIP
+
+    @property
+    def start_over(self) -> str:
+        """What a user does to start over, as the end of a sentence."""
+        if self.request.is_array and not self.request.generation:
+            return f"remove {self.workspace.out} and run the jobs again"
+        return f"start over with {'--append ' if self.request.generation else ''}--force"
+
+
+def outputs_of(workspace: Workspace, request: Request) -> tuple[Output, ...]:
+    """The corpora that a build writes."""
+    is_split = request.config.validation_fraction is not None
+    return workspace.outputs(is_split=is_split, generation=request.generation)
+
+
+def versions_here(reads: str) -> dict[str, str]:
+    """The packages of this process on which the bytes of a corpus depend, with their versions."""
+    packages = (*_SAME_BYTES, "tokenizers") if reads == TEXT else _SAME_BYTES
+    return {package: importlib.metadata.version(package) for package in packages}
+
+
+def other_versions(request: Request) -> list[str]:
+    """The packages of which this process has another version than the one that began the build, each as a clause."""
+    here = versions_here(request.config.reads)
+    return [
+        f"{package} was {version} when the build began, and is {here.get(package)} here"
+        for package, version in request.versions.items()
+        if here.get(package) != version
+    ]
+
+
+def check_versions(build: Build) -> None:
+    """Refuse a process that has other packages than the one that began the build: its bytes could differ.
+
+    Raises:
+        BuildError: with the packages.
+    """
+    others = other_versions(build.request)
+    if others:
+        raise BuildError(
+            f"{build.workspace.out}: {'; '.join(others)}: the bytes could differ",
+            hint=f"install the versions with which the build began, or {build.start_over}",
+        )
+
+
+def save_request(build: Build) -> None:
+    """Remember what was asked for."""
+    build.inputs.save(build.workspace.store, INPUTS)
+    build.workspace.store.put(REQUEST, encode_request(build.request))
+
+
+def encode_request(request: Request) -> bytes:
+    """The request as JSON, without its inputs."""
+    return msgspec.json.encode(request, enc_hook=_encoded)
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, InputTable):
+        return _InputsReference(roots=value.roots, digest=value.digest)
+    raise NotImplementedError(f"{type(value)} in a request")
+
+
+def load_request(workspace: Workspace) -> Request | None:
+    """What the build in this directory was asked for; None if it holds no build. Reads no source.
+
+    Raises:
+        BuildError: the file is damaged.
+    """
+
+    def inputs(_: type, reference: object) -> InputTable:
+        found = msgspec.convert(reference, _InputsReference)
+        return saved_inputs(found.roots, workspace.store, INPUTS, found.digest)
+
+    try:
+        request = msgspec.json.decode(workspace.store.get(REQUEST), type=Request, dec_hook=inputs)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except msgspec.MsgspecError as error:
+        raise BuildError(
+            f"{workspace.store.where(REQUEST)} is damaged, so nothing says which files the build wrote: {error}",
+            hint=f"remove {workspace.out}, or give another --out",
+        ) from error
+    if request.directory == os.getcwd():
+        return request
+    roots = [root if is_uri(root) else os.path.join(request.directory, root) for root in request.inputs.roots]
+    return msgspec.structs.replace(
+        request, inputs=saved_inputs(roots, workspace.store, INPUTS, request.inputs.digest)
+    )
+
+
+def check_same(before: Request, now: Request, *, out: str, is_complete: bool = False) -> None:
+    """Refuse to continue a build with other settings. From fail to skip is allowed, the other way is not.
+
+    Args:
+        is_complete: the build has become a corpus, which can grow and which starting over would remove.
+
+    Raises:
+        ConfigurationChangedError: it says what differs.
+    """
+    found = list(differences(before, now))
+    if found:
+        shown = "; ".join(found[:_MAX_SHOWN]) + (f"; and {len(found) - _MAX_SHOWN} more" if found[_MAX_SHOWN:] else "")
+        way_out = (
+            "--append to add sources to the corpus, or --force to replace all of it"
+            if is_complete
+            else f"remove {out} to start over"
+            if before.is_array
+            else "or --force to start over"
+        )
+        raise ConfigurationChangedError(
+            f"{out} belongs to another build: {shown}", hint=f"give the settings of that build, another --out, {way_out}"
+        )
+
+
+def differences(before: Request, now: Request) -> Iterator[str]:
+    """Each option or source of a build that differs, as a clause."""
+    if before.config.reads != now.config.reads:
+        yield f"it reads {before.config.reads}, not {now.config.reads}"
+        return
+    for part_before, part_now in ((before.config, now.config), (before.tokenizer, now.tokenizer)):
+        yield from _changed_fields(part_before, part_now, follows_inputs=before.inputs != now.inputs.absolute())
+    if before.generation != now.generation:
+        yield f"it writes generation {before.generation}, not {now.generation}"
+    elif before.previous != now.previous:
+        yield "the corpus that it appends to was replaced"
+    for policy in ("on_bad_record", "on_bad_source"):
+        if getattr(before.options, policy) == SKIP and getattr(now.options, policy) != SKIP:
+            yield f"--{policy.replace('_', '-')} was skip, now fail"
+    yield from _other_sources(before, now)
+    for package, version in before.versions.items():
+        if now.versions.get(package, version) != version:
+            yield f"the package {package} was {version}, now {now.versions[package]}"
+
+
+def _changed_fields(before: msgspec.Struct, now: msgspec.Struct, *, follows_inputs: bool) -> Iterator[str]:
+    old, new = _flat(before), _flat(now)
+    for name in old:
+        # the size of tasks follows from the sources; naming the sources says more
+        if old[name] == new.get(name) or (name == "task_bytes" and follows_inputs) or name == "name":
+            continue
+        if (change := change_text(name, old[name], new.get(name))) is not None:
+            yield change
+
+
+def _flat(part: msgspec.Struct) -> dict[str, Any]:
+    found = msgspec.structs.asdict(part)
+    copied = found.pop("copied", None)
+    return found if copied is None else found | msgspec.structs.asdict(copied)
+
+
+def _other_sources(before: Request, now: Request) -> Iterator[str]:
+    old, new = before.inputs.absolute(), now.inputs.absolute()
+    if new.read_once:
+        yield f"{', '.join(map(read_once_name, new.read_once))} cannot be read again"
+    elif _is_reordered(before.arguments, now.arguments):
+        yield "the order of the sources changed"
+    elif before.arguments != now.arguments:
+        yield f"the sources were {', '.join(before.arguments)}, now {', '.join(now.arguments)}"
+    elif _is_reordered(old.roots, new.roots):
+        yield "the order of the sources changed"
+    elif old != new and now.config.reads == DOCUMENTS:
+        yield "the corpora hold other shards"
+    elif old != new:
+        yield from _other_inputs(old, new)
+
+
+def _is_reordered(before: Sequence[str], now: Sequence[str]) -> bool:
+    return before != now and sorted(before) == sorted(now)
+
+
+def _other_inputs(before: InputTable, now: InputTable) -> Iterator[str]:
+    old = {(one.argument, one.path): one for one in before}
+    new = {(one.argument, one.path): one for one in now}
+    for place, one in old.items():
+        if place not in new:
+            yield f"source {one.location} is gone"
+        elif (change := _input_change(one, new[place])) is not None:
+            yield change
+    yield from (f"source {one.location} is new" for place, one in new.items() if place not in old)
+
+
+def _input_change(before: Input, now: Input) -> str | None:
+    if before.num_bytes != now.num_bytes:
+        return f"source {now.location} had {before.num_bytes} bytes, now {now.num_bytes}"
+    if before.version != now.version:
+        return f"source {now.location} was modified since: its version was {before.version}, now it is {now.version}"
+    return None
+
+
+def is_same_command(saved: Request, sources: Sequence[str], options: BuildOptions) -> bool:
+    """Whether a command is the one that was given then, in the same directory, to the letter."""
+    is_here = saved.directory == os.getcwd()
+    return is_here and list(sources) == saved.sources and asked_for(options) == asked_for(saved.options)

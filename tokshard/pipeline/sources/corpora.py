@@ -1,0 +1,194 @@
+"""Documents of other corpora, as a reader yields them: the shards of all corpora, one after another, are the inputs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tokshard.errors import BuildError, UsageError
+from tokshard.format.corpus import Corpus
+from tokshard.format.manifest import CopyConfig
+from tokshard.format.opening import open_corpus
+from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
+from tokshard.format.tables import SourceInfo
+from tokshard.format.whole_corpus import checked_batches
+from tokshard.pipeline.encode.documents import Documents, Made
+
+NOT_COPIED = "not copied"
+"""Reason for a record that became a document of the corpora, and not of the copy."""
+
+SLICE_TOKENS = 1 << 20
+"""Tokens that are read at once, unless one document is longer."""
+
+_HASH_BYTES = 8
+
+
+class CorporaReader:
+    """Reads the documents of some corpora that a copy takes. They are opened when the first one is read.
+
+    Args:
+        corpora: location and newest generation of each.
+        columns: the kept columns that are wanted, name to type.
+        copied: which documents are wanted.
+    """
+
+    def __init__(self, corpora: Sequence[tuple[str, int]], columns: Mapping[str, str], copied: CopyConfig) -> None:
+        self._locations, self._columns, self._copied = corpora, columns, copied
+
+    @functools.cached_property
+    def _opened(self) -> list[Corpus]:
+        return [open_corpus(location, generation=generation) for location, generation in self._locations]
+
+    @functools.cached_property
+    def _starts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Of each corpus: its first shard, document and source among those of all corpora."""
+        counts = [(len(corpus.shards), corpus.num_documents, len(corpus.sources())) for corpus in self._opened]
+        shards, documents, sources = np.cumsum([(0, 0, 0), *counts], axis=0).T
+        return shards, documents, sources
+
+    @functools.cached_property
+    def _is_wanted(self) -> Chooser:
+        labels = [label for corpus in self._opened for label in source_labels(corpus, corpus.sources())]
+        kinds = {name: kind for corpus in self._opened for name, kind in corpus.manifest.columns.items()}
+        return Chooser(self._copied, labels, kinds)
+
+    def read(self, index: int) -> Iterator[Made]:
+        """The documents of one shard in order, `SLICE_TOKENS` at a time.
+
+        They are checked when the last slice has been taken, so nothing may be used for good before the iterator ends.
+
+        Args:
+            index: of the shard among those of all corpora.
+
+        Raises:
+            DamagedCorpusError: the shard is missing, or is not what the manifest and its hashes say.
+        """
+        shards, documents, sources = self._starts
+        number = int(np.searchsorted(shards, index, "right")) - 1
+        corpus, shard = self._opened[number], index - int(shards[number])
+        try:
+            for found in self._documents(corpus, shard, int(documents[number]), int(sources[number])):
+                yield self._chosen(found, input_bytes=found.tokens.nbytes)
+        except OSError as error:  # of its store, or of the temporary directory, where it is copied from a bucket
+            raise BuildError(
+                f"{corpus.store.where(corpus.shards[shard].name)} cannot be read: {error.strerror or error}",
+                hint="check its store and the room in TMPDIR; the same command continues where this one stopped",
+            ) from error
+
+    def _documents(self, corpus: Corpus, index: int, first_number: int, first_source: int) -> Iterator[Documents]:
+        runs = corpus.shards.runs(index)
+        first = int(corpus.shards.first_documents[index])
+        # the sources of a generation are counted from 0
+        base = first_source + corpus.provenance(first).source - int(runs.source[0])
+        row = 0
+        for shard, batch in checked_batches(corpus, index):
+            offsets, tokens = shard.batch(batch)
+            columns = shard.columns(batch) if self._columns or self._copied.where else {}
+            start = 0
+            while start < len(offsets) - 1:
+                stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + SLICE_TOKENS, "right")) - 1)
+                rows = np.arange(row + start, row + stop)
+                run = np.searchsorted(runs.document, rows, "right") - 1
+                low, high = int(offsets[start]), int(offsets[stop])
+                yield Documents(
+                    tokens=tokens[low:high],
+                    ends=offsets[start + 1 : stop + 1] - low,
+                    positions=np.arange(stop - start),
+                    columns={name: column.slice(start, stop - start) for name, column in columns.items()},
+                    numbers=rows + first_number + first,
+                    sources=runs.source[run] + base,
+                    records=runs.record[run] + rows - runs.document[run],
+                )
+                start = stop
+            row += len(offsets) - 1
+
+    def _chosen(self, documents: Documents, *, input_bytes: int) -> Made:
+        """What is taken, with the columns that are wanted: nulls where a corpus has none."""
+        assert documents.sources is not None
+        is_wanted = self._is_wanted(documents)
+        columns = {
+            name: documents.columns[name]
+            if name in documents.columns
+            else pa.nulls(len(documents), SUPPORTED_COLUMN_TYPES[kind])
+            for name, kind in self._columns.items()
+        }
+        return Made(
+            count=len(documents),
+            input_bytes=input_bytes,
+            documents=replace(documents, columns=columns).select(is_wanted),
+            left_out={} if is_wanted.all() else {NOT_COPIED: np.flatnonzero(~is_wanted)},
+            fields=frozenset(self._columns),
+            sources=documents.sources,
+        )
+
+
+def source_labels(corpus: Corpus, sources: Sequence[SourceInfo]) -> list[str]:
+    """The names of the sources of a corpus: the argument of the build, and the path below it."""
+    names = corpus.manifest.arguments
+    return [f"{names[one.argument]}/{one.path}" if one.path else names[one.argument] for one in sources]
+
+
+class Chooser:
+    """Decides which documents meet the conditions of a copy.
+
+    Args:
+        labels: names of all sources.
+        columns: kept columns and their types.
+
+    Raises:
+        UsageError: a condition is about a column that is not there, or has no value of its type.
+    """
+
+    def __init__(self, copied: CopyConfig, labels: Sequence[str], columns: Mapping[str, str]) -> None:
+        self._hashes, pattern = copied.hashes, copied.source
+        self._of_source = None if pattern is None else np.array([fnmatchcase(label, pattern) for label in labels])
+        if self._of_source is not None and not self._of_source.any():
+            raise UsageError(f"no source is called {pattern}", hint=f"a source is called {labels[0]}; use * and ?")
+        self._where = {name: _value(name, text, columns) for name, text in copied.where.items()}
+
+    def __call__(self, documents: Documents) -> NDArray[np.bool_]:
+        """Whether each document is taken: bool [documents]."""
+        chosen = np.ones(len(documents), np.bool_)
+        if self._of_source is not None:
+            assert documents.sources is not None
+            chosen &= self._of_source[documents.sources]
+        for name, value in self._where.items():
+            found = documents.columns[name].to_pylist() if name in documents.columns else [None] * len(documents)
+            chosen &= np.array([one == value for one in found], np.bool_)
+        if self._hashes is not None:
+            low, high = self._hashes
+            hashes = document_hashes(documents)
+            chosen &= (hashes >= low) & (hashes < high)
+        return chosen
+
+
+def document_hashes(documents: Documents) -> NDArray[np.float64]:
+    """The hash of each document, from the little-endian uint32 of its tokens: float64 [documents] in [0, 1)."""
+    digests = b"".join(hashlib.blake2b(held, digest_size=_HASH_BYTES).digest() for held in documents.contents())
+    return (np.frombuffer(digests, "<u8") >> 11) / float(1 << 53)
+
+
+def _value(name: str, text: str, columns: Mapping[str, str]) -> Any:
+    kind = columns.get(name)
+    if kind is None:
+        known = ", ".join(columns) or "none"
+        raise UsageError(f"the corpora have no kept column {name!r}", hint=f"kept columns: {known}")
+    try:
+        match kind:
+            case "int64":
+                return int(text)
+            case "float64":
+                return float(text)
+            case "bool":
+                return {"true": True, "false": False}[text.lower()]
+    except (ValueError, KeyError):
+        raise UsageError(f"{text!r} is not a value of column {name}, which is {kind}", hint="give another") from None
+    return text

@@ -1,0 +1,138 @@
+"""Which stages a build has. Each begins where the receipts of the one before are judged.
+
+    plain build, import, copy     write
+    with --dedup exact            hash, join and find, write
+    a shuffled copy               deal, write
+    both                          hash, join and find, deal, write
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from tokshard.pipeline.append import earlier_texts
+from tokshard.pipeline.judge import Judge
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.tasks.duplicates import Drops, digest_of, find_duplicates
+from tokshard.pipeline.tasks.planning import AnyTask, group_tokens
+from tokshard.pipeline.tasks.shuffle import deal_levels, dealt_files, gather_tasks, redeal_tasks
+from tokshard.pipeline.tasks.sorted_rows import Run as SortedRun
+from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE
+from tokshard.pipeline.workspace.receipts import Receipt, receipt_keys
+
+T = TypeVar("T")
+Stages = Generator[Stage, Judge, T]
+"""Yields stages, is sent the judge of each, and returns what they came to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What the stages of a build came to.
+
+    Args:
+        counts: name of the stage whose receipts count records and documents, and these receipts, in order.
+        shards: the receipts of the stage that writes shards, in order.
+        left_out: index of each input that was left out as damaged, and what is wrong with it.
+        texts: with ``--dedup exact``, the hashes of all texts.
+        is_limited: the limit on documents was reached.
+    """
+
+    counts: tuple[str, Sequence[Receipt]]
+    shards: Sequence[Receipt]
+    left_out: dict[int, str] = field(default_factory=dict)
+    texts: tuple[SortedRun, ...] = ()
+    is_limited: bool = False
+
+
+def stages(build: Build, tasks: Sequence[AnyTask]) -> Stages[Settled]:
+    """The stages of a build, one after another.
+
+    Args:
+        tasks: those that read inputs.
+    """
+    left_out: dict[int, str] = {}
+    while True:
+        drops = None
+        if build.options.is_dedup:
+            hashed = yield Stage(name=HASH, tasks=tasks, left_out=left_out)
+            left_out = hashed.left_out
+            drops = yield from _duplicates(build, hashed.counted)
+        settled = yield from _written(build, tasks, drops, left_out)
+        # an input that was damaged after it was hashed may hold the first copy of a text: find the duplicates again
+        if drops is None or settled.left_out.keys() <= left_out.keys():
+            return settled
+        left_out = settled.left_out
+
+
+def _duplicates(build: Build, hashed: Sequence[Receipt]) -> Stages[Drops]:
+    earlier = earlier_texts(build.outputs)
+    search = find_duplicates(build.workspace.store, hashed, earlier)
+    try:
+        name, tasks = next(search)
+        while True:
+            judge = yield Stage(name=name, tasks=tasks)
+            name, tasks = search.send(judge.counted)
+    except StopIteration as end:
+        drops: Drops = end.value
+        return drops
+
+
+def _written(
+    build: Build, tasks: Sequence[AnyTask], drops: Drops | None, left_out: dict[int, str]
+) -> Stages[Settled]:
+    reading = Stage(
+        name=WRITE,
+        tasks=tasks,
+        limit=build.options.limit,
+        made_of="" if drops is None else drops.digest,
+        left_out=left_out,
+        drops=drops,
+    )
+    texts = () if drops is None else drops.texts
+    if build.options.shuffle is None:
+        judge = yield reading
+        return Settled(
+            counts=(WRITE, judge.counted),
+            shards=judge.counted,
+            left_out=judge.left_out,
+            texts=texts,
+            is_limited=judge.is_full,
+        )
+    return (yield from _shuffled(build, reading, texts))
+
+
+def _shuffled(build: Build, reading: Stage, texts: tuple[SortedRun, ...]) -> Stages[Settled]:
+    """Deal documents to buckets, level by level, and gather them."""
+    store, levels = build.workspace.store, deal_levels(build.inputs.num_bytes)
+    again = [f"{DEAL}-{level}" for level in range(1, levels.depth)]
+    # the files of a level go when the next one is complete: below that one only the counts of the first are wanted
+    complete = [n for n, name in enumerate(again, 1) if len(receipt_keys(store, name)) == levels.fan_out**n]
+    first = max(complete, default=0)
+    dealt = yield replace(reading, name=DEAL, levels=levels, has_files=not first)
+    made_of = digest_of([[one.key, one.made_of, sorted(one.left_out), one.documents] for one in dealt.counted])
+    files = dealt_files(DEAL, dealt.counted)
+    for level, name in enumerate(again, 1):
+        if level >= first:
+            tasks = redeal_tasks(levels, level, made_of)
+            judge = yield Stage(name=name, tasks=tasks, levels=levels, dealt=files)
+            before, files = files, dealt_files(name, judge.counted)
+            if not build.request.is_array:  # a job may still read them
+                store.delete(*(file.name for file in before))
+    most = group_tokens(build.config.shard_tokens)
+    gathering = Stage(
+        name=WRITE,
+        tasks=gather_tasks(store, files, levels, most, made_of),
+        levels=levels,
+        dealt=files,
+    )
+    judge = yield gathering
+    return Settled(
+        counts=(DEAL, dealt.counted),
+        shards=judge.counted,
+        left_out=dealt.left_out,
+        texts=texts,
+        is_limited=dealt.is_full,
+    )

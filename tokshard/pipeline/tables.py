@@ -1,0 +1,188 @@
+"""What the receipts of a build add up to in one of its corpora: the rows of its tables, and the counts of its manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from tokshard.format.arrays import number_array, table_batch
+from tokshard.format.content import TokenHash
+from tokshard.format.files import HashingFile
+from tokshard.format.manifest import DAMAGED_INPUT
+from tokshard.format.opening import open_corpus
+from tokshard.format.stride_hashes import stride_hash_bytes
+from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, shard_rows
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.sources.corpora import NOT_COPIED
+from tokshard.pipeline.sources.inputs import DOCUMENTS
+from tokshard.pipeline.stages import Settled
+from tokshard.pipeline.workspace.places import WRITE
+from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts
+
+SOURCES_PER_BATCH = 65_536
+
+_COUNTED = ("records_read", "documents", "tokens", "text_bytes")
+
+
+class Totals:
+    """Sums over receipts in order, for one corpus of a build.
+
+    Args:
+        sources: what the corpora that are copied say of their sources; empty for other builds.
+        number: which corpus of the build.
+
+    Attributes:
+        records_before: for each task, the records of its sources that tasks before it have read.
+        with_rejects: tasks that listed bad records.
+    """
+
+    def __init__(self, build: Build, settled: Settled, number: int, sources: Sequence[SourceInfo] = ()) -> None:
+        self._build, self._settled, self._originals = build, settled, sources
+        self._is_copy = build.config.reads == DOCUMENTS
+        # 32 bytes a source: there may be a million
+        self._counts = np.zeros((len(sources) if self._is_copy else len(build.inputs), len(_COUNTED)), np.int64)
+        self._left_out: dict[int, Counter[str]] = {}
+        if not self._is_copy:
+            for index in settled.left_out:
+                self._counts[index, 0] = 1
+                self._left_out[index] = Counter({DAMAGED_INPUT: 1})
+        self.number = number
+        self.documents = self.tokens = self.shortest = self.longest = self.with_special_text = 0
+        self.shard_sizes: dict[str, int] = {}
+        self.content = TokenHash()
+        self.lengths = np.zeros(0, np.int64)
+        self.records_before: dict[Key, dict[int, int]] = {}
+        self.with_rejects: list[Key] = []
+
+    def shard_table(self, hashes: HashingFile) -> Iterator[pa.RecordBatch]:
+        """The rows of the shard table, task by task. Meanwhile all receipts are added to the totals.
+
+        Args:
+            hashes: gets the stride hashes of the shards.
+        """
+        store = self._build.workspace.store
+        stage, counted = self._settled.counts
+        if stage != WRITE:
+            for receipt in read_receipts(store, stage, (one.key for one in counted)):
+                self._add(receipt)
+        for receipt in read_receipts(store, WRITE, (one.key for one in self._settled.shards)):
+            if stage == WRITE:
+                self._add(receipt)
+            output = receipt.outputs[self.number]
+            if output.table:
+                written = output.rows()
+                hashes.write(stride_hash_bytes(written))
+                yield self._with_records_before(receipt.key, self._listed(written))
+
+    def _listed(self, written: pa.RecordBatch) -> pa.RecordBatch:
+        columns = ("name", "num_bytes", "tokens_hash", "num_tokens")
+        for name, num_bytes, content, tokens in zip(*(written.column(one).to_pylist() for one in columns), strict=True):
+            self.shard_sizes[name] = num_bytes
+            self.content = self.content.then(TokenHash.from_bytes(content, tokens))
+        return shard_rows(written)
+
+    def _add(self, receipt: Receipt) -> None:
+        output = receipt.outputs[self.number]
+        before: dict[int, int] = {}
+        for counts in output.sources:
+            row = self._counts[counts.index]
+            if row[0] and not self._is_copy:  # documents of corpora know their records
+                before[counts.index] = int(row[0])
+            row += [getattr(counts, name) for name in _COUNTED]
+            self.tokens += counts.tokens
+            self.documents += counts.documents
+            self.with_special_text += counts.with_special_text
+            if counts.left_out:
+                self._left_out.setdefault(counts.index, Counter()).update(counts.left_out)
+        if before:
+            self.records_before[receipt.key] = before
+        if receipt.num_rejects:
+            self.with_rejects.append(receipt.key)
+        lengths = np.zeros(max(len(self.lengths), len(output.length_counts)), np.int64)
+        lengths[: len(self.lengths)] += self.lengths
+        lengths[: len(output.length_counts)] += np.array(output.length_counts, np.int64)
+        self.lengths = lengths
+        if output.documents:
+            self.shortest = min(self.shortest or output.shortest, output.shortest)
+            self.longest = max(self.longest, output.longest)
+
+    def _with_records_before(self, key: Key, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Record numbers counted from the start of the source rather than of the task."""
+        if key not in self.records_before:
+            return rows
+        sources, records = rows.column("run_source"), rows.column("run_record")
+        values = records.values.to_numpy().copy()
+        of_value = sources.values.to_numpy()
+        for source, base in self.records_before[key].items():
+            values[of_value == source] += base
+        index = rows.schema.get_field_index("run_record")
+        field = rows.schema.field(index)
+        moved = pa.LargeListArray.from_arrays(records.offsets, number_array(values), type=field.type)
+        return rows.set_column(index, field, moved)
+
+    def source_table(self) -> Iterator[pa.RecordBatch]:
+        """The rows of the source table. To be asked for when the shard table is written."""
+        for start in range(0, len(self._counts), SOURCES_PER_BATCH):
+            part = [self.source(index) for index in range(start, min(start + SOURCES_PER_BATCH, len(self._counts)))]
+            columns = {field.name: [getattr(source, field.name) for source in part] for field in SOURCE_TABLE_SCHEMA}
+            yield table_batch(columns, SOURCE_TABLE_SCHEMA)
+
+    def source(self, index: int) -> SourceInfo:
+        """What was read of one source, written and left out."""
+        counts = dict(zip(_COUNTED, self._counts[index].tolist(), strict=True))
+        left_out = self._left_out.get(index, Counter())
+        if self._is_copy:
+            return self._copied(self._originals[index], counts, left_out)
+        source = self._build.inputs[index]
+        return SourceInfo(
+            argument=source.argument,
+            path=source.path,
+            num_bytes=source.num_bytes,
+            left_out=dict(sorted(left_out.items())),
+            **counts,
+        )
+
+    def _copied(self, source: SourceInfo, counts: dict[str, int], left_out: Counter[str]) -> SourceInfo:
+        """What the copy says of a source: what came before, and what was not copied."""
+        left_out = left_out + Counter(source.left_out)
+        unread = source.documents - counts["records_read"]
+        is_damage = self._settled.left_out and not self._settled.is_limited
+        left_out[DAMAGED_INPUT if is_damage else NOT_COPIED] += unread
+        documents, tokens = counts["documents"], counts["tokens"]
+        return replace(
+            source,
+            documents=documents,
+            tokens=tokens,
+            # no table has the bytes of each text
+            text_bytes=source.text_bytes * tokens // max(1, source.tokens),
+            left_out=dict(sorted((+left_out).items())),
+        )
+
+    def sums(self) -> tuple[int, int, dict[str, int]]:
+        """Records and bytes of text of all sources, and what was left out of them, by reason."""
+        if not self._is_copy:
+            left_out = sum(self._left_out.values(), Counter[str]())
+            records, _, _, text_bytes = self._counts.sum(axis=0).tolist()
+            return records, text_bytes, dict(sorted(left_out.items()))
+        sources = [self.source(index) for index in range(len(self._counts))]
+        left_out = sum((Counter(source.left_out) for source in sources), Counter[str]())
+        return (
+            sum(source.records_read for source in sources),
+            sum(source.text_bytes for source in sources),
+            dict(sorted(left_out.items())),
+        )
+
+
+def original_sources(build: Build) -> list[SourceInfo]:
+    """The sources of all corpora that a copy reads, with their arguments counted through."""
+    sources: list[SourceInfo] = []
+    first = 0
+    for location, generation in build.request.corpora:
+        with open_corpus(location, generation=generation) as corpus:
+            sources += (replace(source, argument=source.argument + first) for source in corpus.sources())
+            first += len(corpus.manifest.arguments)
+    return sources

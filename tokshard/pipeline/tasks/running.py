@@ -1,0 +1,226 @@
+"""One task, start to end: read, make documents, write, and leave a receipt, which may say that the task failed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tokshard.errors import CorpusError, SourceError, TokshardError, UsageError
+from tokshard.pipeline.encode.documents import Made, ruled, split_documents
+from tokshard.pipeline.encode.maker import Maker
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.sources.division import Span
+from tokshard.pipeline.sources.inputs import DOCUMENTS, Input
+from tokshard.pipeline.sources.records import Chunk
+from tokshard.pipeline.tasks.duplicates import Join, Partition, run_merge
+from tokshard.pipeline.tasks.hashing import HashedChunk, Hasher
+from tokshard.pipeline.tasks.planning import Run, StepTask, StreamTask, Task, WholeInputs
+from tokshard.pipeline.tasks.reading import InputReader
+from tokshard.pipeline.tasks.shuffle import DealSink, Gather, Redeal, gathered, redeal
+from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.tasks.writing import Shards, Writer
+from tokshard.pipeline.workspace.lease import cannot_write
+from tokshard.pipeline.workspace.places import DEAL, HASH, TOKENIZER
+from tokshard.pipeline.workspace.receipts import (
+    Failure,
+    Key,
+    OutputCounts,
+    Progress,
+    Receipt,
+    TaskFailedError,
+    write_receipt,
+)
+
+Prepared = Made | HashedChunk
+"""What a chunk becomes before it is written: it depends on the chunk alone."""
+
+PrepareAll = Callable[[Iterable[tuple[int, Chunk]]], Iterator[tuple[int, Prepared]]]
+"""Prepares the chunks of a stream, each with the number of its segment, in order; perhaps in other processes."""
+
+LASTING_ERRORS = (SourceError, UsageError, CorpusError)
+"""Errors of a task that would come again. Any other may be gone when the task runs again, and leaves no receipt."""
+
+
+class TaskRunner:
+    """Runs tasks of one stage in this process. The tokenizer is loaded when the first text is encoded.
+
+    Args:
+        report: called with the progress after every chunk.
+    """
+
+    def __init__(self, build: Build, stage: Stage, report: Callable[[Progress], None]) -> None:
+        self._build, self._stage, self._report = build, stage, report
+        self._store, self._reader = build.workspace.store, InputReader(build)
+        self._maker = Maker(build.spec, build.config, build.request.tokenizer, self._store, TOKENIZER)
+        if stage.name == HASH:
+            self._work: Any = Hasher(build, stage.name)
+        else:
+            deal = functools.partial(DealSink, levels=stage.levels)
+            sink = deal if stage.name == DEAL else Shards
+            self._work = Writer(build, stage.name, self._maker, make_sink=sink, drops=stage.drops)
+
+    def run(self, run: Run, prepare_all: PrepareAll | None = None) -> Iterator[Receipt]:
+        """Run a task. Yields its receipt, or one for each segment of a stream, each when it is on disk.
+
+        Args:
+            prepare_all: for a stream: prepares its chunks.
+
+        Raises:
+            BuildError: something failed that need not fail again.
+        """
+        task = run.task
+        try:
+            if isinstance(task, StreamTask):
+                yield from self._stream(run, task, prepare_all)
+            elif isinstance(task, StepTask):
+                yield self._leave(self._step(task), task.made_of)
+            else:
+                yield self._leave(self._task(run, task))
+        except OSError as error:  # what is read names its file, so this is the output
+            raise cannot_write(self._build.workspace.out, error) from error
+
+    def prepare(self, chunk: Chunk | Made) -> Prepared:
+        """What a chunk becomes, whichever duplicates there are."""
+        prepared: Prepared = self._work.prepare(self._maker.parse(chunk))
+        return prepared
+
+    def _leave(self, receipt: Receipt, made_of: str | None = None) -> Receipt:
+        made_of = self._stage.made_of if made_of is None else made_of
+        receipt = msgspec.structs.replace(receipt, made_of=made_of)
+        write_receipt(self._store, self._stage.name, receipt)
+        return receipt
+
+    def _task(self, run: Run, task: Task) -> Receipt:
+        """Run a task of known extent. A group begins anew without each input that is damaged, if those are left out."""
+        is_group = isinstance(task.parts, WholeInputs)
+        left_out = {index: self._stage.left_out[index] for index in _among(self._stage.left_out, task)}
+        most = 0
+        while True:
+            parts = [part for part in task.parts if part[0] not in left_out] if left_out else task.parts
+            sources = [] if self._build.config.reads == DOCUMENTS else [index for index, _ in parts]
+            work, number = self._work.begin(task.key, sources, run.max_documents), 0
+            try:
+                with work:
+                    for number, (index, span) in enumerate(parts):  # noqa: B007 - it is where damage is met
+                        self._take_all(work, index, self._reader.chunks(index, span))
+                    receipt = work.finish()
+                most = max(most, receipt.most_documents)
+                return msgspec.structs.replace(receipt, left_out=left_out, most_documents=most)
+            except (TaskFailedError, *LASTING_ERRORS) as error:
+                failure, most = _failure(error), max(most, work.written)
+            if failure.kind != "input" or not is_group or not self._build.is_leaving_out:
+                return self._failed(task.key, failure, run.max_documents, most)
+            left_out[failure.source] = _problem(failure, self._build.inputs[failure.source])
+            if run.max_documents is None:
+                left_out.update(self._damage(parts[number + 1 :]))
+
+    def _take_all(self, work: Any, index: int, chunks: Iterable[Any], *, is_prepared: bool = False) -> None:
+        """Write the documents of chunks, until there are enough."""
+        if work.is_full:
+            return
+        for chunk in chunks:
+            prepared = chunk if is_prepared else self._work.prepare(self._maker.parse(chunk), work)
+            self._report(work.take(index, prepared))
+            if work.is_full:
+                return
+
+    def _damage(self, parts: Sequence[tuple[int, Span]]) -> Mapping[int, str]:
+        """The other damage in the rest of a group. If each run found one damaged input, each would cost another run."""
+        found = {}
+        for index, span in parts:
+            try:
+                for _ in self._reader.chunks(index, span):
+                    pass
+            except TaskFailedError as error:
+                found[index] = _problem(error.failure, self._build.inputs[index])
+            except TokshardError:
+                break  # no damage: the task will meet it again when it comes there
+        return found
+
+    def _stream(self, run: Run, task: StreamTask, prepare_all: PrepareAll | None) -> Iterator[Receipt]:
+        """Run a stream from the first segment on that has no receipt yet."""
+        index, room = task.key[0], run.max_documents
+        chunks: Iterator[tuple[int, Any]] = self._reader.numbered_chunks(index, run.num_done)
+        segment = run.num_done
+        ahead: _Lookahead | None = None
+        while True:
+            key = (index, segment)
+            work = self._work.begin(key, [index], room)
+            try:
+                with work:
+                    ahead = ahead or _Lookahead(chunks if prepare_all is None else prepare_all(chunks))
+                    self._take_all(work, index, ahead.segment(segment), is_prepared=prepare_all is not None)
+                    receipt = work.finish()
+            except (TaskFailedError, *LASTING_ERRORS) as error:
+                receipt = self._failed(key, _failure(error), room, work.written)
+            receipt = self._leave(msgspec.structs.replace(receipt, is_last=ahead is not None and ahead.is_at_end))
+            yield receipt
+            room = None if room is None else room - receipt.documents
+            if receipt.failure is not None or receipt.is_last or (room is not None and room <= 0):
+                return
+            segment += 1
+
+    def _step(self, task: StepTask) -> Receipt:
+        stage, step = self._stage, task.step
+        if isinstance(step, Join | Partition):
+            return run_merge(self._store, stage.name, task.key, step)
+        assert stage.levels is not None, "only a shuffle has other steps"
+        if isinstance(step, Redeal):
+            return redeal(self._build, stage.name, task.key, step, stage.levels, stage.dealt)
+        assert isinstance(step, Gather), step
+        with Shards(self._build, task.key) as shards:
+            for documents in gathered(self._build, step, stage.levels, stage.dealt):
+                # the split follows from the tokens, as it did when the documents were dealt
+                made = ruled(Made(count=0, input_bytes=0, documents=documents), self._build.config)
+                shards.extend(split_documents(made.documents), 0, 0)
+                self._report(Progress(documents.tokens.nbytes, len(documents), len(documents.tokens)))
+            empty = [OutputCounts() for _ in self._build.outputs]
+            receipt = shards.finish(Receipt(key=task.key, outputs=empty))
+        num_bytes = sum(size for output in receipt.outputs for size in output.shards.values())
+        return msgspec.structs.replace(receipt, input_bytes=num_bytes)
+
+    @staticmethod
+    def _failed(key: Key, failure: Failure, max_documents: int | None, most: int) -> Receipt:
+        return Receipt(key=key, failure=failure, max_documents=max_documents, most_documents=most)
+
+
+class _Lookahead:
+    """Numbered chunks, of which the next one is known."""
+
+    def __init__(self, pairs: Iterator[tuple[int, Any]]) -> None:
+        self._pairs = pairs
+        self._next: tuple[int, Any] | None = next(pairs, None)
+
+    def segment(self, number: int) -> Iterator[Any]:
+        """The chunks of a segment that were not read yet."""
+        while self._next is not None and self._next[0] == number:
+            yield self._next[1]
+            self._next = next(self._pairs, None)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no chunk follows."""
+        return self._next is None
+
+
+def _among(indices: Iterable[int], task: Task) -> Iterator[int]:
+    """Those of some inputs that a task reads."""
+    if not isinstance(task.parts, WholeInputs):
+        return
+    yield from (index for index in indices if task.parts.start <= index < task.parts.stop)
+
+
+def _failure(error: Exception) -> Failure:
+    """What a receipt says of an error."""
+    if isinstance(error, TaskFailedError):
+        return error.failure
+    assert isinstance(error, TokshardError)
+    return Failure(kind="other", problem=error.problem, hint=error.hint, error=type(error).__name__)
+
+
+def _problem(failure: Failure, source: Input) -> str:
+    """What is wrong with an input that is left out, without its place."""
+    return failure.problem.removeprefix(f"{source.location} ")

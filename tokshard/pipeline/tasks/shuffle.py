@@ -1,0 +1,404 @@
+"""The shuffle of a copy: documents are dealt to buckets by a random key, and gathered bucket by bucket.
+
+    deal     read documents as any writing task does, and write them into one file per task, bucket by bucket
+    redeal   where there are more than `FAN_OUT` buckets: the same with what one bucket of the level before holds
+    gather   read some buckets of the last level, put each into the order of its keys, and write shards
+
+So a task holds `DEAL_BYTES` or one bucket at a time, however large the corpora are. A file of dealt documents is record
+batches, one for each bucket of each round that has documents, and at its end a table of where they lie, so that the
+parts of a bucket are ranges that any store can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Self
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import ipc
+
+from tokshard.errors import BuildError
+from tokshard.format.arrays import number_array
+from tokshard.format.schema import TOKENS, shard_schema
+from tokshard.pipeline.encode.documents import Documents
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.sources.corpora import SLICE_TOKENS
+from tokshard.pipeline.tasks.planning import StepTask, groups
+from tokshard.pipeline.workspace.places import DEAL
+from tokshard.pipeline.workspace.receipts import Key, Receipt, file_path
+from tokshard.store import Store, side_by_side, written
+
+BUCKET_BYTES = 32 << 20
+"""About so much of the corpora is in one bucket of the last level, which a task holds three times over."""
+
+DEAL_BYTES = 32 << 20
+"""About so much of the documents is dealt at once."""
+
+FAN_OUT = 1_024
+"""Buckets that a task deals to at most: parts of 32 kB and more. One level is enough for 32 GiB, two for 32 TiB."""
+
+_KEY, _SOURCE, _RECORD = "\\key", "\\source", "\\record"
+"""Columns next to those of a shard, whose names have no backslash."""
+
+_PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("tokens", "<i8")])
+"""Of a record batch: where it is, in bytes, and its tokens. A length of 0: it is not there."""
+
+SHORT_TOKENS = 100
+"""Documents that are shorter on average are taken by Arrow, longer ones a slice at a time. Changes speed only."""
+
+_READ_BYTES = 1 << 20
+"""Asked for at once, unless one record batch has more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """How the documents of a shuffle are dealt to ``fan_out ** depth`` buckets, level by level."""
+
+    fan_out: int
+    depth: int
+
+    def buckets(self, keys: NDArray[np.uint64], level: int) -> NDArray[np.uint64]:
+        """The bucket of each key among the ``fan_out ** (level + 1)`` of a level: they ascend with the keys."""
+        return ((keys >> np.uint64(32)) * np.uint64(self.fan_out ** (level + 1))) >> np.uint64(32)
+
+
+def deal_levels(num_bytes: int) -> Levels:
+    """As few levels as there can be.
+
+    Args:
+        num_bytes: of all shards.
+    """
+    wanted = max(1, -(-num_bytes // BUCKET_BYTES))
+    depth = 1
+    while FAN_OUT**depth < wanted:
+        depth += 1
+    fan_out = 1
+    while fan_out**depth < wanted:
+        fan_out += 1
+    return Levels(fan_out=fan_out, depth=depth)
+
+
+def random_keys(seed: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The key of each document, by its number; no two are equal. uint64, like `numbers`.
+
+    References:
+        Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the mixing function).
+    """
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    return _mixed(_mixed(np.array([seed % (1 << 64)], np.uint64)) + (numbers.astype(np.uint64) + np.uint64(1)) * golden)
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """A file of dealt documents.
+
+    Args:
+        rounds: record batches that each bucket may have.
+    """
+
+    name: str
+    num_bytes: int
+    rounds: int
+
+
+class DealtWriter:
+    """Writes a file of dealt documents. Memory is some three times `DEAL_BYTES`, or the largest document.
+
+    Args:
+        first: number of the first bucket; there are `fan_out`.
+    """
+
+    def __init__(self, file: IO[bytes], levels: Levels, level: int, *, first: int) -> None:
+        self._file, self._levels, self._level, self._first = file, levels, level, first
+        self._position = 0
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._rounds: list[NDArray[np.void]] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add documents, as `dealt_rows` makes them."""
+        self._pending.append(rows)
+        self._pending_bytes += rows.nbytes
+        if self._pending_bytes >= DEAL_BYTES:
+            self._deal()
+
+    def finish(self) -> tuple[int, int]:
+        """Write the rest, and the table; returns the size of the file and the number of rounds."""
+        if self._pending:
+            self._deal()
+        fan_out = self._levels.fan_out
+        places = np.stack(self._rounds, axis=1) if self._rounds else np.empty((fan_out, 0), _PLACE)
+        content = np.ascontiguousarray(places).tobytes()
+        self._file.write(content)
+        return self._position + len(content), len(self._rounds)
+
+    def _deal(self) -> None:
+        rows = pa.Table.from_batches(self._pending).combine_chunks().to_batches()[0]
+        self._pending, self._pending_bytes = [], 0
+        buckets = self._levels.buckets(rows.column(_KEY).to_numpy(), self._level) - np.uint64(self._first)
+        order = np.argsort(buckets, kind="stable")
+        bounds = np.searchsorted(buckets[order], np.arange(self._levels.fan_out + 1, dtype=np.uint64))
+        places = np.zeros(self._levels.fan_out, _PLACE)
+        for bucket in np.unique(buckets).tolist():
+            part = _taken(rows, order[bounds[bucket] : bounds[bucket + 1]])
+            content = part.serialize()
+            self._file.write(content)
+            places[bucket] = (self._position, content.size, len(part.column(TOKENS).flatten()))
+            self._position += content.size
+        self._rounds.append(places)
+
+
+def dealt_rows(documents: Documents, seed: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Documents with their keys, not copied.
+
+    Args:
+        schema: as `dealt_schema` makes it.
+    """
+    assert documents.numbers is not None, "only documents of corpora are shuffled"
+    offsets = number_array(np.concatenate([np.zeros(1, np.int64), documents.ends]))
+    tokens = pa.LargeListArray.from_arrays(offsets, number_array(documents.tokens), type=schema.field(TOKENS).type)
+    keys = random_keys(seed, documents.numbers)
+    arrays = [tokens, *documents.columns.values(), *map(number_array, (keys, documents.sources, documents.records))]
+    return pa.record_batch(arrays, schema=schema)
+
+
+def dealt_schema(shards: pa.Schema) -> pa.Schema:
+    """The schema of dealt documents.
+
+    Args:
+        shards: that of the shards of the copy.
+    """
+    added = {_KEY: pa.uint64(), _SOURCE: pa.int64(), _RECORD: pa.int64()}
+    return pa.schema([*shards, *(pa.field(name, kind, nullable=False) for name, kind in added.items())])
+
+
+def read_bucket(
+    store: Store, files: Sequence[Dealt], bucket: int, fan_out: int, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The documents of one bucket, a record batch after another.
+
+    Args:
+        bucket: counted from the first of the files.
+
+    Raises:
+        BuildError: a file is gone or short.
+    """
+    filled = [file for file in files if file.rounds]
+    places = side_by_side(store, partial(_places, store, bucket=bucket, fan_out=fan_out), filled)
+    chunks = (chunk for file, of_file in zip(filled, places, strict=True) for chunk in _chunks(file.name, of_file))
+    for contents in side_by_side(store, partial(_read, store), chunks):
+        for content in contents:
+            yield ipc.read_record_batch(pa.py_buffer(content), schema)
+
+
+def bucket_tokens(store: Store, file: Dealt, fan_out: int) -> NDArray[np.int64]:
+    """The tokens of every bucket of a file: int64 [fan_out].
+
+    Raises:
+        BuildError: the file is gone or short.
+    """
+    table_bytes = fan_out * file.rounds * _PLACE.itemsize
+    (content,) = _read(store, (file.name, [(file.num_bytes - table_bytes, table_bytes)]))
+    tokens: NDArray[np.int64] = np.frombuffer(content, _PLACE).reshape(fan_out, file.rounds)["tokens"].sum(axis=1)
+    return tokens
+
+
+def sorted_documents(rows: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[Documents]:
+    """The documents of one bucket in the order of their keys, `SLICE_TOKENS` at a time. They are all held."""
+    table = pa.Table.from_batches(rows, schema).combine_chunks()
+    if not table.num_rows:
+        return
+    batch = table.to_batches()[0]
+    order = np.argsort(batch.column(_KEY).to_numpy())
+    ends = np.cumsum(np.diff(batch.column(TOKENS).offsets.to_numpy())[order])
+    kept = [name for name in schema.names if name not in {TOKENS, _KEY, _SOURCE, _RECORD}]
+    start = 0
+    while start < len(order):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + SLICE_TOKENS, "right")))
+        part = _taken(batch, order[start:stop])
+        yield Documents(
+            tokens=part.column(TOKENS).flatten().to_numpy(),
+            ends=ends[start:stop] - before,
+            positions=np.arange(stop - start),
+            sources=part.column(_SOURCE).to_numpy(),
+            records=part.column(_RECORD).to_numpy(),
+            columns={name: part.column(name) for name in kept},
+        )
+        start = stop
+
+
+class DealSink:
+    """Where the documents of a task go that deals: one file."""
+
+    def __init__(self, build: Build, key: Key, *, levels: Levels) -> None:
+        self._build, self._key, self._levels = build, key, levels
+        self._schema = dealt_schema(shard_schema(build.facts))
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        file = self._stack.enter_context(written(self._build.workspace.store, file_path(DEAL, self._key)))
+        self._writer = DealtWriter(file, self._levels, 0, first=0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.__exit__(*error)  # type: ignore[arg-type]
+
+    def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:  # noqa: ARG002 - documents know both
+        """Deal documents. Those of two corpora lie in one file, because the split follows from their tokens."""
+        for part in filter(len, parts):
+            self._writer.add(dealt_rows(part, self._build.options.shuffle or 0, self._schema))
+
+    def finish(self, receipt: Receipt) -> Receipt:
+        """Write the table of the file, and publish it."""
+        file_bytes, rounds = self._writer.finish()
+        self._stack.close()
+        return msgspec.structs.replace(receipt, file_bytes=file_bytes, parts=[(rounds, 0)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redeal:
+    """Deal the documents of one bucket of the level before to those of a level."""
+
+    bucket: int
+    level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """Write the documents of the buckets ``[start, stop)`` of the last level."""
+
+    start: int
+    stop: int
+
+
+def dealt_files(stage: str, receipts: Iterable[Receipt]) -> list[Dealt]:
+    """The files that tasks left which deal documents."""
+    return [
+        Dealt(name=file_path(stage, receipt.key), num_bytes=receipt.file_bytes, rounds=receipt.parts[0][0])
+        for receipt in receipts
+        if receipt.parts
+    ]
+
+
+def redeal_tasks(levels: Levels, level: int, made_of: str) -> list[StepTask]:
+    """The tasks of a level after the first: one for each bucket of the level before."""
+    return [
+        StepTask(key=(bucket, 0), step=Redeal(bucket=bucket, level=level), made_of=made_of)
+        for bucket in range(levels.fan_out**level)
+    ]
+
+
+def gather_tasks(store: Store, dealt: Sequence[Dealt], levels: Levels, most: int, made_of: str) -> list[StepTask]:
+    """The tasks that write shards: buckets of at most `most` tokens together, or one.
+
+    Args:
+        dealt: the files of the last level.
+    """
+    of_each = list(side_by_side(store, partial(bucket_tokens, store, fan_out=levels.fan_out), dealt))
+    tokens = np.concatenate(of_each) if levels.depth > 1 else sum(of_each, np.zeros(levels.fan_out, np.int64))
+    return [
+        StepTask(key=(number, 0), step=Gather(start=start, stop=stop), made_of=made_of)
+        for number, (start, stop) in enumerate(groups(tokens.tolist(), most))
+    ]
+
+
+def redeal(build: Build, stage: str, key: Key, step: Redeal, levels: Levels, dealt: Sequence[Dealt]) -> Receipt:
+    """Run one task that deals again. The receipt is still to be written.
+
+    Raises:
+        BuildError: a file of the level before is gone.
+    """
+    store, schema = build.workspace.store, dealt_schema(shard_schema(build.facts))
+    with written(store, file_path(stage, key)) as file:
+        writer = DealtWriter(file, levels, step.level, first=step.bucket * levels.fan_out)
+        for rows in _bucket(store, step.bucket, step.level, levels, dealt, schema):
+            writer.add(rows)
+        file_bytes, rounds = writer.finish()
+    return Receipt(key=key, input_bytes=file_bytes, file_bytes=file_bytes, parts=[(rounds, 0)])
+
+
+def gathered(build: Build, step: Gather, levels: Levels, dealt: Sequence[Dealt]) -> Iterator[Documents]:
+    """The documents of some buckets of the last level, in the order of their keys.
+
+    Raises:
+        BuildError: a file of that level is gone.
+    """
+    schema = dealt_schema(shard_schema(build.facts))
+    for bucket in range(step.start, step.stop):
+        rows = _bucket(build.workspace.store, bucket, levels.depth, levels, dealt, schema)
+        yield from sorted_documents(rows, schema)
+
+
+def _bucket(
+    store: Store, bucket: int, level: int, levels: Levels, dealt: Sequence[Dealt], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The documents of one bucket of the level before `level`, in any order."""
+    # a file of the first level holds documents of all buckets, one of a later level those of one bucket before it
+    files = dealt if level == 1 else [dealt[bucket // levels.fan_out]]
+    return read_bucket(store, files, bucket % levels.fan_out, levels.fan_out, schema)
+
+
+def _taken(rows: pa.RecordBatch, order: NDArray[np.intp]) -> pa.RecordBatch:
+    """Some rows, in some order. Arrow alone makes an index of 8 bytes for each token, in three times the time."""
+    documents = rows.column(TOKENS)
+    offsets, tokens = documents.offsets.to_numpy(), documents.values.to_numpy()
+    starts, stops = offsets[order], offsets[order + 1]
+    ends = np.cumsum(stops - starts)
+    if int(ends[-1]) < SHORT_TOKENS * len(order):
+        return rows.take(number_array(order))
+    taken = np.concatenate([tokens[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)])
+    lists = pa.LargeListArray.from_arrays(
+        number_array(np.concatenate([np.zeros(1, np.int64), ends])), number_array(taken), type=documents.type
+    )
+    others = rows.select(rows.schema.names[1:]).take(number_array(order))
+    return pa.record_batch([lists, *others.columns], schema=rows.schema)
+
+
+_Chunk = tuple[str, Sequence[tuple[int, int]]]
+"""A file and ranges of it: the first byte and the length of each."""
+
+
+def _places(store: Store, file: Dealt, *, bucket: int, fan_out: int) -> NDArray[np.void]:
+    """Where the record batches of a bucket are in a file: `_PLACE` [rounds]."""
+    row_bytes = file.rounds * _PLACE.itemsize
+    (content,) = _read(store, (file.name, [(file.num_bytes - (fan_out - bucket) * row_bytes, row_bytes)]))
+    return np.frombuffer(content, _PLACE)
+
+
+def _chunks(name: str, places: NDArray[np.void]) -> Iterator[_Chunk]:
+    """The ranges of a file at those places, `_READ_BYTES` at a time at most."""
+    ranges: list[tuple[int, int]] = []
+    num_bytes = 0
+    for start, length, _ in places.tolist():
+        if ranges and num_bytes + length > _READ_BYTES:
+            yield name, ranges
+            ranges, num_bytes = [], 0
+        if length:
+            ranges.append((start, length))
+            num_bytes += length
+    if ranges:
+        yield name, ranges
+
+
+def _read(store: Store, chunk: _Chunk) -> Sequence[bytes]:
+    name, ranges = chunk
+    try:
+        return store.read(name, ranges)
+    except OSError as error:
+        raise BuildError(
+            f"{store.where(name)} cannot be read: {error.strerror or error}",
+            hint="run the same command again: the task that wrote it runs again",
+        ) from error

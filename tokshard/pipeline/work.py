@@ -1,0 +1,220 @@
+"""The loop of every stage: `work` runs the tasks that left no receipt and decides nothing, `settle` judges.
+
+An executor is below this loop: it says who runs a task. An array is above it: it says which tasks are mine. So local
+processes, Ray and jobs, builds, imports and copies, hashing, writing and shuffling all go through here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+from tokshard.pipeline.executors.base import Ended, Event, Lost, MakeExecutor, Usage, Executor
+from tokshard.pipeline.judge import Judge
+from tokshard.pipeline.messages import user_error
+from tokshard.pipeline.progress import InputLeftOut, Observer, StageEnded, StageStarted, ignore
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
+from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask
+from tokshard.pipeline.tasks.running import TaskRunner
+from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.workspace.receipts import (
+    FilesThere,
+    Key,
+    Receipt,
+    delete_receipt,
+    read_receipts,
+    receipt_keys,
+)
+
+_MAPPED_STREAMS = 6
+"""One process reads and writes as fast as about six encode. With fewer streams than that, and fewer than there are
+workers, the chunks of one stream at a time go to all workers; else each worker takes a whole stream."""
+
+
+class UnfinishedStageError(Exception):
+    """Tasks of a stage have no receipt, and this process is not to run them.
+
+    Args:
+        missing: those tasks, in order.
+    """
+
+    def __init__(self, stage: Stage, missing: Sequence[AnyTask]) -> None:
+        super().__init__(stage, missing)
+        self.stage, self.missing = stage, missing
+
+
+def judge_of(build: Build, stage: Stage, tasks: Sequence[AnyTask] | None = None) -> Judge:
+    """The judge of a stage, before any receipt.
+
+    Args:
+        tasks: the share of a job, which leaves it to the commit to count bad records; default: all.
+    """
+    return Judge(
+        tasks=stage.tasks if tasks is None else tasks,
+        limit=stage.limit,
+        max_bad_records=parse_bad_record_limit(build.options.max_bad_records) if tasks is None else None,
+        is_leaving_out=build.is_leaving_out,
+        left_out=dict(stage.left_out),
+    )
+
+
+def valid_receipts(build: Build, stage: Stage, tasks: Sequence[AnyTask]) -> Iterator[Receipt]:
+    """The receipts of some tasks that hold; void ones are deleted, so that their tasks run again.
+
+    A receipt is void if what the task read has changed since, or if a file that it promises is not there.
+    """
+    store = build.workspace.store
+    by_key = {task.key: task for task in tasks}
+    streams = {task.key[0]: task for task in tasks if isinstance(task, StreamTask)}
+    keys = [key for key in receipt_keys(store, stage.name) if key in by_key or key[0] in streams]
+    there = FilesThere(store, stage.name, [output.shard_sizes() for output in build.outputs])
+    for receipt in read_receipts(store, stage.name, keys):
+        task = by_key.get(receipt.key) or streams[receipt.key[0]]
+        is_same = receipt.failure is not None or receipt.made_of == stage.made_of_task(task)
+        # a group leaves out those of its inputs that are damaged: it has to know all that are known by now
+        is_same = is_same and _known(stage, task, receipt)
+        if is_same and there.has_those_of(receipt, has_file=stage.has_files):
+            yield receipt
+        else:
+            delete_receipt(store, stage.name, receipt.key)
+
+
+def _known(stage: Stage, task: AnyTask, receipt: Receipt) -> bool:
+    if isinstance(task, StreamTask | StepTask) or not stage.left_out:
+        return True
+    return all(index in receipt.left_out for index, _ in task.parts if index in stage.left_out)
+
+
+def work(
+    build: Build,
+    stage: Stage,
+    tasks: Sequence[AnyTask],
+    judge: Judge,
+    executor: Executor,
+    observer: Observer = ignore,
+) -> None:
+    """Run the tasks of a share that left no receipt. Starts no more where a limit or a failure makes them pointless.
+
+    Args:
+        tasks: those without a receipt, in the order in which they are to begin.
+        judge: of the share; it takes in every receipt.
+
+    Raises:
+        BuildError: something failed that need not fail again, such as a disk, or a worker that died twice.
+    """
+
+    def take(event: Event) -> None:
+        if isinstance(event, Receipt):
+            known = set(judge.left_out)
+            judge.add(event)
+            for index in judge.left_out.keys() - known:
+                observer(InputLeftOut(build.inputs[index].location, judge.left_out[index]))
+            observer(event)
+
+    mapped = _mapped(tasks, executor)
+    waiting = deque(task for task in tasks if task not in mapped)
+    running: dict[Key, AnyTask] = {}
+    losses: Counter[Key] = Counter()
+    while True:
+        while waiting and executor.has_room():
+            task = waiting.popleft()
+            if not judge.is_over(task) and not _is_done_by_another(build, stage, task):
+                running[task.key] = task
+                executor.submit(_run(task, judge))
+        if all(judge.is_over(task) for task in running.values()):
+            break
+        for event in executor.events():
+            take(event)
+            if isinstance(event, Ended | Lost):
+                del running[event.task.key]
+            if isinstance(event, Lost):
+                losses[event.task.key] += 1
+                if losses[event.task.key] > event.max_losses:
+                    raise event.error
+                waiting.appendleft(event.task)
+    for task in mapped:
+        if not judge.is_over(task):
+            for event in executor.run_mapped(_run(task, judge)):
+                take(event)
+
+
+def _run(task: AnyTask, judge: Judge) -> Run:
+    return Run(task=task, max_documents=judge.room, num_done=judge.num_done(task))
+
+
+def _mapped(tasks: Sequence[AnyTask], executor: Executor) -> list[AnyTask]:
+    """The streams that are read here, one after another, while all workers encode their chunks."""
+    streams = [task for task in tasks if isinstance(task, StreamTask)] if executor.can_map else []
+    is_few = len(streams) < min(executor.num_workers, _MAPPED_STREAMS)
+    return [task for task in streams if task.is_here or is_few]
+
+
+def _is_done_by_another(build: Build, stage: Stage, task: AnyTask) -> bool:
+    """Whether another job of an array has left the receipt of a task meanwhile."""
+    if not build.request.is_array or isinstance(task, StreamTask):
+        return False
+    return any(True for _ in read_receipts(build.workspace.store, stage.name, [task.key]))
+
+
+def settle(build: Build, stage: Stage, judge: Judge) -> Judge:
+    """Judge a stage by its receipts: what a run without workers, failures and jobs would have come to.
+
+    A task runs again for one reason only: the limit on documents may fall in it, or before its failure, and only now its
+    exact room is known.
+
+    Args:
+        judge: of all tasks, with the receipts that are there.
+
+    Raises:
+        TokshardError: the lowest failure, in the user's words.
+        UnfinishedStageError: a receipt is missing.
+    """
+    runner = None
+    while (run := judge.rerun) is not None:
+        runner = runner or TaskRunner(build, stage, lambda _: None)
+        delete_receipt(build.workspace.store, stage.name, (run.task.key[0], run.task.key[1] + run.num_done))
+        for receipt in runner.run(run):
+            judge.add(receipt)
+    if judge.failure is not None:
+        raise user_error(build, stage.name, judge)
+    if not judge.is_done:
+        raise UnfinishedStageError(stage, list(judge.missing()))
+    return judge
+
+
+def judged_on_disk(build: Build, stage: Stage) -> Judge:
+    """The judge of a whole stage with all receipts that are there."""
+    judge = judge_of(build, stage)
+    for receipt in valid_receipts(build, stage, stage.tasks):
+        judge.add(receipt)
+    return judge
+
+
+def run_stage(build: Build, stage: Stage, make_executor: MakeExecutor, observer: Observer, usage: Usage) -> Judge:
+    """Run a whole stage by this process and its workers, and judge it. Tasks that failed before are tried again.
+
+    Args:
+        usage: of the build; the cost of the workers is added.
+
+    Raises:
+        TokshardError: as `work` and `settle`.
+    """
+    judge, done = judge_of(build, stage), []
+    for receipt in valid_receipts(build, stage, stage.tasks):
+        if receipt.failure is not None:
+            delete_receipt(build.workspace.store, stage.name, receipt.key)
+        else:
+            judge.add(receipt)
+            done.append(receipt.without_details())
+    missing = list(judge.missing())
+    total_bytes = 0 if build.inputs.read_once else build.inputs.num_bytes
+    observer(StageStarted(build=build, name=stage.name, total_bytes=total_bytes, tasks=stage.tasks, done=done))
+    try:
+        if missing:
+            with make_executor(build, stage, len(missing), observer) as executor:
+                work(build, stage, missing, judge, executor, observer)
+            usage.add(executor.usage)
+    finally:
+        observer(StageEnded())
+    return settle(build, stage, judge)
