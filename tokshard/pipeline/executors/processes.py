@@ -170,7 +170,7 @@ class ProcessExecutor:
     def _hear_chunks(self) -> None:
         for worker, message in self._messages():
             if isinstance(message, PreparedChunk):
-                worker.jobs.popleft().prepared = message.prepared
+                worker.jobs.popleft().prepared, worker.usage = message.prepared, message.usage
             elif isinstance(message, BuildError):
                 for job in worker.jobs:
                     job.losses += 1

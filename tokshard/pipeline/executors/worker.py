@@ -45,9 +45,10 @@ class PrepareChunk:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChunk:
-    """From a worker: what the oldest chunk became that it has not answered for."""
+    """From a worker: what the oldest chunk became that it has not answered for, and what the worker has cost by now."""
 
     prepared: Prepared
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def _answers(runner: TaskRunner, message: Run | PrepareChunk) -> Iterator[Any]:
         yield from runner.run(message)
         yield Idle(Usage(cpu_seconds(), peak_bytes()))
     else:
-        yield PreparedChunk(runner.prepare(message.chunk))
+        yield PreparedChunk(runner.prepare(message.chunk), Usage(cpu_seconds(), peak_bytes()))
 
 
 def _receive(connection: Connection, inbox: queue.SimpleQueue[Run | PrepareChunk]) -> None:
