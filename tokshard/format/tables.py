@@ -19,6 +19,8 @@ from tokshard.format.partial_file import PartialFile
 from tokshard.format.schema import ARROW_ERRORS, FORMAT_VERSION, describe_schema
 from tokshard.store import Store
 
+_WRITE_BYTES = 1 << 18
+
 SHARDS_PER_BATCH = 1_024
 """Rows in each record batch of the shard table but the last; part of FORMAT_VERSION."""
 
@@ -139,7 +141,9 @@ def write_table(
     """Write an Arrow IPC file whose record batches all have `rows_per_batch` rows, but for the last."""
     pending: list[pa.RecordBatch] = []
     num_rows = 0
-    with ipc.new_file(file, schema) as writer:
+    # Arrow writes each buffer of each column by itself, most of them a few bytes
+    buffered = pa.BufferedOutputStream(pa.PythonFile(file, "w"), _WRITE_BYTES)
+    with ipc.new_file(buffered, schema) as writer:
         for batch in batches:
             pending.append(batch)
             num_rows += batch.num_rows
@@ -151,6 +155,8 @@ def write_table(
         rest = pa.Table.from_batches(pending, schema).combine_chunks()
         if rest.num_rows:
             writer.write_batch(rest.to_batches()[0])
+    buffered.flush()
+    buffered.detach()
 
 
 class Table:

@@ -23,10 +23,11 @@ from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, Input, Inp
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.workspace.places import INPUTS, REQUEST, Output, Workspace
 from tokshard.store import is_uri
+from tokshard.version import __version__
 
 _MAX_SHOWN = 5
-_SAME_BYTES = ("tokshard", "pyarrow", "zstandard")
-"""Packages on which the bytes of every corpus depend. For texts, tokenizers is one of them."""
+_SAME_BYTES = ("pyarrow", "zstandard")
+"""Packages besides tokshard on which the bytes of every corpus depend; for texts, tokenizers is one of them."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +161,7 @@ def outputs_of(workspace: Workspace, request: Request) -> tuple[Output, ...]:
 def versions_here(reads: str) -> dict[str, str]:
     """The packages of this process on which the bytes of a corpus depend, with their versions."""
     packages = (*_SAME_BYTES, "tokenizers") if reads == TEXT else _SAME_BYTES
-    return {package: importlib.metadata.version(package) for package in packages}
+    return {"tokshard": __version__} | {package: importlib.metadata.version(package) for package in packages}
 
 
 def other_versions(request: Request) -> list[str]:
