@@ -16,7 +16,17 @@ from tokshard.errors import UsageError
 from tokshard.pipeline.sources.inputs import DOCUMENTS
 
 _AS_IN_BUILD = (
-    *("dedup", "validation_fraction", "limit", "on_bad_source", "workers", "executor", "ray_address", "append", "force"),
+    *(
+        "dedup",
+        "validation_fraction",
+        "limit",
+        "on_bad_source",
+        "workers",
+        "executor",
+        "ray_address",
+        "append",
+        "force",
+    ),
     *("dry_run", "job_index", "num_jobs", "quiet", "verbose"),
 )
 """Options that mean the same for texts and for documents."""

@@ -56,8 +56,8 @@ def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> lis
         chosen: names of the corpora that are wanted; empty for all.
 
     Raises:
-        UsageError: there is no such corpus, or all are to start over without being named; the file cannot be read, asks for no corpus, has an unknown key or a value of the wrong type, or
-            writes two corpora into the same directory.
+        UsageError: there is no such corpus, or all are to start over without being named; the file cannot be read, asks
+            for no corpus, has an unknown key or a value of the wrong type, or writes two corpora into one directory.
     """
     sections = _load(path)
     _check_keys(sections, _SECTIONS, path)
@@ -77,7 +77,7 @@ def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> lis
     if context.params["force"] and not chosen:
         raise UsageError(
             "--force would remove and rebuild every corpus of the recipe",
-            hint=f"name what is to start over: tokshard build {path} NAME... --force; the names are {', '.join(corpora)}",
+            hint=f"name what is to start over: tokshard build {path} NAME... --force; it has {', '.join(corpora)}",
         )
     requests = []
     for name, found in corpora.items():

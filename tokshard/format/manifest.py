@@ -130,7 +130,7 @@ class Records(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Args:
         with_special_text: documents written whose text spells a special token; they hold ordinary ids for it. Left out
-            of the JSON where it is 0; None where it is unknown, because they are some documents of a corpus that has any.
+            of the JSON where it is 0. None: unknown, because they are some of the documents of a corpus that has any.
     """
 
     read: Count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +22,13 @@ from tokshard.pipeline.sources.opening import vanished
 from tokshard.pipeline.sources.records import TOO_LONG
 from tokshard.pipeline.tasks.planning import (
     TASK_TOKENS,
-    AnyTask,
+    Planned,
+    Row,
     from_row,
     group_tokens,
     plan_groups,
     plan_tasks,
     to_row,
-    Row,
 )
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.ownership import manifest_of, remove_corpora
@@ -54,7 +54,7 @@ class BuiltCorpus:
         return f"<BuiltCorpus {self}>"
 
 
-def adopt(build: Build) -> list[AnyTask]:
+def adopt(build: Build) -> list[Planned]:
     """Take the directory, which is locked: start over if forced, continue the same build, or begin. Returns its tasks.
 
     Raises:
@@ -62,7 +62,7 @@ def adopt(build: Build) -> list[AnyTask]:
         BuildError: another build completed it.
         SourceError: an input cannot be read to plan the tasks.
     """
-    workspace, request = build.workspace, build.request
+    workspace = build.workspace
     workspace.take_over()  # from here on no other process changes anything here
     before = load_request(workspace)
     if build.options.force:
@@ -71,9 +71,9 @@ def adopt(build: Build) -> list[AnyTask]:
         raise BuildError(f"{workspace.out} was completed by another build just now", hint="run the command again")
     # a build that stopped before its first shard may be continued with other settings: often these were the mistake;
     # the work folder of an earlier generation can be left although that generation is complete
-    elif before is not None and before.generation >= request.generation and _has_results(build, before):
-        check_same(_with_raised_limit(before, request, workspace), request, out=workspace.out)
-        if before.inputs == request.inputs.absolute() and (tasks := load_tasks(workspace)) is not None:
+    elif before is not None and before.generation >= build.generation and _has_results(build, before):
+        check_same(_with_raised_limit(before, build), build, out=workspace.out)
+        if before.inputs.absolute() == build.inputs.absolute() and (tasks := load_tasks(workspace)) is not None:
             save_request(build)
             return tasks
     else:
@@ -86,7 +86,7 @@ def adopt(build: Build) -> list[AnyTask]:
 
 
 def _start_over(build: Build, before: Request | None) -> None:
-    """Remove what the directory holds. Killed at any moment, it leaves what the next run refuses or continues rightly."""
+    """Remove what the directory holds. Killed at any moment, it leaves what the next run refuses or continues."""
     workspace = build.workspace
     if before is None:
         save_request(build)
@@ -106,23 +106,21 @@ def _receipts(store: Store) -> Iterable[Receipt]:
         yield from read_receipts(store, stage, receipt_keys(store, stage))
 
 
-def _with_raised_limit(before: Request, now: Request, workspace: Workspace) -> Request:
-    """What was asked for before, with the present limit on the size of documents if no finished task met the old one."""
+def _with_raised_limit(before: Request, now: Build) -> Request:
+    """What was asked for before, with the present limit on the size of documents if no task met the old one."""
     limit = now.config.max_document_bytes
     is_met = limit < before.config.max_document_bytes or any(
         TOO_LONG in source.left_out
-        for receipt in _receipts(workspace.store)
+        for receipt in _receipts(now.workspace.store)
         for output in receipt.outputs
         for source in output.sources
     )
     if limit == before.config.max_document_bytes or is_met:
         return before
-    return msgspec.structs.replace(
-        before, config=msgspec.structs.replace(before.config, max_document_bytes=limit)
-    )
+    return msgspec.structs.replace(before, config=msgspec.structs.replace(before.config, max_document_bytes=limit))
 
 
-def load_tasks(workspace: Workspace) -> list[AnyTask] | None:
+def load_tasks(workspace: Workspace) -> list[Planned] | None:
     """The tasks that were planned before; None if they are not there.
 
     Raises:
@@ -138,12 +136,12 @@ def load_tasks(workspace: Workspace) -> list[AnyTask] | None:
         ) from error
 
 
-def plan(build: Build) -> list[AnyTask]:
+def plan(build: Build) -> list[Planned]:
     """The tasks that read inputs. Only inputs that are too big for one need to be read into."""
     inputs, config = build.inputs, build.config
     if config.reads == DOCUMENTS:
         tokens: list[int] = []
-        for location, generation in build.request.corpora:
+        for location, generation in build.corpora:
             with open_corpus(location, generation=generation) as corpus:
                 tokens += np.diff(corpus.shards.first_tokens).tolist()
         most = group_tokens(config.shard_tokens) if build.options.shuffle is None else TASK_TOKENS
@@ -170,7 +168,7 @@ def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
     """
     workspace, outputs = build.workspace, build.outputs
     for is_split in (True, False):
-        for output in workspace.outputs(is_split=is_split, generation=build.request.generation):
+        for output in workspace.outputs(is_split=is_split, generation=build.generation):
             if output not in outputs and manifest_of(output) is not None:
                 raise ConfigurationChangedError(
                     f"{workspace.out} belongs to another build: {output.location} is a corpus "
@@ -190,7 +188,7 @@ def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
     corpora = tuple(
         BuiltCorpus(directory=output.location, manifest=_checked_manifest(build, output)) for output in outputs
     )
-    if left is not None and left.generation <= build.request.generation:
+    if left is not None and left.generation <= build.generation:
         remove_workspace(workspace)
     return corpora
 
@@ -206,26 +204,25 @@ def remove_workspace(workspace: Workspace) -> None:
 
 def _checked_manifest(build: Build, output: Output) -> Manifest:
     """The manifest of a complete corpus that the same command wrote."""
-    request = build.request
     with open_corpus(output.location, generation=0) as corpus:
         manifest, sources = corpus.manifest, corpus.sources()
     report = _report(output.store)
     before = msgspec.structs.replace(
-        request,
+        build,
         config=msgspec.structs.replace(manifest.build, split=None),
         tokenizer=manifest.tokenizer,
         arguments=manifest.arguments,
-        inputs=request.inputs if request.corpora else _inputs_at_build(sources, report, request),
+        inputs=build.inputs if build.corpora else _inputs_at_build(sources, report, build),
         versions={},
     )
-    check_same(before, request, out=build.workspace.out, is_complete=True)
-    inputs = ((one.argument, one.path, one.num_bytes) for one in request.inputs)
-    is_same = report.get("source_times_sha256", request.inputs.versions_sha256) == request.inputs.versions_sha256
-    if not request.corpora:
-        recipe = recipe_fingerprint(manifest.build, request.tokenizer, inputs)
+    check_same(before, build, out=build.workspace.out, is_complete=True)
+    inputs = ((one.argument, one.path, one.num_bytes) for one in build.inputs)
+    is_same = report.get("source_times_sha256", build.inputs.versions_sha256) == build.inputs.versions_sha256
+    if not build.corpora:
+        recipe = recipe_fingerprint(manifest.build, build.tokenizer, inputs)
         is_same = is_same and recipe == manifest.fingerprints.recipe
     if not is_same:
-        then, now = (report.get("num_sources", len(sources)), len(request.inputs))
+        then, now = (report.get("num_sources", len(sources)), len(build.inputs))
         raise ConfigurationChangedError(
             f"{build.workspace.out} was made from other sources, or they changed since: {then:,} then, {now:,} now",
             hint="give another --out, or --force to start over",

@@ -18,7 +18,7 @@ from tokshard.format.source_table import read_sources
 from tokshard.format.tables import SourceInfo
 from tokshard.pipeline.adopt import finished_corpora, roots_at_build
 from tokshard.pipeline.options import change_text
-from tokshard.pipeline.request import Build, Request, load_request
+from tokshard.pipeline.request import Request, load_request, placed
 from tokshard.pipeline.sources.inputs import location_of
 from tokshard.pipeline.tasks.duplicates import EarlierTexts
 from tokshard.pipeline.workspace.places import Output, Workspace
@@ -177,7 +177,7 @@ def _in_place(corpora: Sequence[Output], generation: int, last: Manifest, reques
 def _is_there(workspace: Workspace, request: Request) -> bool:
     """Whether a generation is complete and was built from the same sources with the same settings."""
     try:
-        return finished_corpora(Build(request, workspace)) is not None
+        return finished_corpora(placed(request, workspace)) is not None
     except ConfigurationChangedError:
         return False
 

@@ -6,9 +6,9 @@
     settle    judge the receipts in input order: limits, bad records, damage, the lowest failure           judge.py
     commit    turn the receipts into tables, the report, and last of all the manifest                      commit.py
 
-A build has one stage or several, and each is worked and settled; `stages.py` says which. An import and a copy are builds
-that read something else, and a job of an array works on a share: see `jobs.py`. Every step before the last leaves only
-files that the next run of the same command can use or will replace.
+A build has one stage or several, and each is worked and settled; `stages.py` says which. An import and a copy are
+builds that read something else, and a job of an array works on a share: see `jobs.py`. Every step before the last
+leaves only files that the next run of the same command can use or will replace.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
             directory=build.workspace.out,
             corpora=finished,
             is_new=False,
-            ignored=build.request.ignored,
-            notes=build.request.notes,
-            normalizer=build.request.normalizer,
+            ignored=build.ignored,
+            notes=build.notes,
+            normalizer=build.normalizer,
         )
     check_directory(build.workspace, build.outputs)
-    for note in build.request.notes:
+    for note in build.notes:
         observer(Note(note))
     with lock(build.workspace) as is_locked, hints(build), executors(options, observer) as make_executor:
         if not is_locked:

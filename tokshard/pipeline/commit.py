@@ -145,8 +145,8 @@ def commit(build: Build, settled: Settled, clock: Clock) -> BuildResult:
     """
     check_kept_fields(build, settled.counts[1])
     corpora = [_assemble(build, settled, number) for number in range(len(build.outputs))]
-    if build.request.generation:
-        of_each = zip(corpora, build.request.previous, strict=True)
+    if build.generation:
+        of_each = zip(corpora, build.previous, strict=True)
         corpora = [
             replace(corpus, manifest=in_its_corpus(corpus.output, corpus.manifest, previous))
             for corpus, previous in of_each
@@ -187,7 +187,7 @@ def _assemble(build: Build, settled: Settled, number: int) -> _AssembledCorpus:
             write_text_hashes(build.workspace.store, settled.texts, file)
     else:
         out.delete(names.HASHES)
-    manifest = _manifest(build, settled, output, totals, files)
+    manifest = _manifest(build, output, totals, files)
     return _AssembledCorpus(output=output, manifest=manifest, shards=totals.shard_sizes)
 
 
@@ -200,9 +200,7 @@ def _side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[H
     files[name] = FileFacts(num_bytes=hashing.tell(), sha256=hashing.digest().hex())
 
 
-def _write_rejects(
-    build: Build, settled: Settled, totals: Totals, out: Store, files: dict[str, FileFacts]
-) -> None:
+def _write_rejects(build: Build, settled: Settled, totals: Totals, out: Store, files: dict[str, FileFacts]) -> None:
     """A line of JSON for each record or input that was left out, in input order; no file if there was none."""
     damaged = (
         {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
@@ -217,7 +215,7 @@ def _write_rejects(
         for reject in itertools.chain([first], rejects):
             source = build.inputs[reject["source"]]
             is_copy = build.config.reads == DOCUMENTS
-            root = build.inputs.roots[source.argument] if is_copy else build.request.arguments[source.argument]
+            root = build.inputs.roots[source.argument] if is_copy else build.arguments[source.argument]
             reject["source"] = display_path(root, source.path)
             file.write(json.dumps(reject, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
@@ -231,15 +229,13 @@ def _rejected_records(build: Build, settled: Settled, totals: Totals) -> Iterato
             yield reject
 
 
-def _manifest(
-    build: Build, settled: Settled, output: Output, totals: Totals, files: Mapping[str, FileFacts]
-) -> Manifest:
-    request, tokenizer = build.request, build.request.tokenizer
+def _manifest(build: Build, output: Output, totals: Totals, files: Mapping[str, FileFacts]) -> Manifest:
+    tokenizer = build.tokenizer
     config = msgspec.structs.replace(build.config, split=output.split or None)
     records, text_bytes, left_out = totals.sums()
     sources = (
         ((one.argument, one.path, one.num_bytes) for one in original_sources(build))
-        if request.corpora
+        if build.corpora
         else ((one.argument, one.path, one.num_bytes) for one in build.inputs)
     )
     return Manifest(
@@ -250,7 +246,7 @@ def _manifest(
         num_bytes=sum(totals.shard_sizes.values()),
         text_bytes=text_bytes,
         dtype=token_dtype(tokenizer.vocab_size),
-        columns=dict(request.columns),
+        columns=dict(build.columns),
         fingerprints=Fingerprints(
             content=content_fingerprint(
                 totals.content,
@@ -261,7 +257,7 @@ def _manifest(
             recipe=recipe_fingerprint(config, tokenizer, sources),
         ),
         tokenizer=tokenizer,
-        arguments=list(request.arguments),
+        arguments=list(build.arguments),
         build=config,
         records=Records(
             read=records,
@@ -278,11 +274,11 @@ def _manifest(
 
 def _with_special_text(build: Build, totals: Totals) -> int | None:
     """Documents whose text spells a special token; None where some documents were taken out of those counted."""
-    if not build.request.corpora:
+    if not build.corpora:
         return totals.with_special_text
     counts = []
     documents = 0
-    for location, generation in build.request.corpora:
+    for location, generation in build.corpora:
         with open_corpus(location, generation=generation) as corpus:
             counts.append(corpus.manifest.records.with_special_text)
             documents += corpus.num_documents
@@ -304,7 +300,7 @@ def _nothing_written(build: Build, totals: Totals, output: Output) -> BuildError
             f"the {output.split} split got no document: {found}",
             hint=f"change --validation-fraction or leave it out, and {build.start_over}",
         )
-    if build.request.corpora:
+    if build.corpora:
         return BuildError(
             f"no document meets the conditions: {found}", hint=f"give others, or leave them out, and {build.start_over}"
         )
@@ -350,7 +346,7 @@ def _publish(corpus: _AssembledCorpus, report: Mapping[str, Any]) -> None:
 def _result(
     build: Build, receipts: Sequence[Receipt], clock: Clock, corpora: Sequence[_AssembledCorpus]
 ) -> BuildResult:
-    request, total = build.request, progress_of(receipts)
+    total = progress_of(receipts)
     warning = loss_warning(total.bad, total.records, is_end=True)
     return BuildResult(
         directory=build.workspace.out,
@@ -361,10 +357,10 @@ def _result(
         tokens_written=clock.tokens,
         num_workers=clock.usage.num_workers,
         peak_worker_bytes=clock.usage.peak_worker_bytes,
-        ignored=request.ignored,
-        notes=(*request.notes, *_changes(receipts, request.tokenizer.eos)),
+        ignored=build.ignored,
+        notes=(*build.notes, *_changes(receipts, build.tokenizer.eos)),
         warnings=() if warning is None else (warning,),
-        normalizer=request.normalizer,
+        normalizer=build.normalizer,
     )
 
 
@@ -388,7 +384,7 @@ def _report(build: Build, result: BuildResult, left_out: Mapping[int, str]) -> d
     """What may differ between two builds of one corpus, such as times, machine, absolute paths."""
     inputs = build.inputs.absolute()
     roots = inputs.roots
-    if build.request.corpora:
+    if build.corpora:
         roots = _original_roots(build)
     report = {
         "tokshard": __version__,
@@ -404,11 +400,11 @@ def _report(build: Build, result: BuildResult, left_out: Mapping[int, str]) -> d
         "on_bad_record": build.options.on_bad_record,
         "on_bad_source": build.options.on_bad_source,
         "damaged_inputs": {inputs[index].location: problem for index, problem in sorted(left_out.items())},
-        "ignored_files": dict(build.request.ignored),
+        "ignored_files": dict(build.ignored),
         "notes": list(result.notes),
         "roots": roots,
     }
-    if len(inputs) > _MAX_LISTED_SOURCES or build.request.corpora:
+    if len(inputs) > _MAX_LISTED_SOURCES or build.corpora:
         return {**report, "sources": [], "num_sources": len(inputs), "source_times_sha256": inputs.versions_sha256}
     return {**report, "sources": [{name: getattr(one, name) for name in _LISTED} for one in inputs]}
 
@@ -416,7 +412,7 @@ def _report(build: Build, result: BuildResult, left_out: Mapping[int, str]) -> d
 def _original_roots(build: Build) -> list[str]:
     """Where the sources of the corpora were, so that an append refuses what is there already; empty if unknown."""
     roots: list[str] = []
-    for location, generation in build.request.corpora:
+    for location, generation in build.corpora:
         with open_corpus(location, generation=generation) as corpus:
             roots += (root for store, _ in corpus.generations for root in roots_at_build(store))
-    return roots if len(roots) == len(build.request.arguments) else []
+    return roots if len(roots) == len(build.arguments) else []

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Sequence
 
-
 from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
@@ -99,7 +98,9 @@ def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]
         return found
     for name in options.columns:
         if name not in found:
-            raise UsageError(f"no corpus has a kept column {name!r}", hint=f"kept columns: {', '.join(found) or 'none'}")
+            raise UsageError(
+                f"no corpus has a kept column {name!r}", hint=f"kept columns: {', '.join(found) or 'none'}"
+            )
     return {name: found[name] for name in options.columns}
 
 

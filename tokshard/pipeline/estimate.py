@@ -31,7 +31,7 @@ from tokshard.pipeline.sources.formats import read_stream
 from tokshard.pipeline.sources.inputs import TEXT, Input, read_once_name
 from tokshard.pipeline.sources.records import Chunk, LineChunk
 from tokshard.pipeline.tasks.duplicates import bytes_per_text
-from tokshard.pipeline.tasks.planning import StreamTask, Task
+from tokshard.pipeline.tasks.planning import Planned, StreamTask
 from tokshard.pipeline.tasks.reading import InputReader
 from tokshard.pipeline.tasks.writing import Writer
 from tokshard.pipeline.workspace.places import TOKENIZER, WRITE, open_workspace
@@ -151,9 +151,7 @@ class _Sums:
         return _Sums(*(mine + factor * theirs for mine, theirs in pairs))
 
 
-def _by_kind(
-    build: Build, tokenizer: bytes, tasks: Sequence[Task | StreamTask]
-) -> Iterator[tuple[int, _Sums, _Sums]]:
+def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterator[tuple[int, _Sums, _Sums]]:
     """For each format and compression: the bytes of its inputs, what was measured, and what the sample stands for."""
     inputs = build.inputs
     num_bytes: dict[tuple[str, str | None], int] = defaultdict(int)
@@ -201,10 +199,10 @@ class _Sampler:
         workspace = open_workspace(directory, attempt="sample")
         workspace.take_over()
         options = msgspec.structs.replace(build.options, on_bad_record=SKIP)
-        build = Build(msgspec.structs.replace(build.request, options=options, generation=0), workspace)
+        build = msgspec.structs.replace(build, options=options, generation=0, workspace=workspace)
         save_tokenizer(build, tokenizer)
         self._build, self._reader = build, InputReader(build)
-        self._maker = Maker(build.spec, build.config, build.request.tokenizer, workspace.store, TOKENIZER)
+        self._maker = Maker(build.spec, build.config, build.tokenizer, workspace.store, TOKENIZER)
         self._writer = Writer(build, WRITE, self._maker)
         if build.config.reads == TEXT:
             self._maker.encode(["warm up: the first text builds caches"])

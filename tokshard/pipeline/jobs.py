@@ -1,8 +1,8 @@
 """A build by several machines that share a directory or a bucket: each job works on a share, and one process commits.
 
-Job I of N runs the tasks t = I mod N of each stage, then helps with what others left. So any job finishes what the others
-did not, whatever became of them. Which job comes first prepares the build. What needs all receipts is judged where a
-stage ends, by every job alike, and by the commit: limits, bad records, and which failure is the lowest.
+Job I of N runs the tasks t = I mod N of each stage, then helps with what others left. So any job finishes what the
+others did not, whatever became of them. Which job comes first prepares the build. What needs all receipts is judged
+where a stage ends, by every job alike, and by the commit: limits, bad records, and which failure is the lowest.
 """
 
 from __future__ import annotations
@@ -40,18 +40,17 @@ from tokshard.pipeline.options import (
 from tokshard.pipeline.progress import Observer, Report, StageEnded, StageStarted, ignore
 from tokshard.pipeline.request import (
     Build,
-    Request,
     check_same,
     check_versions,
     is_same_command,
     load_request,
+    placed,
     save_request,
 )
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.inputs import STDIN, read_once_name
-from tokshard.pipeline.sources.iterables import as_sources
 from tokshard.pipeline.stages import stages
-from tokshard.pipeline.tasks.planning import AnyTask, StepTask, StreamTask
+from tokshard.pipeline.tasks.planning import AnyTask, Planned, StepTask, StreamTask
 from tokshard.pipeline.tasks.stage import Stage
 from tokshard.pipeline.work import UnfinishedStageError, judge_of, judged_on_disk, settle, valid_receipts, work
 from tokshard.pipeline.workspace.lease import check_no_build, lock, lock_to_prepare, running_job, running_jobs
@@ -181,10 +180,10 @@ class _Share:
     def _work(self, stage: Stage, tasks: Sequence[AnyTask], judge: Judge) -> None:
         if tasks:
             with self._make_executor(self._build, stage, len(tasks), self._observer) as executor:
-                work(self._build, stage, tasks, judge, executor, self._count)
+                work(self._build, stage, tasks, judge, executor, observer=self._count)
 
     def _help(self, stage: Stage) -> bool:
-        """Run some tasks that no running job is likely to have begun, in an order of the job's own; False: there are none.
+        """Run some tasks that no running job is likely to have begun, in an order of its own; False: there are none.
 
         A job takes its tasks in order, so the first ones that it lacks are under way.
         """
@@ -239,7 +238,7 @@ class _Share:
 
 
 @contextlib.contextmanager
-def prepared(sources: list[str], options: BuildOptions) -> Iterator[tuple[Build, list[AnyTask]] | None]:
+def prepared(sources: list[str], options: BuildOptions) -> Iterator[tuple[Build, list[Planned]] | None]:
     """The build, prepared here or by another job, with its tasks; None if its corpus is complete.
 
     Only the job that prepares it lists the sources, and jobs whose command is not the same to the letter.
@@ -247,7 +246,7 @@ def prepared(sources: list[str], options: BuildOptions) -> Iterator[tuple[Build,
     workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
     check_own(workspace)
     build = _saved(workspace, options)
-    if build is not None and is_same_command(build.request, sources, options):
+    if build is not None and is_same_command(build, sources, options):
         with hints(build):
             check_versions(build)
             workspace.join()
@@ -261,15 +260,15 @@ def prepared(sources: list[str], options: BuildOptions) -> Iterator[tuple[Build,
             yield None
             return
         check_directory(build.workspace, build.outputs)
-        build = Build(msgspec.structs.replace(build.request, is_array=True), build.workspace)
+        build = msgspec.structs.replace(build, is_array=True)
         with lock_to_prepare(build.workspace):
             before = load_request(build.workspace)
             # the work folder of an earlier generation can be left although that generation is complete
-            if before is None or not before.is_array or before.generation < build.request.generation:
+            if before is None or not before.is_array or before.generation < build.generation:
                 tasks = adopt(build)
                 save_tokenizer(build, tokenizer)
             else:
-                check_same(before, build.request, out=build.workspace.out)
+                check_same(before, build, out=build.workspace.out)
                 build.workspace.join()
                 save_request(build)
                 tasks = _tasks(build)
@@ -282,16 +281,16 @@ def _saved(workspace: Workspace, options: BuildOptions) -> Build | None:
     if request is None or load_tasks(workspace) is None:
         return None
     mine = {name: getattr(options, name) for name in ("out", "workers", "executor", "ray_address")}
-    return Build(
-        msgspec.structs.replace(request, options=msgspec.structs.replace(request.options, **mine)), workspace
-    )
+    options = msgspec.structs.replace(request.options, **mine)
+    return placed(msgspec.structs.replace(request, options=options), workspace)
 
 
-def _tasks(build: Build) -> list[AnyTask]:
+def _tasks(build: Build) -> list[Planned]:
     tasks = load_tasks(build.workspace)
     if tasks is None:
         raise BuildError(
-            f"{build.workspace.out} was not prepared to its end", hint="run the same command again, or remove the folder"
+            f"{build.workspace.out} was not prepared to its end",
+            hint="run the same command again, or remove the folder",
         )
     return tasks
 
@@ -339,7 +338,7 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
     request = load_request(workspace)
     if request is None:
         return _complete(workspace)
-    build = Build(request, workspace)
+    build = placed(request, workspace)
     with hints(build), lock(workspace):
         if all(names.MANIFEST in present(output.store) for output in build.outputs):
             workspace.remove()  # a commit was killed between its manifest and its last step
@@ -359,11 +358,11 @@ def _incomplete(build: Build, error: UnfinishedStageError) -> BuildError:
     verb = {HASH: "hashed", WRITE: "written", DEAL: "dealt"}.get(error.stage.name, "done")
     is_reader = not isinstance(first, StepTask)
     place = f", the first of which reads {build.inputs[first.key[0]].location}" if is_reader else ""
-    words = command_words(build.request.sources, build.request.options)
-    words += ["--job-index", "0", "--num-jobs", "1"] if build.request.is_array else []
+    words = command_words(build.sources, build.options)
+    words += ["--job-index", "0", "--num-jobs", "1"] if build.is_array else []
     return BuildError(
-        f"{build.workspace.out} is not complete: {count:,} of {len(error.stage.tasks):,} tasks have not been {verb}{place}",
-        hint=f"any job does what the others left: cd {shlex.quote(build.request.directory)} && {shlex.join(words)}",
+        f"{build.workspace.out} is not complete: {count:,} of {len(error.stage.tasks):,} tasks are not {verb}{place}",
+        hint=f"any job does what the others left: cd {shlex.quote(build.directory)} && {shlex.join(words)}",
     )
 
 

@@ -110,7 +110,9 @@ class Judge:
     def missing(self) -> Iterator[AnyTask]:
         """The tasks from the first one on that has no receipt, as far as they can matter."""
         for task in self.tasks[self._position :] if not self.is_done else ():
-            found = self._waiting.get((task.key[0], self.num_done(task) - 1) if isinstance(task, StreamTask) else task.key)
+            found = self._waiting.get(
+                (task.key[0], self.num_done(task) - 1) if isinstance(task, StreamTask) else task.key
+            )
             is_there = found is not None and (found.is_last or found.failure is not None)
             if not is_there and not self.is_over(task):
                 yield task

@@ -89,6 +89,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         force: start over, removing the corpus or unfinished build in `out`; with `append`, only
             the generation that was being added.
     """
+
     tokenizer: str
     out: str
     eos: str | None = None

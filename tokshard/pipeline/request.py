@@ -6,10 +6,10 @@ is refused, on whichever machine it runs.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -77,66 +77,48 @@ class _InputsReference(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
-    """A request and the place where its build works. Every task and every process gets this, and nothing else."""
+class Build(Request, frozen=True, kw_only=True, dict=True):
+    """A request and the place where its build works: all that a task or a process is given.
 
-    request: Request
+    Args:
+        workspace: the place.
+    """
+
     workspace: Workspace
 
-    @property
-    def config(self) -> BuildConfig:
-        """What the manifest says of the options."""
-        return self.request.config
-
-    @property
-    def options(self) -> BuildOptions:
-        """The options as they were checked."""
-        return self.request.options
-
-    @property
-    def inputs(self) -> InputTable:
-        """All files to read."""
-        return self.request.inputs
-
-    @property
+    @functools.cached_property
     def outputs(self) -> tuple[Output, ...]:
         """The corpora to write: two with a validation split."""
-        return outputs_of(self.workspace, self.request)
+        return outputs_of(self.workspace, self)
 
-    @property
+    @functools.cached_property
     def facts(self) -> ShardFacts:
         """What every shard repeats of its corpus."""
-        tokenizer = self.request.tokenizer
         return ShardFacts(
-            dtype=token_dtype(tokenizer.vocab_size),
-            tokenizer_sha256=tokenizer.canonical_sha256,
-            eos_id=tokenizer.eos_id,
-            bos_id=tokenizer.bos_id,
-            columns=self.request.columns,
+            dtype=token_dtype(self.tokenizer.vocab_size),
+            tokenizer_sha256=self.tokenizer.canonical_sha256,
+            eos_id=self.tokenizer.eos_id,
+            bos_id=self.tokenizer.bos_id,
+            columns=self.columns,
         )
 
-    @property
+    @functools.cached_property
     def spec(self) -> RecordSpec:
         """Which parts of a record matter."""
-        config, tokenizer = self.config, self.request.tokenizer
-        tokens = None
-        if config.reads == TOKENS:
-            tokens = TokenSpec(
-                field=config.token_field,
-                dtype=config.token_dtype,
-                delimiters=(tokenizer.eos_id,)
-                if config.delimiter is None
-                else (tokenizer.eos_id, config.delimiter),
-                narrowest=token_dtype(tokenizer.vocab_size),
-                max_document_bytes=config.max_document_bytes,
-            )
+        config, eos = self.config, self.tokenizer.eos_id
+        tokens = TokenSpec(
+            field=config.token_field,
+            dtype=config.token_dtype,
+            delimiters=(eos,) if config.delimiter is None else (eos, config.delimiter),
+            narrowest=token_dtype(self.tokenizer.vocab_size),
+            max_document_bytes=config.max_document_bytes,
+        )
         return RecordSpec(
             text_field=config.text_field,
             columns=parse_columns(self.options.id_field, self.options.keep),
             max_document_bytes=config.max_document_bytes,
             text_mode=config.text_mode,
-            tokens=tokens,
+            tokens=tokens if config.reads == TOKENS else None,
         )
 
     @property
@@ -147,9 +129,14 @@ class Build:
     @property
     def start_over(self) -> str:
         """What a user does to start over, as the end of a sentence."""
-        if self.request.is_array and not self.request.generation:
+        if self.is_array and not self.generation:
             return f"remove {self.workspace.out} and run the jobs again"
-        return f"start over with {'--append ' if self.request.generation else ''}--force"
+        return f"start over with {'--append ' if self.generation else ''}--force"
+
+
+def placed(request: Request, workspace: Workspace) -> Build:
+    """The build of a request at a place."""
+    return Build(workspace=workspace, **{name: getattr(request, name) for name in Request.__struct_fields__})
 
 
 def outputs_of(workspace: Workspace, request: Request) -> tuple[Output, ...]:
@@ -180,7 +167,7 @@ def check_versions(build: Build) -> None:
     Raises:
         BuildError: with the packages.
     """
-    others = other_versions(build.request)
+    others = other_versions(build)
     if others:
         raise BuildError(
             f"{build.workspace.out}: {'; '.join(others)}: the bytes could differ",
@@ -191,18 +178,18 @@ def check_versions(build: Build) -> None:
 def save_request(build: Build) -> None:
     """Remember what was asked for."""
     build.inputs.save(build.workspace.store, INPUTS)
-    build.workspace.store.put(REQUEST, encode_request(build.request))
+    build.workspace.store.put(REQUEST, _encoded(build))
 
 
-def encode_request(request: Request) -> bytes:
-    """The request as JSON, without its inputs."""
-    return msgspec.json.encode(request, enc_hook=_encoded)
+def _encoded(request: Request) -> bytes:
+    """The request as JSON, without its inputs and without the place."""
 
-
-def _encoded(value: Any) -> Any:
-    if isinstance(value, InputTable):
+    def reference(value: Any) -> Any:
+        assert isinstance(value, InputTable), value
         return _InputsReference(roots=value.roots, digest=value.digest)
-    raise NotImplementedError(f"{type(value)} in a request")
+
+    fields = {name: getattr(request, name) for name in Request.__struct_fields__}
+    return msgspec.json.encode(fields, enc_hook=reference)
 
 
 def load_request(workspace: Workspace) -> Request | None:
@@ -228,9 +215,7 @@ def load_request(workspace: Workspace) -> Request | None:
     if request.directory == os.getcwd():
         return request
     roots = [root if is_uri(root) else os.path.join(request.directory, root) for root in request.inputs.roots]
-    return msgspec.structs.replace(
-        request, inputs=saved_inputs(roots, workspace.store, INPUTS, request.inputs.digest)
-    )
+    return msgspec.structs.replace(request, inputs=saved_inputs(roots, workspace.store, INPUTS, request.inputs.digest))
 
 
 def check_same(before: Request, now: Request, *, out: str, is_complete: bool = False) -> None:
@@ -253,7 +238,8 @@ def check_same(before: Request, now: Request, *, out: str, is_complete: bool = F
             else "or --force to start over"
         )
         raise ConfigurationChangedError(
-            f"{out} belongs to another build: {shown}", hint=f"give the settings of that build, another --out, {way_out}"
+            f"{out} belongs to another build: {shown}",
+            hint=f"give the settings of that build, another --out, {way_out}",
         )
 
 

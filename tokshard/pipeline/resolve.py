@@ -15,7 +15,7 @@ from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenizer
 from tokshard.pipeline.options import DEFAULT_SHARD_TOKENS, RAY, SKIP, BuildOptions, check_used, checked_options
-from tokshard.pipeline.request import Build, Request, versions_here
+from tokshard.pipeline.request import Build, Request, placed, versions_here
 from tokshard.pipeline.sources.discover import Discovery, discover
 from tokshard.pipeline.sources.globs import is_glob, matches, split_glob
 from tokshard.pipeline.sources.hub import SCHEME
@@ -23,7 +23,7 @@ from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, RecordSource, loc
 from tokshard.pipeline.sources.records import check_field_name, parse_columns
 from tokshard.pipeline.tasks.planning import default_task_bytes, round_task_bytes
 from tokshard.pipeline.workspace.ownership import check_outside_corpora
-from tokshard.pipeline.workspace.places import Workspace, open_workspace
+from tokshard.pipeline.workspace.places import open_workspace
 from tokshard.store import look_at, real_location
 
 
@@ -50,7 +50,7 @@ def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tup
     check_outside_corpora(options.out)
     if options.append:
         request = next_generation(workspace, request)
-    return Build(request, workspace), tokenizer
+    return placed(request, workspace), tokenizer
 
 
 def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tuple[Request, bytes]:

@@ -1,9 +1,9 @@
 """Which stages a build has. Each begins where the receipts of the one before are judged.
 
-    plain build, import, copy     write
-    with --dedup exact            hash, join and find, write
-    a shuffled copy               deal, write
-    both                          hash, join and find, deal, write
+plain build, import, copy     write
+with --dedup exact            hash, join and find, write
+a shuffled copy               deal, write
+both                          hash, join and find, deal, write
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ def _duplicates(build: Build, hashed: Sequence[Receipt]) -> Stages[Drops]:
         return drops
 
 
-def _written(
-    build: Build, tasks: Sequence[AnyTask], drops: Drops | None, left_out: dict[int, str]
-) -> Stages[Settled]:
+def _written(build: Build, tasks: Sequence[AnyTask], drops: Drops | None, left_out: dict[int, str]) -> Stages[Settled]:
     reading = Stage(
         name=WRITE,
         tasks=tasks,
@@ -119,7 +117,7 @@ def _shuffled(build: Build, reading: Stage, texts: tuple[SortedRun, ...]) -> Sta
             tasks = redeal_tasks(levels, level, made_of)
             judge = yield Stage(name=name, tasks=tasks, levels=levels, dealt=files)
             before, files = files, dealt_files(name, judge.counted)
-            if not build.request.is_array:  # a job may still read them
+            if not build.is_array:  # a job may still read them
                 store.delete(*(file.name for file in before))
     most = group_tokens(build.config.shard_tokens)
     gathering = Stage(

@@ -1,4 +1,4 @@
-"""What the receipts of a build add up to in one of its corpora: the rows of its tables, and the counts of its manifest."""
+"""What the receipts of a build add up to in one of its corpora: the rows of its tables, and its counts."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def original_sources(build: Build) -> list[SourceInfo]:
     """The sources of all corpora that a copy reads, with their arguments counted through."""
     sources: list[SourceInfo] = []
     first = 0
-    for location, generation in build.request.corpora:
+    for location, generation in build.corpora:
         with open_corpus(location, generation=generation) as corpus:
             sources += (replace(source, argument=source.argument + first) for source in corpus.sources())
             first += len(corpus.manifest.arguments)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
-from tokshard.pipeline.executors.base import Ended, Event, Lost, MakeExecutor, Usage, Executor
+from tokshard.pipeline.executors.base import Executor, Lost, MakeExecutor, Usage
 from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.messages import user_error
 from tokshard.pipeline.progress import InputLeftOut, Observer, StageEnded, StageStarted, ignore
@@ -92,6 +92,7 @@ def work(
     tasks: Sequence[AnyTask],
     judge: Judge,
     executor: Executor,
+    *,
     observer: Observer = ignore,
 ) -> None:
     """Run the tasks of a share that left no receipt. Starts no more where a limit or a failure makes them pointless.
@@ -103,15 +104,6 @@ def work(
     Raises:
         BuildError: something failed that need not fail again, such as a disk, or a worker that died twice.
     """
-
-    def take(event: Event) -> None:
-        if isinstance(event, Receipt):
-            known = set(judge.left_out)
-            judge.add(event)
-            for index in judge.left_out.keys() - known:
-                observer(InputLeftOut(build.inputs[index].location, judge.left_out[index]))
-            observer(event)
-
     mapped = _mapped(tasks, executor)
     waiting = deque(task for task in tasks if task not in mapped)
     running: dict[Key, AnyTask] = {}
@@ -122,21 +114,30 @@ def work(
             if not judge.is_over(task) and not _is_done_by_another(build, stage, task):
                 running[task.key] = task
                 executor.submit(_run(task, judge))
-        if all(judge.is_over(task) for task in running.values()):
+        if all(map(judge.is_over, running.values())):
             break
         for event in executor.events():
-            take(event)
-            if isinstance(event, Ended | Lost):
-                del running[event.task.key]
+            if isinstance(event, Receipt):
+                _take(build, judge, event, observer)
+                continue
+            task = running.pop(event.task.key)
             if isinstance(event, Lost):
-                losses[event.task.key] += 1
-                if losses[event.task.key] > event.max_losses:
+                losses[task.key] += 1
+                if losses[task.key] > event.max_losses:
                     raise event.error
-                waiting.appendleft(event.task)
+                waiting.appendleft(task)
     for task in mapped:
-        if not judge.is_over(task):
-            for event in executor.run_mapped(_run(task, judge)):
-                take(event)
+        for receipt in () if judge.is_over(task) else executor.run_mapped(_run(task, judge)):
+            _take(build, judge, receipt, observer)
+
+
+def _take(build: Build, judge: Judge, receipt: Receipt, observer: Observer) -> None:
+    """Have a receipt judged, and report it."""
+    known = set(judge.left_out)
+    judge.add(receipt)
+    for index in judge.left_out.keys() - known:
+        observer(InputLeftOut(build.inputs[index].location, judge.left_out[index]))
+    observer(receipt)
 
 
 def _run(task: AnyTask, judge: Judge) -> Run:
@@ -152,7 +153,7 @@ def _mapped(tasks: Sequence[AnyTask], executor: Executor) -> list[AnyTask]:
 
 def _is_done_by_another(build: Build, stage: Stage, task: AnyTask) -> bool:
     """Whether another job of an array has left the receipt of a task meanwhile."""
-    if not build.request.is_array or isinstance(task, StreamTask):
+    if not build.is_array or isinstance(task, StreamTask):
         return False
     return any(True for _ in read_receipts(build.workspace.store, stage.name, [task.key]))
 
@@ -160,8 +161,8 @@ def _is_done_by_another(build: Build, stage: Stage, task: AnyTask) -> bool:
 def settle(build: Build, stage: Stage, judge: Judge) -> Judge:
     """Judge a stage by its receipts: what a run without workers, failures and jobs would have come to.
 
-    A task runs again for one reason only: the limit on documents may fall in it, or before its failure, and only now its
-    exact room is known.
+    A task runs again for one reason only: the limit on documents may fall in it, or before its failure, and only now
+    its exact room is known.
 
     Args:
         judge: of all tasks, with the receipts that are there.
@@ -213,7 +214,7 @@ def run_stage(build: Build, stage: Stage, make_executor: MakeExecutor, observer:
     try:
         if missing:
             with make_executor(build, stage, len(missing), observer) as executor:
-                work(build, stage, missing, judge, executor, observer)
+                work(build, stage, missing, judge, executor, observer=observer)
             usage.add(executor.usage)
     finally:
         observer(StageEnded())

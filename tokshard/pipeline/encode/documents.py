@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
@@ -23,8 +23,8 @@ DUPLICATE = "duplicate"
 _SPLIT_PERSON = b"tokshard split 1"
 """Part of every hash that splits. A change moves documents to the other corpus, and builds would no longer repeat."""
 
-Column = Sequence[Any] | pa.Array
-"""Values of a kept column, one per document."""
+Column = Any
+"""Values of a kept column, one per document: a list, or an Arrow array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Documents:
 
     def contents(self) -> Iterator[bytes]:
         """The tokens of each document as little-endian uint32, for hashes."""
-        content = memoryview(np.ascontiguousarray(self.tokens, "<u4")).cast("B") if len(self.tokens) else b""
+        content = np.ascontiguousarray(self.tokens, "<u4").data.cast("B") if len(self.tokens) else b""
         start = 0
         for stop in (4 * self.ends).tolist():
             yield bytes(content[start:stop])
@@ -101,7 +101,9 @@ class Documents:
 
 
 def _taken(values: Column, chosen: NDArray[np.int64]) -> Column:
-    return values.take(pa.array(chosen)) if isinstance(values, pa.Array) else [values[index] for index in chosen.tolist()]
+    return (
+        values.take(pa.array(chosen)) if isinstance(values, pa.Array) else [values[index] for index in chosen.tolist()]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,7 @@ class Executor(Protocol):
             TokshardError: a task failed in a way that need not come again.
         """
 
-    def run_mapped(self, run: Run) -> Iterator[Event]:
+    def run_mapped(self, run: Run) -> Iterator[Receipt]:
         """Run a stream in this process while all workers prepare its chunks. No other task may be under way."""
 
 

@@ -10,6 +10,7 @@ from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import Run
 from tokshard.pipeline.tasks.running import TaskRunner
 from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.workspace.receipts import Receipt
 
 
 class InlineExecutor:
@@ -47,6 +48,6 @@ class InlineExecutor:
         yield from self._runner.run(run)
         yield Ended(run.task)
 
-    def run_mapped(self, run: Run) -> Iterator[Event]:
+    def run_mapped(self, run: Run) -> Iterator[Receipt]:
         """Run a stream."""
         return self._runner.run(run)

@@ -28,7 +28,7 @@ from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask
 from tokshard.pipeline.tasks.running import Prepared, TaskRunner
 from tokshard.pipeline.tasks.stage import Stage
-from tokshard.pipeline.workspace.receipts import Progress, Receipt
+from tokshard.pipeline.workspace.receipts import Progress
 
 _STOP_SECONDS = 5.0
 _CHUNKS_PER_WORKER = 2
@@ -128,7 +128,7 @@ class ProcessExecutor:
             else:
                 yield message
 
-    def run_mapped(self, run: Run) -> Iterator[Event]:
+    def run_mapped(self, run: Run) -> Iterator[Receipt]:
         """Run a stream in this process while all workers prepare its chunks."""
         self.usage.add(Usage(peak_worker_bytes=peak_bytes()))
         runner = TaskRunner(self._build, self._stage, self._on_progress)

@@ -27,7 +27,7 @@ from tokshard.pipeline.executors.worker import ENVIRONMENT, Broken, Idle
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import AnyTask, Run
 from tokshard.pipeline.tasks.stage import Stage
-from tokshard.pipeline.workspace.receipts import progress_of
+from tokshard.pipeline.workspace.receipts import Receipt, progress_of
 
 _QUEUED_PER_CPU = 2
 """Tasks under way per CPU. One of them waits, so that a node that joins finds work, and an autoscaler sees a need."""
@@ -112,7 +112,7 @@ class RayExecutor:
                     self._on_progress(progress_of([message]))
                     yield message
 
-    def run_mapped(self, run: Run) -> Iterator[Event]:
+    def run_mapped(self, run: Run) -> Iterator[Receipt]:
         """Never called: tasks are not divided further on a cluster."""
         raise NotImplementedError(run)
 

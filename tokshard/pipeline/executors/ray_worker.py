@@ -68,7 +68,7 @@ def check_node(setup: list[Any]) -> BuildError | None:
 
 def _problem(found: Setup) -> BuildError | None:
     build = found.build
-    others = other_versions(build.request)
+    others = other_versions(build)
     if others:
         return BuildError(
             f"has other packages: {'; '.join(others)}: the bytes could differ",

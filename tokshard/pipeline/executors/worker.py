@@ -1,4 +1,4 @@
-"""A worker process: takes runs of tasks, or chunks to prepare, from a pipe; answers with receipts, progress and errors."""
+"""A worker process: takes runs of tasks, or chunks to prepare, from a pipe, and answers with what became of them."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class _SortedFile:
 def find_duplicates(
     store: Store, receipts: Sequence[Receipt], earlier: Sequence[EarlierTexts] = ()
 ) -> Generator[Step, Sequence[Receipt], Drops]:
-    """Find the texts that repeat an earlier one. Yields stages, is sent the receipts of each, and returns where they lie.
+    """Find the texts that repeat an earlier one. Yields stages, is sent their receipts, and returns where they lie.
 
     Memory is 16 bytes per 1,024 hashes, 16 bytes per partition and file that it reads, and under 1 KB per task.
 

@@ -98,7 +98,10 @@ class StepTask:
     made_of: str
 
 
-AnyTask = Task | StreamTask | StepTask
+Planned = Task | StreamTask
+"""A task that reads inputs."""
+
+AnyTask = Planned | StepTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +138,7 @@ def round_task_bytes(task_bytes: int) -> int:
     return max(1, -(-task_bytes // CHUNK_BYTES)) * CHUNK_BYTES
 
 
-def plan_tasks(
-    num_bytes: Iterable[int], divisibilities: Iterable[Divisibility], task_bytes: int
-) -> Iterator[Task | StreamTask]:
+def plan_tasks(num_bytes: Iterable[int], divisibilities: Iterable[Divisibility], task_bytes: int) -> Iterator[Planned]:
     """Group small inputs until they reach `task_bytes` or are `_MAX_GROUP_INPUTS`; divide big ones.
 
     Args:
@@ -166,7 +167,7 @@ def _whole(start: int, stop: int) -> Task:
     return Task(key=(start, 0), parts=WholeInputs(start, stop))
 
 
-def _divide(index: int, size: int, divisibility: Divisibility, task_bytes: int) -> Iterator[Task | StreamTask]:
+def _divide(index: int, size: int, divisibility: Divisibility, task_bytes: int) -> Iterator[Planned]:
     if isinstance(divisibility, Lines):
         starts = range(0, size, task_bytes)
         for segment, start in enumerate(starts):
@@ -223,7 +224,7 @@ Row = tuple[int, int, int, int, int | None]
 _WHOLE, _BYTES, _GROUPS, _STREAM = range(4)
 
 
-def to_row(task: Task | StreamTask) -> Row:
+def to_row(task: Planned) -> Row:
     """A planned task for a file. It may not read what can be read once only."""
     if isinstance(task, StreamTask):
         return (_STREAM, *task.key, 0, None)
@@ -234,7 +235,7 @@ def to_row(task: Task | StreamTask) -> Row:
     return (_BYTES if isinstance(span, ByteRange) else _GROUPS, *task.key, span.start, span.stop)
 
 
-def from_row(row: Row) -> Task | StreamTask:
+def from_row(row: Row) -> Planned:
     """The task that `to_row` was given.
 
     Raises:

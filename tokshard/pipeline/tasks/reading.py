@@ -75,7 +75,7 @@ class InputReader:
     def _corpora(self) -> CorporaReader:
         copied = self._build.config.copied
         assert copied is not None, "only a copy reads documents"
-        return CorporaReader(self._build.request.corpora, self._build.request.columns, copied)
+        return CorporaReader(self._build.corpora, self._build.columns, copied)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from tokshard.pipeline.workspace.receipts import (
     Progress,
     Receipt,
     TaskFailedError,
+    file_path,
     write_receipt,
 )
 
@@ -54,13 +55,15 @@ class TaskRunner:
     def __init__(self, build: Build, stage: Stage, report: Callable[[Progress], None]) -> None:
         self._build, self._stage, self._report = build, stage, report
         self._store, self._reader = build.workspace.store, InputReader(build)
-        self._maker = Maker(build.spec, build.config, build.request.tokenizer, self._store, TOKENIZER)
+        self._maker = Maker(build.spec, build.config, build.tokenizer, self._store, TOKENIZER)
         if stage.name == HASH:
             self._work: Any = Hasher(build, stage.name)
-        else:
-            deal = functools.partial(DealSink, levels=stage.levels)
-            sink = deal if stage.name == DEAL else Shards
+        elif stage.name == DEAL:
+            assert stage.levels is not None, "a stage that deals knows its levels"
+            sink = functools.partial(DealSink, levels=stage.levels)
             self._work = Writer(build, stage.name, self._maker, make_sink=sink, drops=stage.drops)
+        else:
+            self._work = Writer(build, stage.name, self._maker, drops=stage.drops)
 
     def run(self, run: Run, prepare_all: PrepareAll | None = None) -> Iterator[Receipt]:
         """Run a task. Yields its receipt, or one for each segment of a stream, each when it is on disk.
@@ -106,7 +109,7 @@ class TaskRunner:
                 with work:
                     for number, (index, span) in enumerate(parts):  # noqa: B007 - it is where damage is met
                         self._take_all(work, index, self._reader.chunks(index, span))
-                    receipt = work.finish()
+                    receipt: Receipt = work.finish()
                 most = max(most, receipt.most_documents)
                 return msgspec.structs.replace(receipt, left_out=left_out, most_documents=most)
             except (TaskFailedError, *LASTING_ERRORS) as error:
@@ -169,7 +172,9 @@ class TaskRunner:
             return run_merge(self._store, stage.name, task.key, step)
         assert stage.levels is not None, "only a shuffle has other steps"
         if isinstance(step, Redeal):
-            return redeal(self._build, stage.name, task.key, step, stage.levels, stage.dealt)
+            name = file_path(stage.name, task.key)
+            file_bytes, rounds = redeal(self._build, name, step, stage.levels, stage.dealt)
+            return Receipt(key=task.key, input_bytes=file_bytes, file_bytes=file_bytes, parts=[(rounds, 0)])
         assert isinstance(step, Gather), step
         with Shards(self._build, task.key) as shards:
             for documents in gathered(self._build, step, stage.levels, stage.dealt):

@@ -166,11 +166,14 @@ def dealt_rows(documents: Documents, seed: int, schema: pa.Schema) -> pa.RecordB
     Args:
         schema: as `dealt_schema` makes it.
     """
-    assert documents.numbers is not None, "only documents of corpora are shuffled"
+    numbers, sources, records = documents.numbers, documents.sources, documents.records
+    assert numbers is not None, "only documents of corpora are shuffled"
+    assert sources is not None
+    assert records is not None
     offsets = number_array(np.concatenate([np.zeros(1, np.int64), documents.ends]))
     tokens = pa.LargeListArray.from_arrays(offsets, number_array(documents.tokens), type=schema.field(TOKENS).type)
-    keys = random_keys(seed, documents.numbers)
-    arrays = [tokens, *documents.columns.values(), *map(number_array, (keys, documents.sources, documents.records))]
+    keys = random_keys(seed, numbers)
+    arrays = [tokens, *documents.columns.values(), *map(number_array, (keys, sources, records))]
     return pa.record_batch(arrays, schema=schema)
 
 
@@ -315,19 +318,18 @@ def gather_tasks(store: Store, dealt: Sequence[Dealt], levels: Levels, most: int
     ]
 
 
-def redeal(build: Build, stage: str, key: Key, step: Redeal, levels: Levels, dealt: Sequence[Dealt]) -> Receipt:
-    """Run one task that deals again. The receipt is still to be written.
+def redeal(build: Build, name: str, step: Redeal, levels: Levels, dealt: Sequence[Dealt]) -> tuple[int, int]:
+    """Deal the documents of one bucket again, into a file of this name; returns its size and its rounds.
 
     Raises:
         BuildError: a file of the level before is gone.
     """
-    store, schema = build.workspace.store, dealt_schema(shard_schema(build.facts))
-    with written(store, file_path(stage, key)) as file:
+    schema = dealt_schema(shard_schema(build.facts))
+    with written(build.workspace.store, name) as file:
         writer = DealtWriter(file, levels, step.level, first=step.bucket * levels.fan_out)
-        for rows in _bucket(store, step.bucket, step.level, levels, dealt, schema):
+        for rows in _bucket(build, step.bucket, step.level, levels, dealt):
             writer.add(rows)
-        file_bytes, rounds = writer.finish()
-    return Receipt(key=key, input_bytes=file_bytes, file_bytes=file_bytes, parts=[(rounds, 0)])
+        return writer.finish()
 
 
 def gathered(build: Build, step: Gather, levels: Levels, dealt: Sequence[Dealt]) -> Iterator[Documents]:
@@ -338,17 +340,15 @@ def gathered(build: Build, step: Gather, levels: Levels, dealt: Sequence[Dealt])
     """
     schema = dealt_schema(shard_schema(build.facts))
     for bucket in range(step.start, step.stop):
-        rows = _bucket(build.workspace.store, bucket, levels.depth, levels, dealt, schema)
-        yield from sorted_documents(rows, schema)
+        yield from sorted_documents(_bucket(build, bucket, levels.depth, levels, dealt), schema)
 
 
-def _bucket(
-    store: Store, bucket: int, level: int, levels: Levels, dealt: Sequence[Dealt], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def _bucket(build: Build, bucket: int, level: int, levels: Levels, dealt: Sequence[Dealt]) -> Iterator[pa.RecordBatch]:
     """The documents of one bucket of the level before `level`, in any order."""
+    schema = dealt_schema(shard_schema(build.facts))
     # a file of the first level holds documents of all buckets, one of a later level those of one bucket before it
     files = dealt if level == 1 else [dealt[bucket // levels.fan_out]]
-    return read_bucket(store, files, bucket % levels.fan_out, levels.fan_out, schema)
+    return read_bucket(build.workspace.store, files, bucket % levels.fan_out, levels.fan_out, schema)
 
 
 def _taken(rows: pa.RecordBatch, order: NDArray[np.intp]) -> pa.RecordBatch:

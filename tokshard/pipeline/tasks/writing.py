@@ -247,7 +247,9 @@ class _Tally:
         else:
             for source in np.unique(made.sources[: made.count]).tolist():
                 is_its = made.sources == source
-                self._count(source, int(is_its[: made.count].sum()), made.of(is_its), part.select(is_its[part.positions]))
+                self._count(
+                    source, int(is_its[: made.count].sum()), made.of(is_its), part.select(is_its[part.positions])
+                )
         if not len(part):
             return
         lengths = part.lengths

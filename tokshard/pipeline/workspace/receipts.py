@@ -1,8 +1,8 @@
 """Receipts: one small file that says what a task, or a segment of a stream, came to: *written* or *failed*.
 
 A task is a pure function of its inputs and the settings, so its failure is one, too. Whoever judges a build reads what
-failed instead of running it again. A receipt is MessagePack with a CRC-32 of it at its end. The files that it names were put
-before it, so a receipt promises them.
+failed instead of running it again. A receipt is MessagePack with a CRC-32 of it at its end. The files that it names
+were put before it, so a receipt promises them.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def records_of(self, index: int) -> int:
         """Records read of one source."""
-        return sum(source.records_read for output in self.outputs[:1] for source in output.sources if source.index == index)
+        sources = self.outputs[0].sources if self.outputs else ()
+        return sum(source.records_read for source in sources if source.index == index)
 
     def without_details(self) -> Receipt:
         """The receipt without what only its file has to say, for a process that keeps many receipts.
