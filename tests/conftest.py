@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tokshard.pipeline.executors.surroundings import prepare_workers
+from tokshard.pipeline.executors.worker import prepare_workers
 
 # Tests run side by side. Threads of torch and numpy spin while they wait for one that has no core: tests of the trainer
 # would cost four times as much CPU. Read when torch is imported, and by processes that tests start.

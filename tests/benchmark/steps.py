@@ -77,7 +77,7 @@ def encode(arguments: argparse.Namespace) -> dict[str, float]:
 
 def tokshard_way(tokenizer: str) -> Callable[[list[str]], int]:
     """The call that workers of a build make."""
-    from tokshard.pipeline.encode.tokenizer import Encoder
+    from tokshard.pipeline.encode.encoder import Encoder
 
     encoder = Encoder(Path(tokenizer))
 

@@ -21,7 +21,7 @@ from tokshard.cli.convert_tokenizer import convert_tokenizer
 from tokshard.errors import TokenizerError, UsageError
 from tokshard.interop import tiktoken_ranks
 from tokshard.interop import tokenizers as conversion
-from tokshard.pipeline.encode.tokenizer import Encoder
+from tokshard.pipeline.encode.encoder import Encoder
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenizer
 
 # as cl100k_base; tokenizers 1.x has no regular expressions but those of well-known encodings

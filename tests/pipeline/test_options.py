@@ -32,9 +32,9 @@ from tokshard.errors import BadRecordError, BuildError, ConfigurationChangedErro
 from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.encode.documents import in_validation
-from tokshard.pipeline.encode.special_text import SpecialText
+from tokshard.pipeline.encode.maker import SpecialText
 from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions
-from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit, parse_bad_record_limit
+from tokshard.pipeline.judge import BadRecordLimit, parse_bad_record_limit
 from tokshard.pipeline.tasks.schedule import Schedule
 
 

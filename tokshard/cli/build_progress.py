@@ -12,10 +12,10 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from tokshard.pipeline.judge import loss_warning
 from tokshard.pipeline.progress import InputLeftOut, Note, Report, StageEnded, StageStarted
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.division import Whole
-from tokshard.pipeline.tasks.bad_record_limit import loss_warning
 from tokshard.pipeline.tasks.planning import AnyTask, StepTask, StreamTask
 from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, WRITE
 from tokshard.pipeline.workspace.receipts import Key, Progress, Receipt, progress_of

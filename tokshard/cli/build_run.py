@@ -18,7 +18,7 @@ from tokshard.format.source_table import read_sources
 from tokshard.pipeline.build import options_of, run_build
 from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.estimate import estimate_build
-from tokshard.pipeline.executors.surroundings import leaving_the_program_alone
+from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.jobs import Job, run_job
 from tokshard.store import open_store
 from tokshard.wording import aligned, one_line

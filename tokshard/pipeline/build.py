@@ -22,7 +22,7 @@ from tokshard.pipeline.adopt import adopt, finished_corpora
 from tokshard.pipeline.commit import BuildResult, Clock, commit
 from tokshard.pipeline.encode.tokenizer_file import without_truncation
 from tokshard.pipeline.executors.choice import check_executor, executors
-from tokshard.pipeline.executors.surroundings import leaving_the_program_alone
+from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions, path_option, takes_build_options
 from tokshard.pipeline.progress import Note, Observer, Report, ignore
@@ -32,7 +32,7 @@ from tokshard.pipeline.sources.inputs import DOCUMENTS, TOKENS, read_once_name
 from tokshard.pipeline.sources.iterables import as_sources
 from tokshard.pipeline.stages import Settled, stages
 from tokshard.pipeline.tasks.planning import AnyTask
-from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import run_stage
 from tokshard.pipeline.workspace.lease import cannot_write, lock
 from tokshard.pipeline.workspace.ownership import check_directory, check_own

@@ -43,12 +43,11 @@ from tokshard.pipeline.adopt import BuiltCorpus, roots_at_build
 from tokshard.pipeline.append import in_its_corpus
 from tokshard.pipeline.encode.passing import ADDED, INSIDE
 from tokshard.pipeline.executors.base import Usage, cpu_seconds
-from tokshard.pipeline.kept_fields import check_kept_fields
+from tokshard.pipeline.judge import loss_warning
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.inputs import DOCUMENTS, TOKENS, display_path
 from tokshard.pipeline.stages import Settled
-from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, original_sources
-from tokshard.pipeline.tasks.bad_record_limit import loss_warning
+from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_fields, original_sources
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.tasks.writing import MARKS

@@ -22,7 +22,7 @@ from tokshard.pipeline.build import save_tokenizer
 from tokshard.pipeline.encode.documents import Made
 from tokshard.pipeline.encode.maker import Maker
 from tokshard.pipeline.executors.choice import cpu_count
-from tokshard.pipeline.executors.surroundings import leaving_the_program_alone
+from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.options import SKIP, BuildOptions
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
@@ -32,7 +32,7 @@ from tokshard.pipeline.sources.inputs import TEXT, Input, read_once_name
 from tokshard.pipeline.sources.records import Chunk, LineChunk
 from tokshard.pipeline.tasks.duplicates import bytes_per_text
 from tokshard.pipeline.tasks.planning import Planned, StreamTask
-from tokshard.pipeline.tasks.reading import InputReader
+from tokshard.pipeline.tasks.running import InputReader
 from tokshard.pipeline.tasks.writing import Writer
 from tokshard.pipeline.workspace.places import TOKENIZER, WRITE, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt, TaskFailedError

@@ -27,7 +27,7 @@ from tokshard.pipeline.build import hints, run_stages, save_tokenizer
 from tokshard.pipeline.commit import BuildResult, Clock, commit
 from tokshard.pipeline.executors.base import MakeExecutor
 from tokshard.pipeline.executors.choice import cpu_count, executors
-from tokshard.pipeline.executors.surroundings import leaving_the_program_alone
+from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.messages import task_error
 from tokshard.pipeline.options import (
@@ -51,7 +51,7 @@ from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.inputs import STDIN, read_once_name
 from tokshard.pipeline.stages import stages
 from tokshard.pipeline.tasks.planning import AnyTask, Planned, StepTask, StreamTask
-from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import UnfinishedStageError, judge_of, judged_on_disk, settle, valid_receipts, work
 from tokshard.pipeline.workspace.lease import check_no_build, lock, lock_to_prepare, running_job, running_jobs
 from tokshard.pipeline.workspace.ownership import check_directory, check_own

@@ -8,11 +8,10 @@ from tokshard import errors
 from tokshard.errors import BadRecordError, TokshardError
 from tokshard.format import names
 from tokshard.pipeline.encode.passing import OUT_OF_VOCABULARY
-from tokshard.pipeline.judge import Judge, TooManyBadRecords
+from tokshard.pipeline.judge import BadRecordLimit, Judge, TooManyBadRecords
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.inputs import original_error
 from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
-from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.workspace.receipts import Key, Receipt
 

@@ -13,6 +13,7 @@ import msgspec
 
 from tokshard.errors import UsageError
 from tokshard.interop.tokens.batches import DTYPES
+from tokshard.pipeline.judge import parse_bad_record_limit
 from tokshard.pipeline.sources.inputs import (
     ARROW,
     ARROW_STREAM,
@@ -23,7 +24,6 @@ from tokshard.pipeline.sources.inputs import (
     TOKEN_FORMATS,
     TOKENS,
 )
-from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
 
 P = ParamSpec("P")
 R = TypeVar("R")

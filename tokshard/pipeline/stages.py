@@ -17,9 +17,9 @@ from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.duplicates import Drops, digest_of, find_duplicates
 from tokshard.pipeline.tasks.planning import AnyTask, group_tokens
+from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.tasks.shuffle import deal_levels, dealt_files, gather_tasks, redeal_tasks
 from tokshard.pipeline.tasks.sorted_rows import Run as SortedRun
-from tokshard.pipeline.tasks.stage import Stage
 from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE
 from tokshard.pipeline.workspace.receipts import Receipt, receipt_keys
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tokshard.errors import SourceError, UsageError
 from tokshard.format.arrays import number_array, table_batch
 from tokshard.format.content import TokenHash
 from tokshard.format.files import HashingFile
@@ -18,10 +21,13 @@ from tokshard.format.stride_hashes import stride_hash_bytes
 from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, shard_rows
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import NOT_COPIED
-from tokshard.pipeline.sources.inputs import DOCUMENTS
+from tokshard.pipeline.sources.decompress import open_bytes
+from tokshard.pipeline.sources.division import CHUNK_BYTES
+from tokshard.pipeline.sources.inputs import DOCUMENTS, JSONL, STDIN, Input
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.workspace.places import WRITE
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts
+from tokshard.store import look_at
 
 SOURCES_PER_BATCH = 65_536
 
@@ -186,3 +192,46 @@ def original_sources(build: Build) -> list[SourceInfo]:
             sources += (replace(source, argument=source.argument + first) for source in corpus.sources())
             first += len(corpus.manifest.arguments)
     return sources
+
+
+def check_kept_fields(build: Build, receipts: Iterable[Receipt]) -> None:
+    """Refuse a build in which a kept field was found in no record of any input.
+
+    Args:
+        receipts: of all tasks.
+
+    Raises:
+        UsageError: with the field, and with those of the first record.
+    """
+    columns = build.spec.columns
+    missing = set(columns)
+    num_records = 0
+    for receipt in receipts:
+        missing -= set(receipt.fields)
+        num_records += receipt.records_read
+    if not missing or not num_records:
+        return
+    name = next(name for name in columns if name in missing)
+    path = columns[name][0]
+    found = first_fields(build.inputs)
+    raise UsageError(
+        f"none of {num_records:,} records has the field {path!r}"
+        + (f"; the first has {', '.join(found)}" if found else ""),
+        hint=f"correct or leave out {'--id-field' if name == 'id' != path else '--keep'} {path}, "
+        f"and {build.start_over}",
+    )
+
+
+def first_fields(inputs: Sequence[Input]) -> list[str]:
+    """Names of the fields of the first line of the first JSON lines; empty if that cannot be read."""
+    source = next((source for source in inputs if source.format == JSONL and source.location != STDIN), None)
+    if source is None or look_at(source.location) is None:
+        return []
+    with contextlib.suppress(SourceError, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        with open_bytes(source) as stream:
+            line = stream.read(CHUNK_BYTES).partition(b"\n")[0]
+        return [
+            name if name.isprintable() else repr(name)
+            for name in msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        ]
+    return []

@@ -10,14 +10,12 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from tokshard.pipeline.executors.base import Executor, Lost, MakeExecutor, Usage
-from tokshard.pipeline.judge import Judge
+from tokshard.pipeline.judge import Judge, parse_bad_record_limit
 from tokshard.pipeline.messages import user_error
 from tokshard.pipeline.progress import InputLeftOut, Observer, StageEnded, StageStarted, ignore
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask
-from tokshard.pipeline.tasks.running import TaskRunner
-from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.tasks.running import Stage, TaskRunner
 from tokshard.pipeline.workspace.receipts import (
     FilesThere,
     Key,
@@ -123,9 +121,7 @@ def work(
             task = running.pop(event.task.key)
             if isinstance(event, Lost):
                 losses[task.key] += 1
-                if losses[task.key] > event.max_losses:
-                    raise event.error
-                waiting.appendleft(task)
+                waiting.appendleft(event.checked(losses[task.key]))
     for task in mapped:
         for receipt in () if judge.is_over(task) else executor.run_mapped(_run(task, judge)):
             _take(build, judge, receipt, observer)

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from tokshard.errors import BuildError, TokshardError
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import AnyTask, Run
-from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 
@@ -34,6 +34,19 @@ class Lost:
     task: AnyTask
     error: TokshardError
     max_losses: int = 1
+
+    def checked(self, losses: int) -> AnyTask:
+        """The task, to be tried again.
+
+        Args:
+            losses: workers that it has cost by now.
+
+        Raises:
+            TokshardError: they are too many.
+        """
+        if losses > self.max_losses:
+            raise self.error
+        return self.task
 
 
 Event = Receipt | Ended | Lost

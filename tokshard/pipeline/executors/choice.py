@@ -10,12 +10,12 @@ from tokshard.errors import UsageError
 from tokshard.pipeline.executors.base import Executor, MakeExecutor, OnProgress
 from tokshard.pipeline.executors.inline import InlineExecutor
 from tokshard.pipeline.executors.processes import ProcessExecutor
-from tokshard.pipeline.executors.surroundings import prepare_workers
+from tokshard.pipeline.executors.worker import prepare_workers
 from tokshard.pipeline.options import RAY, BuildOptions
 from tokshard.pipeline.progress import Observer
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import StreamTask
-from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.tasks.running import Stage
 
 
 @contextlib.contextmanager

@@ -8,8 +8,7 @@ from typing import Self
 from tokshard.pipeline.executors.base import Ended, Event, OnProgress, Usage, peak_bytes
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import Run
-from tokshard.pipeline.tasks.running import TaskRunner
-from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.tasks.running import Stage, TaskRunner
 from tokshard.pipeline.workspace.receipts import Receipt
 
 

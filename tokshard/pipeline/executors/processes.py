@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from tokshard.errors import BuildError
 from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, peak_bytes
-from tokshard.pipeline.executors.surroundings import environment
 from tokshard.pipeline.executors.worker import (
     ENVIRONMENT,
     START_METHOD,
@@ -21,14 +20,14 @@ from tokshard.pipeline.executors.worker import (
     Idle,
     PrepareChunk,
     PreparedChunk,
+    environment,
     worker_main,
 )
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask
-from tokshard.pipeline.tasks.running import Prepared, TaskRunner
-from tokshard.pipeline.tasks.stage import Stage
-from tokshard.pipeline.workspace.receipts import Progress
+from tokshard.pipeline.tasks.running import Prepared, Stage, TaskRunner
+from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 _STOP_SECONDS = 5.0
 _CHUNKS_PER_WORKER = 2

@@ -12,22 +12,28 @@ each worker checks again before its own: a node may have joined since.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
+from ray.exceptions import NodeDiedError, RayError, RayTaskError, RuntimeEnvSetupError, TaskUnschedulableError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tokshard.errors import BuildError
-from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, portable
-from tokshard.pipeline.executors.ray_cluster import RayCluster, check_nodes, first_line
-from tokshard.pipeline.executors.ray_worker import run_task, set_up
+from tokshard.errors import BuildError, StoreError, UsageError
+from tokshard.format import names
+from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, cpu_seconds, peak_bytes, portable
+from tokshard.pipeline.executors.ray_cluster import RayCluster
 from tokshard.pipeline.executors.worker import ENVIRONMENT, Broken, Idle
-from tokshard.pipeline.request import Build
+from tokshard.pipeline.request import Build, other_versions
 from tokshard.pipeline.tasks.planning import AnyTask, Run
-from tokshard.pipeline.tasks.stage import Stage
-from tokshard.pipeline.workspace.receipts import Receipt, progress_of
+from tokshard.pipeline.tasks.running import InputReader, Stage, TaskRunner
+from tokshard.pipeline.workspace.receipts import Receipt, TaskFailedError, progress_of
 
 _QUEUED_PER_CPU = 2
 """Tasks under way per CPU. One of them waits, so that a node that joins finds work, and an autoscaler sees a need."""
@@ -36,6 +42,8 @@ _MAX_LOSSES = 3
 _CPUS_SECONDS = 10.0
 """How long the number of CPUs of the cluster counts as known."""
 _STOP_SECONDS = 60.0
+_NODE_SECONDS = 120.0
+"""A node has this long to answer; it may have to start a Python process first."""
 
 
 class RayExecutor:
@@ -122,3 +130,143 @@ class RayExecutor:
             f"{first_line(error)}",
             hint="run the same command again: finished tasks are kept; if memory ran out, check with 'ray memory'",
         )
+
+
+_FOLDER = f"{names.WORK}/nodes"
+_MARK = f"{_FOLDER}/mark"
+"""The file by which a node knows the output directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a worker process of the cluster needs; put into the object store once.
+
+    Args:
+        directory: the current one of the driver, from which relative paths start.
+        mark: what the file in the output directory holds.
+    """
+
+    build: Build
+    stage: Stage
+    directory: str
+    mark: bytes
+
+
+def set_up(build: Build, stage: Stage) -> Setup:
+    """Mark the output directory, so that nodes can tell whether theirs is the same."""
+    mark = secrets.token_hex(8).encode()
+    build.workspace.store.put(_MARK, mark)
+    return Setup(build=build, stage=stage.for_workers(), directory=os.getcwd(), mark=mark)
+
+
+def check_node(setup: list[Any]) -> BuildError | None:
+    """What keeps this node from taking part in a build, as the end of a sentence; None if nothing does.
+
+    Args:
+        setup: reference to a `Setup`; in a list, because Ray would fetch a bare one for each task.
+    """
+    found: Setup = ray.get(setup[0])
+    try:
+        return _problem(found)
+    except (StoreError, UsageError) as error:  # of a bucket that the driver reaches
+        return BuildError(
+            f"cannot take part: {error.problem}",
+            hint=f"{error.hint}; nodes get variables from the env_vars of Ray's runtime environment",
+        )
+
+
+def _problem(found: Setup) -> BuildError | None:
+    build = found.build
+    others = other_versions(build)
+    if others:
+        return BuildError(
+            f"has other packages: {'; '.join(others)}: the bytes could differ",
+            hint="install the same versions on all nodes",
+        )
+    with contextlib.suppress(OSError):  # absolute paths do not need it
+        os.chdir(found.directory)
+    store, out = build.workspace.store, build.workspace.out
+    shared = "on a file system that all nodes have at the same path"
+    try:
+        is_same = store.get(_MARK) == found.mark
+    except OSError:
+        is_same = False
+    if not is_same:
+        return BuildError(f"does not have the files of --out {out}", hint=f"give an --out {shared}")
+    mine = f"{_FOLDER}/{secrets.token_hex(8)}"
+    try:
+        store.put(mine, found.mark)
+        store.delete(mine)
+    except OSError as error:
+        return BuildError(
+            f"cannot write to --out {out}: {error.strerror or error}",
+            hint="let the user that Ray runs as write there, or give another --out",
+        )
+    try:
+        InputReader(build).check(0)
+    except TaskFailedError as error:
+        return BuildError(
+            f"cannot take part: {error.failure.problem}",
+            hint=f"give sources {shared}; for data sets of the hub set HF_HOME to one",
+        )
+    return None
+
+
+def run_task(setup: list[Any], run: Run) -> Iterator[Receipt | Idle | Broken]:
+    """Run one task in this worker process. Yields its receipts, and what it cost or why it broke."""
+    before = cpu_seconds()
+    try:
+        yield from _runner(setup[0]).run(run)
+    except Exception as error:  # noqa: BLE001 - a process edge
+        yield Broken(portable(error))
+    yield Idle(Usage(cpu_seconds() - before, peak_bytes()))
+
+
+@functools.lru_cache(maxsize=1)
+def _runner(setup: Any) -> TaskRunner:
+    """What this process keeps between the tasks of a stage: a loaded tokenizer costs more than a small task."""
+    problem = check_node([setup])  # the node may have joined since the first check
+    if problem is not None:
+        raise BuildError(f"node {os.uname().nodename} {problem.problem}", hint=problem.hint)
+    found: Setup = ray.get(setup)
+    return TaskRunner(found.build, found.stage, lambda _: None)
+
+
+def check_nodes(setup: Any) -> None:
+    """Have every node that can run tasks check the output directory, the first input and its packages.
+
+    Args:
+        setup: reference to a `Setup`.
+
+    Raises:
+        BuildError: a node cannot take part in the build; the message names it.
+    """
+    asked = {}
+    for node in ray.nodes():
+        if node["Alive"] and node["Resources"].get("CPU"):
+            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            checks = ray.remote(check_node).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
+            asked[checks.remote([setup])] = f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    _, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_NODE_SECONDS) if asked else ([], [])
+    for answer, node in asked.items():
+        if answer in silent:
+            raise BuildError(
+                f"{node} did not answer within {_NODE_SECONDS:.0f} s", hint="look at the node with 'ray status'"
+            )
+        try:
+            problem = ray.get(answer)
+        except (NodeDiedError, TaskUnschedulableError):
+            continue  # it went meanwhile
+        except RayError as error:
+            raise BuildError(
+                f"{node} cannot run tasks of tokshard: {first_line(error)}",
+                hint="install on all nodes the same Python, ray and tokshard as here",
+            ) from error
+        if problem is not None:
+            raise BuildError(f"{node} {problem.problem}", hint=problem.hint)
+
+
+def first_line(error: Exception) -> str:
+    """Ray's errors carry a traceback, of which the last line says what happened."""
+    lines = str(getattr(error, "cause", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

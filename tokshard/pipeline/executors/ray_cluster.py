@@ -14,19 +14,14 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray.exceptions import NodeDiedError, RayError, TaskUnschedulableError
 from ray.util.client import ray as ray_client
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tokshard.errors import BuildError, UsageError
-from tokshard.pipeline.executors.ray_worker import check_node
-from tokshard.pipeline.executors.surroundings import environment
+from tokshard.errors import UsageError
+from tokshard.pipeline.executors.worker import environment
 from tokshard.pipeline.progress import Note, Observer
 
 AUTO, LOCAL = "auto", "local"
 """Addresses."""
-_NODE_SECONDS = 120.0
-"""A node has this long to answer; it may have to start a Python process first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,43 +160,3 @@ def interrupted_at_end() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if is_interrupted:
             signal.raise_signal(signal.SIGINT)
-
-
-def check_nodes(setup: Any) -> None:
-    """Have every node that can run tasks check the output directory, the first input and its packages.
-
-    Args:
-        setup: reference to a `Setup`.
-
-    Raises:
-        BuildError: a node cannot take part in the build; the message names it.
-    """
-    asked = {}
-    for node in ray.nodes():
-        if node["Alive"] and node["Resources"].get("CPU"):
-            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            checks = ray.remote(check_node).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
-            asked[checks.remote([setup])] = f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-    _, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_NODE_SECONDS) if asked else ([], [])
-    for answer, node in asked.items():
-        if answer in silent:
-            raise BuildError(
-                f"{node} did not answer within {_NODE_SECONDS:.0f} s", hint="look at the node with 'ray status'"
-            )
-        try:
-            problem = ray.get(answer)
-        except (NodeDiedError, TaskUnschedulableError):
-            continue  # it went meanwhile
-        except RayError as error:
-            raise BuildError(
-                f"{node} cannot run tasks of tokshard: {first_line(error)}",
-                hint="install on all nodes the same Python, ray and tokshard as here",
-            ) from error
-        if problem is not None:
-            raise BuildError(f"{node} {problem.problem}", hint=problem.hint)
-
-
-def first_line(error: Exception) -> str:
-    """Ray's errors carry a traceback, of which the last line says what happened."""
-    lines = str(getattr(error, "cause", None) or error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

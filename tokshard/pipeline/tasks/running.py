@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from tokshard.errors import CorpusError, SourceError, TokshardError, UsageError
+from tokshard.errors import BadSourceError, CorpusError, SourceError, TokshardError, UsageError
 from tokshard.pipeline.encode.documents import Made, ruled, split_documents
 from tokshard.pipeline.encode.maker import Maker
 from tokshard.pipeline.request import Build
+from tokshard.pipeline.sources.corpora import CorporaReader
 from tokshard.pipeline.sources.division import Span
+from tokshard.pipeline.sources.formats import read_span, read_stream
 from tokshard.pipeline.sources.inputs import DOCUMENTS, Input
+from tokshard.pipeline.sources.opening import check_unchanged, open_file, vanished
 from tokshard.pipeline.sources.records import Chunk
-from tokshard.pipeline.tasks.duplicates import Join, Partition, run_merge
+from tokshard.pipeline.tasks.duplicates import Drops, Join, Partition, run_merge
 from tokshard.pipeline.tasks.hashing import HashedChunk, Hasher
-from tokshard.pipeline.tasks.planning import Run, StepTask, StreamTask, Task, WholeInputs
-from tokshard.pipeline.tasks.reading import InputReader
-from tokshard.pipeline.tasks.shuffle import DealSink, Gather, Redeal, gathered, redeal
-from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask, Task, WholeInputs, segment_bytes
+from tokshard.pipeline.tasks.shuffle import DealSink, Dealt, Gather, Levels, Redeal, gathered, redeal
 from tokshard.pipeline.tasks.writing import Shards, Writer
 from tokshard.pipeline.workspace.lease import cannot_write
 from tokshard.pipeline.workspace.places import DEAL, HASH, TOKENIZER
@@ -34,6 +37,118 @@ from tokshard.pipeline.workspace.receipts import (
     file_path,
     write_receipt,
 )
+
+
+class InputReader:
+    """Reads the inputs of a build in this process."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+
+    def chunks(self, index: int, span: Span) -> Iterator[Chunk | Made]:
+        """The chunks of a part of an input.
+
+        Raises:
+            TaskFailedError: the input is damaged or gone.
+            SourceError: it was modified since the build began.
+            UsageError: it has no such field.
+        """
+        source = self._build.inputs[index]
+        with _errors_of(source):
+            if source.format == DOCUMENTS:
+                yield from self._corpora.read(index)
+                return
+            check_unchanged(source)
+            yield from read_span(source, span, self._build.spec)
+            check_unchanged(source)
+
+    def numbered_chunks(self, index: int, first: int) -> Iterator[tuple[int, Chunk]]:
+        """The chunks of a stream from a segment on, each with the number of its segment.
+
+        Raises:
+            TaskFailedError, SourceError, UsageError: as `chunks`.
+        """
+        source = self._build.inputs[index]
+        with _errors_of(source):
+            check_unchanged(source)
+            chunks = read_stream(source, self._build.spec, task_bytes=segment_bytes(self._build.config.task_bytes))
+            yield from ((number, chunk) for number, chunk in chunks if number >= first)
+            check_unchanged(source)
+
+    def check(self, index: int) -> None:
+        """Check that an input is there, unchanged, and can be opened.
+
+        Raises:
+            TaskFailedError: it cannot be read.
+            SourceError: it was modified since the build began.
+        """
+        source = self._build.inputs[index]
+        with _errors_of(source):
+            if source.format == DOCUMENTS:
+                self._corpora.read(index)
+                return
+            check_unchanged(source)
+            with open_file(source) as file:
+                file.read(1)
+
+    @functools.cached_property
+    def _corpora(self) -> CorporaReader:
+        copied = self._build.config.copied
+        assert copied is not None, "only a copy reads documents"
+        return CorporaReader(self._build.corpora, self._build.columns, copied)
+
+
+@contextlib.contextmanager
+def _errors_of(source: Input) -> Iterator[None]:
+    """Name the input that turns out to be damaged, or cannot be read."""
+    try:
+        yield
+    except (BadSourceError, CorpusError) as error:
+        raise TaskFailedError(_damage(source, error)) from error
+    except OSError as error:
+        raise TaskFailedError(_damage(source, vanished(source, error))) from error
+
+
+def _damage(source: Input, error: TokshardError) -> Failure:
+    return Failure(
+        kind="input", source=source.index, problem=error.problem, hint=error.hint, error=type(error).__name__
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of a build.
+
+    Args:
+        name: the folder of its receipts; the constants of `tokshard.pipeline.workspace.places`, or one with a number.
+        tasks: all, in order.
+        limit: documents to write; None: all.
+        made_of: digest of what every task reads besides inputs.
+        left_out: index of each input that is known to be damaged and left out, and what is wrong with it.
+        drops: which texts are duplicates; None if all are wanted.
+        levels: of a shuffle, how documents are dealt.
+        dealt: of a shuffle, the files of the level before.
+        has_files: what its tasks left for later stages has to be there.
+    """
+
+    name: str
+    tasks: Sequence[AnyTask]
+    limit: int | None = None
+    made_of: str = ""
+    left_out: Mapping[int, str] = field(default_factory=dict)
+    drops: Drops | None = None
+    levels: Levels | None = None
+    dealt: Sequence[Dealt] = ()
+    has_files: bool = True
+
+    def made_of_task(self, task: AnyTask) -> str:
+        """The digest that a receipt of a task needs to hold."""
+        return task.made_of if isinstance(task, StepTask) else self.made_of
+
+    def for_workers(self) -> Stage:
+        """The stage without its tasks, which workers are given one by one."""
+        return replace(self, tasks=())
+
 
 Prepared = Made | HashedChunk
 """What a chunk becomes before it is written: it depends on the chunk alone."""

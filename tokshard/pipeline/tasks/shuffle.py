@@ -324,7 +324,6 @@ def redeal(build: Build, name: str, step: Redeal, levels: Levels, dealt: Sequenc
     Raises:
         BuildError: a file of the level before is gone.
     """
-    schema = dealt_schema(shard_schema(build.facts))
     with written(build.workspace.store, name) as file:
         writer = DealtWriter(file, levels, step.level, first=step.bucket * levels.fan_out)
         for rows in _bucket(build, step.bucket, step.level, levels, dealt):
