@@ -100,7 +100,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     delimiter: Annotated[int, msgspec.Meta(ge=0)] | None = None
     text_field: str = "text"
     id_field: str | None = None
-    keep: str | Sequence[str] = ()
+    keep: str | Sequence[str] = []
     input_format: str | None = None
     text_mode: Literal["file", "line", "paragraph"] = "file"
     shard_tokens: Positive | None = None

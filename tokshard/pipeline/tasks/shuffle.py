@@ -52,9 +52,6 @@ _PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("tokens", "<i8")])
 SHORT_TOKENS = 100
 """Documents that are shorter on average are taken by Arrow, longer ones a slice at a time. Changes speed only."""
 
-_READ_BYTES = 1 << 20
-"""Asked for at once, unless one record batch has more."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
@@ -198,10 +195,14 @@ def read_bucket(
     Raises:
         BuildError: a file is gone or short.
     """
-    filled = [file for file in files if file.rounds]
-    places = side_by_side(store, partial(_places, store, bucket=bucket, fan_out=fan_out), filled)
-    chunks = (chunk for file, of_file in zip(filled, places, strict=True) for chunk in _chunks(file.name, of_file))
-    for contents in side_by_side(store, partial(_read, store), chunks):
+
+    def parts(file: Dealt) -> Sequence[bytes]:
+        row_bytes = file.rounds * _PLACE.itemsize
+        (table,) = _read(store, file, [(file.num_bytes - (fan_out - bucket) * row_bytes, row_bytes)])
+        places = np.frombuffer(table, _PLACE).tolist()
+        return _read(store, file, [(start, length) for start, length, _ in places if length])
+
+    for contents in side_by_side(store, parts, (file for file in files if file.rounds)):
         for content in contents:
             yield ipc.read_record_batch(pa.py_buffer(content), schema)
 
@@ -213,7 +214,7 @@ def bucket_tokens(store: Store, file: Dealt, fan_out: int) -> NDArray[np.int64]:
         BuildError: the file is gone or short.
     """
     table_bytes = fan_out * file.rounds * _PLACE.itemsize
-    (content,) = _read(store, (file.name, [(file.num_bytes - table_bytes, table_bytes)]))
+    (content,) = _read(store, file, [(file.num_bytes - table_bytes, table_bytes)])
     tokens: NDArray[np.int64] = np.frombuffer(content, _PLACE).reshape(fan_out, file.rounds)["tokens"].sum(axis=1)
     return tokens
 
@@ -366,38 +367,12 @@ def _taken(rows: pa.RecordBatch, order: NDArray[np.intp]) -> pa.RecordBatch:
     return pa.record_batch([lists, *others.columns], schema=rows.schema)
 
 
-_Chunk = tuple[str, Sequence[tuple[int, int]]]
-"""A file and ranges of it: the first byte and the length of each."""
-
-
-def _places(store: Store, file: Dealt, *, bucket: int, fan_out: int) -> NDArray[np.void]:
-    """Where the record batches of a bucket are in a file: `_PLACE` [rounds]."""
-    row_bytes = file.rounds * _PLACE.itemsize
-    (content,) = _read(store, (file.name, [(file.num_bytes - (fan_out - bucket) * row_bytes, row_bytes)]))
-    return np.frombuffer(content, _PLACE)
-
-
-def _chunks(name: str, places: NDArray[np.void]) -> Iterator[_Chunk]:
-    """The ranges of a file at those places, `_READ_BYTES` at a time at most."""
-    ranges: list[tuple[int, int]] = []
-    num_bytes = 0
-    for start, length, _ in places.tolist():
-        if ranges and num_bytes + length > _READ_BYTES:
-            yield name, ranges
-            ranges, num_bytes = [], 0
-        if length:
-            ranges.append((start, length))
-            num_bytes += length
-    if ranges:
-        yield name, ranges
-
-
-def _read(store: Store, chunk: _Chunk) -> Sequence[bytes]:
-    name, ranges = chunk
+def _read(store: Store, file: Dealt, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+    """Ranges of a file: the first byte and the length of each."""
     try:
-        return store.read(name, ranges)
+        return store.read(file.name, ranges) if ranges else []
     except OSError as error:
         raise BuildError(
-            f"{store.where(name)} cannot be read: {error.strerror or error}",
+            f"{store.where(file.name)} cannot be read: {error.strerror or error}",
             hint="run the same command again: the task that wrote it runs again",
         ) from error
