@@ -15,7 +15,6 @@ from tqdm import tqdm
 from tokshard.pipeline.judge import loss_warning
 from tokshard.pipeline.progress import InputLeftOut, Note, Report, StageEnded, StageStarted
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.sources.division import Whole
 from tokshard.pipeline.tasks.planning import AnyTask, StepTask, StreamTask
 from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, WRITE
 from tokshard.pipeline.workspace.receipts import Key, Progress, Receipt, progress_of
@@ -93,8 +92,8 @@ class FileCount:
         for task in tasks:
             if isinstance(task, StreamTask):
                 streams += 1
-            elif isinstance(task, StepTask) or isinstance(task.parts[0][1], Whole):
-                self._whole[task.key] = 1 if isinstance(task, StepTask) else len(task.parts)
+            elif isinstance(task, StepTask) or task.is_group:
+                self._whole[task.key] = 1 if isinstance(task, StepTask) else len(task.inputs)
             else:
                 self._parts[task.key[0]] += 1
         self.total = streams + sum(self._whole.values()) + len(self._parts)

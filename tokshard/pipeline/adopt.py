@@ -20,16 +20,7 @@ from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, InputTableBuilder
 from tokshard.pipeline.sources.opening import vanished
 from tokshard.pipeline.sources.records import TOO_LONG
-from tokshard.pipeline.tasks.planning import (
-    TASK_TOKENS,
-    Planned,
-    Row,
-    from_row,
-    group_tokens,
-    plan_groups,
-    plan_tasks,
-    to_row,
-)
+from tokshard.pipeline.tasks.planning import TASK_TOKENS, Planned, group_tokens, plan_groups, plan_tasks
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.ownership import manifest_of, remove_corpora
 from tokshard.pipeline.workspace.places import DEAL, HASH, TASKS, WRITE, Output, Workspace
@@ -81,7 +72,7 @@ def adopt(build: Build) -> list[Planned]:
     save_request(build)
     tasks = plan(build)
     if not build.inputs.read_once:
-        workspace.store.put(TASKS, msgspec.msgpack.encode(list(map(to_row, tasks))))
+        workspace.store.put(TASKS, msgspec.msgpack.encode(tasks))
     return tasks
 
 
@@ -127,10 +118,10 @@ def load_tasks(workspace: Workspace) -> list[Planned] | None:
         BuildError: the file is damaged.
     """
     try:
-        return [from_row(row) for row in msgspec.msgpack.decode(workspace.store.get(TASKS), type=list[Row])]
+        return msgspec.msgpack.decode(workspace.store.get(TASKS), type=list[Planned])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (msgspec.MsgspecError, ValueError) as error:
+    except msgspec.MsgspecError as error:
         raise BuildError(
             f"{workspace.store.where(TASKS)} is damaged: {error}", hint="remove that file and run the command again"
         ) from error

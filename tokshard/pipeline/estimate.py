@@ -143,8 +143,9 @@ def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterat
     for input_ in build.inputs:
         num_bytes[input_.format, input_.compression] += input_.num_bytes
     for task in tasks:
-        for index, span in ((task.key[0], Whole()),) if isinstance(task, StreamTask) else task.parts:
+        for index in (task.key[0],) if isinstance(task, StreamTask) else task.inputs:
             input_ = build.inputs[index]
+            span = Whole() if isinstance(task, StreamTask) else task.span
             places[input_.format, input_.compression].append((index, span))
     with tempfile.TemporaryDirectory(prefix="tokshard-") as directory:
         store = open_store(directory)

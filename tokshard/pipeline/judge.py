@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from tokshard.errors import UsageError
 from tokshard.numbers import read_count
-from tokshard.pipeline.tasks.planning import AnyTask, Run, StreamTask, Task, WholeInputs
+from tokshard.pipeline.tasks.planning import AnyTask, Run, StreamTask, Task
 from tokshard.pipeline.workspace.receipts import Key, Receipt
 
 MIN_RECORDS = 10_000
@@ -249,4 +249,4 @@ class Judge:
 
 def _is_divided(task: AnyTask) -> bool:
     """Whether a task reads a part of one input. A group of inputs leaves out the damaged ones by itself."""
-    return isinstance(task, StreamTask) or (isinstance(task, Task) and not isinstance(task.parts, WholeInputs))
+    return isinstance(task, StreamTask) or (isinstance(task, Task) and not task.is_group)

@@ -81,7 +81,7 @@ def valid_receipts(build: Build, stage: Stage, tasks: Sequence[AnyTask]) -> Iter
 def _known(stage: Stage, task: AnyTask, receipt: Receipt) -> bool:
     if isinstance(task, StreamTask | StepTask) or not stage.left_out:
         return True
-    return all(index in receipt.left_out for index, _ in task.parts if index in stage.left_out)
+    return all(index in receipt.left_out for index in task.inputs if index in stage.left_out)
 
 
 def work(

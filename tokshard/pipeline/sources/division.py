@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 CHUNK_BYTES = 1 << 20
 """Chunk j of an input holds the lines whose first byte is in ``[j, j + 1) * CHUNK_BYTES``. Decides shard bounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(msgspec.Struct, frozen=True, tag=True):
     """All of an input."""
 
 
-@dataclass(frozen=True, slots=True)
-class ByteRange:
+class ByteRange(msgspec.Struct, frozen=True, tag=True):
     """The lines of an input whose first byte is in ``[start, stop)``; with `stop` None, to the end."""
 
     start: int
     stop: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(msgspec.Struct, frozen=True, tag=True):
     """Row groups (parquet) or record batches (Arrow) ``[start, stop)`` of an input."""
 
     start: int

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import overload
+
+import msgspec
 
 from tokshard.pipeline.sources.division import (
     CHUNK_BYTES,
@@ -37,42 +38,31 @@ _MAX_GROUP_INPUTS = 16_384
 number changes the shards."""
 
 
-@dataclass(frozen=True, slots=True)
-class WholeInputs(Sequence[tuple[int, Span]]):
-    """The parts of a task that reads the inputs ``[start, stop)`` whole, in a few bytes for any number of them."""
-
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[int, Span]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[tuple[int, Span]]: ...
-
-    def __getitem__(self, index: int | slice) -> tuple[int, Span] | Sequence[tuple[int, Span]]:
-        inputs = range(self.start, self.stop)[index]
-        return [(number, Whole()) for number in inputs] if isinstance(inputs, range) else (inputs, Whole())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """Work whose extent is known: spans of consecutive inputs.
+class Task(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Work whose extent is known: consecutive inputs as a whole, or a part of one.
 
     Args:
-        key: names the task, its receipt and its shards.
-        parts: (index of the input, span), in order.
+        key: names the task, its receipt and its shards; it begins with the first input.
+        stop: index of the input after the last one.
+        span: what is read of each.
     """
 
     key: Key
-    parts: Sequence[tuple[int, Span]]
+    stop: int
+    span: Span = Whole()
+
+    @property
+    def inputs(self) -> range:
+        """The inputs that it reads."""
+        return range(self.key[0], self.stop)
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it reads inputs as a whole."""
+        return isinstance(self.span, Whole)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamTask:
+class StreamTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An input that is read from its start and divided into segments, each with a receipt of its own.
 
     Args:
@@ -164,7 +154,7 @@ def plan_tasks(num_bytes: Iterable[int], divisibilities: Iterable[Divisibility],
 
 
 def _whole(start: int, stop: int) -> Task:
-    return Task(key=(start, 0), parts=WholeInputs(start, stop))
+    return Task(key=(start, 0), stop=stop)
 
 
 def _divide(index: int, size: int, divisibility: Divisibility, task_bytes: int) -> Iterator[Planned]:
@@ -173,10 +163,10 @@ def _divide(index: int, size: int, divisibility: Divisibility, task_bytes: int) 
         for segment, start in enumerate(starts):
             # the last range is open, so that a file never loses its end
             stop = None if segment == len(starts) - 1 else start + task_bytes
-            yield Task(key=(index, segment), parts=((index, ByteRange(start, stop)),))
+            yield Task(key=(index, segment), stop=index + 1, span=ByteRange(start, stop))
     elif isinstance(divisibility, Grouped):
         for segment, (start, stop) in enumerate(pairwise(_group_bounds(divisibility.group_bytes, task_bytes))):
-            yield Task(key=(index, segment), parts=((index, Groups(start, stop)),))
+            yield Task(key=(index, segment), stop=index + 1, span=Groups(start, stop))
     elif isinstance(divisibility, Stream):
         yield StreamTask(key=(index, 0), is_here=divisibility.is_here)
 
@@ -216,37 +206,3 @@ def plan_groups(num_tokens: Sequence[int], most: int) -> Iterator[Task]:
         num_tokens: of each shard, in order.
     """
     return (_whole(start, stop) for start, stop in groups(num_tokens, most))
-
-
-Row = tuple[int, int, int, int, int | None]
-"""A planned task as numbers: kind, input, segment, and the bounds of its inputs, bytes or groups."""
-
-_WHOLE, _BYTES, _GROUPS, _STREAM = range(4)
-
-
-def to_row(task: Planned) -> Row:
-    """A planned task for a file. It may not read what can be read once only."""
-    if isinstance(task, StreamTask):
-        return (_STREAM, *task.key, 0, None)
-    if isinstance(task.parts, WholeInputs):
-        return (_WHOLE, *task.key, task.parts.start, task.parts.stop)
-    ((_, span),) = task.parts
-    assert isinstance(span, ByteRange | Groups), "an input that is read whole is in a group"
-    return (_BYTES if isinstance(span, ByteRange) else _GROUPS, *task.key, span.start, span.stop)
-
-
-def from_row(row: Row) -> Planned:
-    """The task that `to_row` was given.
-
-    Raises:
-        ValueError: it was not.
-    """
-    kind, index, segment, start, stop = row
-    key = (index, segment)
-    if kind == _STREAM:
-        return StreamTask(key=key)
-    if kind == _BYTES:
-        return Task(key=key, parts=((index, ByteRange(start, stop)),))
-    if stop is None or kind not in {_WHOLE, _GROUPS}:
-        raise ValueError(f"task {key} has no end, or kind {kind}")
-    return Task(key=key, parts=WholeInputs(start, stop) if kind == _WHOLE else ((index, Groups(start, stop)),))

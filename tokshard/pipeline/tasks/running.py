@@ -15,21 +15,20 @@ from tokshard.pipeline.encode.documents import Made, ruled, split_documents
 from tokshard.pipeline.encode.maker import Maker
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import CorporaReader
-from tokshard.pipeline.sources.division import Span
+from tokshard.pipeline.sources.division import Span, Whole
 from tokshard.pipeline.sources.formats import read_span, read_stream
 from tokshard.pipeline.sources.inputs import DOCUMENTS, Input
 from tokshard.pipeline.sources.opening import check_unchanged, open_file, vanished
 from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.duplicates import Drops, Join, Partition, run_merge
 from tokshard.pipeline.tasks.hashing import HashedChunk, Hasher
-from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask, Task, WholeInputs, segment_bytes
+from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask, Task, segment_bytes
 from tokshard.pipeline.tasks.shuffle import DealSink, Dealt, Gather, Levels, Redeal, gathered, redeal
 from tokshard.pipeline.tasks.writing import Shards, Writer
 from tokshard.pipeline.workspace.lease import cannot_write
 from tokshard.pipeline.workspace.places import DEAL, HASH, TOKENIZER
 from tokshard.pipeline.workspace.receipts import (
     Failure,
-    Key,
     OutputCounts,
     Progress,
     Receipt,
@@ -213,27 +212,26 @@ class TaskRunner:
 
     def _task(self, run: Run, task: Task) -> Receipt:
         """Run a task of known extent. A group begins anew without each input that is damaged, if those are left out."""
-        is_group = isinstance(task.parts, WholeInputs)
-        left_out = {index: self._stage.left_out[index] for index in _among(self._stage.left_out, task)}
+        left_out = {index: self._stage.left_out[index] for index in task.inputs if index in self._stage.left_out}
         most = 0
         while True:
-            parts = [part for part in task.parts if part[0] not in left_out] if left_out else task.parts
-            sources = [] if self._build.config.reads == DOCUMENTS else [index for index, _ in parts]
-            work, number = self._work.begin(task.key, sources, run.max_documents), 0
+            inputs = [index for index in task.inputs if index not in left_out]
+            work = self._work.begin(task.key, [] if self._build.corpora else inputs, run.max_documents)
+            index = task.key[0]
             try:
                 with work:
-                    for number, (index, span) in enumerate(parts):  # noqa: B007 - it is where damage is met
-                        self._take_all(work, index, self._reader.chunks(index, span))
+                    for index in inputs:
+                        self._take_all(work, index, self._reader.chunks(index, task.span))
                     receipt: Receipt = work.finish()
                 most = max(most, receipt.most_documents)
                 return msgspec.structs.replace(receipt, left_out=left_out, most_documents=most)
             except (TaskFailedError, *LASTING_ERRORS) as error:
                 failure, most = _failure(error), max(most, work.written)
-            if failure.kind != "input" or not is_group or not self._build.is_leaving_out:
-                return self._failed(task.key, failure, run.max_documents, most)
-            left_out[failure.source] = _problem(failure, self._build.inputs[failure.source])
+            if failure.kind != "input" or not task.is_group or not self._build.is_leaving_out:
+                return Receipt(key=task.key, failure=failure, max_documents=run.max_documents, most_documents=most)
+            left_out[index] = _problem(failure, self._build.inputs[index])
             if run.max_documents is None:
-                left_out.update(self._damage(parts[number + 1 :]))
+                left_out.update(self._damage(range(index + 1, task.stop)))
 
     def _take_all(self, work: Any, index: int, chunks: Iterable[Any], *, is_prepared: bool = False) -> None:
         """Write the documents of chunks, until there are enough."""
@@ -245,12 +243,12 @@ class TaskRunner:
             if work.is_full:
                 return
 
-    def _damage(self, parts: Sequence[tuple[int, Span]]) -> Mapping[int, str]:
+    def _damage(self, inputs: Iterable[int]) -> Mapping[int, str]:
         """The other damage in the rest of a group. If each run found one damaged input, each would cost another run."""
         found = {}
-        for index, span in parts:
+        for index in inputs:
             try:
-                for _ in self._reader.chunks(index, span):
+                for _ in self._reader.chunks(index, Whole()):
                     pass
             except TaskFailedError as error:
                 found[index] = _problem(error.failure, self._build.inputs[index])
@@ -273,7 +271,8 @@ class TaskRunner:
                     self._take_all(work, index, ahead.segment(segment), is_prepared=prepare_all is not None)
                     receipt = work.finish()
             except (TaskFailedError, *LASTING_ERRORS) as error:
-                receipt = self._failed(key, _failure(error), room, work.written)
+                failure = _failure(error)
+                receipt = Receipt(key=key, failure=failure, max_documents=room, most_documents=work.written)
             receipt = self._leave(msgspec.structs.replace(receipt, is_last=ahead is not None and ahead.is_at_end))
             yield receipt
             room = None if room is None else room - receipt.documents
@@ -302,10 +301,6 @@ class TaskRunner:
         num_bytes = sum(size for output in receipt.outputs for size in output.shards.values())
         return msgspec.structs.replace(receipt, input_bytes=num_bytes)
 
-    @staticmethod
-    def _failed(key: Key, failure: Failure, max_documents: int | None, most: int) -> Receipt:
-        return Receipt(key=key, failure=failure, max_documents=max_documents, most_documents=most)
-
 
 class _Lookahead:
     """Numbered chunks, of which the next one is known."""
@@ -324,13 +319,6 @@ class _Lookahead:
     def is_at_end(self) -> bool:
         """Whether no chunk follows."""
         return self._next is None
-
-
-def _among(indices: Iterable[int], task: Task) -> Iterator[int]:
-    """Those of some inputs that a task reads."""
-    if not isinstance(task.parts, WholeInputs):
-        return
-    yield from (index for index in indices if task.parts.start <= index < task.parts.stop)
 
 
 def _failure(error: Exception) -> Failure:
