@@ -54,7 +54,7 @@ def adopt(build: Build) -> list[Planned]:
         SourceError: an input cannot be read to plan the tasks.
     """
     workspace = build.workspace
-    workspace.take_over()  # from here on no other process changes anything here
+    workspace.run.take_over()  # from here on no other process changes anything here
     before = load_request(workspace)
     if build.options.force:
         _start_over(build, before)

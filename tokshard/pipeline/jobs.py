@@ -125,8 +125,7 @@ def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: O
             while stage.name != WRITE:
                 stage = following.send(share.settled(stage))
             share.run(stage)
-        assert build.workspace.attempt is not None
-        build.workspace.attempt.end()
+        build.workspace.run.end()
     return share.result(time.monotonic() - started)
 
 
@@ -249,7 +248,7 @@ def prepared(sources: list[str], options: BuildOptions) -> Iterator[tuple[Build,
     if build is not None and is_same_command(build, sources, options):
         with hints(build):
             check_versions(build)
-            workspace.join()
+            workspace.run.join()
             yield build, _tasks(build)
         return
     build, tokenizer = resolve(sources, options)
@@ -269,7 +268,7 @@ def prepared(sources: list[str], options: BuildOptions) -> Iterator[tuple[Build,
                 save_tokenizer(build, tokenizer)
             else:
                 check_same(before, build, out=build.workspace.out)
-                build.workspace.join()
+                build.workspace.run.join()
                 save_request(build)
                 tasks = _tasks(build)
         yield build, tasks
@@ -344,7 +343,7 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
             workspace.remove()  # a commit was killed between its manifest and its last step
             return _complete(workspace)
         check_versions(build)
-        workspace.take_over()
+        workspace.run.take_over()
         try:
             settled = run_stages(build, _tasks(build), lambda stage: settle(build, stage, judged_on_disk(build, stage)))
         except UnfinishedStageError as error:

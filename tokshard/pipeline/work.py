@@ -14,13 +14,14 @@ from tokshard.pipeline.judge import Judge, parse_bad_record_limit
 from tokshard.pipeline.messages import user_error
 from tokshard.pipeline.progress import InputLeftOut, Observer, StageEnded, StageStarted, ignore
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask
+from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask, Task
 from tokshard.pipeline.tasks.running import Stage, TaskRunner
 from tokshard.pipeline.workspace.receipts import (
-    FilesThere,
     Key,
     Receipt,
     delete_receipt,
+    files_there,
+    promised_files,
     read_receipts,
     receipt_keys,
 )
@@ -66,22 +67,25 @@ def valid_receipts(build: Build, stage: Stage, tasks: Sequence[AnyTask]) -> Iter
     by_key = {task.key: task for task in tasks}
     streams = {task.key[0]: task for task in tasks if isinstance(task, StreamTask)}
     keys = [key for key in receipt_keys(store, stage.name) if key in by_key or key[0] in streams]
-    there = FilesThere(store, stage.name, [output.shard_sizes() for output in build.outputs])
+    there, shards = files_there(store, stage.name), [output.shard_sizes() for output in build.outputs]
     for receipt in read_receipts(store, stage.name, keys):
         task = by_key.get(receipt.key) or streams[receipt.key[0]]
-        is_same = receipt.failure is not None or receipt.made_of == stage.made_of_task(task)
-        # a group leaves out those of its inputs that are damaged: it has to know all that are known by now
-        is_same = is_same and _known(stage, task, receipt)
-        if is_same and there.has_those_of(receipt, has_file=stage.has_files):
+        files = promised_files(stage.name, receipt) if stage.has_files else {}
+        has_files = files.items() <= there.items() and all(
+            output.shards.items() <= known.items() for output, known in zip(receipt.outputs, shards, strict=False)
+        )
+        if has_files and _is_up_to_date(stage, task, receipt):
             yield receipt
         else:
             delete_receipt(store, stage.name, receipt.key)
 
 
-def _known(stage: Stage, task: AnyTask, receipt: Receipt) -> bool:
-    if isinstance(task, StreamTask | StepTask) or not stage.left_out:
-        return True
-    return all(index in receipt.left_out for index in task.inputs if index in stage.left_out)
+def _is_up_to_date(stage: Stage, task: AnyTask, receipt: Receipt) -> bool:
+    """Whether a task would read the same again. A group has left out all of its inputs that are known to be damaged."""
+    if receipt.failure is None and receipt.made_of != (task.made_of if isinstance(task, StepTask) else stage.made_of):
+        return False
+    inputs = task.inputs if isinstance(task, Task) and task.is_group and stage.left_out else ()
+    return all(index in receipt.left_out for index in inputs if index in stage.left_out)
 
 
 def work(

@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
@@ -98,7 +98,7 @@ class ProcessExecutor:
                 worker.process.join()
             self.usage.add(worker.usage)
         self._workers.clear()
-        self._build.workspace.clear_partial()
+        self._build.workspace.run.discard_spooled()
 
     def has_room(self) -> bool:
         """Whether a worker is free or may be started."""
@@ -216,7 +216,7 @@ class ProcessExecutor:
         ours, theirs = multiprocessing.Pipe()
         process: Any = multiprocessing.get_context(START_METHOD).Process(  # type: ignore[attr-defined]
             target=worker_main,
-            args=(theirs, self._build, self._stage.for_workers()),
+            args=(theirs, self._build, replace(self._stage, tasks=())),
             name=f"tokshard-worker-{number}",
             daemon=True,
         )

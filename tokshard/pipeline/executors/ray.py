@@ -18,7 +18,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import ray
@@ -84,7 +84,7 @@ class RayExecutor:
             ray.cancel(values, force=True)
         self._running.clear()
         if not ends or not ray.wait(ends, num_returns=len(ends), timeout=_STOP_SECONDS, fetch_local=False)[1]:
-            self._build.workspace.clear_partial()
+            self._build.workspace.run.discard_spooled()
 
     def has_room(self) -> bool:
         """Whether few enough tasks are under way: those that run, and some that wait for a CPU to become free."""
@@ -156,7 +156,7 @@ def set_up(build: Build, stage: Stage) -> Setup:
     """Mark the output directory, so that nodes can tell whether theirs is the same."""
     mark = secrets.token_hex(8).encode()
     build.workspace.store.put(_MARK, mark)
-    return Setup(build=build, stage=stage.for_workers(), directory=os.getcwd(), mark=mark)
+    return Setup(build=build, stage=replace(stage, tasks=()), directory=os.getcwd(), mark=mark)
 
 
 def check_node(setup: list[Any]) -> BuildError | None:

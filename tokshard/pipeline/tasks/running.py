@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -139,14 +139,6 @@ class Stage:
     levels: Levels | None = None
     dealt: Sequence[Dealt] = ()
     has_files: bool = True
-
-    def made_of_task(self, task: AnyTask) -> str:
-        """The digest that a receipt of a task needs to hold."""
-        return task.made_of if isinstance(task, StepTask) else self.made_of
-
-    def for_workers(self) -> Stage:
-        """The stage without its tasks, which workers are given one by one."""
-        return replace(self, tasks=())
 
 
 Prepared = Made | HashedChunk

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -32,28 +32,11 @@ MARKS = "byte order mark dropped"
 _LENGTH_BUCKETS = 64
 
 
-class Sink(Protocol):
-    """Where the documents of a task go. Leaving the context before `finish` removes what is unfinished."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:
-        """Take documents, in order.
-
-        Args:
-            parts: those for each corpus of the build.
-            source: the input that they come from, unless they say it themselves.
-            base: records of that input before those of the chunk.
-        """
-
-    def finish(self, receipt: Receipt) -> Receipt:
-        """Publish what was written; the receipt with what it promises."""
-
-
 class Shards:
-    """The shards of one task, in each corpus of a build."""
+    """Where the documents of a task go: the shards that it writes into each corpus of a build.
+
+    Leaving the context before `finish` removes what is unfinished.
+    """
 
     def __init__(self, build: Build, key: Key) -> None:
         self._writers = [_shard_writer(build, key, output) for output in build.outputs]
@@ -68,7 +51,13 @@ class Shards:
         self._stack.__exit__(*error)  # type: ignore[arg-type]
 
     def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:
-        """Write documents."""
+        """Write documents, in order.
+
+        Args:
+            parts: those for each corpus.
+            source: the input that they come from, unless they say it themselves.
+            base: records of that input before those of the chunk.
+        """
         for writer, part in zip(self._writers, parts, strict=True):
             if len(part):
                 writer.extend(
@@ -106,7 +95,7 @@ class Writer:
     """Makes documents of chunks, and a `WritingTask` for each task.
 
     Args:
-        make_sink: where the documents of a task go.
+        make_sink: what makes `Shards`, or what takes their place.
         drops: which documents are duplicates; None if all are wanted.
     """
 
@@ -116,7 +105,7 @@ class Writer:
         stage: str,
         maker: Maker,
         *,
-        make_sink: Callable[[Build, Key], Sink] = Shards,
+        make_sink: Callable[[Build, Key], Any] = Shards,
         drops: Drops | None = None,
     ) -> None:
         self.build, self.stage, self.maker = build, stage, maker

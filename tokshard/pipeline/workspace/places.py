@@ -95,20 +95,11 @@ class Workspace:
             outputs.append(Output(split=split, generation=generation, corpus=corpus, store=store))
         return tuple(outputs)
 
-    def take_over(self) -> None:
-        """Remove what attempts before this one left unfinished, and let this one write."""
+    @property
+    def run(self) -> Attempt:
+        """This run of the build, as the store knows it."""
         assert self.attempt is not None, "the workspace was opened to read"
-        self.attempt.take_over()
-
-    def join(self) -> None:
-        """Let this attempt write next to others that are under way."""
-        assert self.attempt is not None, "the workspace was opened to read"
-        self.attempt.join()
-
-    def clear_partial(self) -> None:
-        """Remove what workers of this attempt left unfinished."""
-        assert self.attempt is not None, "the workspace was opened to read"
-        self.attempt.discard_spooled()
+        return self.attempt
 
     def clear(self) -> None:
         """Remove every file but the lock, and what says that the folder belongs to a build."""

@@ -8,7 +8,7 @@ were put before it, so a receipt promises them.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Literal
 
@@ -300,32 +300,13 @@ def _damaged(store: Store, name: str, reason: str) -> BuildError:
     )
 
 
-class FilesThere:
-    """Which files of a stage lie in the stores of a build, with their sizes: one request for many of them.
+def promised_files(stage: str, receipt: Receipt) -> dict[str, int]:
+    """The files of the work folder that a receipt promises, with their sizes."""
+    found = {rejects_path(stage, receipt.key): receipt.rejects_bytes, file_path(stage, receipt.key): receipt.file_bytes}
+    return {name: size for name, size in found.items() if size}
 
-    Args:
-        store: of the build.
-        shards: name to bytes of the shards of each corpus.
-    """
 
-    def __init__(self, store: Store, stage: str, shards: Collection[dict[str, int]]) -> None:
-        self._stage, self._shards = stage, shards
-        folders = (f"{names.WORK}/{stage}/rejects", f"{names.WORK}/{stage}/files")
-        self._others = {entry.name: entry.size for folder in folders for entry in store.list(folder)}
-
-    def has_those_of(self, receipt: Receipt, *, has_file: bool = True) -> bool:
-        """Whether every file that a receipt promises is there, with the size that it gives.
-
-        Args:
-            has_file: what the task left for later stages is among them.
-        """
-        promised = {}
-        if receipt.num_rejects:
-            promised[rejects_path(self._stage, receipt.key)] = receipt.rejects_bytes
-        if receipt.file_bytes and has_file:
-            promised[file_path(self._stage, receipt.key)] = receipt.file_bytes
-        return all(self._others.get(name) == size for name, size in promised.items()) and all(
-            there.get(name) == size
-            for output, there in zip(receipt.outputs, self._shards, strict=False)
-            for name, size in output.shards.items()
-        )
+def files_there(store: Store, stage: str) -> dict[str, int]:
+    """The files of a stage that receipts may promise, with their sizes: one request for many of them."""
+    folders = (f"{names.WORK}/{stage}/rejects", f"{names.WORK}/{stage}/files")
+    return {entry.name: entry.size for folder in folders for entry in store.list(folder)}
