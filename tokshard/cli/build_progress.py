@@ -66,7 +66,7 @@ class BuildDisplay:
         is_reading = not any(isinstance(task, StepTask) for task in report.tasks[:1])
         return StageDisplay(
             report.build,
-            report.total_bytes if is_reading else 0,
+            report.total_bytes,
             files,
             progress_of(report.done),
             is_quiet=self._is_quiet or (not is_reading and report.name != WRITE),

@@ -12,6 +12,7 @@ from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.estimate import Estimate
 from tokshard.pipeline.jobs import JobResult
 from tokshard.pipeline.status import COMPLETE, UNFINISHED, BuildStatus
+from tokshard.pipeline.workspace.receipts import progress_of
 from tokshard.wording import bytes_text, clock, count_text, counted
 
 _SMALL_SHARE = 4
@@ -102,10 +103,11 @@ def job_lines(result: JobResult) -> list[tuple[str, str]]:
     """What a job did, as labels and values."""
     if not result.is_new:
         return [("directory", result.directory), ("state", "complete: nothing to do")]
+    total = progress_of(result.receipts)
     return [
         ("directory", result.directory),
-        ("job", f"{result.job.index} of {result.job.count}: {counted(result.tasks_done, 'task')} done in this run"),
-        ("written", f"{counted(result.documents, 'document')}, {counted(result.tokens, 'token')}"),
+        ("done", f"{counted(len(result.receipts), 'task')} in this run"),
+        ("written", f"{counted(total.documents, 'document')}, {counted(total.tokens, 'token')}"),
         ("time", f"{result.seconds:.1f} s"),
         ("next", f"when all jobs are done, tokshard commit {shlex.quote(result.directory)}"),
     ]
@@ -113,7 +115,9 @@ def job_lines(result: JobResult) -> list[tuple[str, str]]:
 
 def job_json(result: JobResult) -> dict[str, Any]:
     """The job for ``--json``."""
-    return dataclasses.asdict(result)
+    done = msgspec.to_builtins(progress_of(result.receipts))
+    facts = {"directory": result.directory, "is_new": result.is_new, "seconds": result.seconds}
+    return {**facts, "tasks": len(result.receipts), **done}
 
 
 def status_lines(status: BuildStatus) -> list[tuple[str, str]]:

@@ -21,8 +21,9 @@ from tokshard.pipeline.options import change_text
 from tokshard.pipeline.request import Request, load_request, placed
 from tokshard.pipeline.sources.inputs import location_of
 from tokshard.pipeline.tasks.duplicates import EarlierTexts
+from tokshard.pipeline.workspace.ownership import complete_outputs
 from tokshard.pipeline.workspace.places import Output, Workspace
-from tokshard.store import Store, is_uri, present, side_by_side
+from tokshard.store import Store, is_uri, side_by_side
 
 
 def next_generation(workspace: Workspace, request: Request) -> Request:
@@ -132,11 +133,10 @@ def _hashed(reads: str) -> str:
 
 
 def _corpora(workspace: Workspace) -> tuple[Output, ...]:
-    for is_split in (False, True):
-        outputs = workspace.outputs(is_split=is_split)
-        if all(names.MANIFEST in present(output.store) for output in outputs):
-            _check_whole(outputs[0])
-            return outputs
+    outputs = complete_outputs(workspace)
+    if outputs:
+        _check_whole(outputs[0])
+        return outputs
     if load_request(workspace) is not None:
         raise UsageError(
             f"--append adds to a complete corpus, and {workspace.out} holds an unfinished build",

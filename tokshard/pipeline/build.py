@@ -33,7 +33,7 @@ from tokshard.pipeline.sources.iterables import as_sources
 from tokshard.pipeline.stages import Settled, stages
 from tokshard.pipeline.tasks.planning import AnyTask
 from tokshard.pipeline.tasks.running import Stage
-from tokshard.pipeline.work import run_stage
+from tokshard.pipeline.work import RunsTasks, run_stage
 from tokshard.pipeline.workspace.lease import cannot_write, lock
 from tokshard.pipeline.workspace.ownership import check_directory, check_own
 from tokshard.pipeline.workspace.places import GIVEN_TOKENIZER, TOKENIZER
@@ -76,9 +76,10 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
         if not is_locked:
             out = build.workspace.out
             observer(Note(f"the file system of {out} has no locks: start no other build there until this one ends"))
+        run = RunsTasks(make_executor=make_executor, observer=observe, usage=clock.usage)
         tasks = adopt(build)
         save_tokenizer(build, tokenizer)
-        settled = run_stages(build, tasks, lambda stage: run_stage(build, stage, make_executor, observe, clock.usage))
+        settled = run_stages(build, tasks, lambda stage: run_stage(build, stage, run))
         return commit(build, settled, clock)
 
 

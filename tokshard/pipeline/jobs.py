@@ -12,7 +12,7 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from tokshard.pipeline.adopt import BuiltCorpus, adopt, finished_corpora, load_t
 from tokshard.pipeline.append import newest_generation
 from tokshard.pipeline.build import hints, run_stages, save_tokenizer
 from tokshard.pipeline.commit import BuildResult, Clock, commit
-from tokshard.pipeline.executors.base import MakeExecutor
 from tokshard.pipeline.executors.choice import cpu_count, executors
 from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.judge import Judge
@@ -37,7 +36,7 @@ from tokshard.pipeline.options import (
     command_words,
     path_option,
 )
-from tokshard.pipeline.progress import Observer, Report, StageEnded, StageStarted, ignore
+from tokshard.pipeline.progress import Observer, Report, ignore
 from tokshard.pipeline.request import (
     Build,
     check_same,
@@ -52,11 +51,11 @@ from tokshard.pipeline.sources.inputs import STDIN, read_once_name
 from tokshard.pipeline.stages import stages
 from tokshard.pipeline.tasks.planning import AnyTask, Planned, StepTask, StreamTask
 from tokshard.pipeline.tasks.running import Stage
-from tokshard.pipeline.work import UnfinishedStageError, judge_of, judged_on_disk, settle, valid_receipts, work
+from tokshard.pipeline.work import RunsTasks, UnfinishedStageError, judge_of, judged_on_disk, run_share, settle
 from tokshard.pipeline.workspace.lease import check_no_build, lock, lock_to_prepare, running_job, running_jobs
-from tokshard.pipeline.workspace.ownership import check_directory, check_own
+from tokshard.pipeline.workspace.ownership import check_directory, check_own, complete_outputs
 from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE, Workspace, open_workspace
-from tokshard.pipeline.workspace.receipts import Key, Receipt, delete_receipt, read_receipts, receipt_keys
+from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts, receipt_keys
 from tokshard.store import present
 
 _POLL_SECONDS = 2.0
@@ -70,27 +69,18 @@ class Job:
     index: int
     count: int
 
-    def owns(self, number: int) -> bool:
-        """Whether a task is the job's, by its number among all tasks of a stage."""
-        return number % self.count == self.index
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """What a job of an array did.
+    """What a run of a job did.
 
     Args:
-        job: which one it was.
-        tasks_done: by this run, in all stages; segments of streams count one each.
-        documents, tokens: written by this run.
+        receipts: that it left, in all stages, without their details.
         is_new: False if the corpus was complete before.
     """
 
     directory: str
-    job: Job
-    tasks_done: int = 0
-    documents: int = 0
-    tokens: int = 0
+    receipts: Sequence[Receipt] = ()
     seconds: float = 0.0
     is_new: bool = True
 
@@ -113,29 +103,39 @@ def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: O
     for source in sources:
         if not isinstance(source, str) or source == STDIN:
             raise _read_once(str(source))
-    with prepared(list(sources), options) as found:
-        if found is None:
-            return JobResult(directory=options.out, job=job, is_new=False)
-        build, tasks = found
-        with running_job(build.workspace, job.index, job.count), executors(options, observer) as make_executor:
-            check_no_build(build.workspace)
-            share = _Share(build, job, make_executor, observer)
-            following = stages(build, tasks)
-            stage = next(following)
-            while stage.name != WRITE:
-                stage = following.send(share.settled(stage))
-            share.run(stage)
-        build.workspace.run.end()
-    return share.result(time.monotonic() - started)
+    receipts: list[Receipt] = []
+
+    def observe(report: Report) -> None:
+        if isinstance(report, Receipt):
+            receipts.append(report.without_details())
+        observer(report)
+
+    build = _prepared(list(sources), options)
+    if build is None:
+        return JobResult(directory=options.out, is_new=False)
+    with (
+        hints(build),
+        running_job(build.workspace, job.index, job.count),
+        executors(options, observer) as make_executor,
+    ):
+        check_no_build(build.workspace)
+        share = _Share(build, job, RunsTasks(make_executor=make_executor, observer=observe))
+        following = stages(build, _tasks(build))
+        stage = next(following)
+        while stage.name != WRITE:
+            stage = following.send(share.settled(stage))
+        share.run(stage)
+    build.workspace.run.end()
+    return JobResult(directory=options.out, receipts=receipts, seconds=time.monotonic() - started)
 
 
+@dataclass(frozen=True, slots=True)
 class _Share:
     """What a job does in the stages of a build."""
 
-    def __init__(self, build: Build, job: Job, make_executor: MakeExecutor, observer: Observer) -> None:
-        self._build, self._job, self._make_executor, self._observer = build, job, make_executor, observer
-        self._store = build.workspace.store
-        self._done = self._documents = self._tokens = 0
+    build: Build
+    job: Job
+    runs: RunsTasks
 
     def settled(self, stage: Stage) -> Judge:
         """Run a stage until no task is missing, and judge it.
@@ -147,7 +147,7 @@ class _Share:
         while True:
             if not self._missing(stage):
                 with contextlib.suppress(UnfinishedStageError):  # a receipt was void
-                    return settle(self._build, stage, judged_on_disk(self._build, stage))
+                    return settle(self.build, stage, judged_on_disk(self.build, stage))
             elif not self._help(stage):
                 time.sleep(_POLL_SECONDS)  # jobs that run have the rest under way
 
@@ -157,29 +157,12 @@ class _Share:
         Raises:
             TokshardError: a task of the job failed.
         """
-        mine = [task for number, task in enumerate(stage.tasks) if self._job.owns(number)]
-        judge = judge_of(self._build, stage, mine)
-        done = []
-        for receipt in valid_receipts(self._build, stage, mine):
-            if receipt.failure is not None:  # the file may be back
-                delete_receipt(self._store, stage.name, receipt.key)
-            else:
-                judge.add(receipt)
-                done.append(receipt.without_details())
-        self._observer(StageStarted(build=self._build, name=stage.name, total_bytes=0, tasks=mine, done=done))
-        try:
-            self._work(stage, list(judge.missing()), judge)
-            if isinstance(judge.failure, Receipt):
-                raise task_error(self._build, judge.failure, judge, is_counted=False)
-            while self._help(stage):
-                pass
-        finally:
-            self._observer(StageEnded())
-
-    def _work(self, stage: Stage, tasks: Sequence[AnyTask], judge: Judge) -> None:
-        if tasks:
-            with self._make_executor(self._build, stage, len(tasks), self._observer) as executor:
-                work(self._build, stage, tasks, judge, executor, observer=self._count)
+        judge = judge_of(self.build, stage, stage.tasks[self.job.index :: self.job.count])
+        run_share(self.build, stage, judge, self.runs)
+        if isinstance(judge.failure, Receipt):
+            raise task_error(self.build, judge.failure, judge, is_counted=False)
+        while self._help(stage):
+            pass
 
     def _help(self, stage: Stage) -> bool:
         """Run some tasks that no running job is likely to have begun, in an order of its own; False: there are none.
@@ -187,21 +170,20 @@ class _Share:
         A job takes its tasks in order, so the first ones that it lacks are under way.
         """
         missing = self._missing(stage)
-        running = {index for index, count in running_jobs(self._build.workspace) if count == self._job.count}
-        under_way = self._build.options.workers or cpu_count()
+        running = {index for index, count in running_jobs(self.build.workspace) if count == self.job.count}
+        under_way = self.build.options.workers or cpu_count()
         left: list[AnyTask] = []
-        for index in range(self._job.count):
-            theirs = [task for number, task in missing if number % self._job.count == index]
-            left += theirs if index == self._job.index or index not in running else theirs[under_way:]
-        start = self._job.index * len(left) // self._job.count
+        for index in range(self.job.count):
+            theirs = [task for number, task in missing if number % self.job.count == index]
+            left += theirs if index == self.job.index or index not in running else theirs[under_way:]
+        start = self.job.index * len(left) // self.job.count
         chosen = [*left[start:], *left[:start]][: 4 * under_way]
-        judge = judge_of(self._build, stage, sorted(chosen, key=lambda task: task.key))
-        self._work(stage, chosen, judge)
+        self.runs.tasks(self.build, stage, chosen, judge_of(self.build, stage, sorted(chosen, key=lambda one: one.key)))
         return bool(chosen)
 
     def _missing(self, stage: Stage) -> list[tuple[int, AnyTask]]:
         """The tasks of a stage that have no receipt, with their numbers, by a list of the receipts."""
-        keys = set(receipt_keys(self._store, stage.name))
+        keys = set(receipt_keys(self.build.workspace.store, stage.name))
         return [(number, task) for number, task in enumerate(stage.tasks) if not self._is_there(stage, task, keys)]
 
     def _is_there(self, stage: Stage, task: AnyTask, keys: set[Key]) -> bool:
@@ -210,102 +192,62 @@ class _Share:
         last = max((key for key in keys if key[0] == task.key[0]), default=None)
         if last is None:
             return False
-        receipt = next(read_receipts(self._store, stage.name, [last]), None)
-        return receipt is not None and (receipt.is_last or receipt.failure is not None or self._is_enough(receipt))
-
-    def _is_enough(self, receipt: Receipt) -> bool:
-        """Whether a stream ends early because its job has all documents that are wanted."""
-        return receipt.max_documents is not None and receipt.most_documents >= receipt.max_documents
-
-    def _count(self, report: Report) -> None:
-        if isinstance(report, Receipt):
-            self._done += 1
-            self._documents += report.documents
-            self._tokens += report.tokens
-        self._observer(report)
-
-    def result(self, seconds: float) -> JobResult:
-        """What the job did."""
-        return JobResult(
-            directory=self._build.workspace.out,
-            job=self._job,
-            tasks_done=self._done,
-            documents=self._documents,
-            tokens=self._tokens,
-            seconds=seconds,
-        )
+        for receipt in read_receipts(self.build.workspace.store, stage.name, [last]):
+            # a stream that ends early has all documents that its job was to write
+            is_enough = receipt.max_documents is not None and receipt.most_documents >= receipt.max_documents
+            return receipt.is_last or receipt.failure is not None or is_enough
+        return False
 
 
-@contextlib.contextmanager
-def prepared(sources: list[str], options: BuildOptions) -> Iterator[tuple[Build, list[Planned]] | None]:
-    """The build, prepared here or by another job, with its tasks; None if its corpus is complete.
+def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
+    """The build, prepared here or by another job; None if its corpus is complete.
 
     Only the job that prepares it lists the sources, and jobs whose command is not the same to the letter.
     """
     workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
     check_own(workspace)
-    build = _saved(workspace, options)
-    if build is not None and is_same_command(build, sources, options):
-        with hints(build):
-            check_versions(build)
-            workspace.run.join()
-            yield build, _tasks(build)
-        return
+    saved = load_request(workspace)
+    if saved is not None and is_same_command(saved, sources, options) and load_tasks(workspace) is not None:
+        build = placed(msgspec.structs.replace(saved, options=options), workspace)
+        check_versions(build)
+        workspace.run.join()
+        return build
     build, tokenizer = resolve(sources, options)
     if build.inputs.read_once:
         raise _read_once(build.inputs.read_once[0])
-    with hints(build):
-        if finished_corpora(build) is not None:
-            yield None
-            return
-        check_directory(build.workspace, build.outputs)
-        build = msgspec.structs.replace(build, is_array=True)
-        with lock_to_prepare(build.workspace):
-            before = load_request(build.workspace)
-            # the work folder of an earlier generation can be left although that generation is complete
-            if before is None or not before.is_array or before.generation < build.generation:
-                tasks = adopt(build)
-                save_tokenizer(build, tokenizer)
-            else:
-                check_same(before, build, out=build.workspace.out)
-                build.workspace.run.join()
-                save_request(build)
-                tasks = _tasks(build)
-        yield build, tasks
-
-
-def _saved(workspace: Workspace, options: BuildOptions) -> Build | None:
-    """The build that another job prepared, as this process runs it."""
-    request = load_request(workspace)
-    if request is None or load_tasks(workspace) is None:
+    if finished_corpora(build) is not None:
         return None
-    mine = {name: getattr(options, name) for name in ("out", "workers", "executor", "ray_address")}
-    options = msgspec.structs.replace(request.options, **mine)
-    return placed(msgspec.structs.replace(request, options=options), workspace)
+    check_directory(build.workspace, build.outputs)
+    build = msgspec.structs.replace(build, is_array=True)
+    with hints(build), lock_to_prepare(build.workspace):
+        before = load_request(build.workspace)
+        # the work folder of an earlier generation can be left although that generation is complete
+        if before is None or not before.is_array or before.generation < build.generation:
+            adopt(build)
+            save_tokenizer(build, tokenizer)
+        else:
+            check_same(before, build, out=build.workspace.out)
+            build.workspace.run.join()
+            save_request(build)
+    return build
 
 
 def _tasks(build: Build) -> list[Planned]:
     tasks = load_tasks(build.workspace)
     if tasks is None:
-        raise BuildError(
-            f"{build.workspace.out} was not prepared to its end",
-            hint="run the same command again, or remove the folder",
-        )
+        raise BuildError(f"{build.workspace.out} was not prepared to its end", hint="run the same command again")
     return tasks
 
 
 def _check_job(options: BuildOptions, job: Job) -> None:
     if not 0 <= job.index < job.count:
-        raise UsageError(
-            f"job {job.index} of {job.count} does not exist",
-            hint=f"give --job-index a number from 0 to {job.count - 1}",
-        )
+        hint = f"give --job-index a number from 0 to {job.count - 1}"
+        raise UsageError(f"job {job.index} of {job.count} does not exist", hint=hint)
     if options.force:
+        # what the others have done for an append is in a folder of the corpus, which has to stay
+        way_out = "leave out --job-index and --num-jobs" if options.append else f"remove {options.out} first"
         raise UsageError(
-            "--force starts over, and every job of an array would remove what the others have done",
-            hint="leave out --job-index and --num-jobs"
-            if options.append  # what the others have done is in a folder of the corpus, which has to stay
-            else f"remove {options.out} first, and leave out --force",
+            "--force starts over, and every job of an array would remove what the others have done", hint=way_out
         )
     if options.executor != LOCAL:
         raise UsageError(
@@ -371,15 +313,12 @@ def _complete(workspace: Workspace) -> BuildResult:
     Raises:
         UsageError: there is no corpus.
     """
-    for is_split in (False, True):
-        outputs = workspace.outputs(is_split=is_split)
-        if all(names.MANIFEST in present(output.store) for output in outputs):
-            outputs = workspace.outputs(is_split=is_split, generation=newest_generation(outputs))
-            corpora = [
-                BuiltCorpus(directory=output.store.location, manifest=read_manifest(output.store)) for output in outputs
-            ]
-            return BuildResult(directory=workspace.out, corpora=tuple(corpora), is_new=False, ignored={}, notes=())
-    raise UsageError(
-        f"{workspace.out} holds no build that has begun",
-        hint="run the jobs first: tokshard build ... --job-index I --num-jobs N",
-    )
+    outputs = complete_outputs(workspace)
+    if not outputs:
+        raise UsageError(
+            f"{workspace.out} holds no build that has begun",
+            hint="run the jobs first: tokshard build ... --job-index I --num-jobs N",
+        )
+    outputs = workspace.outputs(is_split=bool(outputs[0].split), generation=newest_generation(outputs))
+    corpora = tuple(BuiltCorpus(directory=one.store.location, manifest=read_manifest(one.store)) for one in outputs)
+    return BuildResult(directory=workspace.out, corpora=corpora, is_new=False, ignored={}, notes=())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.tasks.planning import AnyTask
+from tokshard.pipeline.tasks.planning import AnyTask, StepTask
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 
@@ -23,16 +23,22 @@ class StageStarted:
 
     Args:
         name: of the stage.
-        total_bytes: that its tasks read; 0 if it is unknown.
         tasks: all that this process may run.
         done: receipts of the tasks that earlier runs of the same build finished.
     """
 
     build: Build
     name: str
-    total_bytes: int
     tasks: Sequence[AnyTask]
     done: Sequence[Receipt]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all inputs; 0 if that says nothing of these tasks, which are a share, or read no inputs."""
+        is_share = (
+            self.build.is_array or self.build.inputs.read_once or isinstance(next(iter(self.tasks), None), StepTask)
+        )
+        return 0 if is_share else self.build.inputs.num_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from tokshard.pipeline.options import command_words
 from tokshard.pipeline.request import Request, load_request
 from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.workspace.lease import lock_holder, running_jobs
+from tokshard.pipeline.workspace.ownership import complete_outputs
 from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, WRITE, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of, read_receipts, receipt_keys
 from tokshard.store import present
@@ -159,23 +160,21 @@ def _command(request: Request) -> tuple[str, ...]:
 
 
 def _finished(workspace: Workspace) -> BuildStatus:
-    for is_split in (False, True):
-        outputs = workspace.outputs(is_split=is_split)
-        if not all(names.MANIFEST in present(output.store) for output in outputs):
-            continue
-        manifests = [combined_manifest(read_generations(output.store)) for output in outputs]
-        return BuildStatus(
-            directory=workspace.out,
-            state=COMPLETE,
-            records=manifests[0].records.read,
-            documents=sum(manifest.num_documents for manifest in manifests),
-            tokens=sum(manifest.num_tokens for manifest in manifests),
-            left_out={reason: n for reason, n in manifests[0].records.left_out.items() if reason not in _OTHER_SPLIT},
-            config=msgspec.structs.replace(manifests[0].build, split=None),
-            generation=newest_generation(outputs),
+    outputs = complete_outputs(workspace)
+    if not outputs:
+        raise UsageError(
+            f"{workspace.out} holds neither a build nor a corpus", hint="give the directory of 'tokshard build --out'"
         )
-    raise UsageError(
-        f"{workspace.out} holds neither a build nor a corpus", hint="give the directory of 'tokshard build --out'"
+    manifests = [combined_manifest(read_generations(output.store)) for output in outputs]
+    return BuildStatus(
+        directory=workspace.out,
+        state=COMPLETE,
+        records=manifests[0].records.read,
+        documents=sum(manifest.num_documents for manifest in manifests),
+        tokens=sum(manifest.num_tokens for manifest in manifests),
+        left_out={reason: n for reason, n in manifests[0].records.left_out.items() if reason not in _OTHER_SPLIT},
+        config=msgspec.structs.replace(manifests[0].build, split=None),
+        generation=newest_generation(outputs),
     )
 
 

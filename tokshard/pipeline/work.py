@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from tokshard.pipeline.executors.base import Executor, Lost, MakeExecutor, Usage
 from tokshard.pipeline.judge import Judge, parse_bad_record_limit
@@ -192,30 +193,55 @@ def judged_on_disk(build: Build, stage: Stage) -> Judge:
     return judge
 
 
-def run_stage(build: Build, stage: Stage, make_executor: MakeExecutor, observer: Observer, usage: Usage) -> Judge:
-    """Run a whole stage by this process and its workers, and judge it. Tasks that failed before are tried again.
+def run_share(build: Build, stage: Stage, judge: Judge, run: RunsTasks) -> None:
+    """Run the tasks of a judge that left no receipt. Those that failed before are tried again: the file may be back.
 
     Args:
-        usage: of the build; the cost of the workers is added.
+        judge: of the share, before any receipt.
+
+    Raises:
+        TokshardError: as `work`.
+    """
+    done = []
+    for receipt in valid_receipts(build, stage, judge.tasks):
+        if receipt.failure is None:
+            judge.add(receipt)
+            done.append(receipt.without_details())
+        else:
+            delete_receipt(build.workspace.store, stage.name, receipt.key)
+    run.observer(StageStarted(build=build, name=stage.name, tasks=judge.tasks, done=done))
+    try:
+        run.tasks(build, stage, list(judge.missing()), judge)
+    finally:
+        run.observer(StageEnded())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsTasks:
+    """Who runs the tasks of all stages in this run of a build, and who is told of it.
+
+    Args:
+        usage: what the workers cost, added up.
+    """
+
+    make_executor: MakeExecutor
+    observer: Observer = ignore
+    usage: Usage = field(default_factory=Usage)
+
+    def tasks(self, build: Build, stage: Stage, tasks: Sequence[AnyTask], judge: Judge) -> None:
+        """Run some tasks, by an executor of their own."""
+        if tasks:
+            with self.make_executor(build, stage, len(tasks), self.observer) as executor:
+                work(build, stage, tasks, judge, executor, observer=self.observer)
+            self.usage.add(executor.usage)
+
+
+def run_stage(build: Build, stage: Stage, run: RunsTasks) -> Judge:
+    """Run a whole stage by this process and its workers, and judge it.
 
     Raises:
         TokshardError: as `work` and `settle`.
     """
-    judge, done = judge_of(build, stage), []
-    for receipt in valid_receipts(build, stage, stage.tasks):
-        if receipt.failure is not None:
-            delete_receipt(build.workspace.store, stage.name, receipt.key)
-        else:
-            judge.add(receipt)
-            done.append(receipt.without_details())
-    missing = list(judge.missing())
-    total_bytes = 0 if build.inputs.read_once else build.inputs.num_bytes
-    observer(StageStarted(build=build, name=stage.name, total_bytes=total_bytes, tasks=stage.tasks, done=done))
-    try:
-        if missing:
-            with make_executor(build, stage, len(missing), observer) as executor:
-                work(build, stage, missing, judge, executor, observer=observer)
-            usage.add(executor.usage)
-    finally:
-        observer(StageEnded())
+    judge = judge_of(build, stage)
+    run_share(build, stage, judge, run)
     return settle(build, stage, judge)

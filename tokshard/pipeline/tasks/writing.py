@@ -194,7 +194,7 @@ class WritingTask:
 
     def finish(self) -> Receipt:
         """Publish shards and rejects; the receipt is still to be written."""
-        receipt = self._sink.finish(
+        receipt: Receipt = self._sink.finish(
             Receipt(
                 key=self._key,
                 max_documents=self._max_documents,

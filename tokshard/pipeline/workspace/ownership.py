@@ -164,3 +164,12 @@ def manifest_of(output: Output) -> Manifest | None:
     number = 0 if manifest.generation is None else manifest.generation.number
     is_this = number == output.generation and (not output.split or manifest.build.split == output.split)
     return manifest if is_this or not output.folder else None
+
+
+def complete_outputs(workspace: Workspace) -> tuple[Output, ...]:
+    """The corpora in a directory that are complete: one, or the two of a split; none if there are none."""
+    for is_split in (False, True):
+        outputs = workspace.outputs(is_split=is_split)
+        if all(names.MANIFEST in present(output.store) for output in outputs):
+            return outputs
+    return ()
