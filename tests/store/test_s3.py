@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 
+import boto3
 import pytest
 
 from tests.store import faulty_proxy as faults
@@ -113,6 +114,17 @@ def test_the_objects_by_which_other_tools_mark_folders_are_no_files(s3, s3_port)
     assert [entry.name for entry in store.list("deep")] == ["deep/a"]
 
 
+def test_a_folder_whose_files_another_client_removed_is_empty(s3):
+    store = open_store(s3)
+    for name in ("out/a", "out/generation-01/deep/a"):
+        store.put(name, b"x")
+    bucket, _, key = s3.removeprefix("s3://").partition("/")
+    boto3.client("s3").delete_object(Bucket=bucket, Key=f"{key}/out/generation-01/deep/a")
+    assert list(store.names("out")) == ["a"]
+    boto3.client("s3").delete_object(Bucket=bucket, Key=f"{key}/out/a")
+    assert list(store.names("out")) == list(store.list("out")) == list(store.list()) == []
+
+
 def test_a_folder_may_have_any_name(s3):
     store = open_store(f"{s3}/a b#?%20ü")
     store.put("c d%.é", b"x")
@@ -125,7 +137,7 @@ def test_a_folder_may_have_any_name(s3):
 
 def test_a_bucket_that_does_not_exist_is_named(s3):
     with pytest.raises(FileNotFoundError, match="there is no such bucket"):
-        open_store("s3://no-such-bucket/a").put("b", b"")
+        open_store("s3://no-such-bucket/a").get("b")
 
 
 def test_missing_credentials_are_told_with_where_they_come_from(s3, monkeypatch):
@@ -153,7 +165,7 @@ def test_public_files_are_read_without_credentials(s3, s3_port, monkeypatch):
 def test_a_profile_of_the_aws_tools_is_used_with_its_endpoint(s3, s3_port, tmp_path, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"):
         monkeypatch.delenv(name)
-    (tmp_path / "credentials").write_text("[work]\naws_access_key_id = a\naws_secret_access_key = the-secret\n")
+    (tmp_path / "credentials").write_text("[work]\naws_access_key_id = test\naws_secret_access_key = the-secret\n")
     (tmp_path / "config").write_text(
         f"[profile work]\nregion = eu-central-1\nendpoint_url = http://127.0.0.1:{s3_port}\n"
     )

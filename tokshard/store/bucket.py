@@ -35,6 +35,8 @@ _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 4
 _LARGE_BYTES = 256 << 10
 """Longer content is uploaded without a watch for stalls: sending it over a slow line would look like one."""
+_PAGE = 1_000
+"""Keys that a store lists by one request."""
 _BULK_REQUESTS = 8
 """Long ranges in flight at once: at 4 MiB each, a line of 5 Mbit/s is enough for all to end within a minute."""
 
@@ -134,12 +136,20 @@ class Bucket:
         """The objects in one folder, under their keys, and the keys of the folders in it."""
         found = self.requests.make(lambda store: store.list_with_delimiter(prefix or None), key=prefix)
         # other tools mark a folder by an object whose key is that of the folder and a slash
-        return [_entry(meta) for meta in found["objects"] if meta["path"] != prefix], list(found["common_prefixes"])
+        files = [_entry(meta) for meta in found["objects"] if meta["path"] != prefix]
+        folders = list(found["common_prefixes"])
+        if folders and len(files) < _PAGE:  # some servers keep folders whose files have gone
+            keys = self.requests.make(
+                lambda store: [meta["path"] for meta in next(store.list(prefix, chunk_size=_PAGE), ())], key=prefix
+            )
+            if len(keys) < _PAGE:
+                folders = [folder for folder in folders if any(key.startswith(f"{folder}/") for key in keys)]
+        return files, folders
 
     def keys_below(self, prefix: str) -> list[str]:
         """The keys of all objects below a folder, at any depth."""
         return self.requests.make(
-            lambda store: [meta["path"] for page in store.list(prefix, chunk_size=1_000) for meta in page], key=prefix
+            lambda store: [meta["path"] for page in store.list(prefix, chunk_size=_PAGE) for meta in page], key=prefix
         )
 
     def put(self, key: str, content: bytes | Path) -> None:
