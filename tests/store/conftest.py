@@ -64,7 +64,20 @@ def s3_port(s3: str) -> int:
 @pytest.fixture
 def s3_proxy(s3: str, s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """A proxy between the S3 server and all stores that are opened from now on."""
-    with FaultyProxy(("127.0.0.1", s3_port)).running() as proxy:
+    with proxy_to(s3_port, monkeypatch) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def moto_proxy(moto: str, s3_ports: Callable[[str], int], monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """The same for moto: it checks no signatures, so that requests may be changed on their way."""
+    with proxy_to(s3_ports("moto"), monkeypatch) as proxy:
+        yield proxy
+
+
+@contextlib.contextmanager
+def proxy_to(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    with FaultyProxy(("127.0.0.1", port)).running() as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
         yield proxy
 

@@ -19,7 +19,7 @@ from tokshard.errors import StoreError
 from tokshard.store.addresses import Address
 from tokshard.store.base import Entry
 from tokshard.store.failures import FAILURES, status_of, verdict
-from tokshard.store.requests import RemoteOptions, Requests, TryAgainError
+from tokshard.store.requests import RemoteOptions, Requests, TryAgainError, now
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -162,21 +162,29 @@ class Bucket:
             is_large=size > _LARGE_BYTES,
         )
 
-    def put_if(self, key: str, content: bytes, tag: Tag | None, *, abandoned: threading.Event | None = None) -> Tag:
+    def put_if(
+        self, key: str, content: bytes, tag: Tag | None, *, abandoned: threading.Event | None = None
+    ) -> tuple[Tag, float]:
         """Put an object that must be new, or replace exactly one content of it.
 
         Args:
             content: unique to this call, so that it is recognised if the answer is lost.
             tag: what `put_if` or `tagged` gave for the content to be replaced; None if the object must be new.
 
+        Returns:
+            The tag of the new content, and a time by `now` before which it was not there.
+
         Raises:
             FileExistsError: there is another one.
+            FileNotFoundError: there is none to be replaced.
         """
         mode: Any = "create" if tag is None else dict(tag)
+        began = now()
 
-        def request(store: ObjectStore) -> Tag:
+        def request(store: ObjectStore) -> tuple[Tag, float]:
+            sent = now()
             try:
-                return _tag(store.put(key, content, mode=mode))
+                return _tag(store.put(key, content, mode=mode)), sent
             except (AlreadyExistsError, PreconditionError, *FAILURES) as error:
                 if not isinstance(error, AlreadyExistsError | PreconditionError):
                     problem = verdict(error, where=self.where(key), scheme=self.address.scheme)
@@ -188,14 +196,30 @@ class Bucket:
                 except FileNotFoundError:
                     if isinstance(error, AlreadyExistsError):  # it went meanwhile, or two puts met
                         raise TryAgainError(errno.EAGAIN, "a put that neither won nor lost") from error
+                    if isinstance(error, PreconditionError):
+                        raise
                     raise error from None
                 if found == content:  # ours: only the answer was lost
-                    return known
+                    return known, began
                 if isinstance(error, AlreadyExistsError | PreconditionError):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.where(key)) from None
                 raise
 
         return self.requests.make(request, key=key, is_write=True, abandoned=abandoned)
+
+    def refuses(self, key: str, content: bytes, tag: Tag | None) -> bool:
+        """Whether the store refuses a conditional put; it should.
+
+        Args:
+            content: of the object as it is, so that a store that knows no conditions changes nothing.
+            tag: of other content; None to create the object once more.
+        """
+        mode: Any = "create" if tag is None else dict(tag)
+        try:
+            self.requests.make(lambda store: store.put(key, content, mode=mode), key=key, is_write=True)
+        except (AlreadyExistsError, PreconditionError):
+            return True
+        return False
 
     def tagged(self, key: str) -> tuple[bytes, Tag, float]:
         """A small object, the tag of its content, and its age in seconds by the clock of this machine."""

@@ -35,6 +35,12 @@ CREDENTIALS = {
     "az": "check AZURE_STORAGE_ACCOUNT, and AZURE_STORAGE_KEY or the identity of this machine; "
     "AZURE_SKIP_SIGNATURE=true reads public containers",
 }
+CONDITIONS = (
+    "build into a directory, and copy its files there; builds into a store exclude each other by conditional writes "
+    "(If-None-Match and If-Match), which S3, GCS, Azure and most stores that speak S3 have"
+)
+"""What to do with a store that lacks them."""
+
 _NO_CREDENTIALS = "the server asks for a login: download the file"
 
 
@@ -76,11 +82,13 @@ def verdict(error: Exception, *, where: str, scheme: str) -> Exception | None:
         problem = FileNotFoundError(errno.ENOENT, _missing(error), where)
     elif isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError) or status in (401, 403):
         problem = StoreError(f"{where}: access denied: {reason(error)}", hint=CREDENTIALS.get(scheme, _NO_CREDENTIALS))
-    elif isinstance(error, NotSupportedError | NotImplementedError) or status in (501, 505):
+    elif isinstance(error, NotSupportedError | NotImplementedError) or "non-partial response" in str(error):
         problem = StoreError(
-            f"{where}: the store cannot do what was asked: {reason(error)}",
-            hint="a web server must answer requests for ranges; an object store must have conditional writes",
+            f"{where}: the server does not answer requests for ranges: {reason(error)}",
+            hint="download the file, or take a server that answers them",
         )
+    elif status in (501, 505):
+        problem = StoreError(f"{where}: the store cannot do what was asked: {reason(error)}", hint=CONDITIONS)
     elif isinstance(error, InvalidPathError | UnknownConfigurationKeyError | ValueError):
         problem = StoreError(
             f"{where}: {reason(error)}", hint="names may not have empty parts, '.' or '..' between their slashes"
