@@ -92,7 +92,11 @@ def _open_s3(bucket: str, options: dict[str, Any], environment: Mapping[str, str
 
 
 def _check_endpoint(name: str, value: str) -> None:
-    """Refuse what makes `obstore` abort the process: an empty address, or one without its scheme."""
+    """Refuse what makes `obstore` abort the process (an empty address, or one without its scheme), and passwords."""
+    if "@" in value:
+        raise UsageError(
+            f"{name} comes with a user name or password", hint="take it out; AWS_ACCESS_KEY_ID and others identify you"
+        )
     if not value.startswith(("http://", "https://")) or not value.partition("://")[2]:
         raise UsageError(
             f"{name} is {value!r}, expected a URL such as https://s3.example.com",

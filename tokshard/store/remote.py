@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
 
-from tokshard.store.addresses import parse_address
+from tokshard.store.addresses import canonical_uri, parse_address
 from tokshard.store.base import Entry
 from tokshard.store.bucket import Bucket
 from tokshard.store.remote_file import open_remote
@@ -168,7 +168,7 @@ def remote_store(location: str, options: RemoteOptions | None = None) -> RemoteS
         UsageError: it is not a URI of a bucket or server.
     """
     address = parse_address(location)
-    return RemoteStore(location.rstrip("/"), address.path, Bucket(address, options or RemoteOptions()))
+    return RemoteStore(canonical_uri(location), address.path, Bucket(address, options or RemoteOptions()))
 
 
 def _of_file(key: str, location: str) -> str:
