@@ -8,10 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tokshard.errors import TokshardError, UsageError
-from tokshard.format import names
+from tokshard.errors import UsageError
+from tokshard.format import enclosing, names
 from tokshard.format.manifest import BuildConfig
-from tokshard.format.opening import read_manifest
 from tokshard.format.schema import token_dtype
 from tokshard.interop.tokens.batches import TokenSpec
 from tokshard.pipeline.append import Place, find_place, generation_outputs
@@ -36,7 +35,7 @@ from tokshard.pipeline.tasks.planning import (
 )
 from tokshard.pipeline.workspace.places import Workspace, open_workspace
 from tokshard.pipeline.workspace.settings import Command, Settings
-from tokshard.store import locate, look_at, real_location
+from tokshard.store import look_at, real_location
 
 Columns = dict[str, tuple[str, str]]
 """Name of each kept column to the path of its field and its type."""
@@ -248,24 +247,8 @@ def continuing_command(resolved: ResolvedBuild, tasks: Sequence[Task | StreamTas
 
 
 def check_outside_corpora(out: str) -> None:
-    """Refuse a folder of a corpus: it would be damaged by what does not belong to it, or lose a generation.
-
-    Raises:
-        UsageError: the folder above holds a corpus.
-    """
-    store, name = locate(real_location(out))
-    if not name:
-        return
-    try:
-        read_manifest(store)
-    except (OSError, TokshardError):  # there is no corpus, or it may not be read
-        return
-    is_generation = names.generation_number(name)
-    raise UsageError(
-        f"--out {out} lies inside the corpus {store.location}",
-        hint=(f"give --out {store.location} with --append to add to it, or " if is_generation else "give ")
-        + "a directory outside of it",
-    )
+    """As `enclosing.check_outside_corpora`."""
+    enclosing.check_outside_corpora(out)
 
 
 def _check_apart(out: str, arguments: Sequence[str | RecordSource], tokenizer: str) -> None:
