@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from tokshard.store import files_below, open_store
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(240)]
 
 TOKENIZER = str(Path(__file__).parents[2] / "recipes" / "tokenizer")
+CLI = (sys.executable, "-m", "tokshard")
 OWN_TO_A_RUN = {"build-report.json"}
 """Times and places of a run."""
 
@@ -112,8 +115,8 @@ def wait_for_receipts(store, number: int) -> None:
 def test_a_build_into_a_bucket_gives_the_same_bytes_and_leaves_nothing_else(texts, s3, expected):
     run(*command(texts, f"{s3}/out"))
     assert content(f"{s3}/out") == expected
-    assert "complete" in run(sys.executable, "-m", "tokshard", "status", f"{s3}/out")
-    assert "4,800" in run(sys.executable, "-m", "tokshard", "inspect", f"{s3}/out")
+    assert "complete" in run(*CLI, "status", f"{s3}/out")
+    assert "4,800" in run(*CLI, "inspect", f"{s3}/out")
 
 
 def test_a_build_over_a_bad_network_gives_the_same_bytes(texts, s3, s3_proxy, expected):
@@ -152,7 +155,7 @@ def test_of_two_builds_into_one_place_one_is_refused_and_told_who_writes(texts, 
         message = refused(*command(texts, f"{s3}/out"))
         assert f"another build is writing to {s3}/out: process {first.pid} on " in message
         assert "has held it since 2" in message
-        assert f"process {first.pid} on" in run(sys.executable, "-m", "tokshard", "status", f"{s3}/out")
+        assert f"process {first.pid} on" in run(*CLI, "status", f"{s3}/out")
         s3_proxy.fail()
         assert first.wait(120) == 0
     assert content(f"{s3}/out") == expected
@@ -181,7 +184,7 @@ def test_of_two_appends_at_once_one_is_refused_and_none_is_lost(texts, s3, s3_pr
     run(*command(poems, f"{s3}/out", "append"))
     with open_corpus(f"{s3}/out") as corpus:
         assert (corpus.num_generations, corpus.num_documents) == (3, 3 * 4_800)
-    run(sys.executable, "-m", "tokshard", "verify", f"{s3}/out")
+    run(*CLI, "verify", f"{s3}/out")
 
 
 def test_a_build_that_cannot_renew_its_lease_ends_and_is_continued_by_the_same_command(texts, s3, s3_proxy, expected):
@@ -204,10 +207,21 @@ def test_a_build_that_cannot_renew_its_lease_ends_and_is_continued_by_the_same_c
     assert content(f"{s3}/out") == expected
 
 
+def test_a_link_of_somebody_else_in_the_temporary_directory_stops_no_build(texts, moto, tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "data").write_text("theirs")
+    place = hashlib.sha256(f"{moto}/out/.tokshard-build/partial".encode()).hexdigest()[:16]
+    with tempfile.TemporaryDirectory() as scratch:  # paths of sockets may not be long
+        for ending in ("", "-", "-0123456789abcdef"):
+            Path(scratch, f"tokshard-{os.getuid()}-{place}{ending}").symlink_to(tmp_path / "theirs")
+        monkeypatch.setenv("TMPDIR", scratch)
+        run(*command(texts, f"{moto}/out"))
+        assert len(os.listdir(scratch)) == 3
+    run(*CLI, "verify", f"{moto}/out")
+    assert (tmp_path / "theirs" / "data").read_text() == "theirs"
+
+
 # stores without conditional writes
-
-
-CLI = (sys.executable, "-m", "tokshard")
 
 
 @pytest.mark.parametrize("what", ["build", "force", "append", "job", "copy", "import"])

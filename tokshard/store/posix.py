@@ -155,9 +155,7 @@ class PosixAttempt:
         os.makedirs(self.scratch, exist_ok=True)
 
     def discard_spooled(self) -> None:
-        for name in os.listdir(self.scratch):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.scratch, name))
+        discard_files(self.scratch)
 
     def end(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -194,6 +192,13 @@ class PosixLease:
             return None
         finally:
             os.close(descriptor)
+
+
+def discard_files(folder: str) -> None:
+    """Remove the files in a folder, which may go meanwhile."""
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
 
 
 def _locked(path: str) -> tuple[int, bool]:
