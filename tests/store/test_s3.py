@@ -14,7 +14,7 @@ import boto3
 import pytest
 
 from tests.store import faulty_proxy as faults
-from tokshard.errors import StoreError, TokshardError
+from tokshard.errors import StoreError, TokshardError, UsageError
 from tokshard.store import files_below, open_store, written
 from tokshard.store.remote import remote_store
 from tokshard.store.requests import RemoteOptions
@@ -144,7 +144,7 @@ def test_a_server_that_answers_no_ranges_is_told_at_once(s3, s3_proxy):
 
 
 def test_a_bucket_that_does_not_exist_is_named(s3):
-    with pytest.raises(FileNotFoundError, match="there is no such bucket"):
+    with pytest.raises(UsageError, match="s3://no-such-bucket does not exist: there is no such bucket"):
         open_store("s3://no-such-bucket/a").get("b")
 
 
