@@ -129,7 +129,8 @@ def test_an_endpoint_with_a_password_is_refused_by_its_variable(name, value, mon
     monkeypatch.setenv(name, value)
     assert run(["inspect", "s3://bucket/corpus"]) == 2
     message = capsys.readouterr().err
-    assert f"{name} comes with a user name or password" in message
+    assert f"{name} is " in message
+    assert "expected a URL such as https://s3.example.com without a user name and password" in message
     assert "SECRET" not in message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import PurePath
@@ -125,11 +126,10 @@ def look_at(location: str | os.PathLike[str]) -> Entry | None:
         return Entry(name)
     except (OSError, ValueError):  # a path may hold what no name can
         pass
-    try:
-        is_folder = any(True for _ in open_store(location).list())
-    except (OSError, ValueError):
-        return None
-    return Entry(f"{name}/") if is_folder else None
+    with contextlib.suppress(OSError, ValueError):
+        if any(True for _ in open_store(location).list()):
+            return Entry(f"{name}/")
+    return None
 
 
 def real_location(location: str | os.PathLike[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import threading
 import time
@@ -139,18 +140,19 @@ class Bucket:
         files = [_entry(meta) for meta in found["objects"] if meta["path"] != prefix]
         folders = list(found["common_prefixes"])
         if folders and len(files) < _PAGE:  # some servers keep folders whose files have gone
-            keys = self.requests.make(
-                lambda store: [meta["path"] for meta in next(store.list(prefix, chunk_size=_PAGE), ())], key=prefix
-            )
+            keys = self.keys_below(prefix, pages=1)
             if len(keys) < _PAGE:
                 folders = [folder for folder in folders if any(key.startswith(f"{folder}/") for key in keys)]
         return files, folders
 
-    def keys_below(self, prefix: str) -> list[str]:
-        """The keys of all objects below a folder, at any depth."""
-        return self.requests.make(
-            lambda store: [meta["path"] for page in store.list(prefix, chunk_size=_PAGE) for meta in page], key=prefix
-        )
+    def keys_below(self, prefix: str, *, pages: int | None = None) -> list[str]:
+        """The keys of all objects below a folder, at any depth, or of the first pages of them."""
+
+        def request(store: ObjectStore) -> list[str]:
+            found = itertools.islice(store.list(prefix, chunk_size=_PAGE), pages)
+            return [meta["path"] for page in found for meta in page]
+
+        return self.requests.make(request, key=prefix)
 
     def put(self, key: str, content: bytes | Path) -> None:
         """Put an object, whole or not at all; in parts, if it is large."""
@@ -185,23 +187,22 @@ class Bucket:
             sent = now()
             try:
                 return _tag(store.put(key, content, mode=mode)), sent
-            except (AlreadyExistsError, PreconditionError, *FAILURES) as error:
-                if not isinstance(error, AlreadyExistsError | PreconditionError):
-                    problem = verdict(error, where=self.where(key), scheme=self.address.scheme)
-                    if problem is not None:
-                        raise
+            except FAILURES as error:
+                is_refused = isinstance(error, AlreadyExistsError | PreconditionError)
+                if not is_refused and verdict(error, where=self.where(key), scheme=self.address.scheme) is not None:
+                    raise
                 try:
                     answer = store.get(key)
                     found, known = bytes(answer.bytes()), _tag(answer.meta)
                 except FileNotFoundError:
-                    if isinstance(error, AlreadyExistsError):  # it went meanwhile, or two puts met
-                        raise TryAgainError(errno.EAGAIN, "a put that neither won nor lost") from error
                     if isinstance(error, PreconditionError):
                         raise
+                    if is_refused:  # it went meanwhile, or two puts met
+                        raise TryAgainError(errno.EAGAIN, "a put that neither won nor lost") from error
                     raise error from None
                 if found == content:  # ours: only the answer was lost
                     return known, began
-                if isinstance(error, AlreadyExistsError | PreconditionError):
+                if is_refused:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.where(key)) from None
                 raise
 

@@ -80,10 +80,9 @@ def verdict(error: Exception, *, where: str, scheme: str) -> Exception | None:
         return None
     problem: Exception | None = None
     if _NO_BUCKET.search(str(error)):
-        bucket = "/".join(where.split("/")[:3])
         problem = UsageError(
-            f"{bucket} does not exist: there is no such bucket",
-            hint="check its name" + (", AWS_ENDPOINT_URL and AWS_REGION" if scheme == "s3" else " and the account"),
+            f"{'/'.join(where.split('/')[:3])} does not exist: there is no such bucket",
+            hint="check its name, AWS_ENDPOINT_URL and AWS_REGION" if scheme == "s3" else "check its name",
         )
     elif isinstance(error, FileNotFoundError):
         problem = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)

@@ -191,12 +191,9 @@ def _checksum(file: RecordFile, record: int, data: bytes | memoryview) -> bytes:
 def _opened(path: str, flags: int) -> Iterator[int]:
     """A file of the cache. What is no file, or behind a link, is an error of the disk: no pipe is waited for."""
     folder, name = os.path.split(path)
-    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with contextlib.ExitStack() as stack:
+        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        stack.callback(os.close, inside)
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=inside)
-    finally:
-        os.close(inside)
-    try:
+        stack.callback(os.close, descriptor)
         yield descriptor
-    finally:
-        os.close(descriptor)

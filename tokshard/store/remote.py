@@ -59,8 +59,7 @@ class RemoteStore:
         yield from sorted(found, key=lambda entry: os.fsencode(entry.name))
 
     def names(self, folder: str = "") -> Sequence[str]:
-        files, folders = _listed(self.bucket, self._key(folder))
-        return [entry.name.rpartition("/")[2] for entry in files] + [f"{key.rpartition('/')[2]}/" for key in folders]
+        return [entry.name.removeprefix(f"{folder}/") for entry in self.list(folder)]
 
     def stat(self, name: str) -> Entry:
         return replace(self.bucket.entry(_of_file(self._key(name), self.location)), name=name)
@@ -78,10 +77,9 @@ class RemoteStore:
         self.bucket.put(self._key(name), content)
 
     def delete(self, *names: str) -> None:
-        keys = [self._key(name) for name in names if not name.endswith("/")]
+        keys: list[str] = []
         for name in names:
-            if name.endswith("/"):
-                keys.extend(self.bucket.keys_below(self._key(name[:-1])))
+            keys += self.bucket.keys_below(self._key(name[:-1])) if name.endswith("/") else [self._key(name)]
         self.bucket.delete(keys)
 
     def local_path(self, name: str) -> str | None:  # noqa: ARG002 -- nothing lies on this machine

@@ -7,7 +7,6 @@ import errno
 import os
 import secrets
 import signal
-import string
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from tokshard.errors import StoreError
+from tokshard.errors import StoreError, TokshardError
 from tokshard.store.bucket import Bucket, Tag
 from tokshard.store.failures import CONDITIONS
 from tokshard.store.requests import LOST
@@ -26,9 +25,6 @@ _BEATS = 6
 """Renewals in the time after which a lease without any would end."""
 
 _TRIES = 5
-_WATCH_SECONDS = 0.5
-_OTHER_DIGITS = str.maketrans(string.hexdigits, "1032547698badcfebadcfe")
-"""Makes of an entity tag, or of a number, another one of its kind."""
 
 
 class LeaseRecord(msgspec.Struct, kw_only=True, frozen=True):
@@ -63,8 +59,8 @@ class _Found:
 class RemoteLease:
     """A lease that ends some time after its holder was last heard of; at once, if that was a process of this machine.
 
-    A holder that cannot renew it in that time, or finds another one in its place, is interrupted as by Ctrl-C, and its
-    context ends in a `StoreError`; so does every later put through `bucket`.
+    A holder that cannot renew it in that time, or finds another one in its place, is interrupted as by Ctrl-C if it is
+    the main thread, and its context ends in a `StoreError`; so does every later put through `bucket`.
     """
 
     bucket: Bucket
@@ -119,7 +115,7 @@ def _take(bucket: Bucket, key: str, record: LeaseRecord) -> Tag:
             found = _find(bucket, key)
             tag = None if found is None else _tag_of_dead(bucket, key, found)
         except FileNotFoundError:
-            if tag is None:  # it is the bucket that is missing
+            if tag is None:  # then it is not what a dead holder left
                 raise
             tag = None
     raise BlockingIOError(errno.EAGAIN, "other processes keep taking and releasing it", bucket.where(key))
@@ -142,7 +138,7 @@ def _prove(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag) -> None:
         BlockingIOError: another process has it, too.
     """
     content = msgspec.json.encode(record)
-    other = {name: value.translate(_OTHER_DIGITS) for name, value in tag.items()}
+    other = {name: f"{value[:-1]}0{value[-1:]}" for name, value in tag.items()}  # a tag in quotes, or a number
     for condition, wrong in (("If-None-Match", None), ("If-Match", other)):
         if not bucket.refuses(key, content, wrong):
             raise StoreError(
@@ -200,7 +196,7 @@ def _renew(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag, ended: threa
     while not ended.wait(record.seconds / _BEATS):
         record = msgspec.structs.replace(record, beat=record.beat + 1)
         # whatever goes wrong, the next beat tries again and finds out who holds the lease, until it is late
-        with contextlib.suppress(StoreError, OSError):
+        with contextlib.suppress(TokshardError, OSError):
             try:
                 tag = _put(bucket, key, record, tag, ended)
             except FileExistsError:
@@ -217,7 +213,7 @@ def _renew(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag, ended: threa
 
 def _watch(bucket: Bucket, ended: threading.Event, holder: threading.Thread) -> None:
     """Interrupt the thread that holds a lease when it is lost: it may wait for processes that write on."""
-    while not ended.wait(_WATCH_SECONDS):
+    while not ended.wait(0.5):
         if bucket.requests.lost() is not None:
             handled = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
             if handled and holder is threading.main_thread() and holder.ident is not None:
@@ -245,9 +241,8 @@ def _find(bucket: Bucket, key: str) -> _Found | None:
 
 def _is_dead(record: LeaseRecord) -> bool:
     """Whether the holder was a process of this machine that is gone."""
-    if not record.process or record.machine != _machine():
-        return False
-    return record.process != _process(int(record.process.partition(":")[0]))
+    pid = record.process.partition(":")[0]
+    return bool(pid) and record.machine == _machine() and record.process != _process(int(pid))
 
 
 def _machine() -> str:
