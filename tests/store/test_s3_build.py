@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -207,6 +208,15 @@ def test_a_build_that_cannot_renew_its_lease_ends_and_is_continued_by_the_same_c
     assert content(f"{s3}/out") == expected
 
 
+def test_a_place_whose_files_another_client_removed_is_empty(s3, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}))
+    open_store(s3).put("out/generation-01/deep/shard", b"x")
+    bucket, _, key = s3.removeprefix("s3://").partition("/")
+    boto3.client("s3").delete_object(Bucket=bucket, Key=f"{key}/out/generation-01/deep/shard")
+    run(*CLI, "build", str(tmp_path / "a.jsonl"), "--tokenizer", TOKENIZER, "--quiet", "--out", f"{s3}/out")
+    run(*CLI, "verify", f"{s3}/out")
+
+
 def test_a_link_of_somebody_else_in_the_temporary_directory_stops_no_build(texts, moto, tmp_path, monkeypatch):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "data").write_text("theirs")
@@ -243,6 +253,21 @@ def test_nothing_is_built_into_a_store_that_ignores_conditions(what, moto, moto_
     }
     message = refused(*commands[what])
     assert "s3://bucket cannot be built into: its store ignores If-None-Match, so that two builds could" in message
+    assert "build into a directory, and copy its files there" in message
+    assert content(moto) == before
+
+
+@pytest.mark.parametrize("options", [(), ("--append",)])
+def test_a_store_without_if_match_is_found_at_the_start_and_not_after_a_kill(options, moto, moto_proxy, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "b"}))
+    build = (*CLI, "build", "--tokenizer", TOKENIZER, "--quiet", "--out", f"{moto}/corpus")
+    if options:
+        run(*build, str(tmp_path / "a.jsonl"))
+    before = content(moto)
+    moto_proxy.fail(for_ever=faults.refusing("if-match"))
+    message = refused(*build, str(tmp_path / "b.jsonl"), *options)
+    assert "the store cannot do what was asked: 501 Not Implemented" in message
     assert "build into a directory, and copy its files there" in message
     assert content(moto) == before
 

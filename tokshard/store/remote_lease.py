@@ -235,7 +235,7 @@ def _find(bucket: Bucket, key: str) -> _Found | None:
     try:
         return _Found(msgspec.json.decode(content, type=LeaseRecord), tag, age)
     except msgspec.MsgspecError:
-        words = "its object was not written by tokshard: remove it if nobody builds there"
+        words = f"{bucket.where(key)} was not written by tokshard: remove it if nobody builds there"
         raise BlockingIOError(errno.EAGAIN, words, bucket.where(key)) from None
 
 
