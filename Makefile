@@ -46,7 +46,7 @@ help:
 	@echo "make test          lint, types and the test suite, with the pinned and with the lowest versions; ten minutes"
 	@echo "make test-interop  other projects' readers and training loops on tokshard's shards; the cluster recipes"
 	@echo "make test-browser  the HTML reports in headless Chromium, if this machine has one"
-	@echo "make test-remote   buckets, against a server that speaks S3 on this machine"
+	@echo "make test-remote   buckets, against two servers that speak S3 on this machine"
 	@echo "make test-ray      builds on a Ray cluster of three nodes on this machine"
 	@echo "make soak          random damage, kills, long permutations, and new examples for every property; an hour"
 	@echo "make benchmark     where the time of a build goes and how fast plans are read, on this machine"

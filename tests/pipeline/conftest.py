@@ -10,7 +10,7 @@ import pytest
 
 from tests.pipeline.inputs import write_byte_tokenizer
 from tests.pipeline.places import TEXTS, StoppedError, build, write
-from tests.store.conftest import s3, s3_port  # noqa: F401 -- fixtures
+from tests.store.conftest import moto, s3, s3_port, s3_ports, seaweedfs  # noqa: F401 -- fixtures
 from tokshard.pipeline import build as building
 
 

@@ -339,11 +339,14 @@ def test_a_flipped_byte_that_still_reads_well_is_not_copied(corpus, tmp_path, na
         copy_corpus(corpus, out=tmp_path / "copy")
 
 
-@pytest.fixture(params=["memory", pytest.param("s3", marks=pytest.mark.remote)])
+S3 = [pytest.param(name, marks=pytest.mark.remote) for name in ("moto", "seaweedfs")]
+
+
+@pytest.fixture(params=["memory", *S3])
 def bucket(request, tmp_path, monkeypatch) -> str:
     """A new location in an object store."""
-    if request.param == "s3":
-        return request.getfixturevalue("s3")
+    if request.param != "memory":
+        return request.getfixturevalue(request.param)
     monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
     return f"{SCHEME}://{tmp_path.name}"
 

@@ -126,6 +126,17 @@ def test_an_address_without_a_cluster_is_refused_with_the_next_step(sources, tmp
     assert "ray job submit" in caught.value.hint
 
 
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_an_address_where_nobody_listens_is_refused_within_seconds(how, sources, tmp_path, monkeypatch):
+    began = time.monotonic()
+    given = "127.0.0.1:9" if how == "option" else None
+    monkeypatch.setenv("RAY_ADDRESS", "" if given else "127.0.0.1:9")
+    with pytest.raises(UsageError, match=r"Ray cannot be reached at --ray-address .*Connection refused"):
+        build_corpus([sources[2]], **options(tmp_path / "out", executor="ray", ray_address=given))
+    assert time.monotonic() - began < 30
+    assert not (tmp_path / "out" / names.WORK / "receipts").exists()
+
+
 # nodes that cannot take part
 
 

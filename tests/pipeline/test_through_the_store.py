@@ -40,7 +40,10 @@ def in_memory(tmp_path, monkeypatch) -> str:
     return f"{SCHEME}:/{tmp_path}"
 
 
-@pytest.fixture(params=["in_memory", pytest.param("s3", marks=pytest.mark.remote)])
+S3 = [pytest.param(name, marks=pytest.mark.remote) for name in ("moto", "seaweedfs")]
+
+
+@pytest.fixture(params=["in_memory", *S3])
 def remote(request, tmp_path, monkeypatch) -> str:
     """An empty location in a store, and as the working directory an empty one on this machine."""
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.runtime.sources import ListSource
 from tests.store import memory
 from tests.store.memory import SCHEME, MemoryStore
-from tokshard.errors import DamagedCorpusError, PlanError, StoreError
+from tokshard.errors import DamagedCorpusError, PlanError, StoreError, UsageError
 from tokshard.format import stride_hashes
 from tokshard.jobs.plan_file import load_mix
 from tokshard.runtime import NumpyLoader, StreamPlan, ranged, steps
@@ -266,6 +266,17 @@ def test_the_corpora_of_a_plan_share_a_cache_also_in_another_process(local, remo
         caches = {id(source.cache) for source in each.sources}  # type: ignore[attr-defined]
         assert len(caches) == 1
         assert each.sources[0].cache.memory_bytes == 1 << 20  # type: ignore[attr-defined]
+
+
+def test_a_cache_in_another_store_is_refused(tmp_path, local):
+    with pytest.raises(UsageError, match="cache_dir is s3://bucket/kept, and strides are kept on a disk"):
+        Cache(cache_dir="s3://bucket/kept")
+    (tmp_path / "mix.toml").write_text(
+        f'seq_len = 64\nglobal_batch_size = 4\ncache_dir = "s3://bucket/kept"\n[corpora]\na = "{local}"\n'
+    )
+    with pytest.raises(UsageError, match="cache_dir is s3://bucket/kept"):
+        load_mix(str(tmp_path / "mix.toml")).plan()
+    assert not (tmp_path / "s3:").exists()
 
 
 def test_a_mix_file_says_how_much_is_kept_and_where(local, tmp_path):

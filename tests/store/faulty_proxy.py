@@ -59,6 +59,13 @@ def shorter_length(proxy: FaultyProxy, request: Request, client: socket.socket) 
     client.sendall(head + b"\r\n\r\n" + body[:-3])
 
 
+def as_whole(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
+    """Send a part of a file with the status of a whole one, as some servers do."""
+    status_line, _, rest = proxy.forward(request).partition(b"\r\n")
+    client.sendall(status_line.replace(b"206 Partial Content", b"200 OK").replace(b"206 PARTIAL CONTENT", b"200 OK"))
+    client.sendall(b"\r\n" + rest)
+
+
 def wrong_bytes(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
     """Flip a bit of the body."""
     answer = bytearray(proxy.forward(request))
@@ -67,8 +74,10 @@ def wrong_bytes(proxy: FaultyProxy, request: Request, client: socket.socket) -> 
 
 
 def stall(seconds: float) -> Fault:
+    """Answer nothing for a while, or until the test chooses other faults."""
+
     def answer(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
-        proxy.ended.wait(seconds)
+        proxy.changed.wait(seconds)
 
     return answer
 
@@ -81,6 +90,30 @@ def trickle(bytes_per_second: int) -> Fault:
         for start in range(head, len(content), max(1, bytes_per_second // 10)):
             client.sendall(content[start : start + max(1, bytes_per_second // 10)])
             time.sleep(0.1)
+
+    return answer
+
+
+def without(*headers: str) -> Fault:
+    """Drop some headers of the requests: a store that does not know them answers as if they were not there."""
+
+    def answer(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
+        head = request.head
+        for name in headers:
+            head = re.sub(rb"(?i)\r\n%s: [^\r]*" % name.encode(), b"", head)
+        client.sendall(proxy.forward(Request(request.line, head, request.body)))
+
+    return answer
+
+
+def refusing(header: str) -> Fault:
+    """Answer puts that have a header as OpenStack Swift does, which does not know it."""
+
+    def answer(proxy: FaultyProxy, request: Request, client: socket.socket) -> None:
+        if request.method == "PUT" and f"\r\n{header}:".encode() in request.head.lower():
+            status(501, "NotImplemented")(proxy, request, client)
+        else:
+            client.sendall(proxy.forward(request))
 
     return answer
 
@@ -98,7 +131,8 @@ class FaultyProxy:
     faults: list[Fault] = field(default_factory=list)
     matches: str = ""
     requests: list[str] = field(default_factory=list)
-    ended: threading.Event = field(default_factory=threading.Event)
+    changed: threading.Event = field(default_factory=threading.Event)
+    """Set when other faults are chosen, and at the end."""
     for_ever: Fault | None = None
     port: int = 0
     seconds_per_read: float = 0.0
@@ -108,6 +142,8 @@ class FaultyProxy:
         """Hurt the next requests whose first line matches, one fault each; all later ones by `for_ever`, if given."""
         self.faults, self.matches, self.for_ever = list(faults), matches, for_ever
         self.requests.clear()
+        self.changed.set()
+        self.changed = threading.Event()
 
     def forward(self, request: Request) -> bytes:
         """The answer of the server, whole."""
@@ -149,7 +185,7 @@ class FaultyProxy:
         try:
             yield self
         finally:
-            self.ended.set()
+            self.changed.set()
             listener.shutdown(socket.SHUT_RDWR)
             listener.close()
 

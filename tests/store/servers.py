@@ -1,18 +1,21 @@
-"""Servers on the loopback interface: one for files, with ranges and entity tags, and one that speaks S3."""
+"""Servers on the loopback interface: one for files, with ranges and entity tags, and two that speak S3."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import http.server
+import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -89,13 +92,14 @@ def file_server(directory: Path, *, has_tags: bool = True) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[int]:
-    """A server of moto in a process of its own; gives the port."""
+def moto_server() -> Iterator[int]:
+    """Moto, which answers in a millisecond and checks no signatures; gives the port."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     process = subprocess.Popen([sys.executable, "-c", _S3], stdout=subprocess.PIPE, env=environment, text=True)
     try:
         assert process.stdout is not None
         port = int(process.stdout.readline())
+        make_bucket(port, BUCKET)
         yield port
     finally:
         process.kill()
@@ -104,14 +108,67 @@ def s3_server() -> Iterator[int]:
         process.stdout.close()
 
 
+@contextlib.contextmanager
+def seaweedfs_server() -> Iterator[int]:
+    """SeaweedFS, a server that people run; gives the port. It takes three seconds to start."""
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    key = {"accessKey": "test", "secretKey": "the-secret"}
+    identities = [
+        {"name": "test", "credentials": [key], "actions": actions},
+        {"name": "anonymous", "actions": actions},  # for requests that tests make by hand
+    ]
+    with tempfile.TemporaryDirectory(prefix="seaweedfs-") as folder:
+        Path(folder, "s3.json").write_text(json.dumps({"identities": identities}))
+        names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
+        ports = free_ports(len(names) + 2)
+        options = dict(zip(("s3.port", "s3.port.grpc", *names), map(str, ports), strict=True)) | {
+            "ip": "127.0.0.1",
+            "ip.bind": "127.0.0.1",
+            "dir": folder,
+            "filer": "true",
+            "filer.localSocket": f"{folder}/filer.sock",
+            "s3": "true",
+            "s3.localSocket": f"{folder}/s3.sock",
+            "s3.config": f"{folder}/s3.json",
+            "s3.port.iceberg": "0",
+            "s3.port.lance": "0",
+            "master.telemetry": "false",
+            "master.volumeSizeLimitMB": "256",
+            "volume.max": "100",
+        }
+        with open(f"{folder}/log", "w+", encoding="utf-8") as log:
+            words = [str(Path(sys.executable).parent / "weed"), "server", *(f"-{a}={b}" for a, b in options.items())]
+            process = subprocess.Popen(words, stdout=log, stderr=log)
+            try:
+                make_bucket(ports[0], BUCKET)
+                yield ports[0]
+            finally:
+                process.kill()  # it takes its time to end by itself, and its data go anyhow
+                process.wait()
+
+
+S3_SERVERS: dict[str, Callable[[], AbstractContextManager[int]]] = {"moto": moto_server, "seaweedfs": seaweedfs_server}
+"""Servers with the empty bucket `BUCKET`, by name."""
+
+BUCKET = "bucket"
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports on which nobody listens now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [one.getsockname()[1] for one in sockets]
+
+
 def make_bucket(port: int, name: str) -> None:
-    """Make a bucket, empty if there was one."""
+    """Make a bucket as soon as the server answers."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}/{name}", method="PUT")
-    for _ in range(50):
+    deadline = time.monotonic() + 30
+    while True:
         try:
             with urllib.request.urlopen(request, timeout=5):
                 return
-        except urllib.error.URLError as error:
-            if isinstance(error, urllib.error.HTTPError):
+        except OSError:  # it does not listen yet, or not all of its parts are up
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)

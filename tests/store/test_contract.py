@@ -17,20 +17,21 @@ from tokshard.store import STORES_BY_SCHEME, Store, files_below, local_file, loc
 STORES: dict[str, Callable[[pytest.FixtureRequest], Store]] = {
     "posix": lambda request: open_store(request.getfixturevalue("tmp_path") / "store"),
     "memory": lambda request: open_store(f"{SCHEME}:/{request.getfixturevalue('tmp_path')}/store"),
-    "s3": lambda request: open_store(request.getfixturevalue("s3")),
+    "moto": lambda request: open_store(request.getfixturevalue("moto")),
+    "seaweedfs": lambda request: open_store(request.getfixturevalue("seaweedfs")),
 }
 """From the request of a test to an empty store."""
 
-S3 = pytest.param("s3", marks=pytest.mark.remote)
+S3 = [pytest.param(name, marks=pytest.mark.remote) for name in ("moto", "seaweedfs")]
 
 
-@pytest.fixture(params=["posix", "memory", S3])
+@pytest.fixture(params=["posix", "memory", *S3])
 def store(request, monkeypatch) -> Store:
     monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MemoryStore)
     return STORES[request.param](request)
 
 
-@pytest.fixture(params=["posix", S3])
+@pytest.fixture(params=["posix", *S3])
 def shared_store(request) -> Store:
     """Of those that several processes share."""
     return STORES[request.param](request)

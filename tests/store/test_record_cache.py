@@ -124,6 +124,29 @@ def test_a_file_that_is_read_counts_as_used(tmp_path, cache):
     assert time.time() - path.stat().st_mtime < 100
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, cache):
+    one = file_of("a")
+    cache.write(one, 0, records(one, 0, 10))
+    (path,) = kept_files(tmp_path / "cache")
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.read(one, 0, 10) == [None] * 10
+    cache.write(one, 0, records(one, 0, 10))
+    assert cache.read(one, 0, 10) == [None] * 10
+
+
+def test_nothing_is_read_or_written_through_a_linked_folder(tmp_path, cache):
+    one = file_of("a")
+    cache.write(one, 0, records(one, 0, 10))
+    (tmp_path / "cache" / "aa").rename(tmp_path / "elsewhere")
+    (tmp_path / "cache" / "aa").symlink_to(tmp_path / "elsewhere")
+    before = [path.read_bytes() for path in kept_files(tmp_path / "elsewhere")]
+    assert cache.read(one, 0, 10) == [None] * 10
+    cache.write(one, 0, records(one, 2, 5))
+    assert [path.read_bytes() for path in kept_files(tmp_path / "elsewhere")] == before
+
+
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"file cannot be a cache: File exists"):

@@ -266,10 +266,10 @@ def grown(local) -> Path:
     return local
 
 
-@pytest.mark.parametrize("place", ["s3", "http"])
+@pytest.mark.parametrize("place", ["moto", "seaweedfs", "http"])
 def test_a_corpus_that_grew_is_read_and_verified_where_it_lies(place, grown, files, request):
-    if place == "s3":
-        location = copy_to(f"{request.getfixturevalue('s3')}/corpus", grown)
+    if place != "http":
+        location = copy_to(f"{request.getfixturevalue(place)}/corpus", grown)
     else:
         location = f"{request.getfixturevalue('http')}/corpus"
         shutil.copytree(grown, files / "corpus")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,12 +25,41 @@ def words(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["inspect"], ["verify"], ["plan", *KEYS], ["trace", *KEYS, "--sample", "0"]])
-def test_a_missing_bucket_is_named_with_what_to_give(s3, command, capsys):
-    code, err = words(capsys, command[0], "s3://no-such-bucket/corpus", *command[1:])
+BUILD = ["--tokenizer", "recipes/tokenizer", "--quiet", "--out", "OUT"]
+COMMANDS = {
+    "build": ["build", "URI", *BUILD],
+    "glob": ["build", "URI/*.jsonl", *BUILD],
+    "tokenizer": ["build", "recipes", "--tokenizer", "URI", "--out", "OUT"],
+    "out": ["build", "recipes", "--tokenizer", "recipes/tokenizer", "--out", "URI"],
+    "copy": ["copy", "URI", "--out", "OUT"],
+    "inspect": ["inspect", "URI"],
+    "verify": ["verify", "URI"],
+    "status": ["status", "URI"],
+    "plan": ["plan", "URI", *KEYS],
+    "trace": ["trace", "URI", *KEYS, "--sample", "0"],
+}
+
+
+def with_places(command: str, uri: str, out: Path) -> list[str]:
+    return [word.replace("URI", uri).replace("OUT", str(out)) for word in COMMANDS[command]]
+
+
+@pytest.mark.parametrize("uri", ["s3://no-such-bucket", "s3://no-such-bucket/corpus"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_missing_bucket_is_named_with_what_to_check(s3, command, uri, tmp_path, capsys):
+    code, err = words(capsys, *with_places(command, uri, tmp_path / "out"))
     assert code == 2
-    assert "s3://no-such-bucket/corpus does not exist" in err
-    assert "Traceback" not in err
+    assert "s3://no-such-bucket does not exist: there is no such bucket" in err
+    assert "check its name, AWS_ENDPOINT_URL and AWS_REGION" in err
+
+
+@pytest.mark.parametrize("command", ["build", "copy", "inspect", "verify", "plan", "trace"])
+def test_a_folder_that_does_not_exist_is_told_from_a_missing_bucket(s3, command, tmp_path, capsys):
+    open_store(s3).put("beside", b"")
+    code, err = words(capsys, *with_places(command, f"{s3}/not/there", tmp_path / "out"))
+    assert code == 2
+    assert f"{s3}/not/there does not exist" in err
+    assert "no such bucket" not in err
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["verify"], ["plan", *KEYS], ["trace", *KEYS, "--sample", "0"]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -11,10 +10,11 @@ import sys
 import time
 import urllib.request
 
+import boto3
 import pytest
 
 from tests.store import faulty_proxy as faults
-from tokshard.errors import StoreError, TokshardError
+from tokshard.errors import StoreError, TokshardError, UsageError
 from tokshard.store import files_below, open_store, written
 from tokshard.store.remote import remote_store
 from tokshard.store.requests import RemoteOptions
@@ -113,6 +113,17 @@ def test_the_objects_by_which_other_tools_mark_folders_are_no_files(s3, s3_port)
     assert [entry.name for entry in store.list("deep")] == ["deep/a"]
 
 
+def test_a_folder_whose_files_another_client_removed_is_empty(s3):
+    store = open_store(s3)
+    for name in ("out/a", "out/generation-01/deep/a"):
+        store.put(name, b"x")
+    bucket, _, key = s3.removeprefix("s3://").partition("/")
+    boto3.client("s3").delete_object(Bucket=bucket, Key=f"{key}/out/generation-01/deep/a")
+    assert list(store.names("out")) == ["a"]
+    boto3.client("s3").delete_object(Bucket=bucket, Key=f"{key}/out/a")
+    assert list(store.names("out")) == list(store.list("out")) == list(store.list()) == []
+
+
 def test_a_folder_may_have_any_name(s3):
     store = open_store(f"{s3}/a b#?%20ü")
     store.put("c d%.é", b"x")
@@ -123,9 +134,18 @@ def test_a_folder_may_have_any_name(s3):
 # errors
 
 
+def test_a_server_that_answers_no_ranges_is_told_at_once(s3, s3_proxy):
+    store = open_store(s3)
+    store.put("a", bytes(100))
+    s3_proxy.fail(for_ever=faults.as_whole)
+    with pytest.raises(StoreError, match=r"s3://.*/folder/a: the server does not answer requests for ranges"):
+        store.read("a", [(10, 20)])
+    assert len(s3_proxy.requests) == 1
+
+
 def test_a_bucket_that_does_not_exist_is_named(s3):
-    with pytest.raises(FileNotFoundError, match="there is no such bucket"):
-        open_store("s3://no-such-bucket/a").put("b", b"")
+    with pytest.raises(UsageError, match="s3://no-such-bucket does not exist: there is no such bucket"):
+        open_store("s3://no-such-bucket/a").get("b")
 
 
 def test_missing_credentials_are_told_with_where_they_come_from(s3, monkeypatch):
@@ -153,7 +173,7 @@ def test_public_files_are_read_without_credentials(s3, s3_port, monkeypatch):
 def test_a_profile_of_the_aws_tools_is_used_with_its_endpoint(s3, s3_port, tmp_path, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"):
         monkeypatch.delenv(name)
-    (tmp_path / "credentials").write_text("[work]\naws_access_key_id = a\naws_secret_access_key = the-secret\n")
+    (tmp_path / "credentials").write_text("[work]\naws_access_key_id = test\naws_secret_access_key = the-secret\n")
     (tmp_path / "config").write_text(
         f"[profile work]\nregion = eu-central-1\nendpoint_url = http://127.0.0.1:{s3_port}\n"
     )
@@ -167,101 +187,3 @@ def test_a_profile_of_the_aws_tools_is_used_with_its_endpoint(s3, s3_port, tmp_p
     monkeypatch.setenv("AWS_PROFILE", "other")
     with pytest.raises(StoreError, match=r"profile.*other"):
         open_store(s3).get("a")
-
-
-# leases
-
-
-def hold(store, held, end) -> None:
-    with store.lease("work/lock").hold("the other one"):
-        held.set()
-        end.wait(30)
-
-
-@pytest.fixture
-def other_holder(s3):
-    """A process that holds ``work/lock`` of the store until it is killed."""
-    context = multiprocessing.get_context("spawn")
-    held, end = context.Event(), context.Event()
-    process = context.Process(target=hold, args=(remote_store(s3, OPTIONS), held, end))
-    process.start()
-    assert held.wait(30)
-    yield process
-    process.kill()
-    process.join()
-
-
-@pytest.fixture
-def another_machine(monkeypatch):
-    """This process takes itself to be on another machine than the processes it started."""
-    monkeypatch.setattr("tokshard.store.remote_lease._machine", lambda: "another")
-
-
-def test_a_lease_says_who_holds_it_since_when_and_when_it_can_be_taken_over(s3, other_holder):
-    time.sleep(2 * OPTIONS.lease_seconds)  # it is renewed
-    lease = remote_store(s3, OPTIONS).lease("work/lock")
-    with pytest.raises(BlockingIOError) as error, lease.hold("this one"):
-        pass
-    assert error.value.strerror is not None
-    assert error.value.strerror.startswith("the other one has held it since 2")
-    assert "it can be taken over in " in error.value.strerror
-
-
-def test_the_lease_of_a_dead_holder_elsewhere_ends_by_itself(s3, other_holder, another_machine):
-    store = remote_store(s3, OPTIONS)
-    other_holder.kill()
-    other_holder.join()
-    with pytest.raises(BlockingIOError, match="can be taken over in"), store.lease("work/lock").hold("this one"):
-        pass
-    time.sleep(OPTIONS.lease_seconds + 1)  # times of S3 are whole seconds
-    assert store.lease("work/lock").holder() is None
-    with store.lease("work/lock").hold("this one") as is_alone:
-        assert is_alone
-        assert store.lease("work/lock").holder() == "this one"
-
-
-def test_a_holder_that_looks_old_and_is_alive_keeps_its_lease(s3, other_holder, another_machine, monkeypatch):
-    later = time.time
-    monkeypatch.setattr("tokshard.store.bucket.time.time", lambda: later() + 3600)  # the clock of this machine is wrong
-    with pytest.raises(BlockingIOError), remote_store(s3, OPTIONS).lease("work/lock").hold("this one"):
-        pass
-
-
-def test_a_holder_that_lost_its_lease_puts_nothing_more(s3, monkeypatch):
-    first, second = remote_store(s3, OPTIONS), remote_store(s3, OPTIONS)
-    with first.lease("work/lock").hold("the first"):
-        monkeypatch.setattr("tokshard.store.remote_lease._is_dead", lambda record: True)
-        with second.lease("work/lock").hold("the second"):
-            time.sleep(OPTIONS.lease_seconds)
-            with pytest.raises(StoreError, match=r"work/lock was taken over by the second at 2"):
-                first.below("train").put("a", b"")
-            second.put("a", b"")
-
-
-@pytest.mark.parametrize("fault", [faults.lost_answer, faults.status(503), faults.reset], ids=["lost", "503", "reset"])
-def test_a_lease_whose_answer_was_lost_is_held(s3, s3_proxy, fault):
-    store = remote_store(s3, OPTIONS)
-    s3_proxy.fail(fault, fault, matches="PUT")
-    with store.lease("work/lock").hold("this one"):
-        assert store.lease("work/lock").holder() == "this one"
-        s3_proxy.fail(fault, fault, fault, matches="PUT")
-        time.sleep(2 * OPTIONS.lease_seconds)
-        store.put("a", b"")  # not fenced
-        assert store.lease("work/lock").holder() == "this one"
-    assert store.lease("work/lock").holder() is None
-
-
-def test_one_of_many_takes_a_free_lease(s3):
-    stores = [remote_store(s3, OPTIONS) for _ in range(8)]
-    won = []
-
-    def take(number: int) -> None:
-        try:
-            with stores[number].lease("work/lock").hold(str(number)):
-                won.append(number)
-                time.sleep(1)
-        except BlockingIOError:
-            return
-
-    list(stores[0].bucket.pool.map(take, range(8)))
-    assert len(won) == 1

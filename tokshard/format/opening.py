@@ -238,7 +238,8 @@ def _no_manifest(store: Store) -> CorpusError:
 def _problem_of_folder(store: Store, hint: str) -> CorpusError | None:
     """Why no corpus can be at the location of a store; None if it is a folder."""
     try:
-        store.names()
+        if not store.names() and store.local_path("") is None:
+            return MissingCorpusError(f"{store.location} does not exist: its bucket has nothing there", hint=hint)
     except FileNotFoundError:
         return MissingCorpusError(f"{store.location} does not exist", hint=hint)
     except NotADirectoryError:

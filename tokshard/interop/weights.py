@@ -51,7 +51,7 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "") -> Ite
         TokshardError: the checkpoint, or the corpus that was asked for, is damaged or cannot be read.
     """
     save_file = llama.safetensors().torch.save_file
-    with new_place(out, corpora=(), is_marked=False) as store:
+    with new_place(out, is_marked=False) as store:
         place, files, special = store.where(""), dict[str, str](), dict[str, int]()
         recipe, sizes = _described(path)
         num_rows = num_ids = sizes["model.embedding.weight"][0]

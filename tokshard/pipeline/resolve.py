@@ -10,6 +10,7 @@ import msgspec
 
 from tokshard.errors import UsageError
 from tokshard.format import names
+from tokshard.format.enclosing import check_outside_corpora
 from tokshard.format.manifest import BuildConfig
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request
@@ -22,7 +23,6 @@ from tokshard.pipeline.sources.hub import SCHEME
 from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, RecordSource, location_of, read_once_name
 from tokshard.pipeline.sources.records import check_field_name, parse_columns
 from tokshard.pipeline.tasks.planning import default_task_bytes, round_task_bytes
-from tokshard.pipeline.workspace.ownership import check_outside_corpora
 from tokshard.pipeline.workspace.places import open_workspace
 from tokshard.store import look_at, real_location
 

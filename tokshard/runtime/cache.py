@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.errors import UsageError
 from tokshard.runtime.copying import copy_pieces
 from tokshard.runtime.fetchers import Fetchers, Task
 from tokshard.runtime.options import integer
 from tokshard.runtime.strides import Parts, Run, Strides
 from tokshard.runtime.token_memory import TokenMemory
+from tokshard.store import is_uri, without_secrets
 from tokshard.store.record_cache import RecordCache
 
 MEMORY_BYTES = 2 << 30
@@ -100,7 +102,7 @@ class Cache:
 
     Raises:
         PlanError: a number is out of range.
-        UsageError: the directory cannot be written.
+        UsageError: the directory is a URI, or cannot be written.
     """
 
     def __init__(
@@ -114,6 +116,11 @@ class Cache:
         self.memory_bytes = integer("memory_bytes", memory_bytes, least=0)
         self.connections = integer("connections", connections, least=1, most=_MOST_CONNECTIONS)
         cache_bytes = integer("cache_bytes", cache_bytes, least=1)
+        if cache_dir is not None and is_uri(os.fspath(cache_dir)):
+            raise UsageError(
+                f"cache_dir is {without_secrets(os.fspath(cache_dir))}, and strides are kept on a disk of this machine",
+                hint="give a directory",
+            )
         directory = None if cache_dir is None else os.path.abspath(cache_dir)
         self._arguments: dict[str, Any] = {
             "memory_bytes": self.memory_bytes,

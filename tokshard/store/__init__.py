@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import PurePath
 
 from tokshard.errors import UsageError
+from tokshard.store.addresses import canonical_uri, without_secrets
 from tokshard.store.base import (
     Attempt,
     Entry,
@@ -39,6 +41,7 @@ __all__ = [
     "present",
     "real_location",
     "side_by_side",
+    "without_secrets",
     "written",
 ]
 
@@ -67,14 +70,15 @@ def open_store(location: str | os.PathLike[str]) -> Store:
     text = os.fspath(location)
     if not is_uri(text):
         return PosixStore(str(PurePath(text)))
-    return _opener(text)(text)
+    uri = canonical_uri(text)
+    return _opener(uri)(uri)
 
 
 def _opener(uri: str) -> Callable[[str], Store]:
     opener = STORES_BY_SCHEME.get(uri.partition("://")[0])
     if opener is None:
         raise UsageError(
-            f"{uri} is a URI of a scheme that tokshard does not know, expected one of "
+            f"{without_secrets(uri)} is a URI of a scheme that tokshard does not know, expected one of "
             + ", ".join(f"{scheme}://" for scheme in STORES_BY_SCHEME),
             hint="copy it to one of these, or to this machine",
         )
@@ -89,10 +93,10 @@ def locate(location: str | os.PathLike[str]) -> tuple[Store, str]:
     """
     text = os.fspath(location)
     if is_uri(text):
-        scheme, _, path = text.partition("://")
-        folder, _, name = path.rstrip("/").rpartition("/")
-        opener = _opener(text)
-        return (opener(f"{scheme}://{folder}"), name) if folder else (opener(text), "")
+        uri = canonical_uri(text)
+        scheme, _, path = uri.partition("://")
+        folder, _, name = path.rpartition("/")
+        return (_opener(uri)(f"{scheme}://{folder}"), name) if folder else (_opener(uri)(uri), "")
     folder, name = os.path.split(text)
     if name in {"", os.curdir, os.pardir}:
         folder, name = os.path.split(os.path.abspath(text))
@@ -107,7 +111,7 @@ def is_uri(location: str) -> bool:
 def absolute_location(location: str | os.PathLike[str]) -> str:
     """A location that means the same in a process with another working directory."""
     text = os.fspath(location)
-    return text.rstrip("/") if is_uri(text) else os.path.abspath(text)
+    return canonical_uri(text) if is_uri(text) else os.path.abspath(text)
 
 
 def look_at(location: str | os.PathLike[str]) -> Entry | None:
@@ -122,14 +126,13 @@ def look_at(location: str | os.PathLike[str]) -> Entry | None:
         return Entry(name)
     except (OSError, ValueError):  # a path may hold what no name can
         pass
-    try:
-        is_folder = any(True for _ in open_store(location).list())
-    except (OSError, ValueError):
-        return None
-    return Entry(f"{name}/") if is_folder else None
+    with contextlib.suppress(OSError, ValueError):
+        if any(True for _ in open_store(location).list()):
+            return Entry(f"{name}/")
+    return None
 
 
 def real_location(location: str | os.PathLike[str]) -> str:
     """An absolute location without links, by which two locations are compared."""
     text = os.fspath(location)
-    return text.rstrip("/") if is_uri(text) else os.path.realpath(text)
+    return canonical_uri(text) if is_uri(text) else os.path.realpath(text)

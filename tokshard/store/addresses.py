@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from tokshard.errors import UsageError
 
@@ -38,29 +39,43 @@ class Address:
         return self.scheme in SERVERS
 
 
+def canonical_uri(uri: str) -> str:
+    """The one spelling of a URI, which every URI is given where it enters: no part of its path is empty.
+
+    Raises:
+        UsageError: it holds a password or a query, which messages would show and corpora record.
+    """
+    scheme, _, rest = uri.partition("://")
+    host, *parts = rest.split("/")
+    if "@" in host:
+        raise UsageError(
+            f"{without_secrets(uri)} comes with a user name or password, which corpora would record",
+            hint="take it out of the address; credentials come from the environment",
+        )
+    if scheme in SERVERS and without_secrets(uri) != uri:
+        raise UsageError(
+            f"{without_secrets(uri)} comes with a query (after '?') or a fragment (after '#'), which tokshard does not "
+            "send",
+            hint="give an address without one, or download the file",
+        )
+    return f"{scheme}://" + "/".join([host, *filter(None, parts)])
+
+
+def without_secrets(uri: str) -> str:
+    """A URI as messages may show it: without user, password, query and fragment. Keys of buckets have no query."""
+    shown = re.sub(r"://[^/]*@", "://", uri)
+    return shown if shown.startswith(tuple(f"{scheme}://" for scheme in BUCKETS)) else re.split(r"[?#]", shown)[0]
+
+
 def parse_address(uri: str) -> Address:
     """Take a URI apart.
 
     Raises:
-        UsageError: the bucket is missing, or the URI holds what would be lost or made public.
+        UsageError: the bucket is missing, or as `canonical_uri`.
     """
-    scheme, _, rest = uri.partition("://")
+    scheme, _, rest = canonical_uri(uri).partition("://")
     host, _, path = rest.partition("/")
     if not host:
         place = BUCKETS.get(scheme, "server")
         raise UsageError(f"{uri} names no {place}", hint=f"write {scheme}://{place.upper()}/path")
-    if "@" in host:
-        raise UsageError(
-            f"{scheme}://{host.rpartition('@')[2]}/... holds a user name or password, which corpora would record",
-            hint="take it out of the address; credentials come from the environment",
-        )
-    if scheme in SERVERS:
-        parts = urlsplit(uri)
-        if parts.query or parts.fragment:
-            raise UsageError(
-                f"{scheme}://{host}{parts.path} comes with a query (after '?') or a fragment (after '#'), "
-                "which tokshard does not send",
-                hint="give an address without one, or download the file",
-            )
-        path = unquote(path)
-    return Address(scheme=scheme, host=host, path=path.strip("/"))
+    return Address(scheme=scheme, host=host, path=unquote(path) if scheme in SERVERS else path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ from tokshard.errors import StoreError
 from tokshard.store.addresses import Address
 from tokshard.store.base import Entry
 from tokshard.store.failures import FAILURES, status_of, verdict
-from tokshard.store.requests import RemoteOptions, Requests, TryAgainError
+from tokshard.store.requests import RemoteOptions, Requests, TryAgainError, now
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -35,6 +36,8 @@ _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 4
 _LARGE_BYTES = 256 << 10
 """Longer content is uploaded without a watch for stalls: sending it over a slow line would look like one."""
+_PAGE = 1_000
+"""Keys that a store lists by one request."""
 _BULK_REQUESTS = 8
 """Long ranges in flight at once: at 4 MiB each, a line of 5 Mbit/s is enough for all to end within a minute."""
 
@@ -134,13 +137,22 @@ class Bucket:
         """The objects in one folder, under their keys, and the keys of the folders in it."""
         found = self.requests.make(lambda store: store.list_with_delimiter(prefix or None), key=prefix)
         # other tools mark a folder by an object whose key is that of the folder and a slash
-        return [_entry(meta) for meta in found["objects"] if meta["path"] != prefix], list(found["common_prefixes"])
+        files = [_entry(meta) for meta in found["objects"] if meta["path"] != prefix]
+        folders = list(found["common_prefixes"])
+        if folders and len(files) < _PAGE:  # some servers keep folders whose files have gone
+            keys = self.keys_below(prefix, pages=1)
+            if len(keys) < _PAGE:
+                folders = [folder for folder in folders if any(key.startswith(f"{folder}/") for key in keys)]
+        return files, folders
 
-    def keys_below(self, prefix: str) -> list[str]:
-        """The keys of all objects below a folder, at any depth."""
-        return self.requests.make(
-            lambda store: [meta["path"] for page in store.list(prefix, chunk_size=1_000) for meta in page], key=prefix
-        )
+    def keys_below(self, prefix: str, *, pages: int | None = None) -> list[str]:
+        """The keys of all objects below a folder, at any depth, or of the first pages of them."""
+
+        def request(store: ObjectStore) -> list[str]:
+            found = itertools.islice(store.list(prefix, chunk_size=_PAGE), pages)
+            return [meta["path"] for page in found for meta in page]
+
+        return self.requests.make(request, key=prefix)
 
     def put(self, key: str, content: bytes | Path) -> None:
         """Put an object, whole or not at all; in parts, if it is large."""
@@ -152,40 +164,63 @@ class Bucket:
             is_large=size > _LARGE_BYTES,
         )
 
-    def put_if(self, key: str, content: bytes, tag: Tag | None, *, abandoned: threading.Event | None = None) -> Tag:
+    def put_if(
+        self, key: str, content: bytes, tag: Tag | None, *, abandoned: threading.Event | None = None
+    ) -> tuple[Tag, float]:
         """Put an object that must be new, or replace exactly one content of it.
 
         Args:
             content: unique to this call, so that it is recognised if the answer is lost.
             tag: what `put_if` or `tagged` gave for the content to be replaced; None if the object must be new.
 
+        Returns:
+            The tag of the new content, and a time by `now` before which it was not there.
+
         Raises:
             FileExistsError: there is another one.
+            FileNotFoundError: there is none to be replaced.
         """
         mode: Any = "create" if tag is None else dict(tag)
+        began = now()
 
-        def request(store: ObjectStore) -> Tag:
+        def request(store: ObjectStore) -> tuple[Tag, float]:
+            sent = now()
             try:
-                return _tag(store.put(key, content, mode=mode))
-            except (AlreadyExistsError, PreconditionError, *FAILURES) as error:
-                if not isinstance(error, AlreadyExistsError | PreconditionError):
-                    problem = verdict(error, where=self.where(key), scheme=self.address.scheme)
-                    if problem is not None:
-                        raise
+                return _tag(store.put(key, content, mode=mode)), sent
+            except FAILURES as error:
+                is_refused = isinstance(error, AlreadyExistsError | PreconditionError)
+                if not is_refused and verdict(error, where=self.where(key), scheme=self.address.scheme) is not None:
+                    raise
                 try:
                     answer = store.get(key)
                     found, known = bytes(answer.bytes()), _tag(answer.meta)
                 except FileNotFoundError:
-                    if isinstance(error, AlreadyExistsError):  # it went meanwhile, or two puts met
+                    if isinstance(error, PreconditionError):
+                        raise
+                    if is_refused:  # it went meanwhile, or two puts met
                         raise TryAgainError(errno.EAGAIN, "a put that neither won nor lost") from error
                     raise error from None
                 if found == content:  # ours: only the answer was lost
-                    return known
-                if isinstance(error, AlreadyExistsError | PreconditionError):
+                    return known, began
+                if is_refused:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.where(key)) from None
                 raise
 
         return self.requests.make(request, key=key, is_write=True, abandoned=abandoned)
+
+    def refuses(self, key: str, content: bytes, tag: Tag | None) -> bool:
+        """Whether the store refuses a conditional put; it should.
+
+        Args:
+            content: of the object as it is, so that a store that knows no conditions changes nothing.
+            tag: of other content; None to create the object once more.
+        """
+        mode: Any = "create" if tag is None else dict(tag)
+        try:
+            self.requests.make(lambda store: store.put(key, content, mode=mode), key=key, is_write=True)
+        except (AlreadyExistsError, PreconditionError):
+            return True
+        return False
 
     def tagged(self, key: str) -> tuple[bytes, Tag, float]:
         """A small object, the tag of its content, and its age in seconds by the clock of this machine."""

@@ -15,7 +15,7 @@ from obstore.exceptions import (
     UnknownConfigurationKeyError,
 )
 
-from tokshard.errors import StoreError
+from tokshard.errors import StoreError, UsageError
 
 FAILURES = (BaseError, OSError, ValueError, NotImplementedError)
 """All that obstore raises."""
@@ -23,6 +23,7 @@ FAILURES = (BaseError, OSError, ValueError, NotImplementedError)
 _STATUS = re.compile(r"status code: (\d{3})([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", re.DOTALL)
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _TRY_AGAIN = frozenset({408, 425, 429})
 _METADATA = ("169.254.169.254", "169.254.170.", "metadata.google")
 """Where a machine in a cloud asks for its credentials, after looking everywhere else."""
@@ -35,6 +36,12 @@ CREDENTIALS = {
     "az": "check AZURE_STORAGE_ACCOUNT, and AZURE_STORAGE_KEY or the identity of this machine; "
     "AZURE_SKIP_SIGNATURE=true reads public containers",
 }
+CONDITIONS = (
+    "build into a directory, and copy its files there; builds into a store exclude each other by conditional writes "
+    "(If-None-Match and If-Match), which S3, GCS, Azure and most stores that speak S3 have"
+)
+"""What to do with a store that lacks them."""
+
 _NO_CREDENTIALS = "the server asks for a login: download the file"
 
 
@@ -72,15 +79,22 @@ def verdict(error: Exception, *, where: str, scheme: str) -> Exception | None:
     if "NoSuchUpload" in str(error):  # its last answer was lost, and it may be complete: put it once more
         return None
     problem: Exception | None = None
-    if isinstance(error, FileNotFoundError) or (status == 404 and "NoSuchBucket" in str(error)):
-        problem = FileNotFoundError(errno.ENOENT, _missing(error), where)
+    if _NO_BUCKET.search(str(error)):
+        problem = UsageError(
+            f"{'/'.join(where.split('/')[:3])} does not exist: there is no such bucket",
+            hint="check its name, AWS_ENDPOINT_URL and AWS_REGION" if scheme == "s3" else "check its name",
+        )
+    elif isinstance(error, FileNotFoundError):
+        problem = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
     elif isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError) or status in (401, 403):
         problem = StoreError(f"{where}: access denied: {reason(error)}", hint=CREDENTIALS.get(scheme, _NO_CREDENTIALS))
-    elif isinstance(error, NotSupportedError | NotImplementedError) or status in (501, 505):
+    elif isinstance(error, NotSupportedError | NotImplementedError) or "non-partial response" in str(error):
         problem = StoreError(
-            f"{where}: the store cannot do what was asked: {reason(error)}",
-            hint="a web server must answer requests for ranges; an object store must have conditional writes",
+            f"{where}: the server does not answer requests for ranges: {reason(error)}",
+            hint="download the file, or take a server that answers them",
         )
+    elif status in (501, 505):
+        problem = StoreError(f"{where}: the store cannot do what was asked: {reason(error)}", hint=CONDITIONS)
     elif isinstance(error, InvalidPathError | UnknownConfigurationKeyError | ValueError):
         problem = StoreError(
             f"{where}: {reason(error)}", hint="names may not have empty parts, '.' or '..' between their slashes"
@@ -104,7 +118,3 @@ def gave_up(error: Exception, *, where: str, scheme: str, tries: int, seconds: f
         f"{where}: the store failed {tries} times in {seconds:.0f} s, last with: {reason(error)}",
         hint="check the network and the address of the store, and run the same command again",
     )
-
-
-def _missing(error: Exception) -> str:
-    return "there is no such bucket" if "NoSuchBucket" in str(error) else os.strerror(errno.ENOENT)

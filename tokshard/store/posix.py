@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import IO
 
-from tokshard.store.base import Entry, NotRegularFileError, Store
+from tokshard.store.base import Entry, NotRegularFileError, Store, written
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 _LEASE_TRIES = 5
@@ -93,13 +93,8 @@ class PosixStore:
             return file.read()
 
     def put(self, name: str, content: bytes) -> None:
-        spool = self.spool(name)
-        try:
-            spool.file.write(content)
-            spool.put()
-        except BaseException:
-            spool.discard()
-            raise
+        with written(self, name) as file:
+            file.write(content)
 
     def delete(self, *names: str) -> None:
         folders = dict[str, None]()
@@ -155,9 +150,7 @@ class PosixAttempt:
         os.makedirs(self.scratch, exist_ok=True)
 
     def discard_spooled(self) -> None:
-        for name in os.listdir(self.scratch):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.scratch, name))
+        discard_files(self.scratch)
 
     def end(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -189,11 +182,17 @@ class PosixLease:
         except BlockingIOError:
             return os.read(descriptor, _HOLDER_BYTES).decode("utf-8", "replace") or "a process"
         except OSError:  # a file system without locks
-            return None
-        else:
-            return None
+            pass
         finally:
             os.close(descriptor)
+        return None
+
+
+def discard_files(folder: str) -> None:
+    """Remove the files in a folder, which may go meanwhile."""
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
 
 
 def _locked(path: str) -> tuple[int, bool]:

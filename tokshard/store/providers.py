@@ -92,10 +92,11 @@ def _open_s3(bucket: str, options: dict[str, Any], environment: Mapping[str, str
 
 
 def _check_endpoint(name: str, value: str) -> None:
-    """Refuse what makes `obstore` abort the process: an empty address, or one without its scheme."""
-    if not value.startswith(("http://", "https://")) or not value.partition("://")[2]:
+    """Refuse what makes `obstore` abort the process (an empty address, or one without its scheme), and passwords."""
+    if "@" in value or not value.startswith(("http://", "https://")) or not value.partition("://")[2]:
         raise UsageError(
-            f"{name} is {value!r}, expected a URL such as https://s3.example.com",
+            f"{name} is {value.rpartition('@')[2]!r}, expected a URL such as https://s3.example.com"
+            + (" without a user name and password" if "@" in value else ""),
             hint="give it with its scheme, or unset it to reach Amazon's S3",
         )
 

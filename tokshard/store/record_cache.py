@@ -115,10 +115,10 @@ class RecordCache:
         try:
             with _opened(path, os.O_RDONLY) as descriptor:
                 content = os.pread(descriptor, (end - start) * size, (start - part * _FILE_RECORDS) * size)
-            now = time.monotonic()
-            if content and now - self._used.get(path, -_USED_EVERY) >= _USED_EVERY:
-                self._used[path] = now
-                os.utime(path)
+                now = time.monotonic()
+                if content and now - self._used.get(path, -_USED_EVERY) >= _USED_EVERY:
+                    self._used[path] = now
+                    os.utime(descriptor)
         except OSError:
             return b""
         return content
@@ -189,8 +189,11 @@ def _checksum(file: RecordFile, record: int, data: bytes | memoryview) -> bytes:
 
 @contextlib.contextmanager
 def _opened(path: str, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
-    try:
+    """A file of the cache. What is no file, or behind a link, is an error of the disk: no pipe is waited for."""
+    folder, name = os.path.split(path)
+    with contextlib.ExitStack() as stack:
+        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        stack.callback(os.close, inside)
+        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=inside)
+        stack.callback(os.close, descriptor)
         yield descriptor
-    finally:
-        os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import shutil
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
 
-from tokshard.store.addresses import parse_address
+from tokshard.store.addresses import canonical_uri, parse_address
 from tokshard.store.base import Entry
 from tokshard.store.bucket import Bucket
+from tokshard.store.posix import discard_files
 from tokshard.store.remote_file import open_remote
 from tokshard.store.remote_lease import RemoteLease
 from tokshard.store.requests import RemoteOptions
@@ -57,8 +59,7 @@ class RemoteStore:
         yield from sorted(found, key=lambda entry: os.fsencode(entry.name))
 
     def names(self, folder: str = "") -> Sequence[str]:
-        files, folders = _listed(self.bucket, self._key(folder))
-        return [entry.name.rpartition("/")[2] for entry in files] + [f"{key.rpartition('/')[2]}/" for key in folders]
+        return [entry.name.removeprefix(f"{folder}/") for entry in self.list(folder)]
 
     def stat(self, name: str) -> Entry:
         return replace(self.bucket.entry(_of_file(self._key(name), self.location)), name=name)
@@ -76,10 +77,9 @@ class RemoteStore:
         self.bucket.put(self._key(name), content)
 
     def delete(self, *names: str) -> None:
-        keys = [self._key(name) for name in names if not name.endswith("/")]
+        keys: list[str] = []
         for name in names:
-            if name.endswith("/"):
-                keys.extend(self.bucket.keys_below(self._key(name[:-1])))
+            keys += self.bucket.keys_below(self._key(name[:-1])) if name.endswith("/") else [self._key(name)]
         self.bucket.delete(keys)
 
     def local_path(self, name: str) -> str | None:  # noqa: ARG002 -- nothing lies on this machine
@@ -90,8 +90,8 @@ class RemoteStore:
 
     def attempt(self, folder: str, token: str) -> RemoteAttempt:
         place = hashlib.sha256(self.where(folder).encode()).hexdigest()[:16]
-        scratch = os.path.join(tempfile.gettempdir(), f"tokshard-{os.getuid()}-{place}", token)
-        return RemoteAttempt(replace(self, scratch=scratch), scratch)
+        scratches = os.path.join(tempfile.gettempdir(), f"tokshard-{os.getuid()}-{place}-")
+        return RemoteAttempt(replace(self, scratch=scratches + token), scratches, scratches + token)
 
     def lease(self, name: str) -> RemoteLease:
         return RemoteLease(self.bucket, self._key(name))
@@ -104,32 +104,32 @@ class RemoteStore:
 
 @dataclass(frozen=True, slots=True)
 class RemoteAttempt:
-    """An attempt whose unfinished files lie on this machine, in a folder of its temporary directory.
+    """An attempt whose unfinished files lie on this machine, in a folder of its own in the temporary directory.
 
     Those on other machines stay until these are restarted. A process of an earlier attempt may put a file late.
+
+    Args:
+        scratches: how the names of such folders begin for all attempts at one place.
+        scratch: that of this attempt, which nobody can foresee.
     """
 
     store: RemoteStore
+    scratches: str
     scratch: str
 
     def take_over(self) -> None:
-        folder = os.path.dirname(self.scratch)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.makedirs(folder, mode=0o700)
-        os.mkdir(self.scratch)
+        for earlier in glob.glob(f"{glob.escape(self.scratches)}*"):
+            shutil.rmtree(earlier, ignore_errors=True)  # it leaves links, and what belongs to others
+        os.mkdir(self.scratch, mode=0o700)
 
     def join(self) -> None:
         os.makedirs(self.scratch, mode=0o700, exist_ok=True)
 
     def discard_spooled(self) -> None:
-        for name in os.listdir(self.scratch):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.scratch, name))
+        discard_files(self.scratch)
 
     def end(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another attempt is under way
-            os.rmdir(os.path.dirname(self.scratch))
 
 
 class RemoteSpool:
@@ -168,7 +168,7 @@ def remote_store(location: str, options: RemoteOptions | None = None) -> RemoteS
         UsageError: it is not a URI of a bucket or server.
     """
     address = parse_address(location)
-    return RemoteStore(location.rstrip("/"), address.path, Bucket(address, options or RemoteOptions()))
+    return RemoteStore(canonical_uri(location), address.path, Bucket(address, options or RemoteOptions()))
 
 
 def _of_file(key: str, location: str) -> str:

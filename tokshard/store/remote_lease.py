@@ -6,16 +6,20 @@ import contextlib
 import errno
 import os
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
 
-from tokshard.errors import StoreError
+from tokshard.errors import StoreError, TokshardError
 from tokshard.store.bucket import Bucket, Tag
+from tokshard.store.failures import CONDITIONS
+from tokshard.store.requests import LOST
 
 _BEATS = 6
 """Renewals in the time after which a lease without any would end."""
@@ -37,10 +41,10 @@ class LeaseRecord(msgspec.Struct, kw_only=True, frozen=True):
 
     holder: str
     since: str
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
     token: str
     machine: str
-    process: str
+    process: Annotated[str, msgspec.Meta(pattern=r"^(\d{1,9}:\d{0,20})?$")]
     beat: int
 
 
@@ -55,8 +59,8 @@ class _Found:
 class RemoteLease:
     """A lease that ends some time after its holder was last heard of; at once, if that was a process of this machine.
 
-    Should another process take it over (because the holder was stopped for longer than that), every later put of the
-    holder through `bucket` fails.
+    A holder that cannot renew it in that time, or finds another one in its place, is interrupted as by Ctrl-C if it is
+    the main thread, and its context ends in a `StoreError`; so does every later put through `bucket`.
     """
 
     bucket: Bucket
@@ -64,7 +68,11 @@ class RemoteLease:
 
     @contextlib.contextmanager
     def hold(self, holder: str) -> Iterator[bool]:
-        """As `tokshard.store.base.Lease`; the error says who holds it, since when, and when that ends."""
+        """As `tokshard.store.base.Lease`; the error says who holds it, since when, and when that ends.
+
+        Raises:
+            StoreError: the store knows no conditional writes, or the lease was lost.
+        """
         record = LeaseRecord(
             holder=holder,
             since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
@@ -75,19 +83,24 @@ class RemoteLease:
             beat=0,
         )
         tag = _take(self.bucket, self.key, record)
-        ended = threading.Event()
-        renewal = threading.Thread(target=_renew, args=(self.bucket, self.key, record, tag, ended), daemon=True)
-        renewal.start()
         try:
-            yield True
+            _prove(self.bucket, self.key, record, tag)
+            with _renewed(self.bucket, self.key, record, tag):
+                yield True
+        except BaseException as error:
+            if (problem := self.bucket.requests.lost()) is not None and not isinstance(error, StoreError):
+                raise StoreError(problem, hint=LOST) from error
+            raise
         finally:
-            ended.set()
-            renewal.join()
-            if self.bucket.requests.fence is None:
+            if self.bucket.requests.lost() is None:
                 _release(self.bucket, self.key, record)
+            self.bucket.requests.leases.pop(self.key, None)
 
     def holder(self) -> str | None:
-        found = _find(self.bucket, self.key)
+        try:
+            found = _find(self.bucket, self.key)
+        except BlockingIOError:
+            return "an unknown process"
         if found is None or _is_dead(found.record) or found.age > found.record.seconds:
             return None
         return found.record.holder
@@ -97,11 +110,45 @@ def _take(bucket: Bucket, key: str, record: LeaseRecord) -> Tag:
     tag: Tag | None = None
     for _ in range(_TRIES):
         try:
-            return bucket.put_if(key, msgspec.json.encode(record), tag)
+            return _put(bucket, key, record, tag)
         except FileExistsError:
             found = _find(bucket, key)
             tag = None if found is None else _tag_of_dead(bucket, key, found)
+        except FileNotFoundError:
+            if tag is None:  # then it is not what a dead holder left
+                raise
+            tag = None
     raise BlockingIOError(errno.EAGAIN, "other processes keep taking and releasing it", bucket.where(key))
+
+
+def _put(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag | None, ended: threading.Event | None = None) -> Tag:
+    tag, since = bucket.put_if(key, msgspec.json.encode(record), tag, abandoned=ended)
+    bucket.requests.leases[key] = since + record.seconds
+    return tag
+
+
+def _prove(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag) -> None:
+    """Have the store refuse to create the object again, and to replace other content than it has.
+
+    Where it does neither, two processes would hold the lease. Both requests put what is there already. By the time they
+    are answered, a store that looks first and writes then has written what another process put at the same moment.
+
+    Raises:
+        StoreError: the store knows no conditional writes.
+        BlockingIOError: another process has it, too.
+    """
+    content = msgspec.json.encode(record)
+    other = {name: f"{value[:-1]}0{value[-1:]}" for name, value in tag.items()}  # a tag in quotes, or a number
+    for condition, wrong in (("If-None-Match", None), ("If-Match", other)):
+        if not bucket.refuses(key, content, wrong):
+            raise StoreError(
+                f"{bucket.address.root} cannot be built into: its store ignores {condition}, so that two builds could "
+                "write to one place at once",
+                hint=CONDITIONS,
+            )
+    found = _find(bucket, key)
+    if found is None or found.record.token != record.token:
+        raise BlockingIOError(errno.EAGAIN, "another process took it at the same moment", bucket.where(key))
 
 
 def _tag_of_dead(bucket: Bucket, key: str, found: _Found) -> Tag:
@@ -114,10 +161,10 @@ def _tag_of_dead(bucket: Bucket, key: str, found: _Found) -> Tag:
         return found.tag
     if found.age > record.seconds:
         time.sleep(2 * record.seconds / _BEATS)
-        now = _find(bucket, key)
-        if now is None or now.tag == found.tag:
+        later = _find(bucket, key)
+        if later is None or later.tag == found.tag:
             return found.tag
-        found = now
+        found = later
     age = max(0.0, found.age)
     raise BlockingIOError(
         errno.EAGAIN,
@@ -127,25 +174,51 @@ def _tag_of_dead(bucket: Bucket, key: str, found: _Found) -> Tag:
     )
 
 
+@contextlib.contextmanager
+def _renewed(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag) -> Iterator[None]:
+    """Renew the lease until the context ends, and interrupt this thread if it is lost before."""
+    ended = threading.Event()
+    threads = [
+        threading.Thread(target=_renew, args=(bucket, key, record, tag, ended), daemon=True),
+        threading.Thread(target=_watch, args=(bucket, ended, threading.current_thread()), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
 def _renew(bucket: Bucket, key: str, record: LeaseRecord, tag: Tag, ended: threading.Event) -> None:
     while not ended.wait(record.seconds / _BEATS):
         record = msgspec.structs.replace(record, beat=record.beat + 1)
-        try:
-            tag = bucket.put_if(key, msgspec.json.encode(record), tag, abandoned=ended)
-        except FileExistsError:
-            found = _find(bucket, key)
-            if found is not None and found.record.token == record.token:
-                tag = found.tag  # the answer to an earlier beat was lost
-            elif found is not None:
-                bucket.requests.fence = (
-                    f"{bucket.where(key)} was taken over by {found.record.holder} at {found.record.since}: this "
-                    f"process had not been heard of for {record.seconds:.0f} s"
-                )
-                return
-        except FileNotFoundError:  # deleted by its holder
+        # whatever goes wrong, the next beat tries again and finds out who holds the lease, until it is late
+        with contextlib.suppress(TokshardError, OSError):
+            try:
+                tag = _put(bucket, key, record, tag, ended)
+            except FileExistsError:
+                found = _find(bucket, key)
+                if found is not None and found.record.token == record.token:
+                    tag = found.tag  # the answer to an earlier beat was lost
+                elif found is not None:
+                    bucket.requests.fence = (
+                        f"{bucket.where(key)} was taken over by {found.record.holder} at {found.record.since}: this "
+                        f"process had not been heard of for {record.seconds:.0f} s"
+                    )
+                    return
+
+
+def _watch(bucket: Bucket, ended: threading.Event, holder: threading.Thread) -> None:
+    """Interrupt the thread that holds a lease when it is lost: it may wait for processes that write on."""
+    while not ended.wait(0.5):
+        if bucket.requests.lost() is not None:
+            handled = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
+            if handled and holder is threading.main_thread() and holder.ident is not None:
+                signal.pthread_kill(holder.ident, handled[0])
             return
-        except StoreError:  # patience has ended: the next beat tries again, and finds out who holds the lease
-            continue
 
 
 def _release(bucket: Bucket, key: str, record: LeaseRecord) -> None:
@@ -162,13 +235,14 @@ def _find(bucket: Bucket, key: str) -> _Found | None:
     try:
         return _Found(msgspec.json.decode(content, type=LeaseRecord), tag, age)
     except msgspec.MsgspecError:
-        raise BlockingIOError(errno.EAGAIN, "the object is not a lease", bucket.where(key)) from None
+        words = f"{bucket.where(key)} was not written by tokshard: remove it if nobody builds there"
+        raise BlockingIOError(errno.EAGAIN, words, bucket.where(key)) from None
 
 
 def _is_dead(record: LeaseRecord) -> bool:
     """Whether the holder was a process of this machine that is gone."""
     pid = record.process.partition(":")[0]
-    return bool(record.machine) and record.machine == _machine() and record.process != _process(int(pid))
+    return bool(pid) and record.machine == _machine() and record.process != _process(int(pid))
 
 
 def _machine() -> str:

@@ -18,7 +18,7 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from tokshard.errors import StoreError
 from tokshard.store.addresses import Address
-from tokshard.store.failures import FAILURES, gave_up, status_of, verdict
+from tokshard.store.failures import FAILURES, gave_up, reason, status_of, verdict
 from tokshard.store.providers import open_provider
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ Answer = TypeVar("Answer")
 _FIRST_DELAY, _LONGEST_DELAY = 0.2, 10.0
 _LARGE_TRIES = 3
 _WARN_AFTER, _WARN_EVERY = 10.0, 60.0
+
+LOST = "run the same command again when no other process writes there: it continues"
+"""What to do when a lease was lost."""
 
 _logger = logging.getLogger(__name__)
 
@@ -72,15 +75,22 @@ class TryAgainError(OSError):
     """An answer that does not fit the request, such as one that is too short."""
 
 
+def now() -> float:
+    """Seconds by a clock that nobody sets, and that runs on while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Requests:
     """Makes requests to a bucket, container or web server. Opens when the first one is made. Thread-safe.
 
     Attributes:
-        fence: why nothing may be written any more; None while it may.
+        leases: the keys of the leases that are held, and from when on, by `now`, another process may take each.
+        fence: why nothing may be written any more, as far as it is known; see `lost`.
     """
 
     def __init__(self, address: Address, options: RemoteOptions) -> None:
         self.address, self.options = address, options
+        self.leases: dict[str, float] = {}
         self.fence: str | None = None
         self._has_answered = False
         self._warned_at = 0.0
@@ -102,11 +112,11 @@ class Requests:
         abandoned: threading.Event | None = None,
     ) -> Answer:
         """Make a request until it succeeds, its failure is final, or patience ends; large ones at least three times."""
-        if is_write:
-            self._check_may_write(key)
         _Process.check(self.address.root)
         began, tries = time.monotonic(), 0
         while True:
+            if is_write:
+                self._check_may_write(key)
             try:
                 answer = request(self._open(is_large=is_large))
             except (AlreadyExistsError, PreconditionError, StoreError):
@@ -122,7 +132,7 @@ class Requests:
                 if is_late or is_unwanted:
                     scheme = self.address.scheme
                     raise gave_up(error, where=self.where(key), scheme=scheme, tries=tries, seconds=waited) from error
-                self._warn(key, waited)
+                self._warn(key, waited, error)
                 (abandoned or self._ending).wait(delay)
             else:
                 self._has_answered = True
@@ -142,11 +152,11 @@ class Requests:
     def _patience(self) -> float:
         return self.options.patience if self._has_answered else self.options.first_patience
 
-    def _warn(self, key: str, waited: float) -> None:
+    def _warn(self, key: str, waited: float, error: Exception) -> None:
         if waited > _WARN_AFTER and time.monotonic() - self._warned_at > _WARN_EVERY:
             self._warned_at = time.monotonic()
-            limit = self._patience()
-            _logger.warning("%s: no success for %.0f s, tried again for up to %.0f s", self.where(key), waited, limit)
+            words = "%s: no success for %.0f s, last with: %s; tried again for up to %.0f s"
+            _logger.warning(words, self.where(key), waited, reason(error), self._patience())
 
     def _check_may_write(self, key: str) -> None:
         if self.address.is_server:
@@ -154,8 +164,16 @@ class Requests:
                 f"{self.where(key)} cannot be written: files of web servers can only be read",
                 hint="give a directory, or s3://, gs:// or az://",
             )
-        if self.fence is not None:
-            raise StoreError(self.fence, hint="end the other process, and run the same command again")
+        if (problem := self.lost()) is not None:
+            raise StoreError(problem, hint=LOST)
+
+    def lost(self) -> str | None:
+        """Why nothing may be written any more; None while it may. It never may again."""
+        late = [lease for lease, until in list(self.leases.items()) if now() >= until]
+        if late and self.fence is None:
+            seconds = self.options.lease_seconds
+            self.fence = f"{self.where(late[0])} was not renewed for {seconds:.0f} s: another process may take it now"
+        return self.fence
 
     def _open(self, *, is_large: bool) -> ObjectStore:
         with self._opening:

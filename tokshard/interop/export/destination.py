@@ -6,29 +6,30 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from tokshard.errors import ExportError, UsageError
+from tokshard.format.enclosing import check_outside_corpora
 from tokshard.store import Store, is_uri, open_store, present
 
 
 @contextlib.contextmanager
-def new_place(out: str, *, corpora: Sequence[str], is_marked: bool) -> Iterator[Store]:
+def new_place(out: str, *, is_marked: bool) -> Iterator[Store]:
     """A store to write files into. They appear at `out` when the context ends; on an error nothing does.
 
     On this machine they are written next to `out` and renamed together. A bucket cannot do that: files appear one by
     one, and a reader is kept away only by the index, which comes last; the writer removes what it put.
 
     Args:
-        corpora: the locations of what is read; `out` may not be in one of them.
         is_marked: the format has an index without which its readers find nothing.
 
     Raises:
-        UsageError: something is at `out`, or the format cannot go there.
+        UsageError: something is at `out`, it lies in a corpus, or the format cannot go there.
         ExportError: the files cannot be written.
     """
+    check_outside_corpora(out)
     try:
-        with _in_bucket(out, is_marked=is_marked) if is_uri(out) else _in_directory(out, corpora) as store:
+        with _in_bucket(out, is_marked=is_marked) if is_uri(out) else _in_directory(out) as store:
             yield store
     except OSError as error:
         raise ExportError(
@@ -37,11 +38,8 @@ def new_place(out: str, *, corpora: Sequence[str], is_marked: bool) -> Iterator[
 
 
 @contextlib.contextmanager
-def _in_directory(out: str, corpora: Sequence[str]) -> Iterator[Store]:
+def _in_directory(out: str) -> Iterator[Store]:
     path = os.path.abspath(out)
-    for corpus in corpora:
-        if not is_uri(corpus) and os.path.realpath(path).startswith(os.path.realpath(corpus) + os.sep):
-            raise UsageError(f"{out} is in {corpus}, a corpus that is read", hint="give another --out")
     _refuse_what_is_there(path, out)
     folder, name = os.path.split(path)
     partial = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.partial")

@@ -99,7 +99,7 @@ def export_corpus(
         drop_bos = bos == "drop" and opened.bos_id is not None
         target = _format(format, _facts(opened, with_columns=with_columns and format == "hf"), file_bytes)
         _check_file_bytes(target, file_bytes)
-        with new_place(place, corpora=[opened.location], is_marked=target.is_marked) as store:
+        with new_place(place, is_marked=target.is_marked) as store:
             sequence = FileSequence(target, store, file_bytes=file_bytes or target.file_bytes)
             try:
                 files, left_out = _write(

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from tokshard.pipeline.progress import Note, Observer
 
 AUTO, LOCAL = "auto", "local"
 """Addresses."""
+_CONNECT_SECONDS = 10.0
+_TRIES = "RAY_gcs_server_port_wait_time_s"
+"""How often Ray asks for a cluster, for 40 s each time; by default 20 times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +97,13 @@ def _start(address: str, num_workers: int | None) -> None:
     with contextlib.ExitStack() as stack:
         # Ray lets workers import from the current directory, which may be someone else's data
         stack.enter_context(contextlib.chdir(stack.enter_context(tempfile.TemporaryDirectory())))
-        stack.enter_context(environment({"RAY_USAGE_STATS_ENABLED": "0"}))
+        stack.enter_context(environment({"RAY_USAGE_STATS_ENABLED": "0", _TRIES: os.environ.get(_TRIES, "1")}))
         stack.enter_context(_keeping_sigterm())
         stack.enter_context(interrupted_at_end())
+        host, _, port = (os.environ.get("RAY_ADDRESS", "") if address == AUTO else address).rpartition(":")
         try:
+            if host and port.isdigit():  # where nobody listens, Ray waits all the same
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
             ray.init(
                 address=address,
                 log_to_driver=False,

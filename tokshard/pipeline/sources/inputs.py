@@ -16,7 +16,7 @@ import pyarrow as pa
 from tokshard.errors import SourceError, TokshardError, UsageError
 from tokshard.format.arrays import number_array
 from tokshard.pipeline.sources.input_columns import READ_ONCE, InputColumns, TextBuilder, WordBuilder
-from tokshard.store import Store, is_uri
+from tokshard.store import Store, absolute_location
 
 JSONL, PARQUET, ARROW, TXT, CSV, TSV, TAR = INPUT_FORMATS = ("jsonl", "parquet", "arrow", "txt", "csv", "tsv", "tar")
 """Values of ``--input-format``. Whether an Arrow file is a stream is read off its first bytes."""
@@ -120,7 +120,7 @@ class InputTable(Sequence[Input]):
 
     def absolute(self) -> InputTable:
         """The same inputs with absolute roots."""
-        roots = [root if root in self.read_once or is_uri(root) else os.path.abspath(root) for root in self.roots]
+        roots = [root if root in self.read_once else absolute_location(root) for root in self.roots]
         return InputTable(roots, self._columns, self.records)
 
     def __len__(self) -> int:

@@ -13,13 +13,12 @@ from itertools import accumulate
 
 import msgspec
 
-from tokshard.errors import TokshardError, UsageError
+from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.generations import generation_numbers
 from tokshard.format.manifest import Manifest
-from tokshard.format.opening import read_manifest
 from tokshard.pipeline.workspace.places import LOCK, REQUEST, Output, Workspace
-from tokshard.store import Store, files_below, locate, obstacle, present, real_location
+from tokshard.store import Store, files_below, obstacle, present
 
 _UNFINISHED_REQUEST = re.compile(r"(.*/)?(inputs\.arrow|\.(build\.json|inputs\.arrow)\.[^/]+\.partial)")
 
@@ -71,27 +70,6 @@ def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
         if output.folder and manifest_of(output) is None and not (has_begun and _is_ours(output)):
             what = "generation of a corpus" if output.generation else "corpus of a build with a validation split"
             _check_empty(output.store, what)
-
-
-def check_outside_corpora(out: str) -> None:
-    """Refuse a folder of a corpus: it would be damaged by what does not belong to it, or lose a generation.
-
-    Raises:
-        UsageError: the folder above holds a corpus.
-    """
-    store, name = locate(real_location(out))
-    if not name:
-        return
-    try:
-        read_manifest(store)
-    except (OSError, TokshardError):  # there is no corpus, or it may not be read
-        return
-    is_generation = names.generation_number(name)
-    raise UsageError(
-        f"--out {out} lies inside the corpus {store.location}",
-        hint=(f"give --out {store.location} with --append to add to it, or " if is_generation else "give ")
-        + "a directory outside of it",
-    )
 
 
 def _has_begun(store: Store) -> bool:

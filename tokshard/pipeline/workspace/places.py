@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tokshard.errors import UsageError
 from tokshard.format import names
-from tokshard.store import Attempt, Store, open_store
+from tokshard.store import Attempt, Store, open_store, without_secrets
 
 LOCK = f"{names.WORK}/lock"
 """The file that a running build holds."""
@@ -142,7 +142,7 @@ def _check_place(location: str) -> None:
     if not location:
         raise UsageError("the name of the corpus is empty", hint=hint)
     if location.startswith(("http://", "https://")):
-        raise UsageError(f"{location} is on a web server, and a build cannot write there", hint=hint)
+        raise UsageError(f"{without_secrets(location)} is on a web server, and a build cannot write there", hint=hint)
     try:
         location.encode()
     except UnicodeEncodeError:

@@ -1,0 +1,250 @@
+"""Leases in a bucket: they expire, are renewed and lost, and need conditional writes that the store really checks."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.store import faulty_proxy as faults
+from tokshard.errors import StoreError
+from tokshard.store import files_below, open_store
+from tokshard.store.remote import remote_store
+from tokshard.store.requests import RemoteOptions
+
+pytestmark = pytest.mark.remote
+
+OPTIONS = RemoteOptions(patience=6, first_patience=3, lease_seconds=1.5)
+
+
+def hold(store, held, end) -> None:
+    with store.lease("work/lock").hold("the other one"):
+        held.set()
+        end.wait(30)
+
+
+def held_while(store, *steps) -> None:
+    """Hold the lease, take the steps, and wait for half a minute."""
+    with store.lease("work/lock").hold("this one"):
+        for step in steps:
+            step()
+        time.sleep(30)
+
+
+@pytest.fixture
+def other_holder(s3):
+    """A process that holds ``work/lock`` of the store until it is killed."""
+    context = multiprocessing.get_context("spawn")
+    held, end = context.Event(), context.Event()
+    process = context.Process(target=hold, args=(remote_store(s3, OPTIONS), held, end))
+    process.start()
+    assert held.wait(30)
+    yield process
+    process.kill()
+    process.join()
+
+
+@pytest.fixture
+def another_machine(monkeypatch):
+    """This process takes itself to be on another machine than the processes it started."""
+    monkeypatch.setattr("tokshard.store.remote_lease._machine", lambda: "another")
+
+
+def test_a_lease_says_who_holds_it_since_when_and_when_it_can_be_taken_over(s3, other_holder):
+    time.sleep(2 * OPTIONS.lease_seconds)  # it is renewed
+    lease = remote_store(s3, OPTIONS).lease("work/lock")
+    with pytest.raises(BlockingIOError) as error, lease.hold("this one"):
+        pass
+    assert error.value.strerror is not None
+    assert error.value.strerror.startswith("the other one has held it since 2")
+    assert "it can be taken over in " in error.value.strerror
+
+
+def test_the_lease_of_a_dead_holder_elsewhere_ends_by_itself(s3, other_holder, another_machine):
+    store = remote_store(s3, OPTIONS)
+    other_holder.kill()
+    other_holder.join()
+    with pytest.raises(BlockingIOError, match="can be taken over in"), store.lease("work/lock").hold("this one"):
+        pass
+    time.sleep(OPTIONS.lease_seconds + 1)  # times of S3 are whole seconds
+    assert store.lease("work/lock").holder() is None
+    with store.lease("work/lock").hold("this one") as is_alone:
+        assert is_alone
+        assert store.lease("work/lock").holder() == "this one"
+
+
+def test_a_holder_that_looks_old_and_is_alive_keeps_its_lease(s3, other_holder, another_machine, monkeypatch):
+    later = time.time
+    monkeypatch.setattr("tokshard.store.bucket.time.time", lambda: later() + 3600)  # the clock of this machine is wrong
+    with pytest.raises(BlockingIOError), remote_store(s3, OPTIONS).lease("work/lock").hold("this one"):
+        pass
+
+
+def test_a_holder_whose_lease_another_took_is_interrupted_and_puts_nothing_more(s3, monkeypatch):
+    first, second = remote_store(s3, OPTIONS), remote_store(s3, OPTIONS)
+    taken, end = threading.Event(), threading.Event()
+
+    def take() -> None:
+        with second.lease("work/lock").hold("the second"):
+            second.put("a", b"")
+            taken.set()
+            end.wait(30)
+
+    other = threading.Thread(target=take)
+    steps = (lambda: monkeypatch.setattr("tokshard.store.remote_lease._is_dead", lambda record: True), other.start)
+    with pytest.raises(StoreError, match=r"work/lock was taken over by the second at 2"):
+        held_while(first, *steps)
+    assert taken.is_set()
+    with pytest.raises(StoreError, match="taken over by the second"):
+        first.below("train").put("b", b"")
+    end.set()
+    other.join()
+    assert sorted(files_below(second, "")) == ["a"]
+
+
+@pytest.mark.parametrize("fault", [faults.lost_answer, faults.status(503), faults.reset], ids=["lost", "503", "reset"])
+def test_a_lease_whose_answer_was_lost_is_held(s3, s3_proxy, fault):
+    store = remote_store(s3, RemoteOptions(patience=6, first_patience=3, lease_seconds=9))
+    s3_proxy.fail(fault, fault, matches="PUT")
+    with store.lease("work/lock").hold("this one"):
+        assert store.lease("work/lock").holder() == "this one"
+        s3_proxy.fail(fault, fault, fault, matches="PUT")
+        time.sleep(5)
+        assert s3_proxy.faults == []
+        store.put("a", b"")  # not fenced
+        assert store.lease("work/lock").holder() == "this one"
+    assert store.lease("work/lock").holder() is None
+
+
+def test_one_of_many_takes_a_free_lease(s3):
+    stores = [remote_store(s3, OPTIONS) for _ in range(8)]
+    won = []
+
+    def take(number: int) -> None:
+        try:
+            with stores[number].lease("work/lock").hold(str(number)):
+                won.append(number)
+                time.sleep(1)
+        except BlockingIOError:
+            return
+
+    list(stores[0].bucket.pool.map(take, range(8)))
+    assert len(won) == 1
+
+
+# losing a lease
+
+
+def test_a_holder_that_cannot_renew_is_interrupted_before_another_may_take_over(s3, s3_proxy):
+    store = remote_store(s3, RemoteOptions(patience=60, lease_seconds=3))
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="work/lock was not renewed for 3 s: another process may take it now"):
+        held_while(store, lambda: s3_proxy.fail(matches="PUT .*lock", for_ever=faults.status(503)))
+    assert time.monotonic() - began < 3 + 3
+    with pytest.raises(StoreError, match="was not renewed"):
+        store.put("a", b"")
+
+
+def test_a_holder_that_ignores_interruptions_is_terminated(s3, s3_proxy):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as shells start commands in the background
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with pytest.raises(StoreError, match="work/lock was not renewed for 3 s"):
+            held_while(
+                remote_store(s3, RemoteOptions(patience=60, lease_seconds=3)),
+                lambda: s3_proxy.fail(matches="PUT .*lock", for_ever=faults.status(503)),
+            )
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_lease_that_somebody_removed_is_lost(s3):
+    store = remote_store(s3, OPTIONS)
+    with pytest.raises(StoreError, match="was not renewed"):
+        held_while(store, lambda: open_store(s3).delete("work/lock"))
+    assert list(files_below(store, "")) == []
+
+
+def test_a_put_that_is_tried_again_stops_when_the_lease_is_lost(s3, s3_proxy):
+    store = remote_store(s3, RemoteOptions(patience=60, lease_seconds=3))
+    taken = threading.Event()
+
+    def put() -> None:
+        taken.set()
+        store.put("a", b"")
+
+    def hold() -> None:
+        with pytest.raises(StoreError, match="was not renewed"):
+            held_while(store, put)
+
+    holder = threading.Thread(target=hold)
+    s3_proxy.fail(matches="PUT .*folder/a", for_ever=faults.status(503))
+    holder.start()
+    assert taken.wait(10)
+    s3_proxy.fail(matches="PUT", for_ever=faults.status(503))
+    holder.join(20)
+    assert not holder.is_alive()
+    s3_proxy.fail()
+    time.sleep(1)
+    assert not any("folder/a" in line for line in s3_proxy.requests)
+
+
+# stores that cannot keep a second holder out
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (faults.without("if-none-match", "if-match"), r"s3://bucket cannot be built into: its store ignores If-None-M"),
+        (faults.without("if-none-match"), r"s3://bucket cannot be built into: its store ignores If-None-Match"),
+        (faults.without("if-match"), r"s3://bucket cannot be built into: its store ignores If-Match"),
+        (faults.refusing("if-match"), r"the store cannot do what was asked: 501 .*NotImplemented"),
+        (faults.refusing("if-none-match"), r"the store cannot do what was asked: 501 .*NotImplemented"),
+    ],
+    ids=["no conditions", "no creates", "no replacements", "501 for replacements", "501 for creates"],
+)
+def test_a_store_without_conditional_writes_is_refused_and_nothing_is_left(moto, moto_proxy, fault, message):
+    moto_proxy.fail(for_ever=fault)
+    store = remote_store(moto, OPTIONS)
+    with pytest.raises(StoreError, match=message) as refused, store.lease("work/lock").hold("this one"):
+        pytest.fail("the lease was given")
+    assert "build into a directory, and copy its files there" in refused.value.hint
+    assert list(files_below(open_store(moto), "")) == []
+
+
+def test_of_two_processes_whose_creates_both_won_one_has_the_lease(moto, moto_proxy):
+    other = remote_store(moto, OPTIONS)
+    others = []
+
+    def let_both_win(proxy, request, client) -> None:
+        """Store the lock of another process in place of this one, as a store that looks first and writes then."""
+        answer = proxy.forward(request)
+        record = json.loads(request.body)
+        others.append(json.dumps(record | {"holder": "the other one", "token": "other"}).encode())
+        other.put("work/lock", others[0])
+        client.sendall(answer)
+
+    moto_proxy.fail(let_both_win, matches="PUT .*lock")
+    with pytest.raises(BlockingIOError), remote_store(moto, OPTIONS).lease("work/lock").hold("this one"):
+        pytest.fail("the lease was given")
+    assert other.get("work/lock") == others[0]
+
+
+@pytest.mark.parametrize(
+    "change", [{"process": "abc"}, {"process": ""}, {"process": "1" * 5000 + ":"}, {"seconds": -5}, {"seconds": 0}]
+)
+def test_a_lease_that_makes_no_sense_is_held_by_somebody(s3, change):
+    store = remote_store(s3, OPTIONS)
+    with store.lease("work/lock").hold("this one"):
+        record = json.loads(store.get("work/lock"))
+    store.put("work/lock", json.dumps(record | change).encode())
+    with pytest.raises(BlockingIOError), store.lease("work/lock").hold("this one"):
+        pytest.fail("the lease was given")
+    assert store.lease("work/lock").holder() is not None
