@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tokshard.pipeline.sources.decompress import PlainBytes, open_bytes
+from tokshard.pipeline.sources.decompress import open_bytes, plain_bytes
 from tokshard.pipeline.sources.division import CHUNK_BYTES, ByteRange, Span
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import open_file
@@ -104,7 +104,7 @@ def line_range_chunks(input_: Input, span: Span, max_line_bytes: int) -> Iterato
     start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
     with open_file(input_) as file:
         file.seek(max(0, start - 1))
-        stream = PlainBytes(input_, file)
+        stream = plain_bytes(input_, file)
 
         def position() -> int:
             # the last line may end in the next range, which counts those bytes
