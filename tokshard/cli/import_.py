@@ -18,7 +18,8 @@ from tokshard.interop.tokens.batches import DTYPES
 from tokshard.pipeline.importing import import_corpus
 from tokshard.pipeline.job_array.run_job import run_job
 from tokshard.pipeline.result import BuildResult
-from tokshard.pipeline.sources.inputs import FORMATS_OF_OPTION, TOKEN_FORMATS, TOKENS
+from tokshard.pipeline.sources.formats import FORMATS_OF_OPTION, TOKEN_FORMATS
+from tokshard.pipeline.sources.inputs import TOKENS
 from tokshard.wording import aligned, one_line
 
 _SAMPLE_TOKENS = 32

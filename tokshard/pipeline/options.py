@@ -14,16 +14,8 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from tokshard.errors import UsageError
 from tokshard.interop.tokens.batches import DTYPES
-from tokshard.pipeline.sources.inputs import (
-    ARROW,
-    ARROW_STREAM,
-    FORMATS_OF_OPTION,
-    INPUT_FORMATS,
-    READS,
-    TEXT,
-    TOKEN_FORMATS,
-    TOKENS,
-)
+from tokshard.pipeline.sources.formats import FORMATS_OF_OPTION, INPUT_FORMATS, TOKEN_FORMATS
+from tokshard.pipeline.sources.inputs import READS, TEXT, TOKENS
 from tokshard.pipeline.sources.records import FILE, TEXT_MODES
 from tokshard.pipeline.tasks.bad_record_limit import parse_bad_record_limit
 
@@ -257,7 +249,7 @@ def check_used(options: BuildOptions, formats: Collection[str]) -> None:
     Raises:
         UsageError: none of them uses it.
     """
-    found = sorted({ARROW if form == ARROW_STREAM else form for form in formats})
+    found = sorted({form.removesuffix("-stream") for form in formats})
     for name, users in FORMATS_OF_OPTION.items():
         if getattr(options, name) is not None and not set(users).intersection(found):
             raise UsageError(

@@ -21,9 +21,9 @@ from tokshard.pipeline.options import RAY, BuildOptions, check_used, checked_opt
 from tokshard.pipeline.sources.discover import Discovery, discover
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
 from tokshard.pipeline.sources.formats import divisibility_of
-from tokshard.pipeline.sources.globs import is_glob, matches, split_glob
 from tokshard.pipeline.sources.hub import SCHEME
 from tokshard.pipeline.sources.inputs import STDIN, TOKENS, RecordSource, location_of, read_once_name
+from tokshard.pipeline.sources.listing import is_glob, matches, split_glob
 from tokshard.pipeline.sources.opening import vanished
 from tokshard.pipeline.sources.records import RecordSpec, check_field_name, parse_columns
 from tokshard.pipeline.tasks.context import WorkerContext

@@ -8,9 +8,8 @@ import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import zstandard
 
@@ -18,31 +17,27 @@ from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import damaged, open_file, vanished
 
+# A zstd frame that asks for more is refused; ``zstd --long=31`` asks for as much.
 _MAX_WINDOW_BYTES = 1 << 31
-"""A zstd frame that asks for more is refused; ``zstd --long=31`` asks for as much."""
 
+# An xz stream whose dictionary needs more is refused; ``xz -9`` needs 65 MiB.
 _XZ_MEMORY_BYTES = 1 << 30
-"""An xz stream whose dictionary needs more is refused; ``xz -9`` needs 65 MiB."""
 
 _COMPRESSED_BYTES = 1 << 16
 
-_MORE_BYTES = 1 << 16
-"""Read at once after a read that gave less than was asked for: as much as a pipe holds."""
-
+# The longest header of a zstd frame.
 _FRAME_HEADER_BYTES = 18
-"""The longest header of a zstd frame."""
 
+# Follows a byte from 0x50 to 0x5f in the magic number of a zstd frame that holds no data.
 _SKIPPABLE = b"\x2a\x4d\x18"
-"""Follows a byte from 0x50 to 0x5f in the magic number of a zstd frame that holds no data."""
 
+# Type of a zstd block that stores one byte, whatever size it gives.
 _ONE_BYTE_REPEATED = 1
-"""Type of a zstd block that stores one byte, whatever size it gives."""
 
 _ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
-@dataclass(frozen=True, slots=True)
-class ByteSource:
+class ByteSource(NamedTuple):
     """Decompressed bytes, and the position in the file that they came from.
 
     Args:
@@ -55,15 +50,20 @@ class ByteSource:
 
 
 @contextlib.contextmanager
-def open_bytes(input_: Input) -> Iterator[ByteSource]:
+def open_bytes(input_: Input, *, start: int = 0) -> Iterator[ByteSource]:
     """The decompressed bytes of an input.
+
+    Args:
+        start: the first byte that is wanted; only of an uncompressed file.
 
     Raises:
         BadSourceError: the file is gone, or its compression is truncated or corrupt (also later, from ``read``).
     """
     with open_file(input_) as file:
         if input_.compression is None:
-            yield plain_bytes(input_, file)
+            if start:
+                file.seek(start)
+            yield _plain_bytes(input_, file)
         elif input_.num_bytes == 0:
             raise damaged(input_, f"the file is empty, and {input_.compression} data never is")
         else:
@@ -71,21 +71,16 @@ def open_bytes(input_: Input) -> Iterator[ByteSource]:
             yield ByteSource(_reads_of_any_size(_naming(input_, pieces)), file.tell)
 
 
-def plain_bytes(input_: Input, file: IO[bytes]) -> ByteSource:
+def _plain_bytes(input_: Input, file: IO[bytes]) -> ByteSource:
     """The bytes of an uncompressed file, from its current position."""
     position = file.tell() if file.seekable() else 0
 
     def read(size: int) -> bytes:
         nonlocal position
+        left = input_.num_bytes - position
         try:
             # a read takes the memory that it asks for, so of a small file it asks for little
-            left = input_.num_bytes - position
             data = file.read(min(size, left + 1) if left > 0 else size)
-            while 0 < len(data) < size:
-                more = file.read(min(size - len(data), _MORE_BYTES))
-                if not more:
-                    break
-                data += more
         except OSError as error:
             raise vanished(input_, error) from error
         position += len(data)
@@ -146,15 +141,14 @@ def _streams(file: IO[bytes], kind: str, make: Callable[[], Any]) -> Iterator[by
 
 def _without_padding(file: IO[bytes], data: bytes) -> bytes:
     padding = 0
-    while data:
-        rest = data.lstrip(b"\0")
+    while data and not (rest := data.lstrip(b"\0")):
+        padding += len(data)
+        data = file.read(_COMPRESSED_BYTES)
+    if data:
         padding += len(data) - len(rest)
-        data = rest or file.read(_COMPRESSED_BYTES)
-        if rest:
-            break
     if padding % 4:
         raise EOFError(f"{padding} zeros after an xz stream, expected a multiple of 4")
-    return data
+    return rest if data else b""
 
 
 def _zstd_frames(file: IO[bytes]) -> Iterator[bytes]:
