@@ -27,7 +27,7 @@ from tokshard.pipeline.sources.records import (
     LineChunk,
     Records,
     RecordSpec,
-    no_records,
+    admit_rows,
     parse_columns,
 )
 
@@ -357,14 +357,6 @@ def test_a_kept_field_may_be_missing_nested_or_the_text_itself():
     }
 
 
-def admitted(spec: RecordSpec, texts: Sequence[Any], values: Sequence[Any]) -> Records:
-    """Rows of a table with one kept column."""
-    records = no_records(spec)
-    for text, value in zip(texts, values, strict=True):
-        records.add(spec, text, [value])
-    return records
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "kept"),
     [
@@ -377,7 +369,7 @@ def admitted(spec: RecordSpec, texts: Sequence[Any], values: Sequence[Any]) -> R
     ],
 )  # fmt: skip
 def test_a_kept_value_of_a_table_or_csv_has_the_type_that_was_asked_for(kind, value, kept):
-    records = admitted(spec_of("text", f"k:{kind}"), ["t"], [value])
+    records = admit_rows(spec_of("text", f"k:{kind}"), ["t"], [[value]])
     assert (records.columns["k"], records.bad) == ([kept], [])
     assert type(records.columns["k"][0]) is type(kept)
 
@@ -391,7 +383,7 @@ def test_a_kept_value_of_a_table_or_csv_has_the_type_that_was_asked_for(kind, va
     ],
 )  # fmt: skip
 def test_a_kept_value_of_another_type_is_a_bad_record(kind, value):
-    records = admitted(spec_of("text", f"k:{kind}"), ["t", "u"], [value, None])
+    records = admit_rows(spec_of("text", f"k:{kind}"), ["t", "u"], [[value, None]])
     assert outcomes(records) == [(WRONG_TYPE,), "u"]
     assert records.columns == {"k": [None]}
     assert records.bad[0].detail == f"field 'k' is {value!r}, not {kind}"
@@ -413,7 +405,7 @@ def test_rows_of_a_table_follow_the_rules_of_lines(texts: Sequence[str | bytes |
             return (TOO_LONG,)
         return text or (EMPTY,)
 
-    records = admitted(spec_of("text", "k:int64"), texts, range(len(texts)))
+    records = admit_rows(spec_of("text", "k:int64"), texts, [range(len(texts))])
     assert outcomes(records) == [rule(text) for text in texts]
     assert records.columns["k"] == records.positions
 

@@ -107,11 +107,13 @@ def _places(input_: Input, header: Sequence[str], spec: RecordSpec) -> list[int]
 
 def _rows(
     rows: Iterator[list[str]], lines: _Lines, header: Sequence[str], places: Sequence[int], spec: RecordSpec
-) -> Iterator[tuple[str | bytes | None, Sequence[Any], Problem | None]]:
-    """The text of each row, its kept values, and what is wrong if it is bad."""
+) -> Iterator[tuple[Sequence[Any], Problem | None]]:
+    """The text of each row and its kept values, and what is wrong if it is bad."""
     text_place, *kept = places
+    nothing = [None] * len(places)
     # an empty field is an empty string, or a missing value of any other type
     empty = ["" if kind == "string" else None for _, kind in spec.columns.values()]
+    columns = list(zip(kept, empty, strict=True))
     while True:
         lines.num_quotes = 0
         reason, detail = MALFORMED, ""
@@ -128,12 +130,12 @@ def _rows(
             reason, detail = TOO_LONG, f"a field has more than {spec.max_line_bytes:,} characters"
             lines.skip_record()  # the rest of the field would be taken for rows
         if detail:
-            yield None, [None] * len(kept), (reason, f"line {line}: {detail}")
+            yield nothing, (reason, f"line {line}: {detail}")
             continue
         text = row[text_place]
         # as bytes, so that invalid UTF-8 in it is found and reported
         found = text if text.isascii() else text.encode("utf-8", "surrogateescape")
-        yield found, [row[place] or nothing for place, nothing in zip(kept, empty, strict=True)], None
+        yield (found, *[row[place] or empty for place, empty in columns]), None
 
 
 class _Raw(io.RawIOBase):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,20 +99,22 @@ def _records(given: RecordSource) -> Iterator[Any]:
         raise given.failure from error
 
 
-def _row(record: Any, spec: RecordSpec) -> tuple[Any, list[Any], Problem | None]:
-    """The text of a record, its kept values, and what is wrong if it is bad."""
+def _row(record: Any, spec: RecordSpec) -> tuple[Sequence[Any], Problem | None]:
+    """The text of a record and its kept values, and what is wrong if it is bad."""
+    if isinstance(record, str):
+        return [record, *[None] * len(spec.columns)], None
     if not isinstance(record, Mapping):
-        is_text, kind = isinstance(record, str), type(record).__name__
-        problem = None if is_text else (MALFORMED, f"the record has type {kind}, expected a mapping or a string")
-        return record if is_text else None, [None] * len(spec.columns), problem
+        kind = type(record).__name__
+        problem = MALFORMED, f"the record has type {kind}, expected a mapping or a string"
+        return [None] * (1 + len(spec.columns)), problem
     text, *values = (_plain(_lookup(record, path)) for path in (spec.text_field, *spec.kept_paths))
-    if text is None:
-        names = list(map(str, record))
-        shown = ", ".join(names[:_SHOWN_FIELDS]) + (", ..." if len(names) > _SHOWN_FIELDS else "")
-        return None, values, (MISSING_TEXT, f"no text in field {spec.text_field!r}; it has {shown or 'no fields'}")
-    if not isinstance(text, str | bytes):
-        return None, values, (NOT_A_STRING, f"field {spec.text_field!r} is {text!r:.80}")
-    return text, values, None
+    if isinstance(text, str | bytes):
+        return [text, *values], None
+    if text is not None:
+        return [None, *values], (NOT_A_STRING, f"field {spec.text_field!r} is {text!r:.80}")
+    names = list(map(str, record))
+    shown = ", ".join(names[:_SHOWN_FIELDS]) + (", ..." if len(names) > _SHOWN_FIELDS else "")
+    return [None, *values], (MISSING_TEXT, f"no text in field {spec.text_field!r}; it has {shown or 'no fields'}")
 
 
 def _lookup(record: Mapping[Any, Any], path: str) -> Any:

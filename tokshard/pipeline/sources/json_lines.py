@@ -95,7 +95,7 @@ class JsonLinesParser:
             try:
                 found = decode(line)
                 if fast:
-                    admit(spec, position, text(found), ())
+                    admit(spec, position, text(found))
                 else:
                     self._admit_slowly(records, position, found, line)
             except _JSON_ERRORS:
@@ -130,7 +130,9 @@ class JsonLinesParser:
                 detail = f"field {path!r} is {_shown(kept or b'')}, not {kind}"
                 records.bad.append(BadRecord(position, WRONG_TYPE, detail))
                 return
-        records.admit(spec, position, text, values)
+        if records.admit(spec, position, text):
+            for column, value in zip(records.columns.values(), values, strict=True):
+                column.append(value)
 
     def _lookup(self, found: Any, path: str) -> bytes | None:
         """The raw JSON of the field with this name, else of the field at this dotted path, else None."""

@@ -6,6 +6,7 @@ import codecs
 import os
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.division import CHUNK_BYTES, Divisibility, Indivisible, Lines, Span, Stream
@@ -21,8 +22,8 @@ from tokshard.pipeline.sources.records import (
     Problem,
     Records,
     RecordSpec,
+    admit_rows,
     counted,
-    no_records,
 )
 
 _BLANK_LINES = re.compile(rb"(?m)(?:^[ \t\r\f\v]*\n)+")
@@ -72,43 +73,54 @@ FORMAT = Format(name=TXT, read=_chunks, divide=_divisibility, suffixes=(".txt",)
 
 def _whole_text(read: Callable[[int], bytes], spec: RecordSpec) -> Records:
     """All bytes of `read` as one document; of a document that is too long, no more than the limit is held."""
-    records = no_records(spec)
-    data, records.num_marks = without_mark(read(len(codecs.BOM_UTF8) + spec.max_document_bytes + 1))
-    is_held = len(data) <= spec.max_document_bytes
+    data, num_marks = without_mark(read(len(codecs.BOM_UTF8) + spec.max_document_bytes + 1))
     detail = f"the file holds more than {spec.max_document_bytes:,} bytes of text"
-    _add(records, spec, data, None if is_held else (TOO_LONG, detail))
+    records = admit_rows(spec, [data], None, {0: (TOO_LONG, detail)} if len(data) > spec.max_document_bytes else {})
+    records.num_marks = num_marks
     return records
 
 
 def _line_documents(place: int, chunk: LineChunk, spec: RecordSpec) -> Records:
     r"""Each line as a document, without its ``\n`` or ``\r\n``. The first chunk may start with a byte order mark."""
-    records = no_records(spec)
-    records.input_bytes = chunk.input_bytes
-    data, records.num_marks = (chunk.data, 0) if place else without_mark(chunk.data)
-    lines = data.split(b"\n")
+    data, num_marks = (chunk.data, 0) if place else without_mark(chunk.data)
+    try:
+        lines: list[Any] = [line.removesuffix("\r") for line in data.decode().split("\n")]
+    except UnicodeDecodeError:
+        lines = [line.removesuffix(b"\r") for line in data.split(b"\n")]
     if not lines[-1]:
         lines.pop()  # a newline ends the last line and does not start another
-    for line in lines:
-        _add(records, spec, line.removesuffix(b"\r"))
+    problems = {}
     if chunk.oversized_bytes:
-        _add(records, spec, b"", _too_long(spec, "line", chunk.oversized_bytes))
+        problems[len(lines)] = _too_long(spec, "line", chunk.oversized_bytes)
+        lines.append(None)
+    records = admit_rows(spec, lines, None, problems)
+    records.input_bytes, records.num_marks = chunk.input_bytes, num_marks
     return records
 
 
 def _paragraphs(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
     """The documents between blank lines, in chunks of those that start in one chunk of lines."""
-    records, here, size = no_records(spec), 0, 0
+    texts: list[bytes] = []
+    problems: dict[int, Problem] = {}
+    here = size = marks = 0
+
+    def finished() -> tuple[int, Records]:
+        nonlocal size, marks
+        records = admit_rows(spec, texts, None, problems)
+        records.num_marks, size, marks = marks, 0, 0
+        texts.clear()
+        problems.clear()
+        return here, records
+
     for place, text, num_bytes, num_marks in _split(read, spec):
-        if records.count and (place != here or size >= CHUNK_BYTES or records.count >= ROWS_PER_CHUNK):
-            yield here, records
-            records, size = no_records(spec), 0
-        here = place
-        size += len(text)
-        records.num_marks += num_marks
-        is_held = num_bytes <= _max_line_bytes(spec)
-        _add(records, spec, text, None if is_held else _too_long(spec, "paragraph", num_bytes))
-    if records.count:
-        yield here, records
+        if texts and (place != here or size >= CHUNK_BYTES or len(texts) >= ROWS_PER_CHUNK):
+            yield finished()
+        here, size, marks = place, size + len(text), marks + num_marks
+        if num_bytes > _max_line_bytes(spec):
+            problems[len(texts)] = _too_long(spec, "paragraph", num_bytes)
+        texts.append(text)
+    if texts:
+        yield finished()
 
 
 def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, bytes, int, int]]:
@@ -144,10 +156,6 @@ def _max_line_bytes(spec: RecordSpec) -> int:
 
 def _joined(parts: list[bytes]) -> bytes:
     return b"".join(parts).removesuffix(b"\n").removesuffix(b"\r")
-
-
-def _add(records: Records, spec: RecordSpec, text: bytes, problem: Problem | None = None) -> None:
-    records.add(spec, text, [None] * len(spec.columns), problem)
 
 
 def _too_long(spec: RecordSpec, what: str, num_bytes: int) -> Problem:

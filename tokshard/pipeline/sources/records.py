@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -118,56 +119,30 @@ class Records:
     fields: set[str] = field(default_factory=set)
     num_marks: int = 0
 
-    def add(self, spec: RecordSpec, raw: Any, values: Sequence[Any], problem: Problem | None = None) -> None:
-        """Take the next record.
-
-        Args:
-            raw: its text: str, bytes (checked for UTF-8), or None where it is missing.
-            values: one for each kept column.
-            problem: what is known to be wrong with it; its text and values are ignored.
-        """
-        position, self.count = self.count, self.count + 1
-        if problem is None and raw is None:
-            problem = MISSING_TEXT, f"no value in field {spec.text_field!r}"
-        if problem is None:
-            try:
-                text = raw.decode() if isinstance(raw, bytes) else raw
-                if not text.isascii():
-                    text.encode()  # raises for lone surrogates
-                if values:
-                    values, problem = typed_values(spec, values)
-            except UnicodeError as error:
-                problem = INVALID_UTF8, (content_of(raw) if isinstance(raw, bytes) else None) or str(error)
-        if problem is None:
-            self.admit(spec, position, text, values)
-        else:
-            self.bad.append(BadRecord(position, *problem))
-
-    def admit_all(self, spec: RecordSpec, texts: list[str]) -> None:
-        """Take the texts of all records of the chunk, in order. Only for a spec without kept columns."""
+    def admit_all(self, spec: RecordSpec, texts: Sequence[str]) -> None:
+        """Take the texts of all records of the chunk, in order. The caller sees to the kept columns."""
         self.count = len(texts)
         if texts and all(texts) and max(map(len, texts)) * 4 <= spec.max_document_bytes:
-            self.texts, self.positions = texts, list(range(len(texts)))
+            self.texts, self.positions = list(texts), list(range(len(texts)))
             return
         for position, text in enumerate(texts):
-            self.admit(spec, position, text, ())
+            self.admit(spec, position, text)
 
-    def admit(self, spec: RecordSpec, position: int, text: str, values: Sequence[Any]) -> None:
-        """Take a text as a document, or count it as empty or bad; `values` has one for each kept column."""
+    def admit(self, spec: RecordSpec, position: int, text: str) -> bool:
+        """Take a text as a document, or count it as empty or bad; returns whether it was taken."""
         if not text:
             self.num_empty += 1
-            return
+            return False
         # a character has 1 to 4 bytes in UTF-8, so most texts need not be encoded to know that they fit
         if len(text) * 4 > spec.max_document_bytes:
             num_bytes = utf8_size(text)
             if num_bytes > spec.max_document_bytes:
                 detail = f"text has {num_bytes:,} bytes, at most {spec.max_document_bytes:,} are allowed"
                 self.bad.append(BadRecord(position, TOO_LONG, detail))
-                return
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column.append(value)
+                return False
         self.texts.append(text)
         self.positions.append(position)
+        return True
 
     def set_name(self, spec: RecordSpec, name: str) -> None:
         """Give the kept columns of the field `NAME` their value."""
@@ -249,38 +224,114 @@ def content_of(data: bytes) -> str | None:
     return None
 
 
-def typed_values(spec: RecordSpec, values: Sequence[Any]) -> tuple[list[Any], Problem | None]:
-    """The values of the kept columns of a record in the types that were asked for, or what is wrong with one."""
-    found = []
-    for (path, kind), value in zip(spec.columns.values(), values, strict=True):
-        try:
-            found.append(typed_value(value, kind))
-        except WrongTypeError:
-            return [], (WRONG_TYPE, f"field {path!r} is {value!r:.80}, not {kind}")
-        except UnicodeError as error:
-            return [], (INVALID_UTF8, f"field {path!r}: {error}")
-    return found, None
+def admit_rows(
+    spec: RecordSpec,
+    texts: Sequence[Any],
+    columns: Sequence[Sequence[Any]] | None = None,
+    problems: Mapping[int, Problem] = MappingProxyType({}),
+) -> Records:
+    """Make records from values that are already parsed.
+
+    Args:
+        texts: str, bytes (checked for UTF-8), or None where the text is missing.
+        columns: for each kept column one value per text; None if there are no such fields.
+        problems: index to what is known to be wrong with records; their texts and values are ignored.
+    """
+    records = Records(fields=set() if columns is None else set(spec.columns))
+    kept, wrong = typed_columns(spec, columns or [])
+    if problems or wrong or not _are_strings(texts):
+        records.count = len(texts)
+        for position, raw in enumerate(texts):
+            text, problem = _text_of(spec, raw)
+            problem = problems.get(position) or problem or wrong.get(position)
+            if problem:
+                records.bad.append(BadRecord(position, *problem))
+            else:
+                records.admit(spec, position, text)
+    else:
+        records.admit_all(spec, texts)
+    for name, values in zip(spec.columns, kept or [[None] * len(texts)] * len(spec.columns), strict=True):
+        is_whole = len(records.texts) == len(texts)
+        records.columns[name] = list(values) if is_whole else [values[position] for position in records.positions]
+    return records
+
+
+def _are_strings(texts: Sequence[Any]) -> bool:
+    """Whether all texts are strings that UTF-8 can hold, which those with lone surrogates are not."""
+    if set(map(type, texts)) != {str}:
+        return False
+    try:
+        for text in texts:
+            if not text.isascii():
+                text.encode()
+    except UnicodeError:
+        return False
+    return True
+
+
+def _text_of(spec: RecordSpec, raw: Any) -> tuple[str, Problem | None]:
+    if raw is None:
+        return "", (MISSING_TEXT, f"no value in field {spec.text_field!r}")
+    try:
+        text: str = raw.decode() if isinstance(raw, bytes) else raw
+        if not text.isascii():
+            text.encode()  # raises for lone surrogates
+    except UnicodeError as error:
+        seems = content_of(raw) if isinstance(raw, bytes) else None
+        return "", (INVALID_UTF8, seems or str(error))
+    return text, None
+
+
+def typed_columns(spec: RecordSpec, columns: Sequence[Sequence[Any]]) -> tuple[list[list[Any]], Mapping[int, Problem]]:
+    """The kept columns in the types that were asked for; and for rows with a value of another type, what is wrong."""
+    found: list[list[Any]] = []
+    wrong: dict[int, Problem] = {}
+    for (path, kind), values in zip(spec.columns.values(), columns, strict=False):
+        typed: list[Any] = []
+        for position, value in enumerate(values):
+            try:
+                typed.append(typed_value(value, kind))
+                continue
+            except WrongTypeError:
+                problem = WRONG_TYPE, f"field {path!r} is {value!r:.80}, not {kind}"
+            except UnicodeError as error:
+                problem = INVALID_UTF8, f"field {path!r}: {error}"
+            typed.append(None)
+            wrong.setdefault(position, problem)
+        found.append(typed)
+    return found, wrong
 
 
 def chunks_of_rows(
-    spec: RecordSpec, rows: Iterable[tuple[Any, Sequence[Any], Problem | None]]
+    spec: RecordSpec, rows: Iterable[tuple[Sequence[Any], Problem | None]]
 ) -> Iterator[tuple[None, Records]]:
     """Chunks of at most `ROWS_PER_CHUNK` records and about `CHUNK_BYTES` of values, which count as bytes of the input.
 
     Args:
-        rows: the arguments of `Records.add` for each record.
+        rows: the text and the kept values of each record as `admit_rows` takes them, and what is wrong with it.
     """
-    records = no_records(spec)
-    for row in rows:
-        records.add(spec, *row)
-        records.input_bytes += sum(map(value_bytes, (row[0], *row[1])))
-        if records.input_bytes >= CHUNK_BYTES or records.count >= ROWS_PER_CHUNK:
-            records.fields = set(spec.columns)
-            yield None, records
-            records = no_records(spec)
-    if records.count:
-        records.fields = set(spec.columns)
-        yield None, records
+    held: list[Sequence[Any]] = []
+    problems: dict[int, Problem] = {}
+    num_bytes = 0
+
+    def finished() -> tuple[None, Records]:
+        nonlocal num_bytes
+        texts, *columns = zip(*held, strict=True)
+        records = admit_rows(spec, texts, columns, problems)
+        records.input_bytes, num_bytes = num_bytes, 0
+        held.clear()
+        problems.clear()
+        return None, records
+
+    for row, problem in rows:
+        if problem is not None:
+            problems[len(held)] = problem
+        held.append(row)
+        num_bytes += sum(map(value_bytes, row))
+        if num_bytes >= CHUNK_BYTES or len(held) >= ROWS_PER_CHUNK:
+            yield finished()
+    if held:
+        yield finished()
 
 
 def counted(chunks: Iterable[tuple[P, C]], position: Callable[[], int], reported: int = 0) -> Iterator[tuple[P, C]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow import ipc
@@ -15,14 +15,7 @@ from tokshard.pipeline.sources.division import Divisibility, Grouped, Groups, In
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import check_not_cut, damaged, open_for_arrow, vanished
 from tokshard.pipeline.sources.protocol import Format, Read
-from tokshard.pipeline.sources.records import (
-    ROWS_PER_CHUNK,
-    TOO_LONG,
-    Problem,
-    Records,
-    RecordSpec,
-    no_records,
-)
+from tokshard.pipeline.sources.records import ROWS_PER_CHUNK, TOO_LONG, Problem, Records, RecordSpec, admit_rows
 from tokshard.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -181,11 +174,9 @@ def _texts(batches: Batches) -> Read:
         for columns, batch, input_bytes in batches(input_, span, choose):
             for start, stop, found in columns.rows(batch, columns.paths):
                 if isinstance(found, float):
-                    records = no_records(spec)
-                    records.add(spec, None, (), row_too_long(spec, found))
+                    records = admit_rows(spec, [None], [[None]] * len(spec.columns), {0: row_too_long(spec, found)})
                 else:
-                    records = _records(spec, found)
-                records.fields = set(spec.columns)
+                    records = admit_rows(spec, found[spec.text_field], [found[path] for path in spec.kept_paths])
                 records.input_bytes = input_bytes * stop // batch.num_rows - input_bytes * start // batch.num_rows
                 yield None, records
 
@@ -195,16 +186,6 @@ def _texts(batches: Batches) -> Read:
 def row_too_long(spec: RecordSpec, num_bytes: float) -> Problem:
     """What is wrong with a row whose values take too much memory."""
     return TOO_LONG, f"values take {num_bytes:,.0f} bytes, at most {spec.max_line_bytes:,} are allowed"
-
-
-def _records(spec: RecordSpec, values: Mapping[str, Sequence[Any]]) -> Records:
-    records, texts = no_records(spec), values[spec.text_field]
-    if not spec.columns and isinstance(texts, list) and set(map(type, texts)) == {str}:
-        records.admit_all(spec, texts)  # Arrow has validated that they are UTF-8
-        return records
-    for raw, *kept in zip(texts, *(values[path] for path in spec.kept_paths), strict=True):
-        records.add(spec, raw, kept)
-    return records
 
 
 PARQUET = Format(
