@@ -10,13 +10,16 @@ import click
 from tokshard.cli.build import build, columns, shown_result
 from tokshard.cli.build_jobs import job_json, job_lines, job_options
 from tokshard.cli.build_progress import BuildDisplay
+from tokshard.cli.build_text import estimate_json, estimate_lines
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.sizes import BYTES
 from tokshard.format.decode import load_decoder
 from tokshard.format.opening import open_corpus
 from tokshard.interop.tokens.batches import DTYPES
+from tokshard.pipeline.estimate import estimate_build
 from tokshard.pipeline.importing import import_corpus
 from tokshard.pipeline.job_array.run_job import run_job
+from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.result import BuildResult
 from tokshard.pipeline.sources.formats import FORMATS_OF_OPTION, TOKEN_FORMATS
 from tokshard.pipeline.sources.inputs import TOKENS
@@ -27,7 +30,7 @@ _SAMPLE_TOKENS = 32
 _AS_IN_BUILD = (
     *("tokenizer", "out", "eos", "bos", "shard_tokens", "task_bytes", "on_bad_record", "on_bad_source"),
     *("max_bad_records", "min_tokens", "max_tokens", "validation_fraction", "limit", "workers", "executor"),
-    *("ray_address", "append", "force", "job_index", "num_jobs", "quiet", "verbose"),
+    *("ray_address", "append", "force", "dry_run", "job_index", "num_jobs", "quiet", "verbose", "id_field", "keep"),
 )
 """Options that mean the same for texts and for tokens."""
 
@@ -84,7 +87,7 @@ def _formats(option: str) -> str:
 @json_option
 @debug_option
 @click.pass_context
-def import_(context: click.Context, /, sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def import_(context: click.Context, /, sources: tuple[str, ...], as_json: bool, dry_run: bool, **options: Any) -> None:
     """Make a corpus of documents that another tool has tokenized.
 
     A SOURCE is a file, a directory or a quoted glob, on this machine or a URI: the .bin of Megatron-LM with its .idx,
@@ -92,7 +95,8 @@ def import_(context: click.Context, /, sources: tuple[str, ...], as_json: bool, 
     delimiter; parquet, Arrow or Feather with a column of token ids; data sets saved by datasets, or hf://OWNER/NAME.
 
     Boundaries, order and ids are kept. Every document ends in EOS, once. The tokenizer has to be the one that made
-    the ids: they are checked against its vocabulary, and the first document is shown as text.
+    the ids: they are checked against its vocabulary, and the first document is shown as text. Other columns of
+    parquet, Arrow and MDS are left out, unless --keep or --id-field names them.
 
     To continue an import that was interrupted, run the same command again. 'tokshard build --commit' ends one that
     several jobs share.
@@ -109,6 +113,11 @@ def import_(context: click.Context, /, sources: tuple[str, ...], as_json: bool, 
         done = run_job(sources, observer=display, **job, **options, reads=TOKENS)
         click.echo(json.dumps(job_json(done), indent=2) if as_json else aligned(job_lines(done), width=columns()))
         return
+    if dry_run:
+        estimate = estimate_build(sources, BuildOptions(**options, reads=TOKENS))
+        shown = estimate_json(estimate) if as_json else aligned(estimate_lines(estimate), width=columns())
+        click.echo(json.dumps(shown, indent=2) if as_json else shown)
+        context.exit(0 if estimate.fits else 1)
     result = import_corpus(sources, observer=display, **options)
     sample = _sample(result)
     shown = shown_result(result, display, as_json)

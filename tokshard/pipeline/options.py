@@ -31,7 +31,7 @@ _SHOWN = 60
 
 _REQUIRED_NUMBERS = ("shard_tokens", "max_document_bytes")
 _WHOLE_NUMBERS = (*_REQUIRED_NUMBERS, "task_bytes", "min_tokens", "max_tokens", "limit", "workers")
-_OF_TEXT = ("text_field", "text_mode", "dedup", "id_field", "keep")
+_OF_TEXT = ("text_field", "text_mode", "dedup")
 _OF_TOKENS = ("token_field", "token_dtype", "delimiter")
 _STRINGS = ("eos", "bos", "text_field", "id_field", "ray_address", "token_field")
 _CHOICES = {
@@ -250,8 +250,8 @@ def check_used(options: BuildOptions, formats: Collection[str]) -> None:
         UsageError: none of them uses it.
     """
     found = sorted({form.removesuffix("-stream") for form in formats})
-    for name, users in FORMATS_OF_OPTION.items():
-        if getattr(options, name) is not None and not set(users).intersection(found):
+    for name, users in FORMATS_OF_OPTION.items() if options.reads == TOKENS else ():
+        if getattr(options, name) != _DEFAULTS[name] and not set(users).intersection(found):
             raise UsageError(
                 f"{name} is given, and the sources are {' and '.join(found)}, which do not use it",
                 hint=f"leave out {_flag(name)}, which is for {', '.join(users)}",

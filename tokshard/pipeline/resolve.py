@@ -20,7 +20,7 @@ from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenize
 from tokshard.pipeline.options import RAY, BuildOptions, check_used, checked_options, command_words
 from tokshard.pipeline.sources.discover import Discovery, discover
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
-from tokshard.pipeline.sources.formats import divisibility_of
+from tokshard.pipeline.sources.formats import divisibility_of, notes_on_columns
 from tokshard.pipeline.sources.hub import SCHEME
 from tokshard.pipeline.sources.inputs import STDIN, TOKENS, RecordSource, location_of, read_once_name
 from tokshard.pipeline.sources.listing import is_glob, matches, split_glob
@@ -117,7 +117,11 @@ def resolve(arguments: Sequence[str | RecordSource], options: BuildOptions) -> R
         )
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     check_field_name(options.text_field)
-    return derive(arguments, options, workspace, found=found, read=read, started=started)
+    resolved = derive(arguments, options, workspace, found=found, read=read, started=started)
+    if options.reads == TOKENS:
+        notes = (*found.notes, *notes_on_columns(found.inputs, resolved.context.spec))
+        resolved = replace(resolved, found=replace(found, notes=notes))
+    return resolved
 
 
 def derive(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Mapping
 
+from tokshard.errors import SourceError
 from tokshard.interop.tokens.batches import TokenBatch
 from tokshard.pipeline.sources import (
     delimited,
@@ -16,7 +19,7 @@ from tokshard.pipeline.sources import (
     token_tables,
 )
 from tokshard.pipeline.sources.division import Divisibility, Span, Stream, Whole
-from tokshard.pipeline.sources.inputs import TEXT, TOKENS, Input
+from tokshard.pipeline.sources.inputs import TEXT, TOKENS, Input, InputTable
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import FILE, Chunk, Records, RecordSpec, value_bytes
 
@@ -69,6 +72,26 @@ def divisibility_of(input_: Input, text_mode: str = FILE) -> Divisibility:
         return Stream(is_here=True)
     form = next(form for form in FORMATS if form.name == input_.format)
     return form.divide(input_, text_mode)
+
+
+def notes_on_columns(inputs: InputTable, spec: RecordSpec) -> list[str]:
+    """What a user should know of an import: the columns that are left out. Opens one input of each kind.
+
+    Raises:
+        UsageError: a column that is asked for is not there.
+    """
+    notes = []
+    for input_ in inputs.first_of_each_kind():
+        form = _BY_NAME[spec.reads, input_.format]
+        with contextlib.suppress(SourceError, OSError):  # the reader will say so
+            found = form.columns(input_, spec) if form.columns is not None else ()
+            used = {name for path in spec.kept_paths for name in (path, path.split(".")[0])}
+            if others := [name for name in found if name not in used]:
+                notes.append(
+                    f"columns of {os.path.basename(input_.location)} that are left out: {', '.join(others)}; "
+                    "--keep NAME keeps one, with a value for each document"
+                )
+    return notes
 
 
 def read_span(input_: Input, span: Span, spec: RecordSpec) -> Iterator[Chunk]:

@@ -364,6 +364,8 @@ def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[
         if not path:
             raise ValueError("the name of a kept field is empty")
         check_field_name(path)
+        if path == NAME and kind != "string":
+            raise ValueError(f"{NAME} is always a string")
         if name == TOKENS:
             raise ValueError(f"a kept column cannot be called {TOKENS!r}: that is the column of token ids")
         if kind not in SUPPORTED_COLUMN_TYPES:

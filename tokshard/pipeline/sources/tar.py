@@ -48,6 +48,7 @@ _BLOCK = 512
 _MAX_EXTRA_BYTES = 1 << 20
 _LINES = frozenset({"jsonl", "ndjson"})
 _SAMPLE_FIELDS = frozenset({"txt", "json"})
+_FIELDS_SHOWN = 12
 
 
 def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[int, Records]]:
@@ -136,11 +137,12 @@ def _samples(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Records
     the sample in which it stands.
     """
     parse = JsonLinesParser(spec)
-    wanted = _SAMPLE_FIELDS & {path.split(".")[0] for path in (spec.text_field, *spec.kept_paths)}
+    paths = {spec.text_field, *spec.kept_paths}
+    wanted = _SAMPLE_FIELDS & {path.split(".")[0] for path in paths}
     limits = {"txt": spec.max_document_bytes, "json": spec.max_line_bytes}
     key: str | None = None
     start = 0
-    fields: dict[str, bytes] = {}
+    fields: dict[str, bytes | None] = {}  # of members that are not wanted the names only, for messages
     broken: Records | None = None
     left_out: list[Records] = []
 
@@ -151,33 +153,40 @@ def _samples(archive: _Archive, spec: RecordSpec) -> Iterator[tuple[int, Records
         left_out.clear()
 
     for path, reason in archive:
-        if reason:
-            left_out.append(_passed_over(reason))
+        folder, name = os.path.split(path)
+        stem, dot, extension = name.partition(".")
+        if reason or not dot:
+            left_out.append(_passed_over(reason or OTHER_MEMBER))
             if len(left_out) >= ROWS_PER_CHUNK:  # they are held until the sample ends, so it ends here
                 yield from finish()
                 key, fields, broken = None, {}, None
             continue
-        folder, name = os.path.split(path)
-        stem, _, extension = name.partition(".")
         member_key, extension = os.path.join(folder, stem), extension.lower()
         if member_key != key:
             yield from finish()
             key, start, fields, broken = member_key, archive.position, {}, None
-        if extension in wanted and broken is None:
-            if extension in fields:
-                broken = _bad(MALFORMED, f"sample {key} has two members .{extension}")
-                continue
-            fields[extension] = archive.read(limits[extension] + 1)
-            if len(fields[extension]) > limits[extension]:
-                broken = _bad(TOO_LONG, f"member .{extension} has more than {limits[extension]:,} bytes")
+        if extension in wanted:
+            broken = broken or _take(archive, fields, extension, limits[extension])
+        elif extension not in paths and len(fields) < _FIELDS_SHOWN:
+            fields[extension] = None
     yield from finish()
 
 
-def _sample(key: str, fields: Mapping[str, bytes], parse: JsonLinesParser) -> Records:
-    parts: dict[str, Any] = {KEY: key}
+def _take(archive: _Archive, fields: dict[str, bytes | None], extension: str, limit: int) -> Records | None:
+    """Read a member that is wanted; returns a bad record in place of the sample if that is not possible."""
+    if extension in fields:
+        return _bad(MALFORMED, f"the sample has two members .{extension}")
+    fields[extension] = data = archive.read(limit + 1)
+    return _bad(TOO_LONG, f"member .{extension} has more than {limit:,} bytes") if len(data) > limit else None
+
+
+def _sample(key: str, fields: Mapping[str, bytes | None], parse: JsonLinesParser) -> Records:
+    parts: dict[str, Any] = {KEY: key, **dict.fromkeys(fields)}
     num_marks = 0
     try:
         for name, data in fields.items():
+            if data is None:
+                continue
             text, mark = without_mark(data)
             num_marks += mark
             parts[name] = text.decode() if name == "txt" else msgspec.Raw(_one_line(text))

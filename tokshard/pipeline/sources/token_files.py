@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from tokshard.pipeline.sources.division import ByteRange, Divisibility, Indivisi
 from tokshard.pipeline.sources.inputs import TOKENS, Input
 from tokshard.pipeline.sources.opening import store_of
 from tokshard.pipeline.sources.protocol import Format, Read
-from tokshard.pipeline.sources.records import RecordSpec
+from tokshard.pipeline.sources.records import RecordSpec, typed_columns
 from tokshard.store import Entry, Store
 
 
@@ -25,11 +26,29 @@ def _reader(read: Callable[[Store, str, int, int | None, TokenSpec], Iterator[To
     """
 
     def chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
-        assert spec.tokens is not None
         start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
-        return ((None, batch) for batch in read(*store_of(input_.location), start, stop, spec.tokens))
+        for batch in read(*store_of(input_.location), start, stop, _token_spec(spec)):
+            yield None, with_columns(batch, spec, batch.columns)
 
     return chunks
+
+
+def _token_spec(spec: RecordSpec) -> TokenSpec:
+    assert spec.tokens is not None
+    return replace(spec.tokens, kept=tuple(spec.kept_paths))
+
+
+def with_columns(batch: TokenBatch, spec: RecordSpec, values: Mapping[str, Sequence[Any]]) -> TokenBatch:
+    """A batch with its kept columns in the types that were asked for.
+
+    Args:
+        values: of some paths, one for each document; the values of others are missing.
+    """
+    if not spec.columns:
+        return batch
+    missing = [None] * len(batch.ends)
+    columns, problems = typed_columns(spec, [values.get(path, missing) for path in spec.kept_paths])
+    return replace(batch, columns=dict(zip(spec.columns, columns, strict=True)), problems=problems)
 
 
 def _complete_pairs(ids: str, index: str, store: Store, entries: Sequence[Entry], is_folder: bool) -> Sequence[Entry]:
@@ -147,7 +166,8 @@ FORMATS = (
         helpers=(f"*/{sample_index.INDEX}",),
         fits=_is_listed_in(sample_index.SHARDS),
         arrange=_in_listed_order,
-        options=("token_field", "token_dtype"),
+        columns=lambda input_, spec: samples.mds_columns(*store_of(input_.location), _token_spec(spec)),
+        options=("token_field", "token_dtype", "keep", "id_field"),
     ),
     _format(
         "litdata",

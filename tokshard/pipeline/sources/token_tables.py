@@ -7,7 +7,7 @@ import functools
 import io
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,11 +22,12 @@ from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, damaged
 from tokshard.interop.tokens.lists import find_field, ids_of, is_flat, join, list_batches
 from tokshard.pipeline.sources import tables
 from tokshard.pipeline.sources.columns import Columns
-from tokshard.pipeline.sources.division import Span, Whole
+from tokshard.pipeline.sources.division import Groups, Span, Whole
 from tokshard.pipeline.sources.inputs import TOKENS, Input
 from tokshard.pipeline.sources.opening import store_of
 from tokshard.pipeline.sources.protocol import Format, Read
 from tokshard.pipeline.sources.records import RecordSpec
+from tokshard.pipeline.sources.token_files import with_columns
 from tokshard.store import Entry, Store, open_store, present
 
 _ROWS_AT_ONCE = 256
@@ -38,38 +39,81 @@ def _ids(batches: tables.Batches) -> Read:
     """The reader of a table with a column of ids. If it holds no lists of ids, each record batch is a document."""
 
     def chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
-        field, kind = "", pa.null()
+        schemas: list[pa.Schema] = []
 
         def choose(schema: pa.Schema) -> Columns:
-            nonlocal field, kind
-            assert spec.tokens is not None
-            field = find_field(input_.location, schema, spec.tokens.field)
-            kind = schema.field(field).type
-            if is_flat(kind) and input_.format == tables.PARQUET.name:
-                raise UsageError(
-                    f"{input_.location}: column {field!r} has type {kind}, expected lists of integers",
-                    hint="give the column that holds the ids of each document with --token-field",
-                )
-            return Columns(input_, schema, spec, [field])
+            schemas.append(schema)
+            return _columns(input_, schema, spec)
 
         with tables.errors_of(input_):
             found = batches(input_, span, choose)
             first = next(found, None)  # the schema is known now
             rest = itertools.chain(() if first is None else (first,), found)
-            arrays = ((columns.array(batch, field), input_bytes) for columns, batch, input_bytes in rest)
-            every = itertools.chain.from_iterable(itertools.starmap(list_batches, arrays))
-            for documents in _joined(input_, span, arrays) if is_flat(kind) else every:
-                yield None, documents
+            if is_flat(schemas[0].field(_field(input_, schemas[0], spec)).type):
+                documents = _joined(input_, span, rest)
+            else:
+                documents = itertools.chain.from_iterable(_lists(spec, *one) for one in rest)
+            yield from ((None, batch) for batch in documents)
 
     return chunks
 
 
-def _joined(input_: Input, span: Span, arrays: Iterator[tuple[pa.Array, int]]) -> Iterator[TokenBatch]:
+def _field(input_: Input, schema: pa.Schema, spec: RecordSpec) -> str:
+    assert spec.tokens is not None
+    return find_field(input_.location, schema, spec.tokens.field)
+
+
+def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> Columns:
+    """The column of the ids, and those that are kept."""
+    field = _field(input_, schema, spec)
+    kind = schema.field(field).type
+    if is_flat(kind) and (spec.columns or input_.format == tables.PARQUET.name):
+        reason = ": other columns have a value for each id, and not for each document" if spec.columns else ""
+        raise UsageError(
+            f"{input_.location}: column {field!r} has type {kind}, expected lists of integers{reason}",
+            hint="give another column with --token-field, or keep no columns",
+        )
+    return Columns(input_, schema, spec, [field, *spec.kept_paths])
+
+
+def _other_columns(batches: tables.Batches, input_: Input, spec: RecordSpec) -> Sequence[str]:
+    """The names of the columns next to that of the ids."""
+    names: list[str] = []
+
+    def choose(schema: pa.Schema) -> Columns:
+        field = _field(input_, schema, spec)
+        names.extend(name for name in schema.names if name != field)
+        return _columns(input_, schema, spec)
+
+    next(batches(input_, Groups(0, 0), choose), None)
+    return names
+
+
+def _lists(spec: RecordSpec, columns: Columns, batch: pa.RecordBatch, input_bytes: int) -> Iterator[TokenBatch]:
+    """The documents of a record batch with a list of ids in each row."""
+    array = columns.array(batch, columns.paths[0])
+    if not spec.columns:
+        yield from list_batches(array, input_bytes)
+        return
+    for start, stop, values in columns.rows(batch, spec.kept_paths):
+        share = input_bytes * stop // batch.num_rows - input_bytes * start // batch.num_rows
+        first = 0
+        for documents in list_batches(array.slice(start, stop - start), share):
+            if isinstance(values, float):
+                problems = {0: tables.row_too_long(spec, values)}
+                yield replace(documents, columns={name: [None] for name in spec.columns}, problems=problems)
+                continue
+            last = first + len(documents.ends)
+            yield with_columns(documents, spec, {path: found[first:last] for path, found in values.items()})
+            first = last
+
+
+def _joined(input_: Input, span: Span, batches: Iterable[tuple[Columns, pa.RecordBatch, int]]) -> Iterator[TokenBatch]:
     """Documents that are an array of ids each, as many at a time as a batch holds. Those of a file are counted."""
     held: list[NDArray[Any]] = []
     held_bytes = input_bytes = num_documents = num_tokens = 0
-    for array, num_bytes in arrays:
-        held.append(ids_of(array))
+    for columns, batch, num_bytes in batches:
+        held.append(ids_of(columns.array(batch, columns.paths[0])))
         held_bytes, input_bytes = held_bytes + held[-1].nbytes, input_bytes + num_bytes
         num_documents, num_tokens = num_documents + 1, num_tokens + len(held[-1])
         if held_bytes >= BATCH_BYTES:
@@ -152,7 +196,9 @@ def _without_corpora(store: Store, entries: Sequence[Entry], _: bool) -> Sequenc
 
 
 def _of_tokens(form: Format, batches: tables.Batches, **more: Any) -> Format:
-    return replace(form, reads=TOKENS, read=_ids(batches), options=("token_field",), **more)
+    options = ("token_field", "keep", "id_field")
+    columns = partial(_other_columns, batches)
+    return replace(form, reads=TOKENS, read=_ids(batches), columns=columns, options=options, **more)
 
 
 PARQUET = _of_tokens(tables.PARQUET, partial(tables.parquet_batches, rows=_ROWS_AT_ONCE, buffer_bytes=BATCH_BYTES))
