@@ -86,8 +86,8 @@ def fetch_dataset(argument: str) -> HubFiles:
 
 
 def is_model_id(location: str) -> bool:
-    """Whether a location, which is not a local path, has the form of a repository of the hub."""
-    return _MODEL.fullmatch(location) is not None
+    """Whether a location at which nothing lies has the form of a repository of the hub."""
+    return _MODEL.fullmatch(location) is not None and not location.startswith(".")
 
 
 def fetch_tokenizer(location: str) -> HubFiles:
