@@ -162,6 +162,7 @@ types = st.recursive(
         inner.map(pa.list_)
         | inner.map(pa.large_list)
         | inner.map(lambda kind: pa.list_(kind, 2))
+        | inner.map(lambda kind: pa.map_(pa.string(), kind))
         | st.lists(inner, max_size=3).map(lambda kinds: pa.struct([(f"f{i}", kind) for i, kind in enumerate(kinds)]))
     ),
     max_leaves=5,
@@ -171,6 +172,8 @@ types = st.recursive(
 def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_struct(kind):
         return st.none() | st.fixed_dictionaries({field.name: values_of(field.type) for field in kind})
+    if pa.types.is_map(kind):
+        return st.none() | st.lists(st.tuples(st.sampled_from("ab"), values_of(kind.item_type)), max_size=4)
     if pa.types.is_fixed_size_list(kind):
         return st.none() | st.lists(values_of(kind.value_type), min_size=2, max_size=2)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -185,7 +188,7 @@ def least_bytes(value: Any) -> int:
     """Bytes of the strings in a value, and 64 for each value inside of a list or struct."""
     if isinstance(value, dict):
         value = list(value.values())
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return sum(64 + least_bytes(inner) for inner in value)
     return len(value) if isinstance(value, str | bytes) else 0
 

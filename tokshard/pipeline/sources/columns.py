@@ -256,12 +256,19 @@ def _bytes_inside(array: pa.Array) -> float:
     kind, count = array.type, float(len(array))
     if isinstance(array, pa.ExtensionArray):
         return _bytes_inside(array.storage)
+    if not count:
+        return 0.0
     if pa.types.is_struct(kind):
-        return sum((_bytes_inside(part) for part in array.flatten()), count * kind.num_fields * _OBJECT_BYTES)
+        parts = map(array.field, range(kind.num_fields))
+        return sum(map(_bytes_inside, parts), count * kind.num_fields * _OBJECT_BYTES)
     if pa.types.is_nested(kind):
-        inner = array.flatten()
+        if pa.types.is_fixed_size_list(kind):
+            start, stop = array.offset * kind.list_size, (array.offset + len(array)) * kind.list_size
+        else:
+            start, stop = array.offsets[0].as_py(), array.offsets[len(array)].as_py()
+        inner = array.values.slice(start, stop - start)
         return _bytes_inside(inner) + len(inner) * _OBJECT_BYTES
-    if kind not in _TEXTS or not count:
+    if kind not in _TEXTS:
         return count * (_width(kind) or 0)
     offsets = np.frombuffer(array.buffers()[1], np.int64 if "large" in str(kind) else np.int32)[array.offset :]
     return float(offsets[len(array)] - offsets[0])

@@ -258,15 +258,10 @@ def admit_rows(
 
 def _are_strings(texts: Sequence[Any]) -> bool:
     """Whether all texts are strings that UTF-8 can hold, which those with lone surrogates are not."""
-    if set(map(type, texts)) != {str}:
-        return False
     try:
-        for text in texts:
-            if not text.isascii():
-                text.encode()
+        return set(map(type, texts)) == {str} and all(text.isascii() or text.encode() for text in texts)
     except UnicodeError:
         return False
-    return True
 
 
 def _text_of(spec: RecordSpec, raw: Any) -> tuple[str, Problem | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from tokshard.pipeline.sources.columns import Columns
 from tokshard.pipeline.sources.division import Divisibility, Grouped, Groups, Indivisible, Span
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import check_not_cut, damaged, open_for_arrow, vanished
-from tokshard.pipeline.sources.protocol import Format, Read
+from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import ROWS_PER_CHUNK, TOO_LONG, Problem, Records, RecordSpec, admit_rows
 from tokshard.store import Entry, Store
 
@@ -24,87 +25,78 @@ if TYPE_CHECKING:
 # importing `pyarrow.parquet` and `pyarrow.compute` takes 60 ms, so only the functions that need them do
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-
 _ARROW_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
 
-Choose = Callable[[pa.Schema], Columns]
-
-# Yields the chosen columns, and the record batches of a span with the bytes of the file that each stands for.
-Batches = Callable[[Input, Span, Choose], Iterator[tuple[Columns, pa.RecordBatch, int]]]
-
-
-def parquet_batches(
-    input_: Input, span: Span, choose: Choose, *, rows: int = ROWS_PER_CHUNK, buffer_bytes: int = 0
-) -> Iterator[tuple[Columns, pa.RecordBatch, int]]:
-    """The rows of some row groups.
-
-    Args:
-        rows: of a batch.
-        buffer_bytes: read a column in pieces of so many bytes, which suits a single one; default: all that is wanted of
-            the row groups at once.
-
-    Raises:
-        BadSourceError: the file is damaged.
-    """
-    with _open_parquet(input_, buffer_bytes) as file:
-        columns = choose(file.schema_arrow)
-        groups = range(file.metadata.num_row_groups)
-        chosen = list(groups[span.start : span.stop] if isinstance(span, Groups) else groups)
-        num_rows = sum(file.metadata.row_group(group).num_rows for group in chosen)
-        share = input_.num_bytes * len(chosen) / max(1, len(groups)) / max(1, num_rows)
-        with errors_of(input_):
-            batches = file.iter_batches(batch_size=rows, row_groups=chosen, columns=columns.paths, use_threads=False)
-            for batch in batches:
-                yield columns, batch, int(share * batch.num_rows)
-
-
-def arrow_file_batches(input_: Input, span: Span, choose: Choose) -> Iterator[tuple[Columns, pa.RecordBatch, int]]:
-    """The record batches of an Arrow file.
-
-    Raises:
-        BadSourceError: one is damaged.
-    """
-    with errors_of(input_), open_for_arrow(input_) as file:
-        columns = choose(ipc.open_file(file).schema)
-        reader = ipc.open_file(file, options=columns.read_options)
-        batches = range(reader.num_record_batches)
-        for index in batches[span.start : span.stop] if isinstance(span, Groups) else batches:
-            with errors_of(input_, f"batch {index}: "):
-                batch = reader.get_batch(index)
-                batch.validate()
-            check_not_cut(input_)
-            yield columns, batch, input_.num_bytes // len(batches)
-
-
-def arrow_stream_batches(input_: Input, _: Span, choose: Choose) -> Iterator[tuple[Columns, pa.RecordBatch, int]]:
-    """The record batches of an Arrow stream.
-
-    Raises:
-        BadSourceError: the stream is damaged or cut.
-    """
-    with errors_of(input_), open_for_arrow(input_) as file:
-        columns = choose(ipc.open_stream(file).schema)
-        file.seek(0)
-        reader = ipc.open_stream(file, options=columns.read_options)
-        reported = 0
-        while (batch := next(reader, None)) is not None:
-            batch.validate()
-            here = file.tell()
-            yield columns, batch, here - reported
-            reported = here
-        # Arrow accepts a missing end marker, so a stream that was cut off between two batches is only noticed here
-        file.seek(max(0, file.size() - len(_END_OF_STREAM)))
-        if file.read() != _END_OF_STREAM:
-            raise damaged(input_, "the stream lacks its end-of-stream marker: it was cut off between two batches")
+Batches = Callable[[Columns], Iterator[tuple[pa.RecordBatch, int]]]
 
 
 @contextlib.contextmanager
-def errors_of(input_: Input, place: str = "") -> Iterator[None]:
-    """Turn errors of Arrow into errors about the input.
+def open_table(
+    input_: Input, span: Span, *, rows: int = ROWS_PER_CHUNK, buffer_bytes: int = 0
+) -> Iterator[tuple[pa.Schema, Batches]]:
+    """The schema of a table, and a function that yields batches of some columns, each with the bytes of the file.
+
+    Args:
+        rows: of a batch of parquet; Arrow has batches of its own.
+        buffer_bytes: read a column of parquet in pieces of so many bytes, which suits a single one; default: all that
+            is wanted of the row groups at once.
 
     Raises:
-        BadSourceError: the file is gone or damaged.
+        BadSourceError: the file is gone or damaged (also later, from the batches).
     """
+    if input_.format == PARQUET.name:
+        with _open_parquet(input_, buffer_bytes) as parquet:
+            yield parquet.schema_arrow, partial(_parquet_batches, input_, parquet, span, rows)
+        return
+    with _errors_of(input_), open_for_arrow(input_) as file:
+        if input_.format == ARROW.name:
+            yield ipc.open_file(file).schema, partial(_file_batches, input_, file, span)
+        else:
+            yield ipc.open_stream(file).schema, partial(_stream_batches, input_, file)
+
+
+def _parquet_batches(
+    input_: Input, file: pq.ParquetFile, span: Span, rows: int, columns: Columns
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    groups = range(file.metadata.num_row_groups)
+    chosen = list(groups[span.start : span.stop] if isinstance(span, Groups) else groups)
+    num_rows = sum(file.metadata.row_group(group).num_rows for group in chosen)
+    share = input_.num_bytes * len(chosen) / max(1, len(groups)) / max(1, num_rows)
+    for batch in file.iter_batches(batch_size=rows, row_groups=chosen, columns=columns.paths, use_threads=False):
+        yield batch, int(share * batch.num_rows)
+
+
+def _file_batches(
+    input_: Input, file: pa.NativeFile, span: Span, columns: Columns
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    reader = ipc.open_file(file, options=columns.read_options)
+    batches = range(reader.num_record_batches)
+    for index in batches[span.start : span.stop] if isinstance(span, Groups) else batches:
+        with _errors_of(input_, f"batch {index}: "):
+            batch = reader.get_batch(index)
+            batch.validate()
+        check_not_cut(input_)
+        yield batch, input_.num_bytes // len(batches)
+
+
+def _stream_batches(input_: Input, file: pa.NativeFile, columns: Columns) -> Iterator[tuple[pa.RecordBatch, int]]:
+    file.seek(0)
+    reader = ipc.open_stream(file, options=columns.read_options)
+    reported = 0
+    while (batch := next(reader, None)) is not None:
+        batch.validate()
+        here = file.tell()
+        yield batch, here - reported
+        reported = here
+    # Arrow accepts a missing end marker, so a stream that was cut off between two batches is only noticed here
+    file.seek(max(0, file.size() - len(_END_OF_STREAM)))
+    if file.read() != _END_OF_STREAM:
+        raise damaged(input_, "the stream lacks its end-of-stream marker: it was cut off between two batches")
+
+
+@contextlib.contextmanager
+def _errors_of(input_: Input, place: str = "") -> Iterator[None]:
+    """Turn errors of Arrow into errors about the input."""
     try:
         yield
     except FileNotFoundError as error:
@@ -118,34 +110,31 @@ def _open_parquet(input_: Input, buffer_bytes: int = 0) -> Iterator[pq.ParquetFi
     """A file whose pages are compared with their checksums, if they have any."""
     import pyarrow.parquet as pq
 
-    with errors_of(input_), open_for_arrow(input_) as file:
+    with _errors_of(input_), open_for_arrow(input_) as file:
         yield pq.ParquetFile(
             file, buffer_size=buffer_bytes, pre_buffer=not buffer_bytes, page_checksum_verification=True
         )
 
 
-def group_sizes(input_: Input) -> Iterator[int]:
+def group_sizes(input_: Input) -> list[int]:
     """Bytes of each row group of a parquet file, or of each batch of an Arrow file.
 
     Raises:
         BadSourceError: the file is damaged.
     """
     if input_.format == PARQUET.name:
-        with _open_parquet(input_) as file:
-            for index in range(file.metadata.num_row_groups):
-                group = file.metadata.row_group(index)
-                yield sum(group.column(column).total_compressed_size for column in range(group.num_columns))
-    else:
-        with errors_of(input_), open_for_arrow(input_) as file:
-            count = ipc.open_file(file).num_record_batches
-        yield from [input_.num_bytes // max(1, count)] * count
+        with _open_parquet(input_) as parquet:
+            groups = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups))
+            return [sum(group.column(n).total_compressed_size for n in range(group.num_columns)) for group in groups]
+    with _errors_of(input_), open_for_arrow(input_) as file:
+        count = ipc.open_file(file).num_record_batches
+        return [input_.num_bytes // max(1, count)] * count
 
 
-def groups_of(input_: Input, _: str) -> Divisibility:
-    """How a parquet or Arrow file can be divided; damage is left to its reader."""
+def _groups_of(input_: Input, _: str) -> Divisibility:
     try:
         return Grouped(tuple(group_sizes(input_)))
-    except SourceError:
+    except SourceError:  # its reader will say so
         return Indivisible()
 
 
@@ -164,14 +153,10 @@ def is_arrow_file(store: Store, entry: Entry) -> bool:
     return bytes(magic) == _ARROW_MAGIC
 
 
-def _texts(batches: Batches) -> Read:
-    """The reader of records whose texts are in a column."""
-
-    def chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
-        def choose(schema: pa.Schema) -> Columns:
-            return Columns(input_, schema, spec, [spec.text_field, *spec.kept_paths])
-
-        for columns, batch, input_bytes in batches(input_, span, choose):
+def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
+    with open_table(input_, span) as (schema, batches):
+        columns = Columns(input_, schema, spec, [spec.text_field, *spec.kept_paths])
+        for batch, input_bytes in batches(columns):
             for start, stop, found in columns.rows(batch, columns.paths):
                 if isinstance(found, float):
                     records = admit_rows(spec, [None], [[None]] * len(spec.columns), {0: row_too_long(spec, found)})
@@ -180,22 +165,18 @@ def _texts(batches: Batches) -> Read:
                 records.input_bytes = input_bytes * stop // batch.num_rows - input_bytes * start // batch.num_rows
                 yield None, records
 
-    return chunks
-
 
 def row_too_long(spec: RecordSpec, num_bytes: float) -> Problem:
     """What is wrong with a row whose values take too much memory."""
     return TOO_LONG, f"values take {num_bytes:,.0f} bytes, at most {spec.max_line_bytes:,} are allowed"
 
 
-PARQUET = Format(
-    name="parquet", read=_texts(parquet_batches), divide=groups_of, suffixes=(".parquet",), is_streamed=False
-)
-ARROW_STREAM = Format(name="arrow-stream", read=_texts(arrow_stream_batches), is_choice=False, is_streamed=False)
+PARQUET = Format(name="parquet", read=_chunks, divide=_groups_of, suffixes=(".parquet",), is_streamed=False)
+ARROW_STREAM = Format(name="arrow-stream", read=_chunks, is_choice=False, is_streamed=False)
 ARROW: Format = Format(
     name="arrow",
-    read=_texts(arrow_file_batches),
-    divide=groups_of,
+    read=_chunks,
+    divide=_groups_of,
     suffixes=(".arrow", ".ipc", ".feather"),
     is_streamed=False,
     examine=lambda store, entry: ARROW if is_arrow_file(store, entry) else ARROW_STREAM,

@@ -9,7 +9,6 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -22,10 +21,10 @@ from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, damaged
 from tokshard.interop.tokens.lists import find_field, ids_of, is_flat, join, list_batches
 from tokshard.pipeline.sources import tables
 from tokshard.pipeline.sources.columns import Columns
-from tokshard.pipeline.sources.division import Groups, Span, Whole
+from tokshard.pipeline.sources.division import Span, Whole
 from tokshard.pipeline.sources.inputs import TOKENS, Input
 from tokshard.pipeline.sources.opening import store_of
-from tokshard.pipeline.sources.protocol import Format, Read
+from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import RecordSpec
 from tokshard.pipeline.sources.token_files import with_columns
 from tokshard.store import Entry, Store, open_store, present
@@ -35,37 +34,22 @@ _ROWS_AT_ONCE = 256
 _COUNT_COLUMNS = ["dataset/filename", "documents", "tokens"]
 
 
-def _ids(batches: tables.Batches) -> Read:
-    """The reader of a table with a column of ids. If it holds no lists of ids, each record batch is a document."""
-
-    def chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
-        schemas: list[pa.Schema] = []
-
-        def choose(schema: pa.Schema) -> Columns:
-            schemas.append(schema)
-            return _columns(input_, schema, spec)
-
-        with tables.errors_of(input_):
-            found = batches(input_, span, choose)
-            first = next(found, None)  # the schema is known now
-            rest = itertools.chain(() if first is None else (first,), found)
-            if is_flat(schemas[0].field(_field(input_, schemas[0], spec)).type):
-                documents = _joined(input_, span, rest)
-            else:
-                documents = itertools.chain.from_iterable(_lists(spec, *one) for one in rest)
-            yield from ((None, batch) for batch in documents)
-
-    return chunks
-
-
-def _field(input_: Input, schema: pa.Schema, spec: RecordSpec) -> str:
-    assert spec.tokens is not None
-    return find_field(input_.location, schema, spec.tokens.field)
+def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
+    """The documents of a table with a column of ids. If it holds no lists of ids, each record batch is a document."""
+    with tables.open_table(input_, span, rows=_ROWS_AT_ONCE, buffer_bytes=BATCH_BYTES) as (schema, batches):
+        columns = _columns(input_, schema, spec)
+        found = batches(columns)
+        if is_flat(columns.kinds[columns.paths[0]]):
+            documents = _joined(input_, span, columns, found)
+        else:
+            documents = itertools.chain.from_iterable(_lists(spec, columns, *one) for one in found)
+        yield from ((None, batch) for batch in documents)
 
 
 def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> Columns:
     """The column of the ids, and those that are kept."""
-    field = _field(input_, schema, spec)
+    assert spec.tokens is not None
+    field = find_field(input_.location, schema, spec.tokens.field)
     kind = schema.field(field).type
     if is_flat(kind) and (spec.columns or input_.format == tables.PARQUET.name):
         reason = ": other columns have a value for each id, and not for each document" if spec.columns else ""
@@ -76,17 +60,11 @@ def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> Columns:
     return Columns(input_, schema, spec, [field, *spec.kept_paths])
 
 
-def _other_columns(batches: tables.Batches, input_: Input, spec: RecordSpec) -> Sequence[str]:
+def _other_columns(input_: Input, spec: RecordSpec) -> Sequence[str]:
     """The names of the columns next to that of the ids."""
-    names: list[str] = []
-
-    def choose(schema: pa.Schema) -> Columns:
-        field = _field(input_, schema, spec)
-        names.extend(name for name in schema.names if name != field)
-        return _columns(input_, schema, spec)
-
-    next(batches(input_, Groups(0, 0), choose), None)
-    return names
+    with tables.open_table(input_, Whole()) as (schema, _):
+        field = _columns(input_, schema, spec).paths[0]
+        return [name for name in schema.names if name != field]
 
 
 def _lists(spec: RecordSpec, columns: Columns, batch: pa.RecordBatch, input_bytes: int) -> Iterator[TokenBatch]:
@@ -108,11 +86,13 @@ def _lists(spec: RecordSpec, columns: Columns, batch: pa.RecordBatch, input_byte
             first = last
 
 
-def _joined(input_: Input, span: Span, batches: Iterable[tuple[Columns, pa.RecordBatch, int]]) -> Iterator[TokenBatch]:
+def _joined(
+    input_: Input, span: Span, columns: Columns, batches: Iterable[tuple[pa.RecordBatch, int]]
+) -> Iterator[TokenBatch]:
     """Documents that are an array of ids each, as many at a time as a batch holds. Those of a file are counted."""
     held: list[NDArray[Any]] = []
     held_bytes = input_bytes = num_documents = num_tokens = 0
-    for columns, batch, num_bytes in batches:
+    for batch, num_bytes in batches:
         held.append(ids_of(columns.array(batch, columns.paths[0])))
         held_bytes, input_bytes = held_bytes + held[-1].nbytes, input_bytes + num_bytes
         num_documents, num_tokens = num_documents + 1, num_tokens + len(held[-1])
@@ -123,7 +103,7 @@ def _joined(input_: Input, span: Span, batches: Iterable[tuple[Columns, pa.Recor
         yield join(held, input_bytes)
     if input_.format == tables.ARROW.name:
         is_whole = isinstance(span, Whole)
-        found = num_documents if is_whole else sum(1 for _ in tables.group_sizes(input_))
+        found = num_documents if is_whole else len(tables.group_sizes(input_))
         _check_counts(input_, found, num_tokens if is_whole else None)
 
 
@@ -195,17 +175,15 @@ def _without_corpora(store: Store, entries: Sequence[Entry], _: bool) -> Sequenc
     return entries
 
 
-def _of_tokens(form: Format, batches: tables.Batches, **more: Any) -> Format:
+def _of_tokens(form: Format, **more: Any) -> Format:
     options = ("token_field", "keep", "id_field")
-    columns = partial(_other_columns, batches)
-    return replace(form, reads=TOKENS, read=_ids(batches), columns=columns, options=options, **more)
+    return replace(form, reads=TOKENS, read=_chunks, columns=_other_columns, options=options, **more)
 
 
-PARQUET = _of_tokens(tables.PARQUET, partial(tables.parquet_batches, rows=_ROWS_AT_ONCE, buffer_bytes=BATCH_BYTES))
-ARROW_STREAM = _of_tokens(tables.ARROW_STREAM, tables.arrow_stream_batches)
+PARQUET = _of_tokens(tables.PARQUET)
+ARROW_STREAM = _of_tokens(tables.ARROW_STREAM)
 ARROW: Format = _of_tokens(
     tables.ARROW,
-    tables.arrow_file_batches,
     helpers=("*/meta/*counts*.csv",),
     examine=lambda store, entry: ARROW if tables.is_arrow_file(store, entry) else ARROW_STREAM,
     arrange=_without_corpora,
