@@ -31,7 +31,6 @@ from tokshard.pipeline.tasks import runner, writing
 STAGES: tuple[tuple[str, Any, str], ...] = (
     ("resolve: options, inputs, tokenizer.json", pipeline, "resolve"),
     ("load the tokenizer", tokenizer.Encoder, "__init__"),
-    ("decompress", decompress._Compressed, "read"),
     ("parse JSON", runner.JsonLinesParser, "__call__"),
     ("encode", tokenizer.Encoder, "__call__"),
     ("join ids, look for special ones", encoding.DocumentEncoder, "__call__"),
@@ -42,8 +41,12 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("fsync and rename", writer._OpenShard, "publish"),
     ("tables and manifest", committing, "assemble"),
 )
+STEPS: tuple[tuple[str, Any, str], ...] = (
+    ("decompress", decompress, "_naming"),
+    ("cut into chunks of lines", runner, "read_stream"),
+)
+"""Generators, each of whose steps is timed."""
 REST = "everything else"
-CHUNKS = "cut into chunks of lines"
 
 
 class Clocks:
@@ -84,12 +87,12 @@ class Clocks:
 def stages_of(text: Path, tokenizer_path: str, out: Path) -> tuple[BuildResult, Counter[str], float]:
     """Build once; returns what was built, CPU seconds by stage, and CPU seconds in all."""
     clocks = Clocks()
-    before = [(owner, name, getattr(owner, name)) for _, owner, name in STAGES]
-    before.append((runner, "read_stream", runner.read_stream))
+    before = [(owner, name, getattr(owner, name)) for _, owner, name in (*STAGES, *STEPS)]
     try:
         for stage, owner, name in STAGES:
             setattr(owner, name, clocks.timed(stage, getattr(owner, name)))
-        runner.read_stream = clocks.timed_steps(CHUNKS, runner.read_stream)
+        for stage, owner, name in STEPS:
+            setattr(owner, name, clocks.timed_steps(stage, getattr(owner, name)))
         build = clocks.timed(REST, pipeline.build_corpus)
         started = time.thread_time()
         result = build([text], tokenizer=tokenizer_path, out=out, workers=1)

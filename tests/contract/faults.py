@@ -209,7 +209,7 @@ def _become(request: dict[str, Any]) -> None:
 def install() -> None:
     """Have this process, and every worker of the build that it coordinates, do what the environment says."""
     from tokshard.pipeline.copying import planning as copy_planning
-    from tokshard.pipeline.sources import decompress, delimited, formats, lines, plain_text, tables, tar
+    from tokshard.pipeline.sources import columns, decompress, delimited, lines, plain_text, records, tar
     from tokshard.pipeline.tasks import duplicates, hashing, planning, sorted_rows
 
     # so small that a few dozen texts need every step of the search for duplicates, most of several tasks
@@ -218,7 +218,7 @@ def install() -> None:
     duplicates.FAN_IN, duplicates.MAX_DROP_FILES = 4, 2
     copy_planning.TASK_TOKENS, copy_planning.FAN_OUT = 1, 2
     copy_planning.BUCKET_BYTES, copy_planning.DEAL_BYTES = 1 << 10, 1 << 9
-    for module in (decompress, delimited, formats, lines, plain_text, tables, tar, planning):
+    for module in (columns, decompress, delimited, lines, plain_text, records, tar, planning):
         module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[attr-defined]
     _Steps(json.loads(os.environ[_SETUP])).install()
 

@@ -22,17 +22,7 @@ from pyarrow import feather, ipc
 
 from tokshard import build_corpus, open_corpus
 from tokshard.format.corpus import Corpus
-from tokshard.pipeline.sources import (
-    decompress,
-    delimited,
-    formats,
-    lines,
-    plain_text,
-    records,
-    shared_values,
-    tables,
-    tar,
-)
+from tokshard.pipeline.sources import columns, decompress, delimited, lines, plain_text, records, tar
 from tokshard.pipeline.tasks import duplicates, hashing, planning, sorted_rows
 
 TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
@@ -152,7 +142,7 @@ FORMATS: dict[str, Encode] = {
 
 def patch_chunk_bytes(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
     """Make chunks so small that little data fills many; spawned workers keep the real size."""
-    for module in (decompress, delimited, formats, lines, plain_text, records, shared_values, tables, tar, planning):
+    for module in (columns, decompress, delimited, lines, plain_text, records, tar, planning):
         monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
 
 

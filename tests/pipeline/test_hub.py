@@ -144,10 +144,13 @@ def test_a_local_path_goes_before_a_model_of_the_hub(fake):
 
 
 NO_TOKENIZERS = {
-    "someone/nobody": ("someone/nobody cannot be used: ", "check the id"),
-    "someone/bytes@v9": ("someone/bytes@v9 cannot be used: ", "check the id"),
-    "someone/pieces": (
-        "someone/pieces has no tokenizer.json; it has tokenizer.model",
+    "someone/nobody": (
+        "there is no file or folder someone/nobody, and on the hub: someone/nobody cannot be used: ",
+        "correct the path; or, if a model of the hub is meant: check the id",
+    ),
+    "hf://someone/bytes@v9": ("hf://someone/bytes@v9 cannot be used: ", "check the id"),
+    "hf://someone/pieces": (
+        "hf://someone/pieces has no tokenizer.json; it has tokenizer.model",
         "download it, and then: tokshard",
     ),
     "hf://someone": ("hf://someone is not a model of the hub", "give hf://OWNER/NAME[@REVISION]"),
@@ -163,9 +166,9 @@ def test_a_tokenizer_that_the_hub_does_not_have_is_named(fake):
 
 
 def test_a_hub_that_does_not_answer_is_an_error_of_the_run(fake):
-    done = fake.build("a.jsonl", "--tokenizer", "someone/bytes", HF_ENDPOINT="http://127.0.0.1:9")
+    done = fake.build("a.jsonl", "--tokenizer", "hf://someone/bytes", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: someone/bytes cannot be fetched: ")
+    assert done.stderr.startswith("error: hf://someone/bytes cannot be fetched: ")
     assert "HF_ENDPOINT" in done.stderr
 
 

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +425,121 @@ def test_a_table_without_ids_is_refused_with_its_columns(place, columns, options
     assert "--token-field" in caught.value.hint
 
 
+def columns_table(documents: Sequence[Sequence[int]]) -> pa.Table:
+    """Documents with an id, labels, a mask, and a column of numbers that is a text in one row."""
+    return pa.table(
+        {
+            "name": [f"doc {number}" for number in range(len(documents))],
+            "input_ids": pa.array(documents, pa.list_(pa.int32())),
+            "labels": pa.array(documents, pa.list_(pa.int64())),
+            "meta": [{"n": str(number) if number != 2 else "two"} for number in range(len(documents))],
+        }
+    )
+
+
+TABLES_WITH_COLUMNS = {"a.parquet": parquet_bytes, "a.arrow": arrow_bytes, "b.arrow": arrow_stream_bytes}
+
+
+@pytest.mark.parametrize("name", TABLES_WITH_COLUMNS)
+def test_columns_of_a_table_of_ids_are_kept_one_value_for_each_document(place, name):
+    (place / name).write_bytes(TABLES_WITH_COLUMNS[name](columns_table(DOCUMENTS), 2))
+    result = imported(place, place / name, id_field="name", keep=["labels"])
+    assert documents_of(result) == DOCUMENTS
+    assert [note for note in result.notes if "left out" in note] == [
+        f"columns of {name} that are left out: meta; --keep NAME keeps one, with a value for each document"
+    ]
+    with open_corpus(result.directory) as corpus:
+        kept = [corpus.metadata(index) for index in range(len(DOCUMENTS))]
+    assert kept == [{"id": f"doc {n}", "labels": json.dumps(document)} for n, document in enumerate(DOCUMENTS)]
+
+
+def test_a_document_whose_kept_value_has_another_type_is_a_bad_record(place):
+    (place / "a.parquet").write_bytes(parquet_bytes(columns_table(DOCUMENTS)))
+    with pytest.raises(
+        BadRecordError, match=r"record 3: kept field of another type: field 'meta\.n' is 'two', not int"
+    ):
+        imported(place, place / "a.parquet", keep=["meta.n:int64"])
+    result = imported(place, place / "a.parquet", keep=["meta.n:int64"], on_bad_record="skip", force=True)
+    assert documents_of(result) == [*DOCUMENTS[:2], *DOCUMENTS[3:]]
+    with open_corpus(result.directory) as corpus:
+        assert [corpus.metadata(index)["meta.n"] for index in range(4)] == [0, 1, 3, 4]
+
+
+def test_every_part_of_a_document_that_delimiters_cut_keeps_its_values(place):
+    table = pa.table({"tokens": pa.array([[1, EOS, 2, EOS], [3, EOS]], pa.list_(pa.int32())), "n": [7, 8]})
+    (place / "a.parquet").write_bytes(parquet_bytes(table))
+    result = imported(place, place / "a.parquet", keep=["n:int64"])
+    with open_corpus(result.directory) as corpus:
+        assert [corpus.metadata(index)["n"] for index in range(3)] == [7, 7, 8]
+
+
+def test_columns_of_mds_are_kept_and_those_that_would_be_unpickled_refused(place):
+    folder = foreign.mds(place / "mds", [DOCUMENTS[:2], DOCUMENTS[2:]])
+    result = imported(place, folder, id_field="id", keep=["n:int64"])
+    assert documents_of(result) == DOCUMENTS
+    assert not any("left out" in note for note in result.notes)
+    with open_corpus(result.directory) as corpus:
+        assert [corpus.metadata(index) for index in range(5)] == [{"id": "abc", "n": 7}] * 5
+    index = folder / "index.json"
+    index.write_text(index.read_text().replace('"str"', '"pkl"'))
+    with pytest.raises(UsageError, match=r"column 'id' .* is stored as pkl, which cannot be kept"):
+        imported(place, folder, id_field="id", force=True)
+    with pytest.raises(UsageError, match="has no column 'other'; it has id, tokens, n"):
+        imported(place, folder, keep=["other"], force=True)
+
+
+def test_inputs_without_columns_beside_a_table_have_no_kept_values(place):
+    (place / "a.parquet").write_bytes(parquet_bytes(columns_table(DOCUMENTS)))
+    foreign.megatron(place / "b", DOCUMENTS[:1])
+    result = imported(place, place / "a.parquet", place / "b", keep=["name"])
+    with open_corpus(result.directory) as corpus:
+        assert [corpus.metadata(index)["name"] for index in (0, 4, 5)] == ["doc 0", "doc 4", None]
+
+
+def test_columns_with_a_value_for_each_id_cannot_be_kept(place):
+    (place / "a.arrow").write_bytes(arrow_bytes(pa.table({"tokens": pa.array([1, EOS], pa.int32()), "mask": [0, 1]})))
+    with pytest.raises(UsageError, match="have a value for each id, and not for each document"):
+        imported(place, place / "a.arrow", keep=["mask"])
+    assert any("left out: mask" in note for note in imported(place, place / "a.arrow").notes)
+
+
+def test_a_parquet_column_of_ids_themselves_is_refused(place):
+    (place / "a.parquet").write_bytes(parquet_bytes(pa.table({"tokens": pa.array([1, EOS], pa.int32())})))
+    with pytest.raises(UsageError, match="column 'tokens' has type int32, expected lists of integers"):
+        imported(place, place / "a.parquet")
+
+
+def test_an_import_is_estimated_and_nothing_is_written(place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    (place / "a.parquet").write_bytes(parquet_bytes(columns_table(DOCUMENTS * 40)))
+    words = ["import", "a.parquet", "--out", "out", "--tokenizer", "tok", "--keep", "labels", "--dry-run"]
+    assert run([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["documents"], shown["tokens"]) == (200, 40 * sum(map(len, DOCUMENTS)))
+    assert run(words) == 0
+    assert "nothing was written to out" in capsys.readouterr().out
+    assert not (place / "out").exists()
+
+
+@pytest.mark.parametrize("write", [foreign.mds, foreign.litdata])
+def test_an_index_that_lists_a_file_twice_is_refused(place, write):
+    folder = write(place / "in", [DOCUMENTS[:2], DOCUMENTS[2:]])
+    index = json.loads((folder / "index.json").read_text())
+    listed = index.get("shards") or index["chunks"]
+    listed.append(listed[0])
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(BadSourceError, match=r"/in/index\.json is damaged: it lists \S+ twice"):
+        imported(place, folder)
+
+
+def test_counts_that_are_no_csv_are_damage(place):
+    (place / "in" / "meta").mkdir(parents=True)
+    (place / "in" / "a.arrow").write_bytes(arrow_bytes(pa.table({"tokens": pa.array([1, EOS], pa.int32())})))
+    (place / "in" / "meta" / "counts.csv").write_text("dataset/filename,documents,tokens\r\nin\ra.arrow,1,2\n")
+    with pytest.raises(BadSourceError, match=r"/counts\.csv is damaged: a line is not a file and two numbers"):
+        imported(place, place / "in")
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a few bytes, so that every bound falls somewhere in a small file."""
@@ -637,7 +753,8 @@ def test_what_is_exported_is_imported_document_for_document(place, form):
     [
         ({"dedup": "exact"}, "dedup is given, and the sources are read as tokens"),
         ({"text_mode": "line"}, "text_mode is given"),
-        ({"keep": ["url"]}, "keep is given"),
+        ({"keep": ["url"]}, "keep is given, and the sources are megatron, which do not use it"),
+        ({"id_field": "url"}, "id_field is given, and the sources are megatron, which do not use it"),
         ({"input_format": "csv"}, "input_format is 'csv'"),
         ({"delimiter": -1}, "delimiter is -1, expected a token id"),
         ({"token_dtype": "float32"}, "token_dtype is 'float32'"),

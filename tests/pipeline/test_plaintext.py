@@ -46,6 +46,26 @@ def test_the_text_mode_says_what_a_document_is(mode, expected, num_empty, suffix
     assert corpus.manifest.build.text_mode == mode
 
 
+@every_compression
+@pytest.mark.parametrize(("mode", "per_file"), [("file", 1), ("line", 2), ("paragraph", 2)])
+def test_the_name_of_a_text_file_is_a_field_of_its_documents(mode, per_file, suffix, tmp_path):
+    paths = [f"in/sub/b.txt{suffix}", f"in/z.txt{suffix}"]
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(COMPRESSIONS[suffix](b"one\n\ntwo\n"))
+    corpus = build(tmp_path / "in", tmp_path / "out", text_mode=mode, id_field="__name__")
+    expected = [path.removeprefix("in/") for path in paths for _ in range(per_file)]
+    assert [corpus.metadata(index)["id"] for index in range(len(corpus))] == expected
+    corpus = build(tmp_path / paths[0], tmp_path / "alone", text_mode=mode, keep=["__name__"])
+    assert corpus.metadata(0) == {"__name__": f"b.txt{suffix}"}
+
+
+def test_a_name_is_kept_as_a_string_only(tmp_path):
+    (tmp_path / "1.txt").write_text("a")
+    with pytest.raises(UsageError, match="__name__ is always a string"):
+        build(tmp_path / "1.txt", tmp_path / "out", keep=["__name__:int64"])
+
+
 def test_an_unknown_text_mode_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(UsageError, match="text_mode is 'word'") as caught:

@@ -14,7 +14,7 @@ from tests.pipeline import inputs
 from tests.pipeline.inputs import build, jsonl, texts_of
 from tokshard import build_corpus
 from tokshard.errors import SourceError, UsageError
-from tokshard.pipeline.sources import discover as sources
+from tokshard.pipeline.sources import formats
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.sources.inputs import display_path
 from tokshard.pipeline.sources.opening import check_unchanged
@@ -403,4 +403,4 @@ def test_a_changed_input_is_named_with_both_values():
 
 
 def test_every_format_that_can_be_asked_for_is_known():
-    assert set(sources.INPUT_FORMATS) == {"jsonl", "parquet", "arrow", "txt", "csv", "tsv", "tar"}
+    assert set(formats.INPUT_FORMATS) == {"jsonl", "parquet", "arrow", "txt", "csv", "tsv", "tar"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import bz2
 import contextlib
 import gzip
@@ -22,10 +23,10 @@ from hypothesis import strategies as st
 
 from tests.pipeline.inputs import frames, patch_chunk_bytes, zstd
 from tokshard.errors import SourceError
-from tokshard.pipeline.sources import decompress
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.sources.lines import line_chunks
+from tokshard.pipeline.sources.records import counted
 
 LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(40))
 
@@ -46,17 +47,15 @@ def chunks_of(chunk_bytes: int) -> Iterator[None]:
 def lines_of_range(
     data: bytes, start: int, stop: int | None, max_line_bytes: int
 ) -> tuple[list[tuple[int, bytes | int]], int]:
-    """(chunk, line) for each line of a range, an oversized one as its size; and the input bytes that were reported."""
+    """(place of the chunk, line) for each line of a range, an oversized one as its size; and the input bytes."""
     file = io.BytesIO(data)
     file.seek(max(0, start - 1))
     lines: list[tuple[int, bytes | int]] = []
     input_bytes = 0
-    for index, chunk in line_chunks(
-        file.read, start=start, stop=stop, max_line_bytes=max_line_bytes, position=file.tell
-    ):
-        lines += [(index, line) for line in _split_at_newlines(chunk.data)]
+    for place, chunk in counted(line_chunks(file.read, max_line_bytes, start, stop), file.tell, start):
+        lines += [(place, line) for line in _split_at_newlines(chunk.data)]
         if chunk.oversized_bytes:
-            lines.append((index, chunk.oversized_bytes))
+            lines.append((place, chunk.oversized_bytes))
         input_bytes += chunk.input_bytes
     return lines, input_bytes
 
@@ -68,11 +67,12 @@ def _split_at_newlines(data: bytes) -> list[bytes]:
 
 
 def expected_lines(data: bytes, chunk_bytes: int, max_line_bytes: int) -> list[tuple[int, bytes | int]]:
-    """(chunk that holds the first byte, line) for each line, an oversized one as its size."""
+    """(place of the chunk that holds the first byte, line) for each line, an oversized one as its size."""
     result: list[tuple[int, bytes | int]] = []
     start = 0
     for line in _split_at_newlines(data):
-        result.append((start // chunk_bytes, line if len(line) <= max_line_bytes else len(line)))
+        place = start // chunk_bytes * chunk_bytes
+        result.append((place, line if len(line) <= max_line_bytes else len(line)))
         start += len(line)
     return result
 
@@ -92,7 +92,7 @@ def test_ranges_hold_every_line_once_in_the_range_of_its_first_byte(data, chunk_
         for start, stop in itertools.pairwise(bounds):
             found, _ = lines_of_range(data, start, stop, chunk_bytes + slack)
             end = len(data) if stop is None else stop
-            assert found == [(index, line) for index, line in expected if start <= index * chunk_bytes < end]
+            assert found == [(place, line) for place, line in expected if start <= place < end]
 
 
 @given(data=any_bytes, chunk_bytes=st.integers(1, 20))
@@ -113,11 +113,11 @@ def test_a_line_over_the_limit_is_never_held_in_memory():
 
     tracemalloc.start()
     try:
-        (index, chunk), *rest = line_chunks(read, start=0, stop=None, max_line_bytes=2 << 20)
+        (place, chunk), *rest = line_chunks(read, 2 << 20)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (index, chunk.data, chunk.oversized_bytes, rest) == (0, b"", line_bytes, [])
+    assert (place, chunk.data, chunk.oversized_bytes, rest) == (0, b"", line_bytes, [])
     assert peak_bytes < 12 << 20
 
 
@@ -338,10 +338,10 @@ def test_chunks_are_read_whole_where_the_system_gives_less(tmp_path, monkeypatch
     (source,) = discover([str(path)], input_format=None).inputs
 
     class Reluctant(io.FileIO):
-        def read(self, size: int = -1) -> bytes:
-            return super().read(min(size, 7))
+        def readinto(self, buffer: Any) -> int:
+            return super().readinto(memoryview(buffer)[:7])
 
-    monkeypatch.setattr(decompress, "open_file", lambda source: Reluctant(source.location))
+    monkeypatch.setattr(builtins, "open", lambda path, mode: io.BufferedReader(Reluctant(path)))
     with open_bytes(source) as stream:
         assert stream.read(100) == LINES[:100]
         assert stream.read(1 << 20) == LINES[100:]

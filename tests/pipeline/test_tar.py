@@ -132,6 +132,19 @@ def test_an_old_gnu_sparse_member_is_passed_over_with_its_map(tmp_path):
     assert (texts_of(corpus), corpus.sources()[0].left_out) == (["a"], {"archive member that is no regular file": 1})
 
 
+def test_the_name_of_a_member_is_a_field_of_its_records(tmp_path):
+    members = [
+        ("a/b.txt", b"one"),
+        ("lines.jsonl", jsonl([{"text": "two", "__name__": "mine"}, {"text": 5}, {"text": "three"}])),
+        ("c.d/x.json", b'{"text": "four"}'),
+    ]
+    path = write(tar_bytes(members), tmp_path)
+    corpus = build(path, tmp_path / "out", id_field="__name__", keep=["__name__"], on_bad_record="skip")
+    assert texts_of(corpus) == ["one", "two", "three", "four"]
+    names = ["a/b.txt", "lines.jsonl", "lines.jsonl", "c.d/x.json"]
+    assert [corpus.metadata(index) for index in range(4)] == [{"id": name, "__name__": name} for name in names]
+
+
 HOSTILE_NAMES = ["/etc/cron.d/x.txt", "../../x.txt", "a/../../../x.txt", "C:\\x.txt", "x\n\x1b[31m.txt", "./x.txt"]
 
 
@@ -311,6 +324,26 @@ def test_the_text_of_a_sample_may_be_its_txt_member(tmp_path):
     (source,) = corpus.sources()
     assert (source.records_read, source.left_out) == (4, {"empty": 1})
     assert [corpus.provenance(index).record for index in range(3)] == [1, 2, 4]
+
+
+def test_a_key_ends_at_the_first_dot_of_the_name_without_its_folders(tmp_path):
+    members = [
+        ("v1.2/a.b/0001.txt", b"dots in folders"),
+        ("v1.2/a.b/0001.json", b'{"n": 1}'),
+        ("README", b"no extension, and so no sample"),
+        ("0002.txt", b"text"),
+        ("0002.seg.json", b"another member of the sample"),
+        ("notes.v2.txt", b"the extension is v2.txt"),
+    ]
+    path = write(tar_bytes(members), tmp_path)
+    options: dict[str, Any] = {"text_field": "txt", "id_field": "__key__", "keep": ["json.n"]}
+    with pytest.raises(BadRecordError, match=r"no field 'txt'; it has: __key__, v2\.txt$"):
+        build(path, tmp_path / "out", **options)
+    corpus = build(path, tmp_path / "out", on_bad_record="skip", force=True, **options)
+    assert texts_of(corpus) == ["dots in folders", "text"]
+    assert [corpus.metadata(index)["id"] for index in (0, 1)] == ["v1.2/a.b/0001", "0002"]
+    assert corpus.metadata(0)["json.n"] == "1"
+    assert corpus.sources()[0].left_out == {"archive member of another format": 1, "missing text": 1}
 
 
 def test_the_text_of_a_sample_may_be_a_field_of_its_json_member(tmp_path):

@@ -700,16 +700,33 @@ def test_a_file_that_does_not_exist_is_not_looked_for_on_the_hub(name, tmp_path,
         read(Path("tok", name))
 
 
-def test_a_name_in_a_directory_that_exists_here_is_said_not_to_exist_before_the_hub_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_folder_there", [False, True])
+def test_a_mistyped_path_is_said_not_to_exist_before_the_hub_is_named(is_folder_there, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tok").mkdir()
+    if is_folder_there:
+        (tmp_path / "tok").mkdir()
 
     def refuse(location: str) -> None:
         raise SourceError(f"{location} cannot be fetched: no network", hint="check the network")
 
     monkeypatch.setattr(tokenizer_file, "fetch_tokenizer", refuse)
-    with pytest.raises(SourceError, match=r"^tok/typo does not exist here, and on the hub: tok/typo cannot be fetched"):
+    with pytest.raises(SourceError, match=r"^there is no file or folder tok/typo, and on the hub: tok/typo") as caught:
         read(Path("tok/typo"))
+    assert caught.value.hint == "correct the path; or, if a model of the hub is meant: check the network"
+
+
+@pytest.mark.parametrize("location", ["./typo", "../typo"])
+def test_a_path_that_begins_with_a_dot_is_never_looked_for_on_the_hub(location, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TokenizerError, match=r"typo cannot be read: No such file or directory"):
+        read_tokenizer(location, eos=None, bos=None)
+
+
+def test_a_name_without_an_owner_is_no_model_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TokenizerError, match=r"^there is no file or folder gpt2$") as caught:
+        read(Path("gpt2"))
+    assert caught.value.hint.endswith("or a model of the hub with its owner, such as openai-community/gpt2")
 
 
 @pytest.mark.parametrize("place", ["nowhere", "empty", "nowhere.json"])

@@ -15,7 +15,8 @@ from tokshard.format.decode import load_decoder
 from tokshard.format.opening import open_corpus
 from tokshard.interop.tokens.batches import DTYPES
 from tokshard.pipeline.commit import BuildResult
-from tokshard.pipeline.sources.inputs import FORMATS_OF_OPTION, TOKEN_FORMATS, TOKENS
+from tokshard.pipeline.sources.formats import FORMATS_OF_OPTION, TOKEN_FORMATS
+from tokshard.pipeline.sources.inputs import TOKENS
 from tokshard.wording import one_line
 
 _SAMPLE_TOKENS = 32
@@ -24,6 +25,7 @@ _AS_IN_BUILD = (
     *("tokenizer", "out", "eos", "bos", "shard_tokens", "task_bytes", "on_bad_record", "on_bad_source"),
     *("max_bad_records", "min_tokens", "max_tokens", "validation_fraction", "limit", "workers", "executor"),
     *("ray_address", "append", "force", "dry_run", "job_index", "num_jobs", "quiet", "verbose", "dedup"),
+    *("id_field", "keep"),
 )
 """Options that mean the same for texts and for tokens."""
 
@@ -88,7 +90,8 @@ def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any)
     delimiter; parquet, Arrow or Feather with a column of token ids; data sets saved by datasets, or hf://OWNER/NAME.
 
     Boundaries, order and ids are kept. Every document ends in EOS, once. The tokenizer has to be the one that made
-    the ids: they are checked against its vocabulary, and the first document is shown as text.
+    the ids: they are checked against its vocabulary, and the first document is shown as text. Other columns of
+    parquet, Arrow and MDS are left out, unless --keep or --id-field names them.
 
     To continue an import that was interrupted, run the same command again. 'tokshard commit DIR' ends one that several
     jobs share.

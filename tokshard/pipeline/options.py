@@ -14,16 +14,8 @@ import msgspec
 from tokshard.errors import UsageError
 from tokshard.interop.tokens.batches import DTYPES
 from tokshard.pipeline.judge import parse_bad_record_limit
-from tokshard.pipeline.sources.inputs import (
-    ARROW,
-    ARROW_STREAM,
-    DOCUMENTS,
-    FORMATS_OF_OPTION,
-    INPUT_FORMATS,
-    TEXT,
-    TOKEN_FORMATS,
-    TOKENS,
-)
+from tokshard.pipeline.sources.formats import FORMATS_OF_OPTION, INPUT_FORMATS, TOKEN_FORMATS
+from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -298,9 +290,10 @@ def check_used(options: BuildOptions, formats: Collection[str]) -> None:
     Raises:
         UsageError: none of them uses it.
     """
-    found = sorted({ARROW if form == ARROW_STREAM else form for form in formats})
-    for name, users in FORMATS_OF_OPTION.items():
-        if getattr(options, name) is not None and not set(users).intersection(found):
+    found = sorted({form.removesuffix("-stream") for form in formats})
+    defaults = BuildOptions(tokenizer="", out="")
+    for name, users in FORMATS_OF_OPTION.items() if options.reads == TOKENS else ():
+        if getattr(options, name) != getattr(defaults, name) and not set(users).intersection(found):
             raise UsageError(
                 f"{name} is given, and the sources are {' and '.join(found)}, which do not use it",
                 hint=f"leave out {flag(name)}, which is for {', '.join(users)}",

@@ -18,9 +18,9 @@ from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenize
 from tokshard.pipeline.options import DEFAULT_SHARD_TOKENS, RAY, SKIP, BuildOptions, check_used, checked_options
 from tokshard.pipeline.request import Build, Request, placed, versions_here
 from tokshard.pipeline.sources.discover import Discovery, discover
-from tokshard.pipeline.sources.globs import is_glob, matches, split_glob
 from tokshard.pipeline.sources.hub import SCHEME
-from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, RecordSource, location_of, read_once_name
+from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, TOKENS, RecordSource, location_of, read_once_name
+from tokshard.pipeline.sources.listing import is_glob, matches, split_glob
 from tokshard.pipeline.sources.records import check_field_name, parse_columns
 from tokshard.pipeline.tasks.planning import default_task_bytes, round_task_bytes
 from tokshard.pipeline.workspace.places import open_workspace
@@ -50,7 +50,10 @@ def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tup
     check_outside_corpora(options.out)
     if options.append:
         request = next_generation(workspace, request)
-    return placed(request, workspace), tokenizer
+    build = placed(request, workspace)
+    if options.reads == TOKENS:
+        build = msgspec.structs.replace(build, notes=(*build.notes, *notes_on_columns(build.inputs, build.spec)))
+    return build, tokenizer
 
 
 def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tuple[Request, bytes]:

@@ -31,6 +31,7 @@ class TokenSpec:
         delimiters: ids that end a document: EOS, and another one that stands for it in the files.
         narrowest: dtype that holds the vocabulary.
         max_document_bytes: of ids.
+        kept: columns to read next to the ids, where files have columns.
     """
 
     field: str | None
@@ -38,6 +39,7 @@ class TokenSpec:
     delimiters: tuple[int, ...]
     narrowest: str
     max_document_bytes: int
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class TokenBatch:
         input_bytes: bytes of the file that the batch stands for.
         is_stream: only delimiters say where documents end, so that `ends` is the end of the batch.
         columns: name of a column that is kept to its values, one for each document.
+        problems: index of a document to the reason and detail why its values cannot be kept.
     """
 
     tokens: NDArray[Any]
@@ -57,6 +60,7 @@ class TokenBatch:
     input_bytes: int
     is_stream: bool = False
     columns: Mapping[str, Sequence[Any]] = field(default_factory=lambda: MappingProxyType({}))
+    problems: Mapping[int, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from typing import Any
 
 from tokshard.errors import BadSourceError
@@ -58,6 +59,9 @@ def _parsed(folder: str, version: str) -> Json:  # noqa: ARG001 -- of the index:
     listed = parsed[field]
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise damaged(store, INDEX, f"its field {field!r} is not a list of objects")
+    names = Counter(name for names in listed_names(parsed) for name in names)
+    if names and (most := names.most_common(1)[0])[1] > 1:
+        raise damaged(store, INDEX, f"it lists {most[0]} twice")
     return parsed
 
 

@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from tokshard.errors import BadSourceError, UsageError
-from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged, stored_dtype
+from tokshard.interop.tokens.batches import DTYPES, TokenBatch, TokenSpec, damaged, stored_dtype
 from tokshard.interop.tokens.lists import USUAL_FIELDS, join
 from tokshard.interop.tokens.located import batches_of
 from tokshard.interop.tokens.sample_index import Json, entry_of, index_name, read_index
@@ -32,6 +32,8 @@ LITDATA_SUFFIX = ".bin"
 
 _SHAPE_BYTES = (1, 2, 4, 8)
 _MDS_CODES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 32: "u4", 33: "i4", 64: "u8", 65: "i8"}
+_MDS_TEXTS = ("str", "json", "str_int", "str_float", "str_decimal")
+_MDS_NUMBERS = ("int", *DTYPES, "float16", "float32", "float64")
 _TORCH_CODES = {11: "uint8", 12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64", 18: "int64"}
 _TORCH_CODES[20] = "uint16"
 _NUMPY_CODES = dict(enumerate(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")))
@@ -77,12 +79,14 @@ def read_mds(store: Store, name: str, start: int, stop: int | None, spec: TokenS
     raw = entry.get("raw_data")
     said = raw if isinstance(raw, dict) else {}
     column, encoding, sizes = _column(store, name, entry, spec)
+    kept = {path: _kept_column(store, name, entry, path) for path in spec.kept}
     file = _SampleFile(store, name, name.rpartition(".")[2], said.get("bytes"), said.get("hashes"))
     for samples in file.samples(entry.get("samples")):
         starts, stops = _column_places(samples, sizes, column)
         places = zip(starts.tolist(), stops.tolist(), strict=True)
         documents = [_mds_ids(samples, low, high, encoding, spec) for low, high in places]
-        yield join(documents, samples.file_bytes)
+        columns = {path: _kept_values(samples, sizes, *found) for path, found in kept.items()}
+        yield replace(join(documents, samples.file_bytes), columns=columns)
 
 
 def read_litdata(store: Store, name: str, start: int, stop: int | None, spec: TokenSpec) -> Iterator[TokenBatch]:  # noqa: ARG001 -- read whole
@@ -192,6 +196,51 @@ class _SampleFile:
 
     def _damaged(self, reason: str) -> BadSourceError:
         return damaged(self._store, self._name, reason)
+
+
+def mds_columns(store: Store, name: str, spec: TokenSpec) -> list[str]:
+    """The columns of an MDS shard next to that of the ids.
+
+    Raises:
+        BadSourceError, UsageError: as `read_mds`.
+    """
+    entry = entry_of(store, name)
+    column = _column(store, name, entry, spec)[0]
+    return [other for number, other in enumerate(entry["column_names"]) if number != column]
+
+
+def _kept_column(store: Store, name: str, entry: Json, path: str) -> tuple[int, str]:
+    """The number of a column to keep, and its encoding.
+
+    Raises:
+        UsageError: there is no such column, or its values are no text and no number.
+    """
+    names, encodings = entry["column_names"], list(map(str, entry["column_encodings"]))
+    if path not in names:
+        raise UsageError(
+            f"{store.where(name)} has no column {path!r}; it has {', '.join(names)}",
+            hint="name an existing column with --keep or --id-field, or leave the option out",
+        )
+    at = names.index(path)
+    if encodings[at] not in {*_MDS_TEXTS, *_MDS_NUMBERS}:
+        raise UsageError(
+            f"column {path!r} of {store.where(name)} is stored as {encodings[at]}, which cannot be kept",
+            hint=f"leave it out; what can be kept is {', '.join([*_MDS_TEXTS, *_MDS_NUMBERS])}",
+        )
+    return at, encodings[at]
+
+
+def _kept_values(samples: _Samples, sizes: Sequence[int | None], column: int, encoding: str) -> list[Any]:
+    """The values of a column: numbers, or bytes of texts."""
+    starts, stops = _column_places(samples, sizes, column)
+    found = [samples.data[low:high] for low, high in zip(starts.tolist(), stops.tolist(), strict=True)]
+    if encoding in _MDS_TEXTS:
+        return found
+    dtype = np.dtype("int64" if encoding == "int" else encoding).newbyteorder("<")
+    if (stops - starts != dtype.itemsize).any():
+        raise samples.damaged(f"a value of a column is not stored as {encoding}")
+    values: list[Any] = np.frombuffer(b"".join(found), dtype).tolist()
+    return values
 
 
 def _column(store: Store, name: str, entry: Json, spec: TokenSpec) -> tuple[int, str, list[int | None]]:

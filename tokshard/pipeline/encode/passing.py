@@ -64,7 +64,7 @@ class TokenPasser:
         has_tokens = lengths > 0
         is_ended[has_tokens] = is_delimiter[ends[has_tokens] - 1]
         is_doubled = is_ended & (lengths == 1)
-        bad = self._bad(tokens, ends, lengths)
+        bad = self._bad(batch, records, lengths)
         is_kept = has_tokens & ~is_doubled
         is_kept[[record.position for record in bad]] = False
         positions = np.flatnonzero(is_kept)
@@ -86,8 +86,11 @@ class TokenPasser:
             fields=frozenset(batch.columns),
         )
 
-    def _bad(self, tokens: NDArray[Any], ends: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[BadRecord]:
+    def _bad(self, batch: TokenBatch, records: _Records, lengths: NDArray[np.int64]) -> list[BadRecord]:
+        tokens, ends = batch.tokens, records.ends
         found: dict[int, BadRecord] = {}
+        for position in np.flatnonzero(np.isin(records.documents, list(batch.problems))).tolist():
+            found[position] = BadRecord(position, *batch.problems[int(records.documents[position])])
         limit = self._max_bytes // tokens.itemsize
         for position in np.flatnonzero(lengths > limit).tolist():
             detail = f"{int(lengths[position]):,} ids of {tokens.itemsize} bytes, at most {limit:,} are allowed"

@@ -155,17 +155,24 @@ def _check_known(
 def _find(location: str) -> tuple[str, str]:
     """The file of a tokenizer, fetched first if it is on the hub, and the name of the tokenizer."""
     found = None if location.startswith(SCHEME) else look_at(location)
-    is_hub_id = found is None and is_model_id(location) and not location.endswith(_LOCAL_SUFFIXES)
-    if location.startswith(SCHEME) or is_hub_id:
+    is_file = location.endswith(_LOCAL_SUFFIXES)
+    if location.startswith(SCHEME) or (found is None and is_model_id(location) and not is_file):
         try:
             files = fetch_tokenizer(location)
         except (SourceError, UsageError) as error:
-            if location.startswith(SCHEME) or look_at(os.path.dirname(location) or ".") is None:
+            if location.startswith(SCHEME):
                 raise
             raise type(error)(
-                f"{location} does not exist here, and on the hub: {error.problem}", hint=error.hint
+                f"there is no file or folder {location}, and on the hub: {error.problem}",
+                hint=f"correct the path; or, if a model of the hub is meant: {error.hint}",
             ) from error
         return open_store(files.root).where(_FILES[0]), files.label
+    if found is None and not is_file and "/" not in location:
+        raise TokenizerError(
+            f"there is no file or folder {location}",
+            hint="give a tokenizer.json, a directory that holds one, or a model of the hub with its owner, such as "
+            "openai-community/gpt2",
+        )
     path = location
     if found is not None and found.name.endswith("/"):
         folder = open_store(location)

@@ -5,235 +5,190 @@ from __future__ import annotations
 import bz2
 import contextlib
 import lzma
-from collections.abc import Callable, Iterator
-from typing import IO, Any, Protocol
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import IO, Any, NamedTuple
 
-import pyarrow as pa
 import zstandard
 
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input
-from tokshard.pipeline.sources.opening import damaged, open_file, open_for_arrow, vanished
+from tokshard.pipeline.sources.opening import damaged, open_file, vanished
 
+# A zstd frame that asks for more is refused; ``zstd --long=31`` asks for as much.
 _MAX_WINDOW_BYTES = 1 << 31
 
+# An xz stream whose dictionary needs more is refused; ``xz -9`` needs 65 MiB.
 _XZ_MEMORY_BYTES = 1 << 30
-"""An xz stream whose dictionary needs more is refused; ``xz -9`` needs 65 MiB."""
 
 _COMPRESSED_BYTES = 1 << 16
 
-_MORE_BYTES = 1 << 16
-"""Read at once after a read that gave less than was asked for: as much as a pipe holds."""
+# The longest header of a zstd frame.
+_FRAME_HEADER_BYTES = 18
 
-_WIDE_BYTES = 1 << 8
-"""Compressed bytes of a wide zstd frame that are taken at once: each 4 of a hostile frame become up to 128 KiB."""
+# Follows a byte from 0x50 to 0x5f in the magic number of a zstd frame that holds no data.
+_SKIPPABLE = b"\x2a\x4d\x18"
 
-_WINDOW_TOO_LARGE = "requires too much memory"
-"""Part of libzstd's message about a frame whose window exceeds 128 MiB, the limit that Arrow sets."""
+# Type of a zstd block that stores one byte, whatever size it gives.
+_ONE_BYTE_REPEATED = 1
+
+_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
-class ByteSource(Protocol):
-    """Decompressed bytes, and the position in the file that they came from."""
+class ByteSource(NamedTuple):
+    """Decompressed bytes, and the position in the file that they came from.
 
-    def read(self, size: int) -> bytes:
-        """Read `size` bytes; fewer only at the end."""
+    Args:
+        read: returns as many bytes as are asked for; fewer only at the end.
+        file_position: returns the bytes of the file that were read so far, for progress.
+    """
 
-    def file_position(self) -> int:
-        """Bytes of the file that were read so far, for progress."""
+    read: Callable[[int], bytes]
+    file_position: Callable[[], int]
 
 
 @contextlib.contextmanager
-def open_bytes(input_: Input) -> Iterator[ByteSource]:
+def open_bytes(input_: Input, *, start: int = 0) -> Iterator[ByteSource]:
     """The decompressed bytes of an input.
+
+    Args:
+        start: the first byte that is wanted; only of an uncompressed file.
 
     Raises:
         BadSourceError: the file is gone, or its compression is truncated or corrupt (also later, from ``read``).
     """
     with open_file(input_) as file:
         if input_.compression is None:
-            yield PlainBytes(input_, file)
+            if start:
+                file.seek(start)
+            yield _plain_bytes(input_, file)
         elif input_.num_bytes == 0:
             raise damaged(input_, f"the file is empty, and {input_.compression} data never is")
-        elif input_.compression in _STREAM_DECOMPRESSORS:
-            yield _Streams(input_, file)
         else:
-            yield _Compressed(input_, file)
+            pieces = _PIECES[input_.compression](file)
+            yield ByteSource(_reads_of_any_size(_naming(input_, pieces)), file.tell)
 
 
-class PlainBytes:
+def _plain_bytes(input_: Input, file: IO[bytes]) -> ByteSource:
     """The bytes of an uncompressed file, from its current position."""
+    position = file.tell() if file.seekable() else 0
 
-    def __init__(self, input_: Input, file: IO[bytes]) -> None:
-        self._input, self._file = input_, file
-        self._position = file.tell() if file.seekable() else 0
-
-    def read(self, size: int) -> bytes:
+    def read(size: int) -> bytes:
+        nonlocal position
+        left = input_.num_bytes - position
         try:
             # a read takes the memory that it asks for, so of a small file it asks for little
-            left = self._input.num_bytes - self._position
-            data = self._file.read(min(size, left + 1) if left > 0 else size)
-            while 0 < len(data) < size:
-                more = self._file.read(min(size - len(data), _MORE_BYTES))
-                if not more:
-                    break
-                data += more
+            data = file.read(min(size, left + 1) if left > 0 else size)
         except OSError as error:
-            raise vanished(self._input, error) from error
-        self._position += len(data)
+            raise vanished(input_, error) from error
+        position += len(data)
         return data
 
-    def file_position(self) -> int:
-        return self._position
+    return ByteSource(read, lambda: position)
 
 
-class _Compressed:
-    """gzip and zstd through Arrow, which handles concatenated members and frames, truncation and checksums.
-
-    From a zstd frame on whose window Arrow refuses, `_WideZstd` reads, after it has read all that came before again.
-    """
-
-    def __init__(self, input_: Input, file: IO[bytes]) -> None:
-        self._input, self._file = input_, file
-        self._compressed = open_for_arrow(input_)
-        self._stream = pa.CompressedInputStream(self._compressed, input_.compression)
-        self._num_read = 0
-        self._wide: _WideZstd | None = None
-
-    def read(self, size: int) -> bytes:
-        if self._wide is not None:
-            return self._wide.read(size)
-        try:
-            data: bytes = self._stream.read(size)
-        except (pa.ArrowException, OSError) as error:
-            if _WINDOW_TOO_LARGE not in str(error):
-                raise damaged(self._input, str(error)) from error
-            self._wide = self._read_again()
-            return self._wide.read(size)
-        self._num_read += len(data)
-        return data
-
-    def file_position(self) -> int:
-        position: int = self._compressed.tell() if self._wide is None else self._wide.file_position()
-        return position
-
-    def _read_again(self) -> _WideZstd:
-        wide = _WideZstd(self._input, self._file)
-        left = self._num_read
-        while left and (data := wide.read(min(left, CHUNK_BYTES))):
-            left -= len(data)
-        return wide
+def _naming(input_: Input, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield from pieces
+    except _ERRORS as error:
+        raise damaged(input_, str(error)) from error
 
 
-class _StreamDecompressor(Protocol):
-    """What `bz2` and `lzma` have in common."""
+def _reads_of_any_size(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
+    rest = memoryview(b"")
 
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
-
-
-_STREAM_DECOMPRESSORS: dict[str, Callable[[], _StreamDecompressor]] = {
-    "bz2": bz2.BZ2Decompressor,
-    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES),
-}
-
-
-class _Streams:
-    """bz2 and xz through the standard library: one stream after another, never more output than is asked for.
-
-    Between and after xz streams there may be multiples of 4 zeros; after bz2 streams nothing may follow.
-    """
-
-    def __init__(self, input_: Input, file: IO[bytes]) -> None:
-        assert input_.compression is not None
-        self._input, self._file = input_, file
-        self._make = _STREAM_DECOMPRESSORS[input_.compression]
-        self._may_be_padded = input_.compression == "xz"
-        self._stream: _StreamDecompressor | None = self._make()
-        self._compressed = b""
-
-    def read(self, size: int) -> bytes:
-        parts: list[bytes] = []
-        try:
-            while size and (self._stream is not None or self._next_stream()):
-                data = self._some(size)
-                parts.append(data)
-                size -= len(data)
-        except (OSError, lzma.LZMAError, EOFError) as error:
-            raise damaged(self._input, str(error)) from error
+    def read(size: int) -> bytes:
+        nonlocal rest
+        parts = []
+        while size:
+            if not rest:
+                piece = next(pieces, None)
+                if piece is None:
+                    break
+                rest = memoryview(piece)
+            parts.append(rest[:size])
+            rest = rest[size:]
+            size -= len(parts[-1])
         return b"".join(parts)
 
-    def file_position(self) -> int:
-        return self._file.tell()
-
-    def _some(self, size: int) -> bytes:
-        stream = self._stream
-        assert stream is not None
-        if stream.needs_input and not self._compressed:
-            self._compressed = self._file.read(_COMPRESSED_BYTES)
-            if not self._compressed:
-                raise damaged(self._input, f"truncated {self._input.compression} stream")
-        data = stream.decompress(self._compressed, size)
-        self._compressed = b""
-        if stream.eof:
-            self._compressed, self._stream = stream.unused_data, None
-        return data
-
-    def _next_stream(self) -> bool:
-        """Begin the next stream; False at the end of the file."""
-        padding = 0
-        while True:
-            self._compressed = self._compressed or self._file.read(_COMPRESSED_BYTES)
-            rest = self._compressed.lstrip(b"\0") if self._may_be_padded else self._compressed
-            padding += len(self._compressed) - len(rest)
-            if rest or not self._compressed:
-                break
-            self._compressed = b""
-        if padding % 4:
-            raise damaged(self._input, f"{padding} zeros after an xz stream, expected a multiple of 4")
-        if rest:
-            self._compressed, self._stream = rest, self._make()
-        return bool(rest)
+    return read
 
 
-class _WideZstd:
-    """zstd frames with windows over 128 MiB (``zstd --long=28`` and more).
+def _streams(file: IO[bytes], kind: str, make: Callable[[], Any]) -> Iterator[bytes]:
+    """gzip, bz2 and xz: one stream after another, in pieces of at most `CHUNK_BYTES`.
 
-    Memory grows up to the window that the frame asks for, at most 2 GiB.
+    The file objects of the standard library take whatever follows a stream for its end. Here nothing may follow but
+    another stream, and after xz streams multiples of 4 zeros.
+
+    Args:
+        make: returns a decompressor for a stream.
     """
+    data = file.read(_COMPRESSED_BYTES)
+    while data:
+        stream = make()
+        while not stream.eof:
+            piece = stream.decompress(data, CHUNK_BYTES)
+            yield piece
+            data = getattr(stream, "unconsumed_tail", b"")  # zlib gives back what it has not read
+            if not (piece or data or stream.eof) and not (data := file.read(_COMPRESSED_BYTES)):
+                raise EOFError(f"truncated {kind} stream")
+        data = stream.unused_data or file.read(_COMPRESSED_BYTES)
+        if kind == "xz":
+            data = _without_padding(file, data)
 
-    def __init__(self, input_: Input, file: IO[bytes]) -> None:
-        self._input, self._file = input_, file
-        self._context = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-        self._frame: Any = None
-        self._pending = bytearray()
 
-    def read(self, size: int) -> bytes:
-        try:
-            while len(self._pending) < size:
-                compressed = b"" if self._frame is None else self._frame.unused_data
-                if self._frame is None or self._frame.eof:
-                    compressed = compressed or self._file.read(_WIDE_BYTES)
-                    if not compressed:
-                        break
-                    self._frame = self._context.decompressobj()
-                else:
-                    compressed = self._file.read(_WIDE_BYTES)
-                    if not compressed:
-                        raise damaged(self._input, "truncated zstd frame")
-                self._pending += self._frame.decompress(compressed)
-        except (zstandard.ZstdError, OSError) as error:
-            raise damaged(self._input, str(error)) from error
-        data = bytes(self._pending[:size])
-        del self._pending[:size]
-        return data
+def _without_padding(file: IO[bytes], data: bytes) -> bytes:
+    padding = 0
+    while data and not (rest := data.lstrip(b"\0")):
+        padding += len(data)
+        data = file.read(_COMPRESSED_BYTES)
+    if data:
+        padding += len(data) - len(rest)
+    if padding % 4:
+        raise EOFError(f"{padding} zeros after an xz stream, expected a multiple of 4")
+    return rest if data else b""
 
-    def file_position(self) -> int:
-        return self._file.tell()
+
+def _zstd_frames(file: IO[bytes]) -> Iterator[bytes]:
+    """zstd: one frame after another, block by block.
+
+    A block gives at most 128 KiB, so a hostile frame never expands at once; and a frame that is cut is noticed, which
+    the readers of `zstandard` do not do. Memory grows up to the window that a frame asks for.
+    """
+    context = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+    while head := file.read(_FRAME_HEADER_BYTES):
+        if head[1:4] == _SKIPPABLE and head[0] >> 4 == 5:
+            size = 8 + int.from_bytes(_exactly(head[4:8], 4), "little")
+            file.seek(size - 1 - len(head), os.SEEK_CUR)
+            _exactly(file.read(1), 1)
+            continue
+        size = zstandard.frame_header_size(head)
+        has_checksum = zstandard.get_frame_parameters(head).has_checksum
+        file.seek(size - len(head), os.SEEK_CUR)
+        frame = context.decompressobj()
+        frame.decompress(head[:size])
+        is_last = False
+        while not is_last:
+            block = _exactly(file.read(3), 3)
+            number = int.from_bytes(block, "little")
+            is_last = bool(number & 1)
+            size = 1 if number >> 1 & 3 == _ONE_BYTE_REPEATED else number >> 3
+            yield frame.decompress(block + _exactly(file.read(size), size))
+        if has_checksum:
+            frame.decompress(_exactly(file.read(4), 4))
+
+
+def _exactly(data: bytes, size: int) -> bytes:
+    if len(data) < size:
+        raise EOFError("truncated zstd frame")
+    return data
+
+
+_PIECES: Mapping[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
+    "gzip": partial(_streams, kind="gzip", make=lambda: zlib.decompressobj(wbits=31)),
+    "bz2": partial(_streams, kind="bz2", make=bz2.BZ2Decompressor),
+    "xz": partial(_streams, kind="xz", make=lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)),
+    "zstd": _zstd_frames,
+}

@@ -5,47 +5,47 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from tokshard.errors import UsageError
 from tokshard.pipeline.sources.decompress import ByteSource, open_bytes
-from tokshard.pipeline.sources.division import CHUNK_BYTES
-from tokshard.pipeline.sources.inputs import TSV, Input
+from tokshard.pipeline.sources.division import CHUNK_BYTES, Span
+from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import damaged
+from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import (
     MALFORMED,
     TOO_LONG,
+    Problem,
     Records,
     RecordSpec,
-    RowBuffer,
+    chunks_of_rows,
+    counted,
     field_hint,
 )
 
 
-def delimited_chunks(input_: Input, spec: RecordSpec) -> Iterator[Records]:
+def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
     # a longer field raises an error; the default limit would refuse long documents
     csv.field_size_limit(spec.max_line_bytes)
     with open_bytes(input_) as stream:
-        text = io.TextIOWrapper(
-            io.BufferedReader(_Raw(stream), CHUNK_BYTES), encoding="utf-8", errors="surrogateescape", newline=""
-        )
-        lines = _CsvLines(text, spec.max_line_bytes)
-        rows = csv.reader(lines, strict=True, delimiter="\t" if input_.format == TSV else ",")
+        raw = io.BufferedReader(_Raw(stream), CHUNK_BYTES)
+        lines = _Lines(io.TextIOWrapper(raw, "utf-8", "surrogateescape", newline=""), spec.max_line_bytes)
+        rows = csv.reader(lines, strict=True, delimiter="\t" if input_.format == TSV.name else ",")
         try:
             header = next(rows)
         except StopIteration:
             raise damaged(input_, "the file is empty, expected a header line") from None
         except csv.Error as error:
             raise damaged(input_, f"line {lines.count}: {error}") from error
-        places = _csv_places(input_, header, spec)
-        records = _csv_records(_csv_rows(rows, lines, len(header), spec.max_line_bytes), places, spec, stream)
-        for chunk in records:
+        found = chunks_of_rows(spec, _rows(rows, lines, header, _places(input_, header, spec), spec))
+        for place, chunk in counted(found, stream.file_position):
             chunk.num_marks, lines.num_marks = lines.num_marks, 0
-            yield chunk
+            yield place, chunk
 
 
-class _CsvLines:
+class _Lines:
     """The lines of a csv file.
 
     Args:
@@ -86,74 +86,56 @@ class _CsvLines:
                     return
 
 
+# The start of the csv module's own message.
 _FIELD_TOO_LARGE = "field larger than field limit"
-"""The start of the csv module's own message."""
 
 
-def _csv_places(input_: Input, header: Sequence[str], spec: RecordSpec) -> Mapping[str, int]:
-    wanted = [spec.text_field, *(path for path, _ in spec.columns.values())]
-    for path in wanted:
-        if header.count(path) != 1:
-            problem = f"{input_.location} has {header.count(path)} columns {path!r}; its header is {', '.join(header)}"
-            if len(header) == 1 and (found := [mark for mark in ";\t|," if mark in header[0]]):
-                known = "tabs" if input_.format == TSV else "commas"
-                raise UsageError(
-                    f"{problem}: its fields seem to be separated by {found[0]!r}, not by {known}",
-                    hint="convert it to commas as .csv, or to tabs as .tsv",
-                )
-            raise UsageError(problem, hint=field_hint(path, spec, "column"))
-    return {path: header.index(path) for path in wanted}
+def _places(input_: Input, header: Sequence[str], spec: RecordSpec) -> list[int]:
+    """The column of the text, and of each kept field."""
+    wanted = [spec.text_field, *spec.kept_paths]
+    path = next((path for path in wanted if header.count(path) != 1), None)
+    if path is None:
+        return list(map(header.index, wanted))
+    problem = f"{input_.location} has {header.count(path)} columns {path!r}; its header is {', '.join(header)}"
+    hint = field_hint(path, spec, "column")
+    if len(header) == 1 and (found := [mark for mark in ";\t|," if mark in header[0]]):
+        known = "tabs" if input_.format == TSV.name else "commas"
+        problem += f": its fields seem to be separated by {found[0]!r}, not by {known}"
+        hint = "convert it to commas as .csv, or to tabs as .tsv"
+    raise UsageError(problem, hint=hint)
 
 
-def _csv_rows(
-    rows: Iterator[list[str]], lines: _CsvLines, num_fields: int, max_chars: int
-) -> Iterator[tuple[list[str], tuple[str, str] | None]]:
-    """The fields of each row, and the reason and detail if it is bad."""
+def _rows(
+    rows: Iterator[list[str]], lines: _Lines, header: Sequence[str], places: Sequence[int], spec: RecordSpec
+) -> Iterator[tuple[Sequence[Any], Problem | None]]:
+    """The text of each row and its kept values, and what is wrong if it is bad."""
+    text_place, *kept = places
+    nothing = [None] * len(places)
+    # an empty field is an empty string, or a missing value of any other type
+    empty = ["" if kind == "string" else None for _, kind in spec.columns.values()]
+    columns = list(zip(kept, empty, strict=True))
     while True:
         lines.num_quotes = 0
-        row: list[str] = []
-        reason, problem = MALFORMED, ""
+        reason, detail = MALFORMED, ""
         try:
-            row = next(rows) or [""] * num_fields  # an empty line is an empty record
+            row = next(rows) or [""] * len(header)  # an empty line is an empty record
+            if len(row) != len(header):
+                detail = f"{len(row)} fields, the header has {len(header)}"
         except StopIteration:
             return
         except csv.Error as error:
-            problem = str(error)
-        else:
-            if len(row) != num_fields:
-                problem = f"{len(row)} fields, the header has {num_fields}"
+            detail = str(error)
         line = lines.count
-        if problem.startswith(_FIELD_TOO_LARGE):
-            reason, problem = TOO_LONG, f"a field has more than {max_chars:,} characters"
+        if detail.startswith(_FIELD_TOO_LARGE):
+            reason, detail = TOO_LONG, f"a field has more than {spec.max_line_bytes:,} characters"
             lines.skip_record()  # the rest of the field would be taken for rows
-        yield row, (reason, f"line {line}: {problem}") if problem else None
-
-
-def _csv_records(
-    rows: Iterator[tuple[list[str], tuple[str, str] | None]],
-    places: Mapping[str, int],
-    spec: RecordSpec,
-    stream: ByteSource,
-) -> Iterator[Records]:
-    buffer = RowBuffer(spec)
-    text_place = places[spec.text_field]
-    # an empty field is an empty string, or a missing value of any other type
-    columns = [(places[path], "" if kind == "string" else None) for path, kind in spec.columns.values()]
-    nothing = [None] * len(columns)
-    reported = 0
-    for row, problem in rows:
-        text = None if problem else _escaped(row[text_place])
-        if buffer.add(text, nothing if problem else [row[place] or empty for place, empty in columns], problem):
-            here = stream.file_position()
-            yield buffer.flush(here - reported)
-            reported = here
-    if buffer:
-        yield buffer.flush(stream.file_position() - reported)
-
-
-def _escaped(text: str) -> str | bytes:
-    """The text; as bytes unless it is ASCII, so that invalid UTF-8 in it is found and reported."""
-    return text if text.isascii() else text.encode("utf-8", "surrogateescape")
+        if detail:
+            yield nothing, (reason, f"line {line}: {detail}")
+            continue
+        text = row[text_place]
+        # as bytes, so that invalid UTF-8 in it is found and reported
+        found = text if text.isascii() else text.encode("utf-8", "surrogateescape")
+        yield (found, *[row[place] or empty for place, empty in columns]), None
 
 
 class _Raw(io.RawIOBase):
@@ -169,3 +151,7 @@ class _Raw(io.RawIOBase):
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
+
+
+CSV = Format(name="csv", read=_chunks, suffixes=(".csv",), is_compressible=True)
+TSV = Format(name="tsv", read=_chunks, suffixes=(".tsv",), is_compressible=True)

@@ -1,18 +1,22 @@
-"""Data sets and tokenizers of the Hugging Face hub: which files they are, at which revision, in the hub's own cache.
+"""Data sets and tokenizers of the Hugging Face hub, in the hub's own cache, and data sets that `datasets` saved.
 
-Files come through `huggingface_hub`; `datasets` says which ones a configuration and split consist of. tokshard reads
-them itself, and no code of a repository is ever run.
+Files of the hub come through `huggingface_hub`; `datasets` says which ones a configuration and split consist of.
+tokshard reads them itself, and no code of a repository is ever run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import json
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from tokshard.errors import SourceError, UsageError
+from tokshard.store import Store
 
 SCHEME = "hf://"
 
@@ -22,9 +26,11 @@ _DATASET = re.compile(
     rf"(?:@(?P<revision>[^:]+))?(?::(?P<split>{_PART}))?"
 )
 _MODEL = re.compile(rf"(?:hf://)?(?P<repository>{_PART}/{_PART})(?:@(?P<revision>.+))?")
+# Major version of `datasets` that runs no code of a repository, whatever the environment asks for.
 _FIRST_WITHOUT_SCRIPTS = 4
-"""Major version of `datasets` that runs no code of a repository, whatever the environment asks for."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+# Files that ``Dataset.save_to_disk`` writes next to its data.
+_STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,49 +59,35 @@ def fetch_dataset(argument: str) -> HubFiles:
         raise UsageError(
             f"{argument} is not a dataset of the hub", hint="give hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]"
         )
-    try:
-        import datasets
-        import huggingface_hub
-    except ImportError as error:
-        raise UsageError(
-            f"{argument} needs the packages datasets and huggingface_hub: {error}",
-            hint="pip install 'tokshard[hf]'",
-        ) from error
-    if int(datasets.__version__.partition(".")[0]) < _FIRST_WITHOUT_SCRIPTS:
-        raise UsageError(
-            f"{argument} needs datasets {_FIRST_WITHOUT_SCRIPTS} or later, this is {datasets.__version__}, "
-            "which may run the code of a repository",
-            hint="pip install 'tokshard[hf]'",
-        )
     repository, config, split = match["repository"], match["config"], match["split"]
-    commit = _commit(argument, lambda api: api.dataset_info(repository, revision=match["revision"]))
+    datasets = _datasets(argument)
+    with _errors_of(argument):
+        commit = str(_api().dataset_info(repository, revision=match["revision"]).sha)
     try:
         builder = datasets.load_dataset_builder(repository, name=config, revision=commit)
     except (ValueError, OSError, RuntimeError) as error:  # a missing configuration, no data files, a loading script
-        _refuse(argument, error)
-    data_files: dict[str, Sequence[str]] = {
-        str(name): list(files) for name, files in (builder.config.data_files or {}).items()
-    }
-    chosen = _choose_split(argument, split, list(data_files))
-    marker = f"@{commit}/"
-    paths = sorted({str(file).partition(marker)[2] for file in data_files[chosen]}, key=str.encode)
+        raise _refused(argument, error) from error
+    found = {str(name): list(files) for name, files in (builder.config.data_files or {}).items()}
+    if split is None and len(found) == 1:
+        (split,) = found
+    if split not in found:
+        raise UsageError(
+            f"{argument} has {f'no split {split!r}' if split else f'{len(found)} splits'}; it has {', '.join(found)}",
+            hint=f"choose one: {argument.removesuffix(f':{split}')}:{next(iter(found), 'SPLIT')}",
+        )
+    paths = sorted({str(file).partition(f"@{commit}/")[2] for file in found[split]}, key=str.encode)
     if not all(paths):
         raise UsageError(
             f"{argument} names files outside its repository", hint="download them, and give their directory"
         )
-    try:
-        root = huggingface_hub.snapshot_download(
-            repository, repo_type="dataset", revision=commit, allow_patterns=[glob.escape(path) for path in paths]
-        )
-    except Exception as error:  # noqa: BLE001 - the hub's client raises errors of several HTTP libraries
-        _fail(argument, error)
-    suffix = (f"/{config}" if config else "") + f"@{commit}:{chosen}"
-    return HubFiles(str(root), f"{SCHEME}{repository}{suffix}", paths)
+    root = _download(argument, repository, commit, [glob.escape(path) for path in paths], "dataset")
+    suffix = (f"/{config}" if config else "") + f"@{commit}:{split}"
+    return HubFiles(root, f"{SCHEME}{repository}{suffix}", paths)
 
 
 def is_model_id(location: str) -> bool:
-    """Whether a location, which is not a local path, has the form of a repository of the hub."""
-    return _MODEL.fullmatch(location) is not None
+    """Whether a location at which nothing lies has the form of a repository of the hub."""
+    return _MODEL.fullmatch(location) is not None and not location.startswith(".")
 
 
 def fetch_tokenizer(location: str) -> HubFiles:
@@ -108,18 +100,11 @@ def fetch_tokenizer(location: str) -> HubFiles:
     match = _MODEL.fullmatch(location)
     if match is None:
         raise UsageError(f"{location} is not a model of the hub", hint="give hf://OWNER/NAME[@REVISION]")
-    import huggingface_hub  # tokenizers depends on it
-
-    repository = match["repository"]
-    found: list[str] = []
-
-    def info(api: Any) -> Any:
-        answer = api.model_info(repository, revision=match["revision"])
-        found.extend(file.rfilename for file in answer.siblings or [])
-        return answer
-
-    commit = _commit(location, info)
-    if _TOKENIZER_FILES[0] not in found:
+    with _errors_of(location):
+        info = _api().model_info(match["repository"], revision=match["revision"])
+    found = [file.rfilename for file in info.siblings or []]
+    wanted = [name for name in _TOKENIZER_FILES if name in found]
+    if _TOKENIZER_FILES[0] not in wanted:
         others = [name for name in found if name.endswith((".model", ".tiktoken"))]
         raise UsageError(
             f"{location} has no {_TOKENIZER_FILES[0]}" + (f"; it has {', '.join(others)}" if others else ""),
@@ -127,53 +112,132 @@ def fetch_tokenizer(location: str) -> HubFiles:
             if others
             else "give another --tokenizer",
         )
-    wanted = [name for name in _TOKENIZER_FILES if name in found]
+    root = _download(location, match["repository"], str(info.sha), wanted, "model")
+    return HubFiles(root, f"{match['repository']}@{info.sha}", wanted)
+
+
+def _datasets(argument: str) -> Any:
+    """The library `datasets`, which says what files a data set consists of.
+
+    Raises:
+        UsageError: it is missing, or so old that it may run the code of a repository.
+    """
     try:
-        root = huggingface_hub.snapshot_download(repository, revision=commit, allow_patterns=wanted)
-    except Exception as error:  # noqa: BLE001 - the hub's client raises errors of several HTTP libraries
-        _fail(location, error)
-    return HubFiles(str(root), f"{repository}@{commit}", wanted)
+        import datasets
+        import huggingface_hub  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"{argument} needs the packages datasets and huggingface_hub: {error}", hint="pip install 'tokshard[hf]'"
+        ) from error
+    if int(datasets.__version__.partition(".")[0]) < _FIRST_WITHOUT_SCRIPTS:
+        raise UsageError(
+            f"{argument} needs datasets {_FIRST_WITHOUT_SCRIPTS} or later, this is {datasets.__version__}, "
+            "which may run the code of a repository",
+            hint="pip install 'tokshard[hf]'",
+        )
+    return datasets
 
 
-def _commit(argument: str, info: Callable[[Any], Any]) -> str:
-    """The commit for which a revision stands now."""
+def _api() -> Any:
+    import huggingface_hub  # tokenizers depends on it
+
+    return huggingface_hub.HfApi()
+
+
+def _download(argument: str, repository: str, commit: str, patterns: list[str], kind: str) -> str:
     import huggingface_hub
+
+    with _errors_of(argument):
+        return str(
+            huggingface_hub.snapshot_download(repository, repo_type=kind, revision=commit, allow_patterns=patterns)
+        )
+
+
+@contextlib.contextmanager
+def _errors_of(argument: str) -> Iterator[None]:
+    """Turn errors of the hub's client, which come from several HTTP libraries, into errors about an argument."""
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        return str(info(huggingface_hub.HfApi()).sha)
+        yield
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        _refuse(argument, error)
-    except Exception as error:  # noqa: BLE001 - the hub's client raises errors of several HTTP libraries
-        _fail(argument, error)
+        raise _refused(argument, error) from error
+    except Exception as error:
+        raise SourceError(
+            f"{argument} cannot be fetched: {_first_line(error)}",
+            hint="check the network and HF_ENDPOINT, and run the same command again; what was fetched is kept",
+        ) from error
 
 
-def _choose_split(argument: str, split: str | None, known: Sequence[str]) -> str:
-    if split is None and len(known) == 1:
-        return known[0]
-    if split in known:
-        return str(split)
-    problem = f"{argument} has no split {split!r}" if split else f"{argument} has {len(known)} splits"
-    base = argument.removesuffix(f":{split}")
-    raise UsageError(
-        f"{problem}; it has {', '.join(known)}", hint=f"choose one: {base}:{known[0] if known else 'SPLIT'}"
+def _refused(argument: str, error: Exception) -> UsageError:
+    return UsageError(
+        f"{argument} cannot be used: {_first_line(error)}",
+        hint="check the id; a private one needs the token of 'hf auth login', and a repository's code is never run",
     )
 
 
-def _refuse(argument: str, error: Exception) -> NoReturn:
-    raise UsageError(
-        f"{argument} cannot be used: {_first_line(error)}",
-        hint="check the id; a private one needs the token of 'hf auth login', and a repository's code is never run",
-    ) from error
-
-
-def _fail(argument: str, error: Exception) -> NoReturn:
-    raise SourceError(
-        f"{argument} cannot be fetched: {_first_line(error)}",
-        hint="check the network and HF_ENDPOINT, and run the same command again; what was fetched is kept",
-    ) from error
-
-
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def saved_files(store: Store, folder: str) -> frozenset[str] | None:
+    """What to read of a folder: of a saved data set the names of its data files, of any other one everything (None).
+
+    A saved data set with one split has a folder in place of files; its name ends in a slash.
+
+    Raises:
+        UsageError: it holds several splits, or rows that are chosen by an index.
+        SourceError: a data file is gone, or the description is damaged.
+    """
+    place = f"{folder}/" if folder else ""
+    if _is_file(store, place + _SPLITS):
+        return frozenset({f"{_only_split(store, place)}/"})
+    if not (_is_file(store, place + _STATE) and _is_file(store, place + _INFO)):
+        return None
+    state = _description(store, place + _STATE)
+    files, indices = (
+        frozenset(os.path.basename(str(entry.get("filename"))) for entry in state.get(key) or [])
+        for key in ("_data_files", "_indices_data_files")
+    )
+    if indices:
+        raise UsageError(
+            f"{store.where(folder)} was saved with an index of its chosen rows, which tokshard does not read",
+            hint="save it again after dataset.flatten_indices()",
+        )
+    missing = sorted(files.difference(store.names(folder)))
+    if missing:
+        raise SourceError(
+            f"{store.where(folder)} was saved by datasets with {missing[0]}, which is gone",
+            hint="fetch the directory again",
+        )
+    return files
+
+
+def _is_file(store: Store, name: str) -> bool:
+    try:
+        store.stat(name)
+    except OSError:
+        return False
+    return True
+
+
+def _only_split(store: Store, place: str) -> str:
+    splits = _description(store, place + _SPLITS).get("splits")
+    if not isinstance(splits, list) or not splits or not all(isinstance(split, str) for split in splits):
+        raise SourceError(f"{store.where(place + _SPLITS)} names no splits", hint="fetch the directory again")
+    if len(splits) > 1:
+        raise UsageError(
+            f"{store.where(place).rstrip('/')} holds {len(splits)} splits: {', '.join(splits)}",
+            hint=f"give the ones that you want, such as {store.where(place + splits[0])}",
+        )
+    return str(splits[0])
+
+
+def _description(store: Store, name: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(store.get(name))
+        if not isinstance(parsed, dict):
+            raise TypeError(f"it holds a {type(parsed).__name__}, expected an object")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise SourceError(f"{store.where(name)} is damaged: {error}", hint="fetch the directory again") from error
+    return parsed

@@ -3,45 +3,50 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import ipc
 
-from tokshard.errors import SourceError, TokshardError, UsageError
-from tokshard.format.arrays import number_array
-from tokshard.pipeline.sources.input_columns import READ_ONCE, InputColumns, TextBuilder, WordBuilder
-from tokshard.store import Store, absolute_location
-
-JSONL, PARQUET, ARROW, TXT, CSV, TSV, TAR = INPUT_FORMATS = ("jsonl", "parquet", "arrow", "txt", "csv", "tsv", "tar")
-"""Values of ``--input-format``. Whether an Arrow file is a stream is read off its first bytes."""
-
-ARROW_STREAM = "arrow-stream"
-
-MEGATRON, DATATROVE, MDS, LITDATA, NPY, FLAT = ("megatron", "datatrove", "mds", "litdata", "npy", "flat")
+from tokshard.errors import BuildError, SourceError, TokshardError, UsageError
+from tokshard.format.arrays import table_batch
+from tokshard.format.files import map_file
+from tokshard.store import Store, absolute_location, written
 
 TEXT, TOKENS, DOCUMENTS = READS = ("text", "tokens", "documents")
 """What a build reads: texts, which it encodes; tokens that another tool has made; or documents of corpora."""
 
-TOKEN_FORMATS = (MEGATRON, DATATROVE, MDS, LITDATA, NPY, FLAT, PARQUET, ARROW)
-"""Values of ``tokshard import --format``."""
+# Formats that others have to know: lines and texts, which are read in large pieces, and records of a Python object.
+JSONL, TXT, RECORDS = "jsonl", "txt", "records"
 
-FORMATS_OF_OPTION: Mapping[str, tuple[str, ...]] = {"token_field": (MDS, PARQUET, ARROW), "token_dtype": (MDS, FLAT)}
-"""Options of an import that say something of the files, to the formats that do not say it themselves."""
-
-RECORDS = "records"
-"""Format of the records that a Python object gives."""
-
+# The argument and location of standard input.
 STDIN = "-"
-"""The argument and location of standard input."""
 
+# Version of an input whose content its revision determines.
 PINNED = "pinned"
-"""Version of an input whose content its revision determines."""
+
+# Version of an input that can be read only once: standard input, and records of a Python object.
+READ_ONCE = "once"
+
+_NAMES = ("argument", "path", "size", "version", "kind")
+# A `kind` is an index into a list in the metadata of the schema.
+_SCHEMA = pa.schema([(name, pa.string() if name in {"path", "version"} else pa.int64()) for name in _NAMES])
+
+# What a file needs to be read, as `opening.needed_names` spells it.
+Needs = tuple[tuple[str, str], ...]
+
+# Format, compression, needs, and whether an input can be read only once.
+_Kind = tuple[str, str | None, Needs, bool]
+
+_ROWS_PER_BATCH = 4_096
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -73,8 +78,9 @@ class Input:
         location: where it is.
         num_bytes: its size when the build began.
         version: changes with its content, such as the modification time of a local file in ns.
-        format: one of the formats above.
+        format: name of a `Format`.
         compression: None, ``gzip``, ``zstd``, ``bz2`` or ``xz``.
+        needs: the files without which it cannot be read, as `needed_names` spells them.
         records: gives the records if the input is not a file; only in the process that received it.
     """
 
@@ -86,6 +92,7 @@ class Input:
     version: str
     format: str
     compression: str | None
+    needs: Needs = ()
     records: RecordSource | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -97,34 +104,76 @@ class Input:
 class InputTable(Sequence[Input]):
     """The inputs of a build, in order: one Arrow table, from which each `Input` is made on demand.
 
-    An input costs 49 bytes and its path, once per machine: other processes map the file that `save` wrote.
+    An input costs 50 bytes and its path, once per machine: other processes map the file that `save` wrote.
 
     Args:
         roots: for each argument, what its paths are relative to; the file itself if the path is empty.
-        columns: the table.
+        table: the inputs; None if they are in a file, which is mapped when it is first used.
+        file: store and name of that file.
+        digest: the digest that the file must have; None to accept any.
         records: argument to the Python object that gives its records; these objects stay in their process.
     """
 
     def __init__(
-        self, roots: Sequence[str], columns: InputColumns, records: Mapping[int, RecordSource] = MappingProxyType({})
+        self,
+        roots: Sequence[str],
+        table: pa.Table | None,
+        file: tuple[Store, str] | None = None,
+        digest: str | None = None,
+        records: Mapping[int, RecordSource] = MappingProxyType({}),
     ) -> None:
-        self.roots = list(roots)
-        self._columns, self.records = columns, records
+        self.roots, self.records = list(roots), records
+        self._given, self._file, self._digest = table, file, digest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InputTable, (self.roots, self._columns)
+        return InputTable, (self.roots, None if self._file else self._table, self._file)
 
     def save(self, store: Store, name: str) -> None:
         """Write the table for other processes."""
-        self._columns.save(store, name)
+        with written(store, name) as file, ipc.new_file(file, self._table.schema) as writer:
+            writer.write_table(self._table)
+        self._file = (store, name)
 
     def absolute(self) -> InputTable:
         """The same inputs with absolute roots."""
-        roots = [root if root in self.read_once else absolute_location(root) for root in self.roots]
-        return InputTable(roots, self._columns, self.records)
+        once = self.read_once
+        roots = [root if root in once else absolute_location(root) for root in self.roots]
+        return InputTable(roots, self._table, records=self.records)
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        if self._given is not None or self._file is None:
+            return self._given
+        store, name = self._file
+        try:
+            table = ipc.open_file(map_file(store, name)).read_all()
+            if self._digest in (None, _digest_of(table)):
+                return table
+            problem = "it does not list the inputs of the build"
+        except (OSError, pa.ArrowException) as error:
+            problem = str(error)
+        raise BuildError(f"{store.where(name)} is damaged: {problem}", hint="start over with --force")
+
+    @cached_property
+    def _columns(self) -> list[pa.ChunkedArray]:
+        return list(self._table.columns)
+
+    @cached_property
+    def _kinds(self) -> list[_Kind]:
+        kinds = json.loads((self._table.schema.metadata or {})[b"kinds"])
+        return [(form, compression, tuple(map(tuple, needs)), is_once) for form, compression, needs, is_once in kinds]
+
+    @cached_property
+    def _sizes(self) -> NDArray[np.int64]:
+        return self._numbers("size")
+
+    def _numbers(self, name: str) -> NDArray[np.int64]:
+        chunks = self._table.column(name).chunks
+        numbers = (np.frombuffer(chunk.buffers()[1], np.int64, len(chunk)) for chunk in chunks)
+        return np.concatenate([np.empty(0, np.int64), *numbers])
 
     def __len__(self) -> int:
-        return len(self._columns.sizes)
+        return int(self._table.num_rows)
 
     def __eq__(self, other: object) -> bool:
         """Whether both list the same files in the same versions."""
@@ -144,58 +193,84 @@ class InputTable(Sequence[Input]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         number = range(len(self))[index]
-        columns = self._columns
-        path, argument = columns.paths[number], int(columns.arguments[number])
+        argument, path, num_bytes, version, kind = (column[number].as_py() for column in self._columns)
+        form, compression, needs, _ = self._kinds[kind]
         return Input(
             index=number,
             argument=argument,
             path=path,
             location=location_of(self.roots[argument], path),
-            num_bytes=int(columns.sizes[number]),
-            version=columns.versions[number],
-            format=columns.formats[number],
-            compression=columns.compressions[number] or None,
+            num_bytes=num_bytes,
+            version=version,
+            format=form,
+            compression=compression,
+            needs=needs,
             records=self.records.get(argument),
         )
 
-    @property
+    def first_of_each_kind(self) -> list[Input]:
+        """The first input of each argument, format and compression, in order."""
+        kinds = self._numbers("argument") * len(self._kinds) + self._numbers("kind")
+        _, first = np.unique(kinds, return_index=True)
+        return [self[index] for index in sorted(first.tolist())]
+
+    @cached_property
     def digest(self) -> str:
         """Hexadecimal SHA-256 of all that has to be unchanged for a build to continue: everything but the formats."""
-        return self._columns.digest
+        return self._digest or _digest_of(self._table)
 
     @property
     def versions_sha256(self) -> str:
         """Hexadecimal SHA-256 of the versions alone."""
-        return hashlib.sha256("\0".join(self._columns.versions).encode()).hexdigest()
+        hasher = hashlib.sha256()
+        for number, chunk in enumerate(self._table.column("version").chunks):
+            hasher.update("\0".join([""] * bool(number) + chunk.to_pylist()).encode())
+        return hasher.hexdigest()
+
+    @cached_property
+    def _once(self) -> dict[int, str]:
+        """Index and root of each input that can be read only once, in order."""
+        kinds = [number for number, (*_, is_once) in enumerate(self._kinds) if is_once]
+        found = np.flatnonzero(np.isin(self._numbers("kind"), kinds)).tolist() if kinds else []
+        return {index: self.roots[self[index].argument] for index in found}
 
     @property
     def read_once(self) -> list[str]:
         """Roots of the inputs that can be read only once."""
-        return [self.roots[self._columns.arguments[index]] for index in self._columns.read_once]
+        return list(self._once.values())
 
     def is_read_once(self, index: int) -> bool:
         """Whether an input can be read only once."""
-        return index in self._columns.read_once
+        return index in self._once
 
     @property
     def formats(self) -> frozenset[str]:
         """The formats of all inputs."""
-        return frozenset(self._columns.formats.words)
+        return frozenset(form for form, *_ in self._kinds)
 
     @property
     def sizes(self) -> Sequence[int]:
         """Bytes of each input."""
-        return memoryview(self._columns.sizes.data)
+        return memoryview(self._sizes.data)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all inputs."""
-        return int(self._columns.sizes.sum())
+        return int(self._sizes.sum())
+
+
+def _digest_of(table: pa.Table) -> str:
+    hasher = hashlib.sha256(b"%d" % table.num_rows)
+    for name in ("argument", "size", "path", "version"):
+        for chunk in table.column(name).chunks:
+            for buffer in chunk.buffers()[1:]:
+                hasher.update(buffer)
+    return hasher.hexdigest()
 
 
 def saved_inputs(roots: Sequence[str], store: Store, name: str, digest: str) -> InputTable:
     """The table that `InputTable.save` wrote. It is read when it is first used."""
-    return InputTable(roots, InputColumns(None, (store, name), digest))
+    return InputTable(roots, None, (store, name), digest)
 
 
 def original_error(inputs: InputTable, error: TokshardError) -> TokshardError:
@@ -208,51 +283,54 @@ class InputTableBuilder:
     """Makes an `InputTable`, one input after another.
 
     Args:
-        roots: those of the table. An argument's root has to be appended before its inputs are.
+        roots: those of the table, if they are known before.
     """
 
     def __init__(self, roots: Sequence[str] = ()) -> None:
         self.roots = list(roots)
-        self._arguments, self._sizes = array("i"), array("q")
-        self._paths, self._versions = TextBuilder(), TextBuilder()
-        self._formats, self._compressions = WordBuilder(), WordBuilder()
+        self._rows: list[tuple[int, str, int, str, int]] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._kinds: dict[_Kind, int] = {}
         self._records: dict[int, RecordSource] = {}
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._batches) * _ROWS_PER_BATCH + len(self._rows)
 
-    def append(self, argument: int, path: str, kind: tuple[str, str | None], num_bytes: int, version: str) -> None:
+    def begin(self, root: str, argument: str | RecordSource) -> None:
+        """Begin with the inputs of the next argument."""
+        if isinstance(argument, RecordSource):
+            if any(other.records is argument.records for other in self._records.values()):
+                raise UsageError(f"{root} is given twice, and it can be read once only", hint="give every source once")
+            self._records[len(self.roots)] = argument
+        self.roots.append(root)
+
+    def append(
+        self,
+        argument: int,
+        path: str,
+        kind: tuple[str, str | None],
+        num_bytes: int,
+        version: str,
+        *,
+        needs: Needs = (),
+    ) -> None:
         """Add an input at the end; `kind` is its format and compression."""
-        self._arguments.append(argument)
-        self._paths.append(path)
-        self._sizes.append(num_bytes)
-        self._versions.append(version)
-        self._formats.append(kind[0])
-        self._compressions.append(kind[1] or "")
-
-    def append_records(self, argument: int, records: RecordSource) -> None:
-        """Add the records of a Python object at the end."""
-        if any(other.records is records.records for other in self._records.values()):
-            raise UsageError(
-                f"{records.name} is given twice, and it can be read once only", hint="give every source once"
-            )
-        self._records[argument] = records
-        self.append(argument, "", (RECORDS, None), 0, READ_ONCE)
+        number = self._kinds.setdefault((*kind, needs, version == READ_ONCE), len(self._kinds))
+        self._rows.append((argument, path, num_bytes, version, number))
+        if len(self._rows) == _ROWS_PER_BATCH:
+            self._flush()
 
     def finish(self) -> InputTable:
         """Return the table, to which nothing can be added."""
-        batch = pa.record_batch(
-            [
-                number_array(np.frombuffer(self._arguments, np.int32)),
-                self._paths.finish(),
-                number_array(np.frombuffer(self._sizes, np.int64)),
-                self._versions.finish(),
-                self._formats.finish(),
-                self._compressions.finish(),
-            ],
-            names=["argument", "path", "size", "version", "format", "compression"],
-        )
-        return InputTable(self.roots, InputColumns(batch), self._records)
+        if self._rows:
+            self._flush()
+        table = pa.Table.from_batches(self._batches, _SCHEMA)
+        kinds = {"kinds": json.dumps(list(self._kinds))}
+        return InputTable(self.roots, table.replace_schema_metadata(kinds), records=self._records)
+
+    def _flush(self) -> None:
+        self._batches.append(table_batch(dict(zip(_NAMES, zip(*self._rows, strict=True), strict=True)), _SCHEMA))
+        self._rows.clear()
 
 
 def read_once_name(root: str) -> str:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tokshard.errors import SourceError, TokshardError, UsageError
-from tokshard.pipeline.sources.inputs import Input, RecordSource
-from tokshard.pipeline.sources.records import MALFORMED, MISSING_TEXT, NOT_A_STRING, Records, RecordSpec, RowBuffer
+from tokshard.pipeline.sources.division import Span
+from tokshard.pipeline.sources.inputs import RECORDS, Input, RecordSource
+from tokshard.pipeline.sources.protocol import Format
+from tokshard.pipeline.sources.records import (
+    MALFORMED,
+    MISSING_TEXT,
+    NOT_A_STRING,
+    Problem,
+    Records,
+    RecordSpec,
+    chunks_of_rows,
+)
 from tokshard.wording import counted
 
 _SHOWN_FIELDS = 8
@@ -31,24 +41,18 @@ def as_sources(sources: Any) -> list[str | RecordSource]:
     return [_as_source(sources, "sources")]
 
 
-def record_chunks(input_: Input, spec: RecordSpec) -> Iterator[Records]:
-    """The records of an iterable, in chunks of at most 1,024 records or about `CHUNK_BYTES` of values.
+def _chunks(input_: Input, _: Span, spec: RecordSpec) -> Iterator[tuple[None, Records]]:
+    """The records of an iterable.
 
     Raises:
         SourceError: the iterable raised an exception.
         UsageError: the iterable gives paths.
     """
-    given = input_.records
-    assert given is not None
-    rows = RowBuffer(spec)
-    for record in _records(given):
-        text, problem = _text(record, spec.text_field)
-        is_mapping = isinstance(record, Mapping)
-        values = [_plain(_lookup(record, path)) if is_mapping else None for path, _ in spec.columns.values()]
-        if rows.add(text, values, problem):
-            yield rows.flush(rows.num_bytes)
-    if rows:
-        yield rows.flush(rows.num_bytes)
+    assert input_.records is not None
+    return chunks_of_rows(spec, (_row(record, spec) for record in _records(input_.records)))
+
+
+FORMAT = Format(name=RECORDS, read=_chunks, is_choice=False)
 
 
 def _holds_records(sources: list[Any] | tuple[Any, ...]) -> bool:
@@ -95,20 +99,22 @@ def _records(given: RecordSource) -> Iterator[Any]:
         raise given.failure from error
 
 
-def _text(record: Any, path: str) -> tuple[Any, tuple[str, str] | None]:
-    """The text of a record, and the reason and detail if the record is bad."""
+def _row(record: Any, spec: RecordSpec) -> tuple[Sequence[Any], Problem | None]:
+    """The text of a record and its kept values, and what is wrong if it is bad."""
     if isinstance(record, str):
-        return record, None
+        return [record, *[None] * len(spec.columns)], None
     if not isinstance(record, Mapping):
-        return None, (MALFORMED, f"the record has type {type(record).__name__}, expected a mapping or a string")
-    text = _plain(_lookup(record, path))
-    if text is None:
-        names = list(map(str, record))
-        shown = ", ".join(names[:_SHOWN_FIELDS]) + (", ..." if len(names) > _SHOWN_FIELDS else "")
-        return None, (MISSING_TEXT, f"no text in field {path!r}; it has {shown or 'no fields'}")
-    if not isinstance(text, str | bytes):
-        return None, (NOT_A_STRING, f"field {path!r} is {text!r:.80}")
-    return text, None
+        kind = type(record).__name__
+        problem = MALFORMED, f"the record has type {kind}, expected a mapping or a string"
+        return [None] * (1 + len(spec.columns)), problem
+    text, *values = (_plain(_lookup(record, path)) for path in (spec.text_field, *spec.kept_paths))
+    if isinstance(text, str | bytes):
+        return [text, *values], None
+    if text is not None:
+        return [None, *values], (NOT_A_STRING, f"field {spec.text_field!r} is {text!r:.80}")
+    names = list(map(str, record))
+    shown = ", ".join(names[:_SHOWN_FIELDS]) + (", ..." if len(names) > _SHOWN_FIELDS else "")
+    return [None, *values], (MISSING_TEXT, f"no text in field {spec.text_field!r}; it has {shown or 'no fields'}")
 
 
 def _lookup(record: Mapping[Any, Any], path: str) -> Any:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from tokshard.pipeline.sources.division import Divisibility, Lines, Span, Stream
+from tokshard.pipeline.sources.inputs import JSONL, Input
 from tokshard.pipeline.sources.kept_values import WrongTypeError, json_value
+from tokshard.pipeline.sources.lines import lines_of
+from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import (
     INVALID_UTF8,
     MALFORMED,
@@ -24,6 +28,7 @@ from tokshard.pipeline.sources.records import (
     Records,
     RecordSpec,
     content_of,
+    no_records,
 )
 
 
@@ -63,7 +68,7 @@ class JsonLinesParser:
         num_lines = _count_object_lines(data)
         if num_lines is None:
             return None
-        records = self._no_records()
+        records = no_records(self._spec)
         try:
             found = self._decoder.decode_lines(data)
             if len(found) != num_lines:
@@ -80,7 +85,7 @@ class JsonLinesParser:
 
     def _take_each(self, data: bytes) -> Records:
         """Parse line by line, and say of each bad line what is wrong with it."""
-        records = self._no_records()
+        records = no_records(self._spec)
         lines = data.split(b"\n")
         if not lines[-1]:
             lines.pop()  # a newline ends the last line and does not start another
@@ -90,7 +95,7 @@ class JsonLinesParser:
             try:
                 found = decode(line)
                 if fast:
-                    admit(spec, position, text(found), {})
+                    admit(spec, position, text(found))
                 else:
                     self._admit_slowly(records, position, found, line)
             except _JSON_ERRORS:
@@ -99,9 +104,6 @@ class JsonLinesParser:
                 else:
                     self._admit_or_explain(records, position, line, lines[position + 1 : position + 2])
         return records
-
-    def _no_records(self) -> Records:
-        return Records(columns={name: [] for name in self._spec.columns})
 
     def _admit_slowly(self, records: Records, position: int, found: Any, line: bytes = b"") -> None:
         spec = self._spec
@@ -117,18 +119,20 @@ class JsonLinesParser:
             records.bad.append(BadRecord(position, NOT_A_STRING, detail))
             return
         text = _STRING.decode(raw)
-        values = {}
+        values = []
         for name, (path, kind) in spec.columns.items():
             kept = self._lookup(found, path)
             if kept is not None:
                 records.fields.add(name)
             try:
-                values[name] = json_value(kept, kind)
+                values.append(json_value(kept, kind))
             except WrongTypeError:
                 detail = f"field {path!r} is {_shown(kept or b'')}, not {kind}"
                 records.bad.append(BadRecord(position, WRONG_TYPE, detail))
                 return
-        records.admit(spec, position, text, values)
+        if records.admit(spec, position, text):
+            for column, value in zip(records.columns.values(), values, strict=True):
+                column.append(value)
 
     def _lookup(self, found: Any, path: str) -> bytes | None:
         """The raw JSON of the field with this name, else of the field at this dotted path, else None."""
@@ -177,8 +181,8 @@ def _count_object_lines(data: bytes) -> int | None:
 
 _OPENING, _CLOSING, _NEWLINE = b"{}\n"
 
+# Bytes of lines that are checked at once. A chunk can hold a line of 128 MiB, and the check would copy it.
 _MOST_AT_ONCE = 4 << 20
-"""Bytes of lines that are checked at once. A chunk can hold a line of 128 MiB, and the check would copy it."""
 
 
 def _explain(line: bytes, following: Sequence[bytes], error: Exception) -> tuple[str, str]:
@@ -257,3 +261,20 @@ def _shown(raw: bytes) -> str:
 def _excerpt(raw: bytes) -> str:
     text = raw[:80].decode("utf-8", "replace")
     return repr(text) + ("..." if len(raw) > 80 else "")
+
+
+def _lines(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[int, LineChunk]]:
+    return lines_of(input_, span, spec.max_line_bytes)
+
+
+def _divisibility(input_: Input, _: str) -> Divisibility:
+    return Lines() if input_.compression is None else Stream()
+
+
+FORMAT = Format(
+    name=JSONL,
+    read=_lines,
+    divide=_divisibility,
+    suffixes=(".jsonl", ".ndjson", ".json"),
+    is_compressible=True,
+)

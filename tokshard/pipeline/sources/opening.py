@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from typing import IO, Any
@@ -9,24 +10,21 @@ from typing import IO, Any
 import pyarrow as pa
 
 from tokshard.errors import BadSourceError, SourceError
-from tokshard.pipeline.sources.companions import with_companions
-from tokshard.pipeline.sources.inputs import JSONL, PINNED, STDIN, TXT, Input
-from tokshard.store import Store, is_uri, locate, open_store
+from tokshard.pipeline.sources.inputs import PINNED, STDIN, Input, Needs
+from tokshard.store import Entry, Store, is_uri, locate, open_store
 
 
 def open_file(input_: Input) -> IO[bytes]:
-    """The raw bytes of an input; standard input is not seekable.
+    """The raw bytes of an input, buffered; standard input is not seekable.
 
     Raises:
         BadSourceError: the file is gone.
     """
     try:
         if input_.location == STDIN:
-            return open(0, "rb", buffering=0, closefd=False)
+            return open(0, "rb", closefd=False)
         store, name = store_of(input_.location)
-        path = store.local_path(name) if input_.compression is None and input_.format in (JSONL, TXT) else None
-        # lines and texts are read in large pieces, for which a buffer would only cost time
-        return store.open(name) if path is None else open(path, "rb", buffering=0)
+        return store.open(name)
     except OSError as error:
         raise vanished(input_, error) from error
 
@@ -58,6 +56,34 @@ def open_for_arrow(input_: Input) -> pa.NativeFile:
     return pa.PythonFile(file, mode="r")
 
 
+def needed_names(name: str, needs: Needs) -> list[str]:
+    """The files without which a file cannot be read, such as its index.
+
+    Args:
+        needs: for each, the end of the name that it lacks (``/``: all but the folder), and what it has instead.
+    """
+    folder = name[: name.rfind("/") + 1]
+    return [(folder if end == "/" else name.removesuffix(end)) + other for end, other in needs]
+
+
+def with_needed(store: Store, entry: Entry, needs: Needs, form: str) -> Entry:
+    """The facts of a file, with a version that changes with those of the files that it needs.
+
+    Raises:
+        BadSourceError: one cannot be looked at.
+    """
+    versions = [entry.version]
+    for name in needed_names(entry.name, needs):
+        try:
+            versions.append(store.stat(name).version)
+        except OSError as error:
+            raise BadSourceError(
+                f"{store.where(name)} cannot be read: {error.strerror}; {store.where(entry.name)} needs it as {form}",
+                hint="put it there, or say with --format what the file is",
+            ) from error
+    return dataclasses.replace(entry, version="+".join(versions)) if needs else entry
+
+
 def check_unchanged(input_: Input) -> None:
     """Refuse an input that is not what it was when the build began.
 
@@ -68,22 +94,19 @@ def check_unchanged(input_: Input) -> None:
         return
     store, name = store_of(input_.location)
     try:
-        found = with_companions(store, store.stat(name), input_.format)
+        found = with_needed(store, store.stat(name), input_.needs, input_.format)
     except OSError as error:
         raise vanished(input_, error) from error
-    hint = "put the file back, or start over with --force"
     if input_.version not in (found.version, PINNED):
-        raise SourceError(
-            f"{input_.location} was modified since the build began: its version was {input_.version}, "
-            f"now it is {found.version}",
-            hint=hint,
-        )
-    if input_.num_bytes != found.size:
-        raise SourceError(
-            f"{input_.location} was modified since the build began: it had {input_.num_bytes:,} bytes, "
-            f"now it has {found.size:,}",
-            hint=hint,
-        )
+        change = f"its version was {input_.version}, now it is {found.version}"
+    elif input_.num_bytes != found.size:
+        change = f"it had {input_.num_bytes:,} bytes, now it has {found.size:,}"
+    else:
+        return
+    raise SourceError(
+        f"{input_.location} was modified since the build began: {change}",
+        hint="put the file back, or start over with --force",
+    )
 
 
 def check_not_cut(input_: Input) -> None:

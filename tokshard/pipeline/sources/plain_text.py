@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from tokshard.pipeline.sources.division import CHUNK_BYTES
-from tokshard.pipeline.sources.lines import line_chunks
-from tokshard.pipeline.sources.records import ROWS_PER_CHUNK, TOO_LONG, LineChunk, Records, RecordSpec, admit_rows
+from tokshard.pipeline.sources.decompress import open_bytes
+from tokshard.pipeline.sources.division import CHUNK_BYTES, Divisibility, Indivisible, Lines, Span, Stream
+from tokshard.pipeline.sources.inputs import TXT, Input
+from tokshard.pipeline.sources.lines import line_chunks, lines_of
+from tokshard.pipeline.sources.protocol import Format
+from tokshard.pipeline.sources.records import (
+    FILE,
+    LINE,
+    ROWS_PER_CHUNK,
+    TOO_LONG,
+    LineChunk,
+    Problem,
+    Records,
+    RecordSpec,
+    admit_rows,
+    counted,
+)
 
 _BLANK_LINES = re.compile(rb"(?m)(?:^[ \t\r\f\v]*\n)+")
 
 
-def whole_text(read: Callable[[int], bytes], spec: RecordSpec, *, input_bytes: int) -> Records:
-    """All bytes of `read` as one document; of a document that is too long, no more than the limit is held."""
-    data, num_marks = without_mark(read(len(codecs.BOM_UTF8) + spec.max_document_bytes + 1))
-    if len(data) > spec.max_document_bytes:
-        detail = f"the file holds more than {spec.max_document_bytes:,} bytes of text"
-        return _records(spec, [None], {0: (TOO_LONG, detail)}, input_bytes, num_marks)
-    return _records(spec, [data], {}, input_bytes, num_marks)
+def text_documents(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
+    """The documents of a text by the mode of `spec`, in chunks, each with its place in the text."""
+    if spec.text_mode == FILE:
+        yield 0, _whole_text(read, spec)
+    elif spec.text_mode == LINE:
+        for place, chunk in line_chunks(read, _max_line_bytes(spec)):
+            yield place, _line_documents(place, chunk, spec)
+    else:
+        yield from _paragraphs(read, spec)
 
 
 def without_mark(data: bytes) -> tuple[bytes, int]:
@@ -28,126 +46,117 @@ def without_mark(data: bytes) -> tuple[bytes, int]:
     return text, int(len(text) < len(data))
 
 
-def line_documents(index: int, chunk: LineChunk, spec: RecordSpec) -> Records:
-    r"""Each line as a document, without its ``\n`` or ``\r\n``. Chunk 0 may start with a byte order mark."""
-    data, num_marks = without_mark(chunk.data) if index == 0 else (chunk.data, 0)
-    lines: list[bytes | None] = list(data.split(b"\n"))
+def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[int, Records]]:
+    name = input_.path or os.path.basename(input_.location)
+    if spec.text_mode == LINE:
+        for place, chunk in lines_of(input_, span, _max_line_bytes(spec)):
+            records = _line_documents(place, chunk, spec)
+            records.set_name(spec, name)
+            yield place, records
+        return
+    with open_bytes(input_) as stream:
+        for place, records in counted(text_documents(stream.read, spec), stream.file_position):
+            records.set_name(spec, name)
+            if spec.text_mode == FILE:
+                records.input_bytes = input_.num_bytes  # also where less was read of a text that is too long
+            yield place, records
+
+
+def _divisibility(input_: Input, text_mode: str) -> Divisibility:
+    if text_mode == FILE:
+        return Indivisible()
+    return Lines() if text_mode == LINE and input_.compression is None else Stream()
+
+
+FORMAT = Format(name=TXT, read=_chunks, divide=_divisibility, suffixes=(".txt",), is_compressible=True)
+
+
+def _whole_text(read: Callable[[int], bytes], spec: RecordSpec) -> Records:
+    """All bytes of `read` as one document; of a document that is too long, no more than the limit is held."""
+    data, num_marks = without_mark(read(len(codecs.BOM_UTF8) + spec.max_document_bytes + 1))
+    detail = f"the file holds more than {spec.max_document_bytes:,} bytes of text"
+    records = admit_rows(spec, [data], None, {0: (TOO_LONG, detail)} if len(data) > spec.max_document_bytes else {})
+    records.num_marks = num_marks
+    return records
+
+
+def _line_documents(place: int, chunk: LineChunk, spec: RecordSpec) -> Records:
+    r"""Each line as a document, without its ``\n`` or ``\r\n``. The first chunk may start with a byte order mark."""
+    data, num_marks = (chunk.data, 0) if place else without_mark(chunk.data)
+    try:
+        lines: list[Any] = [line.removesuffix("\r") for line in data.decode().split("\n")]
+    except UnicodeDecodeError:
+        lines = [line.removesuffix(b"\r") for line in data.split(b"\n")]
     if not lines[-1]:
         lines.pop()  # a newline ends the last line and does not start another
-    if b"\r" in chunk.data:
-        lines = [line and line.removesuffix(b"\r") for line in lines]
-    broken = {}
+    problems = {}
     if chunk.oversized_bytes:
-        broken[len(lines)] = _too_long(spec, "line", chunk.oversized_bytes)
+        problems[len(lines)] = _too_long(spec, "line", chunk.oversized_bytes)
         lines.append(None)
-    return _records(spec, lines, broken, chunk.input_bytes, num_marks)
+    records = admit_rows(spec, lines, None, problems)
+    records.input_bytes, records.num_marks = chunk.input_bytes, num_marks
+    return records
 
 
-def max_text_line_bytes(spec: RecordSpec) -> int:
+def _paragraphs(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
+    """The documents between blank lines, in chunks of those that start in one chunk of lines."""
+    texts: list[bytes] = []
+    problems: dict[int, Problem] = {}
+    here = size = marks = 0
+
+    def finished() -> tuple[int, Records]:
+        nonlocal size, marks
+        records = admit_rows(spec, texts, None, problems)
+        records.num_marks, size, marks = marks, 0, 0
+        texts.clear()
+        problems.clear()
+        return here, records
+
+    for place, text, num_bytes, num_marks in _split(read, spec):
+        if texts and (place != here or size >= CHUNK_BYTES or len(texts) >= ROWS_PER_CHUNK):
+            yield finished()
+        here, size, marks = place, size + len(text), marks + num_marks
+        if num_bytes > _max_line_bytes(spec):
+            problems[len(texts)] = _too_long(spec, "paragraph", num_bytes)
+        texts.append(text)
+    if texts:
+        yield finished()
+
+
+def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, bytes, int, int]]:
+    """Cut a text at its blank lines, which hold nothing but white space and are not part of a paragraph.
+
+    Yields:
+        The place of the chunk of lines in which a paragraph starts; its text, empty if it is too long; its size; and
+        how many byte order marks were dropped before it.
+    """
+    start = num_bytes = num_marks = 0
+    parts: list[bytes] = []
+    for place, chunk in line_chunks(read, _max_line_bytes(spec)):
+        data, is_marked = (chunk.data, 0) if place else without_mark(chunk.data)
+        num_marks += is_marked
+        if data and not data.endswith(b"\n"):
+            data += b"\n"  # ends the last line, so that the pattern finds it if it is blank
+        pieces = _BLANK_LINES.split(data)
+        for number, piece in enumerate(pieces, 1):
+            start = start if num_bytes else place
+            num_bytes += len(piece) + (chunk.oversized_bytes if number == len(pieces) else 0)
+            parts = [*parts, piece] if num_bytes <= _max_line_bytes(spec) else []
+            if num_bytes and number < len(pieces):
+                yield start, _joined(parts), num_bytes, num_marks
+                parts, num_bytes, num_marks = [], 0, 0
+    if num_bytes:
+        yield start, _joined(parts), num_bytes, num_marks
+
+
+def _max_line_bytes(spec: RecordSpec) -> int:
     """A longer line is too long for a document, whatever ends it."""
     return spec.max_document_bytes + len(b"\r\n")
 
 
-def paragraphs(
-    read: Callable[[int], bytes], spec: RecordSpec, *, position: Callable[[], int]
-) -> Iterator[tuple[int, Records]]:
-    """The documents between blank lines. A blank line holds nothing but white space, and is not part of a document.
-
-    Yields:
-        Index of the chunk of `CHUNK_BYTES` in which the documents start, ascending, and the documents.
-    """
-    batch = _Paragraphs(spec)
-    chunks = line_chunks(read, start=0, stop=None, max_line_bytes=max_text_line_bytes(spec), position=position)
-    for index, chunk in chunks:
-        batch.input_bytes += chunk.input_bytes
-        data, num_marks = without_mark(chunk.data) if index == 0 else (chunk.data, 0)
-        batch.num_marks += num_marks
-        done = 0
-        if data and not data.endswith(b"\n"):
-            data += b"\n"  # ends the last line, so that the pattern finds it if it is blank
-        for blank in _BLANK_LINES.finditer(data):
-            if batch.add(index, data[done : blank.start()]):
-                yield batch.flush()
-            batch.close()
-            done = blank.end()
-        if batch.add(index, data[done:]):
-            yield batch.flush()
-        if batch.add(index, b"", oversized_bytes=chunk.oversized_bytes):
-            yield batch.flush()
-    batch.close()
-    if batch.is_filled:
-        yield batch.flush()
+def _joined(parts: list[bytes]) -> bytes:
+    return b"".join(parts).removesuffix(b"\n").removesuffix(b"\r")
 
 
-class _Paragraphs:
-    """Complete paragraphs, and the current one. A paragraph that is too long is counted, not held."""
-
-    def __init__(self, spec: RecordSpec) -> None:
-        self._spec = spec
-        self._texts: list[bytes | None] = []
-        self._broken: dict[int, tuple[str, str]] = {}
-        self._size = 0
-        self._index = 0
-        self._lines: list[bytes] = []
-        self._num_bytes = 0
-        self._start = 0
-        self.input_bytes = 0
-        self.num_marks = 0
-
-    @property
-    def is_filled(self) -> bool:
-        return bool(self._texts)
-
-    def add(self, index: int, lines: bytes, *, oversized_bytes: int = 0) -> bool:
-        """Append lines to the current paragraph; True if the complete ones should be flushed now."""
-        num_bytes = len(lines) + oversized_bytes
-        if not num_bytes:
-            return False
-        if not self._num_bytes:
-            self._start = index
-        self._num_bytes += num_bytes
-        if self._num_bytes <= max_text_line_bytes(self._spec):
-            self._lines.append(lines)
-        else:
-            self._lines.clear()
-        return self.is_filled and (
-            self._start != self._index or self._size >= CHUNK_BYTES or len(self._texts) >= ROWS_PER_CHUNK
-        )
-
-    def close(self) -> None:
-        """End the current paragraph, if there is one."""
-        if not self._num_bytes:
-            return
-        text = None
-        if self._num_bytes <= max_text_line_bytes(self._spec):
-            text = b"".join(self._lines).removesuffix(b"\n").removesuffix(b"\r")
-            self._size += len(text)
-        else:
-            self._broken[len(self._texts)] = _too_long(self._spec, "paragraph", self._num_bytes)
-        self._index = self._start
-        self._texts.append(text)
-        self._lines.clear()
-        self._num_bytes = 0
-
-    def flush(self) -> tuple[int, Records]:
-        """Return the complete paragraphs, and the index of the chunk in which they start."""
-        records = _records(self._spec, self._texts, self._broken, self.input_bytes, self.num_marks)
-        self._texts, self._broken, self._size, self.input_bytes, self.num_marks = [], {}, 0, 0, 0
-        return self._index, records
-
-
-def _records(
-    spec: RecordSpec,
-    texts: list[bytes | None],
-    broken: dict[int, tuple[str, str]],
-    input_bytes: int,
-    num_marks: int,
-) -> Records:
-    columns = dict.fromkeys(spec.columns, [None] * len(texts))
-    records = admit_rows(spec, texts, columns, input_bytes=input_bytes, broken=broken)
-    records.fields, records.num_marks = set(), num_marks
-    return records
-
-
-def _too_long(spec: RecordSpec, what: str, num_bytes: int) -> tuple[str, str]:
+def _too_long(spec: RecordSpec, what: str, num_bytes: int) -> Problem:
     return TOO_LONG, f"{what} has {num_bytes:,} bytes, at most {spec.max_document_bytes:,} are allowed"

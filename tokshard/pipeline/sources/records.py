@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,31 +15,27 @@ from tokshard.errors import UsageError
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES, TOKENS
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec
 from tokshard.pipeline.sources.division import CHUNK_BYTES
+from tokshard.pipeline.sources.inputs import READS
 from tokshard.pipeline.sources.kept_values import WrongTypeError, typed_value
 
 MALFORMED = "malformed"
-
 MISSING_TEXT = "missing text"
-
 NOT_A_STRING = "text is not a string"
-
 INVALID_UTF8 = "invalid UTF-8"
-
 TOO_LONG = "over max-document-bytes"
-
 WRONG_TYPE = "kept field of another type"
-
 SPECIAL_TOKEN = "special token in text"
-
 NOT_ENCODED = "tokenizer fails on the text"
-
 EMPTY = "empty"
 
+# The most records that are handled at once.
 ROWS_PER_CHUNK = 1_024
-"""The most records that are handled at once."""
 
+# Field of a member of an archive and of a text file: its name in the archive, or its path below the argument.
+NAME = "__name__"
+
+# Values of ``--text-mode``.
 FILE, LINE, PARAGRAPH = TEXT_MODES = ("file", "line", "paragraph")
-"""Values of ``--text-mode``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +57,23 @@ class RecordSpec:
     tokens: TokenSpec | None = None
 
     @property
+    def reads(self) -> str:
+        """What the records are: one of `READS`."""
+        return READS[self.tokens is not None]
+
+    @property
+    def kept_paths(self) -> list[str]:
+        """The dotted path of each kept column."""
+        return [path for path, _ in self.columns.values()]
+
+    @property
     def max_line_bytes(self) -> int:
         """A longer line is a bad record and never held in memory. JSON escapes can turn one byte into six."""
         return 8 * self.max_document_bytes + (1 << 20)
+
+
+# Why a record is bad: one of the constants of this module, and what was found, for a person.
+Problem = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +119,55 @@ class Records:
     fields: set[str] = field(default_factory=set)
     num_marks: int = 0
 
-    def admit_all(self, spec: RecordSpec, texts: list[str]) -> None:
-        """Take the texts of all records of the chunk, in order. Only for a spec without kept columns."""
+    def admit_all(self, spec: RecordSpec, texts: Sequence[str]) -> None:
+        """Take the texts of all records of the chunk, in order. The caller sees to the kept columns."""
         self.count = len(texts)
         if texts and all(texts) and max(map(len, texts)) * 4 <= spec.max_document_bytes:
-            self.texts, self.positions = texts, list(range(len(texts)))
+            self.texts, self.positions = list(texts), list(range(len(texts)))
             return
         for position, text in enumerate(texts):
-            self.admit(spec, position, text, {})
+            self.admit(spec, position, text)
 
-    def admit(self, spec: RecordSpec, position: int, text: str, values: Mapping[str, Any]) -> None:
-        """Take a text as a document, or count it as empty or bad."""
+    def admit(self, spec: RecordSpec, position: int, text: str) -> bool:
+        """Take a text as a document, or count it as empty or bad; returns whether it was taken."""
         if not text:
             self.num_empty += 1
-            return
+            return False
         # a character has 1 to 4 bytes in UTF-8, so most texts need not be encoded to know that they fit
         if len(text) * 4 > spec.max_document_bytes:
             num_bytes = utf8_size(text)
             if num_bytes > spec.max_document_bytes:
                 detail = f"text has {num_bytes:,} bytes, at most {spec.max_document_bytes:,} are allowed"
                 self.bad.append(BadRecord(position, TOO_LONG, detail))
-                return
-        for name in spec.columns:
-            self.columns[name].append(values[name])
+                return False
         self.texts.append(text)
         self.positions.append(position)
+        return True
+
+    def set_name(self, spec: RecordSpec, name: str) -> None:
+        """Give the kept columns of the field `NAME` their value."""
+        for column, (path, _) in spec.columns.items():
+            if path == NAME:
+                self.columns[column] = [name] * len(self.texts)
+                self.fields.add(column)
+
+    def extend(self, other: Records) -> None:
+        """Add the records of the part that follows."""
+        base, self.count = self.count, self.count + other.count
+        self.texts += other.texts
+        self.positions += [base + position for position in other.positions]
+        for name, values in other.columns.items():
+            self.columns[name] += values
+        self.bad += [replace(bad, position=base + bad.position) for bad in other.bad]
+        self.num_empty += other.num_empty
+        self.passed_over += [(base + position, reason) for position, reason in other.passed_over]
+        self.fields |= other.fields
+        self.num_marks += other.num_marks
+
+
+def no_records(spec: RecordSpec) -> Records:
+    """An empty chunk, to which records are added."""
+    return Records(columns={name: [] for name in spec.columns})
 
 
 def utf8_size(text: str) -> int:
@@ -147,7 +181,7 @@ def utf8_sizes(texts: Sequence[str]) -> int:
     return sum(map(len, texts)) + sum(len(text.encode()) - len(text) for text in others)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LineChunk:
     """Whole lines of one input, before they are parsed.
 
@@ -158,11 +192,14 @@ class LineChunk:
     """
 
     data: bytes
-    oversized_bytes: int
-    input_bytes: int
+    oversized_bytes: int = 0
+    input_bytes: int = 0
 
 
 Chunk = LineChunk | Records | TokenBatch
+
+C = TypeVar("C", LineChunk, Records)
+P = TypeVar("P", int, None)
 
 _CONTENTS: Sequence[tuple[bytes, str]] = (
     (b"\x1f\x8b", "gzip; give the file a name that ends in .gz"),
@@ -190,119 +227,118 @@ def content_of(data: bytes) -> str | None:
 def admit_rows(
     spec: RecordSpec,
     texts: Sequence[Any],
-    columns: Mapping[str, Sequence[Any]],
-    *,
-    input_bytes: int,
-    broken: Mapping[int, tuple[str, str]] = MappingProxyType({}),
+    columns: Sequence[Sequence[Any]] | None = None,
+    problems: Mapping[int, Problem] = MappingProxyType({}),
 ) -> Records:
     """Make records from values that are already parsed.
 
     Args:
         texts: str, bytes (checked for UTF-8), or None where the text is missing.
-        columns: kept column to one value per text.
-        broken: index to (reason, detail) of records that are known to be bad; their texts and values are ignored.
+        columns: for each kept column one value per text; None if there are no such fields.
+        problems: index to what is known to be wrong with records; their texts and values are ignored.
     """
-    records = Records(
-        count=len(texts),
-        input_bytes=input_bytes,
-        columns={name: [] for name in spec.columns},
-        fields=set(spec.columns),
-    )
-    for position, raw in enumerate(texts):
-        if position in broken:
-            records.bad.append(BadRecord(position, *broken[position]))
-            continue
-        if raw is None:
-            records.bad.append(BadRecord(position, MISSING_TEXT, f"no value in field {spec.text_field!r}"))
-            continue
-        try:
-            text = raw.decode() if isinstance(raw, bytes) else raw
-            if not text.isascii():
-                text.encode()  # raises for lone surrogates
-        except UnicodeError as error:
-            seems = content_of(raw) if isinstance(raw, bytes) else None
-            records.bad.append(BadRecord(position, INVALID_UTF8, seems or str(error)))
-            continue
-        values = {}
-        for name, (path, kind) in spec.columns.items():
-            try:
-                values[name] = typed_value(columns[name][position], kind)
-            except WrongTypeError:
-                detail = f"field {path!r} is {columns[name][position]!r:.80}, not {kind}"
-                records.bad.append(BadRecord(position, WRONG_TYPE, detail))
-                break
-            except UnicodeError as error:
-                records.bad.append(BadRecord(position, INVALID_UTF8, f"field {path!r}: {error}"))
-                break
-        else:
-            records.admit(spec, position, text, values)
+    records = Records(fields=set() if columns is None else set(spec.columns))
+    kept, wrong = typed_columns(spec, columns or [])
+    if problems or wrong or not _are_strings(texts):
+        records.count = len(texts)
+        for position, raw in enumerate(texts):
+            text, problem = _text_of(spec, raw)
+            problem = problems.get(position) or problem or wrong.get(position)
+            if problem:
+                records.bad.append(BadRecord(position, *problem))
+            else:
+                records.admit(spec, position, text)
+    else:
+        records.admit_all(spec, texts)
+    for name, values in zip(spec.columns, kept or [[None] * len(texts)] * len(spec.columns), strict=True):
+        is_whole = len(records.texts) == len(texts)
+        records.columns[name] = list(values) if is_whole else [values[position] for position in records.positions]
     return records
 
 
-class RowBuffer:
-    """Collects rows for a chunk of at most `ROWS_PER_CHUNK` records and about `CHUNK_BYTES` of values.
+def _are_strings(texts: Sequence[Any]) -> bool:
+    """Whether all texts are strings that UTF-8 can hold, which those with lone surrogates are not."""
+    try:
+        return set(map(type, texts)) == {str} and all(text.isascii() or text.encode() for text in texts)
+    except UnicodeError:
+        return False
+
+
+def _text_of(spec: RecordSpec, raw: Any) -> tuple[str, Problem | None]:
+    if raw is None:
+        return "", (MISSING_TEXT, f"no value in field {spec.text_field!r}")
+    try:
+        text: str = raw.decode() if isinstance(raw, bytes) else raw
+        if not text.isascii():
+            text.encode()  # raises for lone surrogates
+    except UnicodeError as error:
+        seems = content_of(raw) if isinstance(raw, bytes) else None
+        return "", (INVALID_UTF8, seems or str(error))
+    return text, None
+
+
+def typed_columns(spec: RecordSpec, columns: Sequence[Sequence[Any]]) -> tuple[list[list[Any]], Mapping[int, Problem]]:
+    """The kept columns in the types that were asked for; and for rows with a value of another type, what is wrong."""
+    found: list[list[Any]] = []
+    wrong: dict[int, Problem] = {}
+    for (path, kind), values in zip(spec.columns.values(), columns, strict=False):
+        typed: list[Any] = []
+        for position, value in enumerate(values):
+            try:
+                typed.append(typed_value(value, kind))
+                continue
+            except WrongTypeError:
+                problem = WRONG_TYPE, f"field {path!r} is {value!r:.80}, not {kind}"
+            except UnicodeError as error:
+                problem = INVALID_UTF8, f"field {path!r}: {error}"
+            typed.append(None)
+            wrong.setdefault(position, problem)
+        found.append(typed)
+    return found, wrong
+
+
+def chunks_of_rows(
+    spec: RecordSpec, rows: Iterable[tuple[Sequence[Any], Problem | None]]
+) -> Iterator[tuple[None, Records]]:
+    """Chunks of at most `ROWS_PER_CHUNK` records and about `CHUNK_BYTES` of values, which count as bytes of the input.
 
     Args:
-        spec: names the kept columns.
+        rows: the text and the kept values of each record as `admit_rows` takes them, and what is wrong with it.
     """
+    held: list[Sequence[Any]] = []
+    problems: dict[int, Problem] = {}
+    num_bytes = 0
 
-    def __init__(self, spec: RecordSpec) -> None:
-        self._spec = spec
-        self._clear()
+    def finished() -> tuple[None, Records]:
+        nonlocal num_bytes
+        texts, *columns = zip(*held, strict=True)
+        records = admit_rows(spec, texts, columns, problems)
+        records.input_bytes, num_bytes = num_bytes, 0
+        held.clear()
+        problems.clear()
+        return None, records
 
-    def _clear(self) -> None:
-        self._texts: list[Any] = []
-        self._columns: dict[str, list[Any]] = {name: [] for name in self._spec.columns}
-        self._broken: dict[int, tuple[str, str]] = {}
-        self.num_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def add(self, text: Any, values: Sequence[Any], problem: tuple[str, str] | None) -> bool:
-        """Append a row: its text and a value for each kept column, or what is wrong with it.
-
-        Args:
-            text: str, bytes, or None where it is missing.
-            problem: reason and detail.
-
-        Returns:
-            Whether the chunk is full.
-        """
+    for row, problem in rows:
         if problem is not None:
-            self._broken[len(self._texts)] = problem
-        self._texts.append(text)
-        num_bytes = len(text) if text else 0
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(value)
-            num_bytes += value_bytes(value)
-        self.num_bytes += num_bytes
-        return self.num_bytes >= CHUNK_BYTES or len(self._texts) >= ROWS_PER_CHUNK
-
-    def flush(self, input_bytes: int) -> Records:
-        """Return the collected rows as records, and begin the next chunk."""
-        records = admit_rows(self._spec, self._texts, self._columns, input_bytes=input_bytes, broken=self._broken)
-        self._clear()
-        return records
+            problems[len(held)] = problem
+        held.append(row)
+        num_bytes += sum(map(value_bytes, row))
+        if num_bytes >= CHUNK_BYTES or len(held) >= ROWS_PER_CHUNK:
+            yield finished()
+    if held:
+        yield finished()
 
 
-def join_records(spec: RecordSpec, parts: Sequence[Records]) -> Records:
-    """Join the records of consecutive parts into one chunk."""
-    joined = Records(columns={name: [] for name in spec.columns})
-    for part in parts:
-        base = joined.count
-        joined.count += part.count
-        joined.texts += part.texts
-        joined.positions += [base + position for position in part.positions]
-        for name, values in part.columns.items():
-            joined.columns[name] += values
-        joined.bad += [replace(bad, position=base + bad.position) for bad in part.bad]
-        joined.num_empty += part.num_empty
-        joined.passed_over += [(base + position, reason) for position, reason in part.passed_over]
-        joined.input_bytes += part.input_bytes
-        joined.fields |= part.fields
-        joined.num_marks += part.num_marks
-    return joined
+def counted(chunks: Iterable[tuple[P, C]], position: Callable[[], int], reported: int = 0) -> Iterator[tuple[P, C]]:
+    """Chunks with the bytes of the input that were read for each.
+
+    Args:
+        position: returns the bytes that were read so far, of which `reported` count for nothing.
+    """
+    for place, chunk in chunks:
+        here = position()
+        chunk.input_bytes, reported = here - reported, here
+        yield place, chunk
 
 
 def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -323,6 +359,8 @@ def parse_columns(id_field: str | None, keep: Iterable[str]) -> dict[str, tuple[
         if not path:
             raise ValueError("the name of a kept field is empty")
         check_field_name(path)
+        if path == NAME and kind != "string":
+            raise ValueError(f"{NAME} is always a string")
         if name == TOKENS:
             raise ValueError(f"a kept column cannot be called {TOKENS!r}: that is the column of token ids")
         if kind not in SUPPORTED_COLUMN_TYPES:

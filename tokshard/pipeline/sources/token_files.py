@@ -1,179 +1,188 @@
-"""Files of documents that another tool has tokenized: how each is recognised and divided, and which reader reads it."""
+"""Files of documents that another tool has tokenized: how each is recognised, divided and read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from tokshard.errors import BadSourceError, TokshardError, UsageError
-from tokshard.format.names import MANIFEST, SHARD_TABLE
-from tokshard.format.opening import read_manifest
+from tokshard.errors import BadSourceError
 from tokshard.interop.tokens import ends, flat, megatron, sample_index, samples
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged
-from tokshard.pipeline.sources.companions import has_companions
 from tokshard.pipeline.sources.division import ByteRange, Divisibility, Indivisible, Lines, Span
-from tokshard.pipeline.sources.inputs import DATATROVE, FLAT, LITDATA, MDS, MEGATRON, NPY, Input
+from tokshard.pipeline.sources.inputs import TOKENS, Input
 from tokshard.pipeline.sources.opening import store_of
-from tokshard.pipeline.sources.records import RecordSpec
-from tokshard.store import Entry, Store, look_at
-
-Read = Callable[[Store, str, int, int | None, TokenSpec], Iterator[TokenBatch]]
-"""Yields the documents whose first byte lies in a range of a file; without an end, to the end of the file."""
+from tokshard.pipeline.sources.protocol import Format, Read
+from tokshard.pipeline.sources.records import RecordSpec, typed_columns
+from tokshard.store import Entry, Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenFormat:
-    """A format whose files are read by ranges of bytes.
+def _reader(read: Callable[[Store, str, int, int | None, TokenSpec], Iterator[TokenBatch]]) -> Read:
+    """The reader of a format whose documents lie at bytes of a file.
 
     Args:
-        suffixes: of the files of ids.
-        divisibility: of one file; `Lines` if it can be divided at any byte.
+        read: yields the documents whose first byte lies in a range of a file; without an end, to the end of the file.
     """
 
-    suffixes: tuple[str, ...]
-    read: Read
-    divisibility: Divisibility
+    def chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
+        start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
+        for batch in read(*store_of(input_.location), start, stop, _token_spec(spec)):
+            yield None, with_columns(batch, spec, batch.columns)
+
+    return chunks
 
 
-FORMATS: Mapping[str, TokenFormat] = {
-    MEGATRON: TokenFormat(suffixes=(megatron.SUFFIX,), read=megatron.read, divisibility=Lines()),
-    LITDATA: TokenFormat(suffixes=(samples.LITDATA_SUFFIX,), read=samples.read_litdata, divisibility=Indivisible()),
-    DATATROVE: TokenFormat(suffixes=(ends.DS_SUFFIX,), read=ends.read_ds, divisibility=Lines()),
-    MDS: TokenFormat(suffixes=samples.MDS_SUFFIXES, read=samples.read_mds, divisibility=Indivisible()),
-    NPY: TokenFormat(suffixes=(ends.NPY_SUFFIX,), read=ends.read_npy, divisibility=Lines()),
-    FLAT: TokenFormat(suffixes=(ends.NPY_SUFFIX,), read=flat.read, divisibility=Lines()),
-}
-"""In the order in which they are tried."""
+def _token_spec(spec: RecordSpec) -> TokenSpec:
+    assert spec.tokens is not None
+    return replace(spec.tokens, kept=tuple(spec.kept_paths))
 
 
-def format_of(store: Store, name: str) -> str | None:
-    """The format of a file by its name and by what lies next to it; None if it is no file of ids."""
-    for form, known in FORMATS.items():
-        if name.endswith(known.suffixes) and has_companions(store, name, form):
-            return form
-    return None
+def with_columns(batch: TokenBatch, spec: RecordSpec, values: Mapping[str, Sequence[Any]]) -> TokenBatch:
+    """A batch with its kept columns in the types that were asked for.
+
+    Args:
+        values: of some paths, one for each document; the values of others are missing.
+    """
+    if not spec.columns:
+        return batch
+    missing = [None] * len(batch.ends)
+    columns, problems = typed_columns(spec, [values.get(path, missing) for path in spec.kept_paths])
+    return replace(batch, columns=dict(zip(spec.columns, columns, strict=True)), problems=problems)
 
 
-def in_listed_order(store: Store, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Files in their order, but those that an ``index.json`` lists in the order of that: ``chunk-0-10`` is not third.
+def _complete_pairs(ids: str, index: str, store: Store, entries: Sequence[Entry], is_folder: bool) -> Sequence[Entry]:
+    """Refuse a folder that lacks one of two files that belong together: its documents would be missing.
+
+    Args:
+        ids, index: suffixes of the two.
 
     Raises:
-        BadSourceError: an index is damaged, or lists a file that is not there; a file of ids or its index is missing.
-        UsageError: a folder is a corpus of tokshard.
+        BadSourceError: with the one that is there.
     """
-    found = foreign_files(store, entries)
-    names = {entry.name for entry in found}
-    _check_pairs(store, names)
-    places = {entry.name: place for place, entry in enumerate(found)}
+    found = {end: {e.name.removesuffix(end) for e in entries if e.name.endswith(end)} for end in (ids, index)}
+    if not is_folder or not found[index]:
+        return entries  # files of another format may end in the same
+    for stem in sorted(found[ids] ^ found[index]):
+        there, missing = (ids, index) if stem in found[ids] else (index, ids)
+        if there == ids and sample_index.lists(store, sample_index.index_name(stem), sample_index.CHUNKS):
+            continue
+        raise BadSourceError(
+            f"{store.where(stem + there)} has no {stem.rpartition('/')[2]}{missing} next to it",
+            hint="fetch the missing file, or give the files to read instead of their directory",
+        )
+    return entries
+
+
+def _in_listed_order(store: Store, entries: Sequence[Entry], is_folder: bool) -> Sequence[Entry]:
+    """Files in their order, but those that an ``index.json`` lists in the order of that: ``chunk-0-10`` is not third.
+
+    MDS can keep a shard both compressed and not; then it is read once.
+
+    Raises:
+        BadSourceError: an index is damaged, or lists a file that is not there.
+    """
+    names = {entry.name for entry in entries}
+    plain, *packed = samples.MDS_SUFFIXES
+    twins = {name.removesuffix(plain) + suffix for name in names if name.endswith(plain) for suffix in packed}
+    found = [entry for entry in entries if entry.name not in twins]
+    if not is_folder:
+        return found
+    needing = {
+        _folder(name)
+        for name in names
+        if name.endswith(samples.MDS_SUFFIXES)
+        or (name.endswith(samples.LITDATA_SUFFIX) and megatron.index_name(name) not in names)
+    }
     ordered = list(found)
-    needing = _folders_that_need_an_index(names)
-    for entry in found:
-        folder, slash, base = entry.name.rpartition("/")
-        if base != sample_index.INDEX:
+    places = {entry.name: place for place, entry in enumerate(found)}
+    for name in places:
+        folder = _folder(name)
+        if name != folder + sample_index.INDEX:
             continue
         try:
-            index = sample_index.read_index(store, entry.name)
+            index = sample_index.read_index(store, name)
         except BadSourceError:
             if folder in needing:
                 raise
             continue  # it belongs to something else, as one does that lists nothing that is there
         listed, missing = [], []
         for either in sample_index.listed_names(index):
-            there = [places[folder + slash + name] for name in either if folder + slash + name in places]
+            there = [places[folder + base] for base in either if folder + base in places]
             listed += there
             missing += [] if there else [either[0] if either else "a file"]
         if missing and (listed or folder in needing):
-            raise damaged(store, entry.name, f"it lists {missing[0]}, which is not there")
+            raise damaged(store, name, f"it lists {missing[0]}, which is not there")
         for place, file in zip(sorted(listed), listed, strict=True):
             ordered[place] = found[file]
-    return iter(ordered)
+    return ordered
 
 
-def foreign_files(store: Store, entries: Iterable[Entry]) -> list[Entry]:
-    """Files without those that hold what another one holds: MDS can keep a shard both compressed and not.
-
-    Raises:
-        UsageError: they are those of a corpus of tokshard.
-    """
-    found = list(entries)
-    names = {entry.name for entry in found}
-    _check_no_corpus(store, names)
-    plain, *packed = samples.MDS_SUFFIXES
-    return [
-        entry
-        for entry in found
-        if not any(
-            entry.name.endswith(suffix) and entry.name.removesuffix(suffix) + plain in names for suffix in packed
-        )
-    ]
+def _folder(name: str) -> str:
+    return name[: name.rfind("/") + 1]
 
 
-def _folders_that_need_an_index(names: set[str]) -> set[str]:
-    """The folders with files that cannot be read without an ``index.json``."""
-    alone = (
-        name
-        for name in names
-        if name.endswith(samples.MDS_SUFFIXES)
-        or (name.endswith(samples.LITDATA_SUFFIX) and megatron.index_name(name) not in names)
+def _is_listed_in(field: str) -> Callable[[Store, str], bool]:
+    return lambda store, name: sample_index.lists(store, sample_index.index_name(name), field)
+
+
+def _format(name: str, read: Any, divisibility: Divisibility, *suffixes: str, **more: Any) -> Format:
+    options = {"is_streamed": False, "needs": _INDEX if isinstance(divisibility, Indivisible) else (), **more}
+    return Format(
+        name=name, reads=TOKENS, read=_reader(read), divide=lambda *_: divisibility, suffixes=suffixes, **options
     )
-    return {name.rpartition("/")[0] for name in alone}
 
 
-def _check_no_corpus(store: Store, names: set[str]) -> None:
-    """Refuse a corpus of tokshard, of which an import would lose sources, records and kept columns.
+# what files of samples need: the index in their folder
+_INDEX = (("/", sample_index.INDEX),)
 
-    Raises:
-        UsageError: with its folder.
-    """
-    parts = (name.rpartition("/") for name in names)
-    for place in sorted({folder for folder, _, base in parts if base in {MANIFEST, SHARD_TABLE}}):
-        folder = store.below(place) if place else store
-        try:
-            read_manifest(folder)
-        except (OSError, TokshardError):  # another tool has a file of this name, too
-            continue
-        raise UsageError(
-            f"{folder.location} is a corpus of tokshard, and not tokens of another tool",
-            hint=f"use 'tokshard copy {folder.location} --out DIR', which can also join several, or leave it out",
-        )
+_MEGATRON = (megatron.SUFFIX, megatron.INDEX_SUFFIX)
 
-
-def _check_pairs(store: Store, names: set[str]) -> None:
-    """Refuse a directory that lacks one of two files that belong together: its documents would be missing.
-
-    Raises:
-        BadSourceError: with the one that is there.
-    """
-    for ids, index in ((megatron.SUFFIX, megatron.INDEX_SUFFIX), (ends.DS_SUFFIX, ends.DS_INDEX_SUFFIX)):
-        found = {suffix: {n.removesuffix(suffix) for n in names if n.endswith(suffix)} for suffix in (ids, index)}
-        if not found[index]:
-            continue  # files of another format may end in the same
-        for stem in sorted(found[ids] ^ found[index]):
-            there, missing = (ids, index) if stem in found[ids] else (index, ids)
-            if there == ids and any(has_companions(store, stem + ids, form) for form in (MEGATRON, LITDATA, DATATROVE)):
-                continue
-            raise BadSourceError(
-                f"{store.where(stem + there)} has no {stem.rpartition('/')[2]}{missing} next to it",
-                hint="fetch the missing file, or give the files to read instead of their directory",
-            )
-
-
-def prefix_file(argument: str) -> str | None:
-    """The file that an argument without a file stands for, if there is one.
-
-    Megatron-LM calls its two files by what their names have in common.
-    """
-    named = argument + megatron.SUFFIX
-    return named if look_at(named) is not None else None
-
-
-def token_chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[TokenBatch]:
-    """The documents in a part of a file of ids.
-
-    Raises:
-        SourceError: it is gone or damaged.
-    """
-    assert spec.tokens is not None
-    store, name = store_of(input_.location)
-    start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
-    return FORMATS[input_.format].read(store, name, start, stop, spec.tokens)
+FORMATS = (
+    _format(
+        "megatron",
+        megatron.read,
+        Lines(),
+        megatron.SUFFIX,
+        needs=(_MEGATRON,),
+        helpers=(f"*{megatron.INDEX_SUFFIX}",),
+        omitted=megatron.SUFFIX,  # Megatron-LM calls its two files by what their names have in common
+        arrange=partial(_complete_pairs, *_MEGATRON),
+    ),
+    _format(
+        "datatrove",
+        ends.read_ds,
+        Lines(),
+        ends.DS_SUFFIX,
+        needs=(("", ".index"),),
+        helpers=(f"*{ends.DS_INDEX_SUFFIX}", "*.ds.metadata"),
+        arrange=partial(_complete_pairs, ends.DS_SUFFIX, ends.DS_INDEX_SUFFIX),
+    ),
+    _format(
+        "mds",
+        samples.read_mds,
+        Indivisible(),
+        *samples.MDS_SUFFIXES,
+        helpers=(f"*/{sample_index.INDEX}",),
+        fits=_is_listed_in(sample_index.SHARDS),
+        arrange=_in_listed_order,
+        columns=lambda input_, spec: samples.mds_columns(*store_of(input_.location), _token_spec(spec)),
+        options=("token_field", "token_dtype", "keep", "id_field"),
+    ),
+    _format(
+        "litdata",
+        samples.read_litdata,
+        Indivisible(),
+        samples.LITDATA_SUFFIX,
+        fits=_is_listed_in(sample_index.CHUNKS),
+    ),
+    _format(
+        "npy",
+        ends.read_npy,
+        Lines(),
+        ends.NPY_SUFFIX,
+        needs=((ends.NPY_SUFFIX, ends.OFFSETS_SUFFIX),),
+        helpers=(f"*{ends.OFFSETS_SUFFIX}",),
+    ),
+    _format("flat", flat.read, Lines(), ends.NPY_SUFFIX, options=("token_dtype",)),
+)

@@ -1,105 +1,190 @@
-"""parquet and Arrow: the column of token ids."""
+"""parquet and Arrow with a column of token ids, and the counts that fms-fsdp keeps beside its Arrow files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import functools
+import io
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
-from pyarrow import ipc
+from numpy.typing import NDArray
 
-from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch
+from tokshard.errors import TokshardError, UsageError
+from tokshard.format.names import MANIFEST, SHARD_TABLE
+from tokshard.format.opening import read_manifest
+from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, damaged
 from tokshard.interop.tokens.lists import find_field, ids_of, is_flat, join, list_batches
-from tokshard.pipeline.sources.division import Groups, Span, Whole
-from tokshard.pipeline.sources.fms_counts import check_counts
-from tokshard.pipeline.sources.inputs import Input
+from tokshard.pipeline.sources import tables
+from tokshard.pipeline.sources.columns import Columns
+from tokshard.pipeline.sources.division import Span, Whole
+from tokshard.pipeline.sources.inputs import TOKENS, Input
+from tokshard.pipeline.sources.opening import store_of
+from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import RecordSpec
-from tokshard.pipeline.sources.tables import (
-    arrow_file_batches,
-    arrow_stream_batches,
-    naming,
-    open_arrow,
-    open_parquet,
-    sound,
-)
+from tokshard.pipeline.sources.token_files import with_columns
+from tokshard.store import Entry, Store, open_store, present
 
 _ROWS_AT_ONCE = 256
 
-
-def parquet_tokens(input_: Input, span: Span, spec: RecordSpec) -> Iterator[TokenBatch]:
-    with open_parquet(input_, buffer_bytes=BATCH_BYTES) as file:
-        field = _field(input_, file.schema_arrow, spec)
-        groups = range(file.metadata.num_row_groups)
-        chosen = list(groups[span.start : span.stop] if isinstance(span, Groups) else groups)
-        rows = sum(file.metadata.row_group(group).num_rows for group in chosen)
-        share = input_.num_bytes * len(chosen) / max(1, len(groups)) / max(1, rows)
-        with naming(input_):
-            batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=chosen, columns=[field], use_threads=False)
-            for batch in batches:
-                yield from list_batches(sound(batch.column(0)), int(share * batch.num_rows))
+_COUNT_COLUMNS = ["dataset/filename", "documents", "tokens"]
 
 
-def arrow_file_tokens(input_: Input, span: Span, spec: RecordSpec) -> Iterator[TokenBatch]:
-    with open_arrow(input_) as file:
-        with naming(input_):
-            schema = ipc.open_file(file).schema
-        field = _field(input_, schema, spec)
-        with naming(input_):
-            reader = ipc.open_file(file, options=_only(schema, field))
-        found = _documents(input_, field, schema, arrow_file_batches(input_, reader, span))
-        if not is_flat(schema.field(field).type):
-            yield from found
-            return
-        num_tokens = 0
-        for batch in found:
-            num_tokens += len(batch.tokens)
-            yield batch
-        check_counts(input_, reader.num_record_batches, num_tokens if isinstance(span, Whole) else None)
+def _chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
+    """The documents of a table with a column of ids. If it holds no lists of ids, each record batch is a document."""
+    with tables.open_table(input_, span, rows=_ROWS_AT_ONCE, buffer_bytes=BATCH_BYTES) as (schema, batches):
+        columns = _columns(input_, schema, spec)
+        found = batches(columns)
+        if is_flat(columns.kinds[columns.paths[0]]):
+            documents = _joined(input_, span, columns, found)
+        else:
+            documents = itertools.chain.from_iterable(_lists(spec, columns, *one) for one in found)
+        yield from ((None, batch) for batch in documents)
 
 
-def arrow_stream_tokens(input_: Input, spec: RecordSpec) -> Iterator[TokenBatch]:
-    with open_arrow(input_) as file:
-        with naming(input_):
-            schema = ipc.open_stream(file).schema
-        field = _field(input_, schema, spec)
-        yield from _documents(input_, field, schema, arrow_stream_batches(input_, file, _only(schema, field)))
-
-
-def _field(input_: Input, schema: pa.Schema, spec: RecordSpec) -> str:
+def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> Columns:
+    """The column of the ids, and those that are kept."""
     assert spec.tokens is not None
-    with naming(input_):
-        return find_field(input_.location, schema, spec.tokens.field)
+    field = find_field(input_.location, schema, spec.tokens.field)
+    kind = schema.field(field).type
+    if is_flat(kind) and (spec.columns or input_.format == tables.PARQUET.name):
+        reason = ": other columns have a value for each id, and not for each document" if spec.columns else ""
+        raise UsageError(
+            f"{input_.location}: column {field!r} has type {kind}, expected lists of integers{reason}",
+            hint="give another column with --token-field, or keep no columns",
+        )
+    return Columns(input_, schema, spec, [field, *spec.kept_paths])
 
 
-def _only(schema: pa.Schema, field: str) -> ipc.IpcReadOptions:
-    return ipc.IpcReadOptions(included_fields=[schema.get_field_index(field)])
+def _other_columns(input_: Input, spec: RecordSpec) -> Sequence[str]:
+    """The names of the columns next to that of the ids."""
+    with tables.open_table(input_, Whole()) as (schema, _):
+        field = _columns(input_, schema, spec).paths[0]
+        return [name for name in schema.names if name != field]
 
 
-def _documents(
-    input_: Input, field: str, schema: pa.Schema, batches: Iterator[tuple[pa.RecordBatch, int]]
-) -> Iterator[TokenBatch]:
-    """The documents in record batches, each given with its bytes of the file."""
-    if not is_flat(schema.field(field).type):
-        for batch, num_bytes in batches:
-            with naming(input_):
-                array = sound(batch.column(0))
-            yield from _naming_each(input_, list_batches(array, num_bytes))
+def _lists(spec: RecordSpec, columns: Columns, batch: pa.RecordBatch, input_bytes: int) -> Iterator[TokenBatch]:
+    """The documents of a record batch with a list of ids in each row."""
+    array = columns.array(batch, columns.paths[0])
+    if not spec.columns:
+        yield from list_batches(array, input_bytes)
         return
-    held, held_bytes, input_bytes = [], 0, 0
+    for start, stop, values in columns.rows(batch, spec.kept_paths):
+        share = input_bytes * stop // batch.num_rows - input_bytes * start // batch.num_rows
+        first = 0
+        for documents in list_batches(array.slice(start, stop - start), share):
+            if isinstance(values, float):
+                problems = {0: tables.row_too_long(spec, values)}
+                yield replace(documents, columns={name: [None] for name in spec.columns}, problems=problems)
+                continue
+            last = first + len(documents.ends)
+            yield with_columns(documents, spec, {path: found[first:last] for path, found in values.items()})
+            first = last
+
+
+def _joined(
+    input_: Input, span: Span, columns: Columns, batches: Iterable[tuple[pa.RecordBatch, int]]
+) -> Iterator[TokenBatch]:
+    """Documents that are an array of ids each, as many at a time as a batch holds. Those of a file are counted."""
+    held: list[NDArray[Any]] = []
+    held_bytes = input_bytes = num_documents = num_tokens = 0
     for batch, num_bytes in batches:
-        with naming(input_):
-            held.append(ids_of(sound(batch.column(0))))
+        held.append(ids_of(columns.array(batch, columns.paths[0])))
         held_bytes, input_bytes = held_bytes + held[-1].nbytes, input_bytes + num_bytes
+        num_documents, num_tokens = num_documents + 1, num_tokens + len(held[-1])
         if held_bytes >= BATCH_BYTES:
             yield join(held, input_bytes)
             held, held_bytes, input_bytes = [], 0, 0
     if held:
         yield join(held, input_bytes)
+    if input_.format == tables.ARROW.name:
+        is_whole = isinstance(span, Whole)
+        found = num_documents if is_whole else len(tables.group_sizes(input_))
+        _check_counts(input_, found, num_tokens if is_whole else None)
 
 
-def _naming_each(input_: Input, batches: Iterator[TokenBatch]) -> Iterator[TokenBatch]:
-    while True:
-        with naming(input_):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
+def _check_counts(input_: Input, num_documents: int, num_tokens: int | None) -> None:
+    """Refuse a file that holds something else than its line in a table of counts says, if there is one.
+
+    fms-fsdp keeps such tables as ``meta/*counts*.csv``, with a line for each file.
+
+    Args:
+        num_tokens: None if they were not all read here.
+
+    Raises:
+        BadSourceError: with both numbers.
+    """
+    folder = os.path.dirname(input_.location)
+    for root in (folder, os.path.dirname(folder)):
+        said = _counts(os.path.join(root, "meta")).get(input_.location.removeprefix(root).lstrip("/"))
+        if said is None:
+            continue
+        found = (num_documents, said[1] if num_tokens is None else num_tokens)
+        if found != said:
+            raise damaged(
+                *store_of(input_.location),
+                f"it holds {found[0]:,} documents and {found[1]:,} tokens; "
+                f"{root}/meta says {said[0]:,} and {said[1]:,}",
+            )
+        return
+
+
+def _counts(folder: str) -> Mapping[str, tuple[int, int]]:
+    """File to its documents and tokens, from all tables of a folder; tables of other columns are passed over."""
+    store = open_store(folder)
+    found = (name for name in sorted(present(store)) if "counts" in name and name.endswith(".csv"))
+    return _read_counts(folder, tuple((name, store.stat(name).version) for name in found))
+
+
+@functools.lru_cache(maxsize=4)
+def _read_counts(folder: str, versions: Sequence[tuple[str, str]]) -> Mapping[str, tuple[int, int]]:
+    """What the tables of a folder say, each with its version: a later import may find others there."""
+    store = open_store(folder)
+    found = {}
+    for name, _ in versions:
+        try:
+            rows = csv.reader(io.StringIO(store.get(name).decode("utf-8", "replace")))
+            if next(rows, None) == _COUNT_COLUMNS:
+                found.update({row[0].lstrip("/"): (int(row[1]), int(row[2])) for row in rows if row})
+        except (csv.Error, ValueError, IndexError) as error:
+            raise damaged(store, name, f"a line is not a file and two numbers: {error}") from error
+    return found
+
+
+def _without_corpora(store: Store, entries: Sequence[Entry], _: bool) -> Sequence[Entry]:
+    """Refuse a corpus of tokshard, of which an import would lose sources, records and kept columns.
+
+    Raises:
+        UsageError: with its folder.
+    """
+    names = (entry.name.rpartition("/") for entry in entries)
+    for place in sorted({folder for folder, _, base in names if base in {MANIFEST, SHARD_TABLE}}):
+        folder = store.below(place) if place else store
+        try:
+            read_manifest(folder)
+        except (OSError, TokshardError):  # another tool has a file of this name, too
+            continue
+        raise UsageError(
+            f"{folder.location} is a corpus of tokshard, and not tokens of another tool",
+            hint=f"use 'tokshard copy {folder.location} --out DIR', which can also join several, or leave it out",
+        )
+    return entries
+
+
+def _of_tokens(form: Format, **more: Any) -> Format:
+    options = ("token_field", "keep", "id_field")
+    return replace(form, reads=TOKENS, read=_chunks, columns=_other_columns, options=options, **more)
+
+
+PARQUET = _of_tokens(tables.PARQUET)
+ARROW_STREAM = _of_tokens(tables.ARROW_STREAM)
+ARROW: Format = _of_tokens(
+    tables.ARROW,
+    helpers=("*/meta/*counts*.csv",),
+    examine=lambda store, entry: ARROW if tables.is_arrow_file(store, entry) else ARROW_STREAM,
+    arrange=_without_corpora,
+)
