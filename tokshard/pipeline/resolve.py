@@ -18,6 +18,7 @@ from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenize
 from tokshard.pipeline.options import DEFAULT_SHARD_TOKENS, RAY, SKIP, BuildOptions, check_used, checked_options
 from tokshard.pipeline.request import Build, Request, placed, versions_here
 from tokshard.pipeline.sources.discover import Discovery, discover
+from tokshard.pipeline.sources.formats import notes_on_columns
 from tokshard.pipeline.sources.hub import SCHEME
 from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, TOKENS, RecordSource, location_of, read_once_name
 from tokshard.pipeline.sources.listing import is_glob, matches, split_glob
