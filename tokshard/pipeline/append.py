@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -17,13 +18,12 @@ from tokshard.format.opening import open_corpus, read_generations, read_manifest
 from tokshard.format.source_table import read_sources
 from tokshard.format.tables import SourceInfo
 from tokshard.pipeline.adopt import finished_corpora, roots_at_build
-from tokshard.pipeline.options import change_text
-from tokshard.pipeline.request import Request, load_request, placed
+from tokshard.pipeline.request import Request, changes, load_request, placed, settings_of
 from tokshard.pipeline.sources.inputs import location_of
 from tokshard.pipeline.tasks.duplicates import EarlierTexts
 from tokshard.pipeline.workspace.ownership import complete_outputs
 from tokshard.pipeline.workspace.places import Output, Workspace
-from tokshard.store import Store, is_uri, side_by_side
+from tokshard.store import Store, is_uri, real_location, side_by_side
 
 
 def next_generation(workspace: Workspace, request: Request) -> Request:
@@ -184,15 +184,15 @@ def _is_there(workspace: Workspace, request: Request) -> bool:
 
 def _check_same(last: Manifest, request: Request, *, out: str) -> None:
     """Refuse what would make documents of another kind than those of the corpus."""
-    found = [*_differences(last.build, request.config, ("min_tokens", "max_tokens", "validation_fraction"))]
-    if last.columns != request.columns:
-        found.append(f"the kept columns were {_columns(last.columns)}, now {_columns(request.columns)}")
-    if last.tokenizer.canonical_sha256 != request.tokenizer.canonical_sha256:
-        found.append("the content of the tokenizer has changed")
-    found += _differences(last.tokenizer, request.tokenizer, ("eos", "bos"))
-    for name in ("shard_tokens", "task_bytes"):
-        if getattr(request.options, name) is not None:
-            found += _differences(last.build, request.config, (name,))
+    before, now = (
+        settings_of(config, tokenizer) | {"keep": columns, "sha256": tokenizer.canonical_sha256}
+        for config, tokenizer, columns in (
+            (last.build, last.tokenizer, last.columns),
+            (request.config, request.tokenizer, request.columns),
+        )
+    )
+    given = [name for name in ("shard_tokens", "task_bytes") if getattr(request.options, name) is not None]
+    found = list(changes(before, now, [*_KEPT, *given]))
     if found:
         raise ConfigurationChangedError(
             f"{out} was built with other settings, which an append keeps: {'; '.join(found)}",
@@ -200,15 +200,8 @@ def _check_same(last: Manifest, request: Request, *, out: str) -> None:
         )
 
 
-def _columns(columns: dict[str, str]) -> str:
-    return " ".join(f"{name}:{kind}" for name, kind in columns.items()) or "none"
-
-
-def _differences(before: msgspec.Struct, now: msgspec.Struct, fields: Sequence[str]) -> Iterator[str]:
-    for name in fields:
-        old, new = getattr(before, name), getattr(now, name)
-        if old != new and (change := change_text(name, old, new)) is not None:
-            yield change
+_KEPT = ("min_tokens", "max_tokens", "validation_fraction", "keep", "sha256", "eos", "bos")
+"""Settings that are the same for all generations of a corpus."""
 
 
 def _check_new(corpus: Output, manifests: Sequence[Manifest], request: Request) -> list[int]:
@@ -220,7 +213,7 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], request: Request) 
     if request.config.copied is not None:
         _check_not_copied(corpus, manifests, request.config.copied.corpora)
         return []
-    real_place = _RealPlaces()
+    real_place = _real_places()
     inputs = request.inputs.absolute()
     numbers = (number for number in range(len(inputs)) if not inputs.is_read_once(number))
     sizes = {real_place(inputs[number].location): inputs[number].num_bytes for number in numbers}
@@ -251,21 +244,17 @@ def _check_not_copied(corpus: Output, manifests: Sequence[Manifest], wanted: Seq
             )
 
 
-class _RealPlaces:
-    """Where local files really lie, whatever links lead there. A folder is resolved once."""
+def _real_places() -> Callable[[str], str]:
+    """A function that says where a file really lies, whatever links lead there. A folder is resolved once."""
+    real_folder = functools.cache(real_location)
 
-    def __init__(self) -> None:
-        self._folders: dict[str, str] = {}
-
-    def __call__(self, location: str) -> str:
-        if is_uri(location):
-            return location
-        if os.path.islink(location):
-            return os.path.realpath(location)
+    def real_place(location: str) -> str:
+        if is_uri(location) or os.path.islink(location):
+            return real_location(location)
         folder, name = os.path.split(location)
-        if folder not in self._folders:
-            self._folders[folder] = os.path.realpath(folder)
-        return os.path.join(self._folders[folder], name)
+        return os.path.join(real_folder(folder), name)
+
+    return real_place
 
 
 def _is_there_already(corpus: str, generation: int, source: str, before: int, now: int) -> UsageError:

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
 from tokshard.pipeline.adopt import adopt, finished_corpora
-from tokshard.pipeline.commit import BuildResult, Clock, commit
+from tokshard.pipeline.commit import BuildResult, commit
 from tokshard.pipeline.encode.tokenizer_file import without_truncation
+from tokshard.pipeline.executors.base import Usage
 from tokshard.pipeline.executors.choice import check_executor, executors
 from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.judge import Judge
@@ -49,11 +50,11 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
     Raises:
         TokshardError: as `build_corpus`.
     """
-    clock = Clock.start()
+    usage = Usage()
 
     def observe(report: Report) -> None:
         if isinstance(report, Progress):
-            clock.tokens += report.tokens
+            usage.tokens += report.tokens
         observer(report)
 
     check_executor(options)
@@ -76,11 +77,11 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
         if not is_locked:
             out = build.workspace.out
             observer(Note(f"the file system of {out} has no locks: start no other build there until this one ends"))
-        run = RunsTasks(make_executor=make_executor, observer=observe, usage=clock.usage)
+        run = RunsTasks(make_executor=make_executor, observer=observe, usage=usage)
         tasks = adopt(build)
         save_tokenizer(build, tokenizer)
         settled = run_stages(build, tasks, lambda stage: run_stage(build, stage, run))
-        return commit(build, settled, clock)
+        return commit(build, settled, usage)
 
 
 def run_stages(build: Build, tasks: Sequence[AnyTask], run: Callable[[Stage], Judge]) -> Settled:

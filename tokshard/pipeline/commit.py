@@ -13,7 +13,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
@@ -42,18 +42,18 @@ from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_
 from tokshard.pipeline.adopt import BuiltCorpus, roots_at_build
 from tokshard.pipeline.append import in_its_corpus
 from tokshard.pipeline.encode.passing import ADDED, INSIDE
-from tokshard.pipeline.executors.base import Usage, cpu_seconds
+from tokshard.pipeline.executors.base import Usage, cpu_time
 from tokshard.pipeline.judge import loss_warning
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.sources.inputs import DOCUMENTS, TOKENS, display_path
+from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, display_path
 from tokshard.pipeline.stages import Settled
-from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_fields, original_sources
+from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_fields
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.tasks.writing import MARKS
 from tokshard.pipeline.workspace.places import GIVEN_TOKENIZER, Output
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of
-from tokshard.store import Store, present, written
+from tokshard.store import Store, written
 from tokshard.version import __version__
 from tokshard.wording import counted
 
@@ -100,42 +100,7 @@ class BuildResult:
         return self.corpora[0].manifest
 
 
-@dataclass(slots=True)
-class Clock:
-    """What this run of a build has cost.
-
-    Args:
-        started: by the monotonic clock.
-        cpu_before: CPU-seconds of this process when it began.
-        usage: of all workers.
-        tokens: written in this run.
-    """
-
-    started: float
-    cpu_before: float
-    usage: Usage
-    tokens: int = 0
-
-    @classmethod
-    def start(cls) -> Clock:
-        """Begin to measure."""
-        return cls(time.monotonic(), cpu_seconds(), Usage())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AssembledCorpus:
-    """A corpus without its manifest on disk.
-
-    Args:
-        shards: names and sizes of its shards, as their receipts say.
-    """
-
-    output: Output
-    manifest: Manifest
-    shards: Mapping[str, int]
-
-
-def commit(build: Build, settled: Settled, clock: Clock) -> BuildResult:
+def commit(build: Build, settled: Settled, usage: Usage) -> BuildResult:
     """Turn the receipts of all tasks into corpora: tables, then a check that every shard is there, then the manifests.
 
     Raises:
@@ -143,25 +108,23 @@ def commit(build: Build, settled: Settled, clock: Clock) -> BuildResult:
         BuildError: no document was written, or a shard is gone.
     """
     check_kept_fields(build, settled.counts[1])
-    corpora = [_assemble(build, settled, number) for number in range(len(build.outputs))]
-    if build.generation:
-        of_each = zip(corpora, build.previous, strict=True)
-        corpora = [
-            replace(corpus, manifest=in_its_corpus(corpus.output, corpus.manifest, previous))
-            for corpus, previous in of_each
-        ]
-    result = _result(build, settled.counts[1], clock, corpora)
-    report = _report(build, result, settled.left_out)
-    for corpus in corpora:
-        _check_shards(corpus)
+    assembled = [_assemble(build, settled, number) for number in range(len(build.outputs))]
+    result = _result(build, settled.counts[1], usage, [manifest for _, manifest in assembled])
+    report = json.dumps(_report(build, result, settled.left_out), indent=2, ensure_ascii=False).encode() + b"\n"
+    for output, (totals, _) in zip(build.outputs, assembled, strict=True):
+        _check_shards(output, totals.shard_sizes)
     # the corpus for training is last: where it is complete, that for validation is too
-    for corpus in reversed(corpora):
-        _publish(corpus, report)
+    for output, (totals, manifest) in reversed([*zip(build.outputs, assembled, strict=True)]):
+        # left by a task past the limit, or by an attempt that left no receipt
+        out, found = output.store, output.shard_sizes().keys()
+        out.delete(*(found - totals.shard_sizes.keys()))
+        out.put(names.REPORT, report)  # the names before it are durable then, too
+        out.put(names.MANIFEST, encode_manifest(manifest))
     build.workspace.remove()
     return result
 
 
-def _assemble(build: Build, settled: Settled, number: int) -> _AssembledCorpus:
+def _assemble(build: Build, settled: Settled, number: int) -> tuple[Totals, Manifest]:
     """Write all files of a corpus but its report and manifest.
 
     Args:
@@ -169,14 +132,16 @@ def _assemble(build: Build, settled: Settled, number: int) -> _AssembledCorpus:
     """
     output = build.outputs[number]
     out, files = output.store, dict[str, FileFacts]()
-    totals = Totals(build, settled, number, original_sources(build))
+    totals = Totals(build, settled, number)
     with _side_file(out, names.STRIDE_HASHES, files) as hashes, _side_file(out, names.SHARD_TABLE, files) as file:
         write_table(file, SHARD_TABLE_SCHEMA, totals.shard_table(hashes), rows_per_batch=SHARDS_PER_BATCH)
-    if not totals.documents and not _may_be_empty(totals, output):
-        out.delete(names.SHARD_TABLE, names.STRIDE_HASHES)
-        raise _nothing_written(build, totals, output)
     with _side_file(out, names.SOURCE_TABLE, files) as file:
         write_table(file, SOURCE_TABLE_SCHEMA, totals.source_table(), rows_per_batch=SOURCES_PER_BATCH)
+    is_in_other_split = IN_OTHER_SPLIT.get(output.split) in totals.left_out
+    # an append may add to one corpus of a split alone
+    if not totals.documents and not (output.generation and is_in_other_split):
+        out.delete(*files)
+        raise _nothing_written(build, totals, output.split if is_in_other_split else "")
     with _side_file(out, names.TOKENIZER, files) as file:
         file.write(build.workspace.store.get(GIVEN_TOKENIZER))
     _write_rejects(build, settled, totals, out, files)
@@ -187,7 +152,7 @@ def _assemble(build: Build, settled: Settled, number: int) -> _AssembledCorpus:
     else:
         out.delete(names.HASHES)
     manifest = _manifest(build, output, totals, files)
-    return _AssembledCorpus(output=output, manifest=manifest, shards=totals.shard_sizes)
+    return totals, in_its_corpus(output, manifest, build.previous[number]) if build.generation else manifest
 
 
 @contextlib.contextmanager
@@ -228,14 +193,12 @@ def _rejected_records(build: Build, settled: Settled, totals: Totals) -> Iterato
             yield reject
 
 
-def _manifest(build: Build, output: Output, totals: Totals, files: Mapping[str, FileFacts]) -> Manifest:
+def _manifest(build: Build, output: Output, totals: Totals, files: dict[str, FileFacts]) -> Manifest:
     tokenizer = build.tokenizer
     config = msgspec.structs.replace(build.config, split=output.split or None)
-    records, text_bytes, left_out = totals.sums()
-    sources = (
-        ((one.argument, one.path, one.num_bytes) for one in original_sources(build))
-        if build.corpora
-        else ((one.argument, one.path, one.num_bytes) for one in build.inputs)
+    sources = ((one.argument, one.path, one.num_bytes) for one in totals.originals or build.inputs)
+    content = content_fingerprint(
+        totals.content, num_documents=totals.documents, eos_id=tokenizer.eos_id, bos_id=tokenizer.bos_id
     )
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -243,86 +206,54 @@ def _manifest(build: Build, output: Output, totals: Totals, files: Mapping[str, 
         num_tokens=totals.tokens,
         num_shards=len(totals.shard_sizes),
         num_bytes=sum(totals.shard_sizes.values()),
-        text_bytes=text_bytes,
+        text_bytes=totals.text_bytes,
         dtype=token_dtype(tokenizer.vocab_size),
-        columns=dict(build.columns),
-        fingerprints=Fingerprints(
-            content=content_fingerprint(
-                totals.content,
-                num_documents=totals.documents,
-                eos_id=tokenizer.eos_id,
-                bos_id=tokenizer.bos_id,
-            ),
-            recipe=recipe_fingerprint(config, tokenizer, sources),
-        ),
+        columns=build.columns,
+        fingerprints=Fingerprints(content=content, recipe=recipe_fingerprint(config, tokenizer, sources)),
         tokenizer=tokenizer,
-        arguments=list(build.arguments),
+        arguments=build.arguments,
         build=config,
         records=Records(
-            read=records,
+            read=totals.records,
             written=totals.documents,
-            left_out=left_out,
-            with_special_text=_with_special_text(build, totals),
+            left_out=dict(sorted(totals.left_out.items())),
+            with_special_text=None if build.corpora else totals.with_special_text,
         ),
         document_lengths=DocumentLengths(
             shortest=totals.shortest, longest=totals.longest, counts=totals.lengths.tolist()
         ),
-        files=dict(files),
+        files=files,
     )
 
 
-def _with_special_text(build: Build, totals: Totals) -> int | None:
-    """Documents whose text spells a special token; None where some documents were taken out of those counted."""
-    if not build.corpora:
-        return totals.with_special_text
-    counts = []
-    documents = 0
-    for location, generation in build.corpora:
-        with open_corpus(location, generation=generation) as corpus:
-            counts.append(corpus.manifest.records.with_special_text)
-            documents += corpus.num_documents
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) and (documents == totals.documents or not sum(known)) else None
+def _nothing_written(build: Build, totals: Totals, split: str) -> BuildError:
+    """The error for a corpus without documents.
+
+    Args:
+        split: whose documents are all in the other one; empty if that is not why.
+    """
+    reasons = (f"{count:,} {reason}" for reason, count in sorted(totals.left_out.items()))
+    found = ", ".join([f"{totals.records:,} records read", *reasons])
+    what = f"the {split} split got no document" if split else "no document was written"
+    way_out = "change --validation-fraction or leave it out" if split else _WAYS_OUT[build.config.reads]
+    return BuildError(f"{what}: {found}", hint=f"{way_out}, and {build.start_over}")
 
 
-def _may_be_empty(totals: Totals, output: Output) -> bool:
-    """Whether a corpus of a validation split grows by nothing because all new documents are of the other one."""
-    return bool(output.generation) and bool(output.split) and IN_OTHER_SPLIT[output.split] in totals.sums()[2]
+_WAYS_OUT = {
+    TEXT: "check the sources and --text-field",
+    TOKENS: "check the sources and --format",
+    DOCUMENTS: "give other conditions, or leave them out",
+}
 
 
-def _nothing_written(build: Build, totals: Totals, output: Output) -> BuildError:
-    records, _, left_out = totals.sums()
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-    found = f"{records:,} records read" + (f", {reasons}" if reasons else "")
-    if output.split and IN_OTHER_SPLIT[output.split] in left_out:
-        return BuildError(
-            f"the {output.split} split got no document: {found}",
-            hint=f"change --validation-fraction or leave it out, and {build.start_over}",
-        )
-    if build.corpora:
-        return BuildError(
-            f"no document meets the conditions: {found}", hint=f"give others, or leave them out, and {build.start_over}"
-        )
-    if output.generation:
-        return BuildError(
-            f"the append wrote no document: {found}",
-            hint=f"check the sources, or append them together with others: {build.start_over}",
-        )
-    option = "--format" if build.config.reads == TOKENS else "--text-field"
-    return BuildError(
-        f"the build wrote no document: {found}", hint=f"check the sources and {option}, and {build.start_over}"
-    )
-
-
-def _check_shards(corpus: _AssembledCorpus) -> None:
-    """Check that every shard of an assembled corpus is there, as long as its receipt says.
+def _check_shards(output: Output, shards: Mapping[str, int]) -> None:
+    """Check that every shard of a corpus is there, as long as its receipt says.
 
     Raises:
         BuildError: one is gone or has another size.
     """
-    output = corpus.output
     found = output.shard_sizes()
-    for name, num_bytes in corpus.shards.items():
+    for name, num_bytes in shards.items():
         if found.get(name) != num_bytes:
             what = "is gone" if name not in found else f"has {found[name]:,} bytes, and had {num_bytes:,}"
             raise BuildError(
@@ -331,31 +262,19 @@ def _check_shards(corpus: _AssembledCorpus) -> None:
             )
 
 
-def _publish(corpus: _AssembledCorpus, report: Mapping[str, Any]) -> None:
-    """Remove shards that belong to no receipt, then write the report and the manifest: the corpus is complete."""
-    out = corpus.output.store
-    found = filter(names.is_shard_name, present(out))
-    # left by a task past the limit, or by an attempt that left no receipt
-    out.delete(*(set(found) - corpus.shards.keys()))
-    content = json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n"
-    out.put(names.REPORT, content)  # the names before it are durable then, too
-    out.put(names.MANIFEST, encode_manifest(corpus.manifest))
-
-
-def _result(
-    build: Build, receipts: Sequence[Receipt], clock: Clock, corpora: Sequence[_AssembledCorpus]
-) -> BuildResult:
+def _result(build: Build, receipts: Sequence[Receipt], usage: Usage, manifests: Sequence[Manifest]) -> BuildResult:
     total = progress_of(receipts)
     warning = loss_warning(total.bad, total.records, is_end=True)
+    corpora = zip(build.outputs, manifests, strict=True)
     return BuildResult(
         directory=build.workspace.out,
-        corpora=tuple(BuiltCorpus(directory=corpus.output.location, manifest=corpus.manifest) for corpus in corpora),
+        corpora=tuple(BuiltCorpus(directory=output.location, manifest=manifest) for output, manifest in corpora),
         is_new=True,
-        seconds=time.monotonic() - clock.started,
-        cpu_seconds=cpu_seconds() - clock.cpu_before + clock.usage.cpu_seconds,
-        tokens_written=clock.tokens,
-        num_workers=clock.usage.num_workers,
-        peak_worker_bytes=clock.usage.peak_worker_bytes,
+        seconds=time.monotonic() - usage.started,
+        cpu_seconds=cpu_time() - usage.cpu_before + usage.cpu_seconds,
+        tokens_written=usage.tokens,
+        num_workers=usage.num_workers,
+        peak_worker_bytes=usage.peak_worker_bytes,
         ignored=build.ignored,
         notes=(*build.notes, *_changes(receipts, build.tokenizer.eos)),
         warnings=() if warning is None else (warning,),
@@ -382,9 +301,6 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
 def _report(build: Build, result: BuildResult, left_out: Mapping[int, str]) -> dict[str, Any]:
     """What may differ between two builds of one corpus, such as times, machine, absolute paths."""
     inputs = build.inputs.absolute()
-    roots = inputs.roots
-    if build.corpora:
-        roots = _original_roots(build)
     report = {
         "tokshard": __version__,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -401,7 +317,7 @@ def _report(build: Build, result: BuildResult, left_out: Mapping[int, str]) -> d
         "damaged_inputs": {inputs[index].location: problem for index, problem in sorted(left_out.items())},
         "ignored_files": dict(build.ignored),
         "notes": list(result.notes),
-        "roots": roots,
+        "roots": _original_roots(build) if build.corpora else inputs.roots,
     }
     if len(inputs) > _MAX_LISTED_SOURCES or build.corpora:
         return {**report, "sources": [], "num_sources": len(inputs), "source_times_sha256": inputs.versions_sha256}

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
-from tokshard.format.manifest import BuildConfig, CopyConfig
+from tokshard.format.manifest import CopyConfig
 from tokshard.format.opening import open_corpus
 from tokshard.format.whole_corpus import check_side_files
-from tokshard.pipeline.options import BuildOptions
+from tokshard.pipeline.options import BuildOptions, config_of
 from tokshard.pipeline.request import Request, versions_here
 from tokshard.pipeline.sources.corpora import Chooser, source_labels
 from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, InputTableBuilder
@@ -52,21 +52,12 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
             options=options,
             sources=list(locations),
             directory=os.getcwd(),
-            config=BuildConfig(
+            config=config_of(
+                options,
                 text_field="",
-                id_field=None,
                 keep={},
-                input_format=None,
-                text_mode="file",
                 shard_tokens=options.shard_tokens or first.build.shard_tokens,
                 task_bytes=first.build.task_bytes,
-                max_document_bytes=options.max_document_bytes,
-                limit=options.limit,
-                dedup=options.dedup,
-                min_tokens=options.min_tokens,
-                max_tokens=options.max_tokens,
-                validation_fraction=options.validation_fraction,
-                reads=DOCUMENTS,
                 copied=copied,
             ),
             columns=columns,
@@ -121,17 +112,13 @@ def _tokenizer(corpus: Corpus) -> bytes:
 
 
 def _check_apart(out: str, corpora: Sequence[Corpus]) -> None:
-    """Refuse a place that is, holds or lies in a corpus that is read: starting over would remove its files.
+    """Refuse a place that is, or holds, a corpus that is read: starting over would remove its files.
 
     Raises:
         UsageError: with the corpus.
     """
-    target = real_location(out)
     for corpus in corpora:
-        place = real_location(corpus.location)
-        if f"{target}/".startswith(f"{place}/"):
-            raise UsageError(f"{out} is in {corpus.location}, a corpus that is read", hint="give another --out")
-        if place.startswith(f"{target}/"):
+        if f"{real_location(corpus.location)}/".startswith(f"{real_location(out)}/"):
             raise UsageError(f"{corpus.location}, a corpus that is read, is in {out}", hint="give another --out")
 
 

@@ -24,7 +24,8 @@ from tokshard.format.opening import read_manifest
 from tokshard.pipeline.adopt import BuiltCorpus, adopt, finished_corpora, load_tasks
 from tokshard.pipeline.append import newest_generation
 from tokshard.pipeline.build import hints, run_stages, save_tokenizer
-from tokshard.pipeline.commit import BuildResult, Clock, commit
+from tokshard.pipeline.commit import BuildResult, commit
+from tokshard.pipeline.executors.base import Usage
 from tokshard.pipeline.executors.choice import cpu_count, executors
 from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.judge import Judge
@@ -274,7 +275,7 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
         SourceError: the lowest failure of any job.
         BuildError: tasks are missing, or jobs still run; it says which.
     """
-    clock = Clock.start()
+    usage = Usage()
     workspace = open_workspace(path_option("out", out), attempt=secrets.token_hex(8))
     request = load_request(workspace)
     if request is None:
@@ -290,7 +291,7 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
             settled = run_stages(build, _tasks(build), lambda stage: settle(build, stage, judged_on_disk(build, stage)))
         except UnfinishedStageError as error:
             raise _incomplete(build, error) from None
-        return commit(build, settled, clock)
+        return commit(build, settled, usage)
 
 
 def _incomplete(build: Build, error: UnfinishedStageError) -> BuildError:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_a
 import msgspec
 
 from tokshard.errors import UsageError
+from tokshard.format.manifest import BuildConfig
 from tokshard.interop.tokens.batches import DTYPES
 from tokshard.pipeline.judge import parse_bad_record_limit
 from tokshard.pipeline.sources.formats import FORMATS_OF_OPTION, INPUT_FORMATS, TOKEN_FORMATS
@@ -219,21 +220,13 @@ def _plain(value: Any) -> Any:
 
 def _wrong_value(message: str, values: dict[str, Any]) -> UsageError:
     """The error for a value that msgspec refuses; its message ends in the place: ``- at `$.name` ``."""
-    expected, _, place = message.partition(" - at `$.")
+    problem, _, place = message.replace("Expected ", "expected ").partition(" - at `$.")
     name = place.rstrip("`").partition("[")[0]
-    choices = [word for kind in get_args(_HINTS[name]) or () for word in (get_args(kind) or [kind]) if _is_word(word)]
-    if choices and isinstance(values[name], str):
-        return UsageError(f"{name} is {values[name]!r}", hint=f"give one of {', '.join(choices)}")
-    expected = expected.replace("`", "").replace("Expected ", "expected ").partition(", got")[0]
-    shown = str(values[name]) if isinstance(values[name], int | float) else f"{values[name]!r:.{_SHOWN}}"
-    return UsageError(f"{name} is {shown}, {expected}", hint=f"give {flag(name)} another value, or leave it out")
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_HINTS = get_type_hints(BuildOptions)
+    choices = [word for word in get_args(get_type_hints(BuildOptions)[name]) if isinstance(word, str)]
+    return UsageError(
+        f"{name} is {values[name]!r:.{_SHOWN}}" + ("" if choices else f": {problem.replace('`', '')}"),
+        hint=f"give one of {', '.join(choices)}" if choices else f"give {flag(name)} another value, or leave it out",
+    )
 
 
 def _check_pairs(options: BuildOptions) -> None:
@@ -266,7 +259,7 @@ def _check_reads(options: BuildOptions) -> None:
     """Refuse an option that is for builds that read something else."""
     defaults = BuildOptions(tokenizer="", out="")
     for name in _NOT_FOR[options.reads]:
-        if getattr(options, name) != getattr(defaults, name) and not _is_default_of_imports(options, name):
+        if getattr(options, name) != getattr(defaults, name):
             others = [_COMMANDS[reads] for reads, names in _NOT_FOR.items() if name not in names]
             raise UsageError(
                 f"{name} is given, and the sources are read as {options.reads}",
@@ -275,10 +268,6 @@ def _check_reads(options: BuildOptions) -> None:
     known = TOKEN_FORMATS if options.reads == TOKENS else INPUT_FORMATS
     if options.input_format not in (None, *known):
         raise UsageError(f"input_format is {options.input_format!r}", hint=f"give one of {', '.join(known)}")
-
-
-def _is_default_of_imports(options: BuildOptions, name: str) -> bool:
-    return options.reads == TOKENS and name == "max_document_bytes"
 
 
 def check_used(options: BuildOptions, formats: Collection[str]) -> None:
@@ -313,6 +302,16 @@ def path_option(name: str, value: Any) -> str:
     return os.fsdecode(value)
 
 
+def config_of(options: BuildOptions, **others: Any) -> BuildConfig:
+    """What the manifest says of the options.
+
+    Args:
+        others: settings that are not as they were given.
+    """
+    same = BuildConfig.__struct_fields__, BuildOptions.__struct_fields__
+    return BuildConfig(**{name: getattr(options, name) for name in set.intersection(*map(set, same))} | others)
+
+
 def asked_for(options: BuildOptions) -> BuildOptions:
     """The options without those that only concern the run at hand: what two runs of one build have in common."""
     defaults = BuildOptions(tokenizer="", out="")
@@ -343,25 +342,18 @@ def _words_of(name: str, value: Any) -> Iterator[str]:
             yield from [flag(name)] if item is True else [flag(name), str(item)]
 
 
-def change_text(name: str, before: Any, now: Any) -> str | None:
-    """How a setting of a build has changed, in the words of the command line; None if it follows from another change.
+def change_text(name: str, before: Any, now: Any) -> str:
+    """How a setting of a build has changed, in the words of the command line.
 
     Args:
-        name: a field of `BuildConfig`, `CopyConfig` or `TokenizerInfo`, or an option.
+        name: a field of `BuildConfig`, `CopyConfig` or `TokenizerInfo`.
     """
-    if name in _FOLLOWING:
-        return None
-    if name in _CHANGED:
-        return _CHANGED[name]
-    subject = _NO_OPTIONS.get(name, flag("tokenizer" if name == "name" else name))
-    return f"{subject} was {_as_typed(before)}, now {_as_typed(now)}"
+    return _CHANGED.get(name) or f"{flag(name)} was {_as_typed(before)}, now {_as_typed(now)}"
 
 
-_FOLLOWING = ("canonical_sha256", "vocab_size", "eos_id", "bos_id", "library", "library_version")
-"""Facts of a tokenizer that only change with its content, with an option, or with the packages."""
-_NO_OPTIONS = {"special_ids": "the list of special tokens"}
 _CHANGED = {
     "sha256": "the content of the tokenizer has changed",
+    "special_ids": "the special tokens have changed",
     "corpora": "the corpora hold other documents",
     "recipes": "the corpora were made in another way",
 }
@@ -373,8 +365,7 @@ def _as_typed(value: Any) -> str:
         return "not given"
     if isinstance(value, dict):
         value = " ".join(f"{name}:{kind}" for name, kind in value.items())
-    text = value if isinstance(value, str) else str(value)
-    return shlex.quote(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return shlex.quote(str(value)) if len(str(value)) <= _SHOWN else f"{value!s:.{_SHOWN}}..."
 
 
 def flag(name: str) -> str:

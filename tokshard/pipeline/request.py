@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.format.schema import ShardFacts, token_dtype
 from tokshard.interop.tokens.batches import TokenSpec
 from tokshard.pipeline.options import SKIP, BuildOptions, asked_for, change_text
-from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, Input, InputTable, read_once_name, saved_inputs
+from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, InputTable, read_once_name, saved_inputs
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.workspace.places import INPUTS, REQUEST, Output, Workspace
 from tokshard.store import is_uri
@@ -248,8 +248,11 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     if before.config.reads != now.config.reads:
         yield f"it reads {before.config.reads}, not {now.config.reads}"
         return
-    for part_before, part_now in ((before.config, now.config), (before.tokenizer, now.tokenizer)):
-        yield from _changed_fields(part_before, part_now, follows_inputs=before.inputs != now.inputs.absolute())
+    is_same_inputs = before.inputs.absolute() == now.inputs.absolute()
+    old, new = settings_of(before.config, before.tokenizer), settings_of(now.config, now.tokenizer)
+    # the size of tasks follows from the sources; naming the sources says more
+    names = [name for name in old if name != "task_bytes" or is_same_inputs]
+    yield from changes(old, new, names)
     if before.generation != now.generation:
         yield f"it writes generation {before.generation}, not {now.generation}"
     elif before.previous != now.previous:
@@ -257,65 +260,48 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before.options, policy) == SKIP and getattr(now.options, policy) != SKIP:
             yield f"--{policy.replace('_', '-')} was skip, now fail"
-    yield from _other_sources(before, now)
+    if not is_same_inputs:
+        yield from _other_sources(before, now)
     for package, version in before.versions.items():
         if now.versions.get(package, version) != version:
             yield f"the package {package} was {version}, now {now.versions[package]}"
 
 
-def _changed_fields(before: msgspec.Struct, now: msgspec.Struct, *, follows_inputs: bool) -> Iterator[str]:
-    old, new = _flat(before), _flat(now)
-    for name in old:
-        # the size of tasks follows from the sources; naming the sources says more
-        if old[name] == new.get(name) or (name == "task_bytes" and follows_inputs) or name == "name":
-            continue
-        if (change := change_text(name, old[name], new.get(name))) is not None:
-            yield change
+def settings_of(config: BuildConfig, tokenizer: TokenizerInfo) -> dict[str, Any]:
+    """All settings on which the documents of a corpus depend, and how they are laid out."""
+    found = msgspec.structs.asdict(config)
+    copied = found.pop("copied")
+    found |= {name: getattr(tokenizer, name) for name in ("sha256", "eos", "bos", "special_ids")}
+    return found | (msgspec.structs.asdict(copied) if copied is not None else {})
 
 
-def _flat(part: msgspec.Struct) -> dict[str, Any]:
-    found = msgspec.structs.asdict(part)
-    copied = found.pop("copied", None)
-    return found if copied is None else found | msgspec.structs.asdict(copied)
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
+    """Each of the settings named that differs, as a clause."""
+    return (change_text(name, before[name], now[name]) for name in names if before[name] != now[name])
 
 
 def _other_sources(before: Request, now: Request) -> Iterator[str]:
     old, new = before.inputs.absolute(), now.inputs.absolute()
     if new.read_once:
         yield f"{', '.join(map(read_once_name, new.read_once))} cannot be read again"
-    elif _is_reordered(before.arguments, now.arguments):
-        yield "the order of the sources changed"
     elif before.arguments != now.arguments:
         yield f"the sources were {', '.join(before.arguments)}, now {', '.join(now.arguments)}"
-    elif _is_reordered(old.roots, new.roots):
-        yield "the order of the sources changed"
-    elif old != new and now.config.reads == DOCUMENTS:
+    elif now.config.reads == DOCUMENTS:
         yield "the corpora hold other shards"
-    elif old != new:
-        yield from _other_inputs(old, new)
-
-
-def _is_reordered(before: Sequence[str], now: Sequence[str]) -> bool:
-    return before != now and sorted(before) == sorted(now)
-
-
-def _other_inputs(before: InputTable, now: InputTable) -> Iterator[str]:
-    old = {(one.argument, one.path): one for one in before}
-    new = {(one.argument, one.path): one for one in now}
-    for place, one in old.items():
-        if place not in new:
-            yield f"source {one.location} is gone"
-        elif (change := _input_change(one, new[place])) is not None:
-            yield change
-    yield from (f"source {one.location} is new" for place, one in new.items() if place not in old)
-
-
-def _input_change(before: Input, now: Input) -> str | None:
-    if before.num_bytes != now.num_bytes:
-        return f"source {now.location} had {before.num_bytes} bytes, now {now.num_bytes}"
-    if before.version != now.version:
-        return f"source {now.location} was modified since: its version was {before.version}, now it is {now.version}"
-    return None
+    else:
+        then = {one.location: (one.num_bytes, one.version) for one in old}
+        here = {one.location: (one.num_bytes, one.version) for one in new}
+        yield from (f"source {location} is gone" for location in then.keys() - here.keys())
+        yield from (f"source {location} is new" for location in here.keys() - then.keys())
+        for location in (location for location in then if then[location] != here.get(location, then[location])):
+            (size, version), (size_now, version_now) = then[location], here[location]
+            yield (
+                f"source {location} had {size} bytes, now {size_now}"
+                if size != size_now
+                else f"source {location} was modified since: its version was {version}, now it is {version_now}"
+            )
+        if then == here:
+            yield "the order of the sources changed"
 
 
 def is_same_command(saved: Request, sources: Sequence[str], options: BuildOptions) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import Sequence
@@ -15,13 +16,21 @@ from tokshard.format.manifest import BuildConfig
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request
 from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenizer
-from tokshard.pipeline.options import DEFAULT_SHARD_TOKENS, RAY, SKIP, BuildOptions, check_used, checked_options
+from tokshard.pipeline.options import (
+    DEFAULT_SHARD_TOKENS,
+    RAY,
+    SKIP,
+    BuildOptions,
+    check_used,
+    checked_options,
+    config_of,
+)
 from tokshard.pipeline.request import Build, Request, placed, versions_here
-from tokshard.pipeline.sources.discover import Discovery, discover
+from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.sources.formats import notes_on_columns
 from tokshard.pipeline.sources.hub import SCHEME
-from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, TOKENS, RecordSource, location_of, read_once_name
-from tokshard.pipeline.sources.listing import is_glob, matches, split_glob
+from tokshard.pipeline.sources.inputs import DOCUMENTS, STDIN, TOKENS, InputTable, RecordSource, read_once_name
+from tokshard.pipeline.sources.listing import split_glob
 from tokshard.pipeline.sources.records import check_field_name, parse_columns
 from tokshard.pipeline.tasks.planning import default_task_bytes, round_task_bytes
 from tokshard.pipeline.workspace.places import open_workspace
@@ -66,7 +75,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         keep_unreadable=options.on_bad_source == SKIP,
     )
     check_used(options, found.inputs.formats)
-    _check_no_output(options.out, found)
+    _check_no_output(options.out, found.inputs)
     _check_read_once(options, found.inputs.read_once)
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     check_field_name(options.text_field)
@@ -104,24 +113,11 @@ def _pinned(options: BuildOptions, read: TokenizerFile) -> BuildOptions:
 
 def _config(options: BuildOptions, columns: dict[str, tuple[str, str]], total_bytes: int) -> BuildConfig:
     """What the manifest says of the options."""
-    return BuildConfig(
-        text_field=options.text_field,
-        id_field=options.id_field,
+    return config_of(
+        options,
         keep={path: kind for name, (path, kind) in columns.items() if not (name == "id" and path == options.id_field)},
-        input_format=options.input_format,
-        text_mode=options.text_mode,
         shard_tokens=options.shard_tokens or DEFAULT_SHARD_TOKENS,
         task_bytes=round_task_bytes(options.task_bytes) if options.task_bytes else default_task_bytes(total_bytes),
-        max_document_bytes=options.max_document_bytes,
-        limit=options.limit,
-        dedup=options.dedup,
-        min_tokens=options.min_tokens,
-        max_tokens=options.max_tokens,
-        validation_fraction=options.validation_fraction,
-        reads=options.reads,
-        token_field=options.token_field,
-        token_dtype=options.token_dtype,
-        delimiter=options.delimiter,
     )
 
 
@@ -147,16 +143,14 @@ def _check_apart(out: str, sources: Sequence[str | RecordSource], tokenizer: str
     Raises:
         UsageError: a directory or glob reaches it, or it is the tokenizer's directory.
     """
-    target = real_location(out)
+    target = f"{real_location(out)}/"
     for source in sources:
         if not isinstance(source, str) or source == STDIN or source.startswith(SCHEME):
             continue
         found = look_at(source)
-        if found is None:
-            is_reached = is_glob(source) and _matches_output(source, target)
-        else:
-            is_reached = found.name.endswith("/") and _is_inside(target, real_location(source))
-        if is_reached:
+        is_folder = found is not None and found.name.endswith("/")
+        root = source if is_folder else split_glob(source)[0] or "." if found is None and "**" in source else None
+        if root is not None and target.startswith(f"{real_location(root).rstrip('/')}/"):
             raise UsageError(
                 f"--out {out} lies inside the source {source}: the next build would read its files",
                 hint="give an --out outside of the sources",
@@ -165,50 +159,23 @@ def _check_apart(out: str, sources: Sequence[str | RecordSource], tokenizer: str
     if found is not None:
         place = real_location(tokenizer)
         folder = place if found.name.endswith("/") else os.path.dirname(place)
-        if folder in {target, *(location_of(target, split) for split in (names.TRAIN, names.VALIDATION))}:
+        if f"{folder}/" in {target, *(f"{target}{split}/" for split in (names.TRAIN, names.VALIDATION))}:
             raise UsageError(
                 f"--out {out} is the directory of the tokenizer {tokenizer}: the build would replace its files",
                 hint="give another --out",
             )
 
 
-def _is_inside(location: str, folder: str) -> bool:
-    return location == folder or location.startswith(folder.rstrip("/") + "/")
-
-
-def _matches_output(pattern: str, out: str) -> bool:
-    """Whether a glob matches a file that a build writes into a directory, now or later."""
-    root, parts = split_glob(pattern)
-    place = real_location(root or ".")
-    if not _is_inside(out, place):
-        return False
-    inside = out.removeprefix(place).strip("/")
-    files = [*sorted(names.SIDE_FILES), names.shard_name(generation=0, first_input=0, segment=0, part=0)]
-    folders = (inside, f"{inside}/{names.TRAIN}", f"{inside}/{names.VALIDATION}")
-    return any(matches(parts, f"{folder}/{name}".strip("/").split("/")) for folder in folders for name in files)
-
-
-def _check_no_output(out: str, found: Discovery) -> None:
-    """Refuse inputs that lie in the output directory, whatever link leads there.
+def _check_no_output(out: str, inputs: InputTable) -> None:
+    """Refuse inputs that lie in the output directory.
 
     Raises:
         UsageError: with the first of them.
     """
-    inputs, links = found.inputs, frozenset(found.links)
-    if look_at(out) is None:
-        return
-    target = real_location(out)
-    folders: dict[str, str] = {}  # a link is resolved once, not for each of a million files
-    for index in range(len(inputs)):
-        if inputs.is_read_once(index):
-            continue
-        location = inputs[index].location
-        folder, name = os.path.split(location)
-        if folder not in folders:
-            folders[folder] = real_location(folder)
-        place = real_location(location) if index in links else location_of(folders[folder], name)
-        if place.startswith(f"{target}/"):
+    target, real_folder = f"{real_location(out)}/", functools.cache(real_location)
+    for one in inputs:
+        if not one.is_read_once and f"{real_folder(os.path.dirname(one.location))}/".startswith(target):
             raise UsageError(
-                f"the source {location} lies in --out {out}, where the build writes",
+                f"the source {one.location} lies in --out {out}, where the build writes",
                 hint="give an --out outside of the sources",
             )

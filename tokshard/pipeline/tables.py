@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tokshard.errors import SourceError, UsageError
+from tokshard.errors import UsageError
 from tokshard.format.arrays import number_array, table_batch
 from tokshard.format.content import TokenHash
 from tokshard.format.files import HashingFile
@@ -21,13 +19,9 @@ from tokshard.format.stride_hashes import stride_hash_bytes
 from tokshard.format.tables import SOURCE_TABLE_SCHEMA, SourceInfo, shard_rows
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import NOT_COPIED
-from tokshard.pipeline.sources.decompress import open_bytes
-from tokshard.pipeline.sources.division import CHUNK_BYTES
-from tokshard.pipeline.sources.inputs import DOCUMENTS, JSONL, STDIN, Input
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.workspace.places import WRITE
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts
-from tokshard.store import look_at
 
 SOURCES_PER_BATCH = 65_536
 
@@ -38,26 +32,27 @@ class Totals:
     """Sums over receipts in order, for one corpus of a build.
 
     Args:
-        sources: what the corpora that are copied say of their sources; empty for other builds.
         number: which corpus of the build.
 
     Attributes:
+        originals: of a copy: what the corpora that it reads say of their sources, which are the sources of the copy.
         records_before: for each task, the records of its sources that tasks before it have read.
         with_rejects: tasks that listed bad records.
+        records, text_bytes, left_out: of all sources; known when the source table is written.
     """
 
-    def __init__(self, build: Build, settled: Settled, number: int, sources: Sequence[SourceInfo] = ()) -> None:
-        self._build, self._settled, self._originals = build, settled, sources
-        self._is_copy = build.config.reads == DOCUMENTS
+    def __init__(self, build: Build, settled: Settled, number: int) -> None:
+        self._build, self._settled, self._number = build, settled, number
+        self.originals = _original_sources(build)
         # 32 bytes a source: there may be a million
-        self._counts = np.zeros((len(sources) if self._is_copy else len(build.inputs), len(_COUNTED)), np.int64)
+        self._counts = np.zeros((len(self.originals or build.inputs), len(_COUNTED)), np.int64)
         self._left_out: dict[int, Counter[str]] = {}
-        if not self._is_copy:
-            for index in settled.left_out:
-                self._counts[index, 0] = 1
-                self._left_out[index] = Counter({DAMAGED_INPUT: 1})
-        self.number = number
+        for index in () if self.originals else settled.left_out:
+            self._counts[index, 0] = 1
+            self._left_out[index] = Counter({DAMAGED_INPUT: 1})
         self.documents = self.tokens = self.shortest = self.longest = self.with_special_text = 0
+        self.records = self.text_bytes = 0
+        self.left_out: Counter[str] = Counter()
         self.shard_sizes: dict[str, int] = {}
         self.content = TokenHash()
         self.lengths = np.zeros(0, np.int64)
@@ -78,7 +73,7 @@ class Totals:
         for receipt in read_receipts(store, WRITE, (one.key for one in self._settled.shards)):
             if stage == WRITE:
                 self._add(receipt)
-            output = receipt.outputs[self.number]
+            output = receipt.outputs[self._number]
             if output.table:
                 written = output.rows()
                 hashes.write(stride_hash_bytes(written))
@@ -92,11 +87,11 @@ class Totals:
         return shard_rows(written)
 
     def _add(self, receipt: Receipt) -> None:
-        output = receipt.outputs[self.number]
+        output = receipt.outputs[self._number]
         before: dict[int, int] = {}
         for counts in output.sources:
             row = self._counts[counts.index]
-            if row[0] and not self._is_copy:  # documents of corpora know their records
+            if row[0] and not self.originals:  # documents of corpora know their records
                 before[counts.index] = int(row[0])
             row += [getattr(counts, name) for name in _COUNTED]
             self.tokens += counts.tokens
@@ -133,16 +128,20 @@ class Totals:
     def source_table(self) -> Iterator[pa.RecordBatch]:
         """The rows of the source table. To be asked for when the shard table is written."""
         for start in range(0, len(self._counts), SOURCES_PER_BATCH):
-            part = [self.source(index) for index in range(start, min(start + SOURCES_PER_BATCH, len(self._counts)))]
+            part = [self._source(index) for index in range(start, min(start + SOURCES_PER_BATCH, len(self._counts)))]
+            for source in part:
+                self.records += source.records_read
+                self.text_bytes += source.text_bytes
+                self.left_out.update(source.left_out)
             columns = {field.name: [getattr(source, field.name) for source in part] for field in SOURCE_TABLE_SCHEMA}
             yield table_batch(columns, SOURCE_TABLE_SCHEMA)
 
-    def source(self, index: int) -> SourceInfo:
+    def _source(self, index: int) -> SourceInfo:
         """What was read of one source, written and left out."""
         counts = dict(zip(_COUNTED, self._counts[index].tolist(), strict=True))
         left_out = self._left_out.get(index, Counter())
-        if self._is_copy:
-            return self._copied(self._originals[index], counts, left_out)
+        if self.originals:
+            return self._copied(self.originals[index], counts, left_out)
         source = self._build.inputs[index]
         return SourceInfo(
             argument=source.argument,
@@ -155,35 +154,19 @@ class Totals:
     def _copied(self, source: SourceInfo, counts: dict[str, int], left_out: Counter[str]) -> SourceInfo:
         """What the copy says of a source: what came before, and what was not copied."""
         left_out = left_out + Counter(source.left_out)
-        unread = source.documents - counts["records_read"]
         is_damage = self._settled.left_out and not self._settled.is_limited
-        left_out[DAMAGED_INPUT if is_damage else NOT_COPIED] += unread
-        documents, tokens = counts["documents"], counts["tokens"]
+        left_out[DAMAGED_INPUT if is_damage else NOT_COPIED] += source.documents - counts["records_read"]
         return replace(
             source,
-            documents=documents,
-            tokens=tokens,
+            documents=counts["documents"],
+            tokens=counts["tokens"],
             # no table has the bytes of each text
-            text_bytes=source.text_bytes * tokens // max(1, source.tokens),
+            text_bytes=source.text_bytes * counts["tokens"] // max(1, source.tokens),
             left_out=dict(sorted((+left_out).items())),
         )
 
-    def sums(self) -> tuple[int, int, dict[str, int]]:
-        """Records and bytes of text of all sources, and what was left out of them, by reason."""
-        if not self._is_copy:
-            left_out = sum(self._left_out.values(), Counter[str]())
-            records, _, _, text_bytes = self._counts.sum(axis=0).tolist()
-            return records, text_bytes, dict(sorted(left_out.items()))
-        sources = [self.source(index) for index in range(len(self._counts))]
-        left_out = sum((Counter(source.left_out) for source in sources), Counter[str]())
-        return (
-            sum(source.records_read for source in sources),
-            sum(source.text_bytes for source in sources),
-            dict(sorted(left_out.items())),
-        )
 
-
-def original_sources(build: Build) -> list[SourceInfo]:
+def _original_sources(build: Build) -> list[SourceInfo]:
     """The sources of all corpora that a copy reads, with their arguments counted through."""
     sources: list[SourceInfo] = []
     first = 0
@@ -201,37 +184,14 @@ def check_kept_fields(build: Build, receipts: Iterable[Receipt]) -> None:
         receipts: of all tasks.
 
     Raises:
-        UsageError: with the field, and with those of the first record.
+        UsageError: with the field.
     """
-    columns = build.spec.columns
-    missing = set(columns)
-    num_records = 0
-    for receipt in receipts:
-        missing -= set(receipt.fields)
-        num_records += receipt.records_read
-    if not missing or not num_records:
-        return
-    name = next(name for name in columns if name in missing)
-    path = columns[name][0]
-    found = first_fields(build.inputs)
-    raise UsageError(
-        f"none of {num_records:,} records has the field {path!r}"
-        + (f"; the first has {', '.join(found)}" if found else ""),
-        hint=f"correct or leave out {'--id-field' if name == 'id' != path else '--keep'} {path}, "
-        f"and {build.start_over}",
-    )
-
-
-def first_fields(inputs: Sequence[Input]) -> list[str]:
-    """Names of the fields of the first line of the first JSON lines; empty if that cannot be read."""
-    source = next((source for source in inputs if source.format == JSONL and source.location != STDIN), None)
-    if source is None or look_at(source.location) is None:
-        return []
-    with contextlib.suppress(SourceError, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        with open_bytes(source) as stream:
-            line = stream.read(CHUNK_BYTES).partition(b"\n")[0]
-        return [
-            name if name.isprintable() else repr(name)
-            for name in msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-        ]
-    return []
+    found = {name for receipt in receipts for name in receipt.fields}
+    records = sum(receipt.records_read for receipt in receipts)
+    for name, (path, _) in build.spec.columns.items() if records else ():
+        if name not in found:
+            option = "--id-field" if name == "id" != path else "--keep"
+            raise UsageError(
+                f"none of {records:,} records has the field {path!r}",
+                hint=f"correct or leave out {option} {path}, and {build.start_over}",
+            )

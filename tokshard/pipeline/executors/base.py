@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from tokshard.errors import BuildError, TokshardError
@@ -55,19 +56,31 @@ OnProgress = Callable[[Progress], None]
 """Called after every chunk, with what was done since the last call."""
 
 
+def cpu_time() -> float:
+    """CPU time of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
 @dataclass(slots=True)
 class Usage:
-    """What workers cost.
+    """What workers cost, or a whole run of a build.
 
     Args:
         cpu_seconds: of all workers, without the process that they are forked from.
         peak_worker_bytes: resident memory of the largest worker at its peak.
         num_workers: processes that could run at once.
+        tokens: written in this run.
+        started: by the monotonic clock.
+        cpu_before: CPU-seconds of this process when it began.
     """
 
     cpu_seconds: float = 0.0
     peak_worker_bytes: int = 0
     num_workers: int = 0
+    tokens: int = 0
+    started: float = field(default_factory=time.monotonic)
+    cpu_before: float = field(default_factory=cpu_time)
 
     def add(self, other: Usage) -> None:
         """Add the cost of more workers, which ran after these."""
@@ -132,9 +145,3 @@ def peak_bytes() -> int:
     """Resident memory of this process at its peak."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if os.uname().sysname == "Darwin" else peak * 1024
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime

@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tokshard.errors import BuildError, StoreError, UsageError
 from tokshard.format import names
-from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, cpu_seconds, peak_bytes, portable
+from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, cpu_time, peak_bytes, portable
 from tokshard.pipeline.executors.ray_cluster import RayCluster
 from tokshard.pipeline.executors.worker import ENVIRONMENT, Broken, Idle
 from tokshard.pipeline.request import Build, other_versions
@@ -214,12 +214,12 @@ def _problem(found: Setup) -> BuildError | None:
 
 def run_task(setup: list[Any], run: Run) -> Iterator[Receipt | Idle | Broken]:
     """Run one task in this worker process. Yields its receipts, and what it cost or why it broke."""
-    before = cpu_seconds()
+    before = cpu_time()
     try:
         yield from _runner(setup[0]).run(run)
     except Exception as error:  # noqa: BLE001 - a process edge
         yield Broken(portable(error))
-    yield Idle(Usage(cpu_seconds() - before, peak_bytes()))
+    yield Idle(Usage(cpu_time() - before, peak_bytes()))
 
 
 @functools.lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tokshard.pipeline.executors.base import Usage, cpu_seconds, peak_bytes, portable
+from tokshard.pipeline.executors.base import Usage, cpu_time, peak_bytes, portable
 from tokshard.pipeline.request import Build, check_versions
 from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.planning import Run
@@ -90,9 +90,9 @@ def worker_main(connection: Connection, build: Build, stage: Stage) -> None:
 def _answers(runner: TaskRunner, message: Run | PrepareChunk) -> Iterator[Any]:
     if isinstance(message, Run):
         yield from runner.run(message)
-        yield Idle(Usage(cpu_seconds(), peak_bytes()))
+        yield Idle(Usage(cpu_time(), peak_bytes()))
     else:
-        yield PreparedChunk(runner.prepare(message.chunk), Usage(cpu_seconds(), peak_bytes()))
+        yield PreparedChunk(runner.prepare(message.chunk), Usage(cpu_time(), peak_bytes()))
 
 
 def _receive(connection: Connection, inbox: queue.SimpleQueue[Run | PrepareChunk]) -> None:
