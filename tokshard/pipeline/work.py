@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from tokshard.pipeline.executors.base import Executor, Lost, MakeExecutor, Usage
 from tokshard.pipeline.judge import Judge, parse_bad_record_limit
@@ -108,16 +109,24 @@ def work(
     """
     mapped = _mapped(tasks, executor)
     waiting = deque(task for task in tasks if task not in mapped)
+    passed: list[AnyTask] = []
     running: dict[Key, AnyTask] = {}
     losses: Counter[Key] = Counter()
     while True:
         while waiting and executor.has_room():
             task = waiting.popleft()
-            if not judge.is_over(task) and not _is_done_by_another(build, stage, task):
+            if judge.is_over(task):
+                passed.append(task)
+            elif not _is_done_by_another(build, stage, task):
                 running[task.key] = task
                 executor.submit(_run(task, judge))
-        if all(map(judge.is_over, running.values())):
-            break
+        if all(map(judge.is_over, chain(running.values(), waiting))):
+            passed += waiting  # the failure that stopped them may be of an input that was left out since
+            waiting = deque(task for task in passed if not judge.is_over(task))
+            passed = [task for task in passed if judge.is_over(task)]
+            if not waiting:
+                break
+            continue
         for event in executor.events():
             if isinstance(event, Receipt):
                 _take(build, judge, event, observer)
