@@ -80,9 +80,21 @@ def _start_over(build: Build, before: Request | None) -> None:
     """Remove what the directory holds. Killed at any moment, it leaves what the next run refuses or continues."""
     workspace = build.workspace
     if before is None:
-        save_request(build)
+        save_request(_of_what_is_there(build))  # if this run is killed, the next one knows which files it left
     remove_corpora([*build.outputs, *(() if before is None else outputs_of(workspace, before))], workspace)
     workspace.clear()
+
+
+def _of_what_is_there(build: Build) -> Build:
+    """A build that writes the corpora that the directory holds: one, or two with a validation split."""
+    if build.generation:
+        return build
+    found = (manifest_of(output) for split in (True, False) for output in build.workspace.outputs(is_split=split))
+    fractions = [manifest.build.validation_fraction for manifest in found if manifest is not None]
+    if not fractions:
+        return build
+    config = msgspec.structs.replace(build.config, validation_fraction=fractions[0])
+    return msgspec.structs.replace(build, config=config)
 
 
 def _has_results(build: Build, before: Request) -> bool:
