@@ -20,7 +20,7 @@ from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, InputTableBuilder
 from tokshard.pipeline.sources.opening import vanished
 from tokshard.pipeline.sources.records import TOO_LONG
-from tokshard.pipeline.tasks.planning import TASK_TOKENS, Planned, group_tokens, plan_groups, plan_tasks
+from tokshard.pipeline.tasks.planning import Planned, plan_groups, plan_tasks
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.ownership import manifest_of, remove_corpora
 from tokshard.pipeline.workspace.places import DEAL, HASH, TASKS, WRITE, Output, Workspace
@@ -147,8 +147,7 @@ def plan(build: Build) -> list[Planned]:
         for location, generation in build.corpora:
             with open_corpus(location, generation=generation) as corpus:
                 tokens += np.diff(corpus.shards.first_tokens).tolist()
-        most = group_tokens(config.shard_tokens) if build.options.shuffle is None else TASK_TOKENS
-        return list(plan_groups(tokens, most))
+        return list(plan_groups(tokens, config.shard_tokens if build.options.shuffle is None else None))
 
     def divisibility(index: int) -> Divisibility:
         try:
