@@ -21,7 +21,7 @@ from tokshard.format import names
 from tokshard.pipeline import build as building
 from tokshard.pipeline.sources.hub import HubFiles
 from tokshard.pipeline.status import read_status
-from tokshard.pipeline.tasks import reading
+from tokshard.pipeline.tasks import running
 
 # what is not ours
 
@@ -411,13 +411,13 @@ def test_several_damaged_files_of_a_group_are_found_in_one_go(place, monkeypatch
         content = jsonl([{"text": f"text {number}"}])
         (place / "data" / f"{number:02d}.jsonl.gz").write_bytes(b"damaged" if number % 5 == 2 else gzip_of(content))
     reads = []
-    original = reading.read_span
+    original = running.read_span
 
     def counted(source: Any, *arguments: Any) -> Any:
         reads.append(source.index)
         return original(source, *arguments)
 
-    monkeypatch.setattr(reading, "read_span", counted)
+    monkeypatch.setattr(running, "read_span", counted)
     out = build(place, place / "data", on_bad_source="skip")
     assert texts_of(open_corpus(out)) == [f"text {number}" for number in range(40) if number % 5 != 2]
     assert len((out / names.REJECTS).read_text().splitlines()) == 8

@@ -30,6 +30,7 @@ from tokshard.pipeline.tasks.duplicates import Drops, Partition, find_duplicates
 from tokshard.pipeline.tasks.hashing import hash_runs
 from tokshard.pipeline.tasks.planning import Run as TaskRun
 from tokshard.pipeline.tasks.planning import StepTask
+from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.tasks.sorted_rows import (
     Run,
     RunWriter,
@@ -39,7 +40,6 @@ from tokshard.pipeline.tasks.sorted_rows import (
     row_ranges,
     run_bytes,
 )
-from tokshard.pipeline.tasks.stage import Stage
 from tokshard.pipeline.workspace.places import FIND, HASH
 from tokshard.pipeline.workspace.receipts import Receipt, file_path
 from tokshard.store import Store, open_store
@@ -259,7 +259,7 @@ def test_a_task_whose_worker_dies_runs_again_on_another(place):
     options = BuildOptions(tokenizer=str(place / "tok"), out=str(place / "out"), dedup="exact", workers=1)
     build = resolve([str(place / "a.jsonl")], options)[0]
     store = build.workspace.store
-    build.workspace.take_over()
+    build.workspace.run.take_over()
     (receipt,) = hashed(store, 1, 8, 8)
     file = place / "out" / file_path(HASH, receipt.key)
     aside = file.rename(place / "aside")

@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 from tests.pipeline.inputs import write_byte_tokenizer
 from tests.pipeline.places import TEXTS, write
 from tokshard.pipeline.executors.base import Ended, Event, Usage
-from tokshard.pipeline.judge import Judge, TooManyBadRecords
+from tokshard.pipeline.judge import BadRecordLimit, Judge, TooManyBadRecords
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.progress import Report
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.division import ByteRange
-from tokshard.pipeline.tasks.bad_record_limit import BadRecordLimit
-from tokshard.pipeline.tasks.planning import AnyTask, Run, StreamTask, Task, WholeInputs
-from tokshard.pipeline.tasks.stage import Stage
+from tokshard.pipeline.tasks.planning import AnyTask, Run, StreamTask, Task
+from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import work
 from tokshard.pipeline.workspace.receipts import Failure, OutputCounts, Receipt, SourceCounts
 
@@ -89,12 +88,12 @@ def plan(inputs: Sequence[Content]) -> list[AnyTask]:
         found, stop = inputs[index], index + 1
         if found.kind == GROUP:
             stop = index + len(list(takewhile(lambda one: one.kind == GROUP, inputs[index : index + 3])))
-            tasks.append(Task(key=(index, 0), parts=WholeInputs(index, stop)))
+            tasks.append(Task(key=(index, 0), stop=stop))
         elif found.kind == STREAM:
             tasks.append(StreamTask(key=(index, 0)))
         else:
             tasks += [
-                Task(key=(index, number), parts=((index, ByteRange(number, number + 1)),))
+                Task(key=(index, number), stop=stop, span=ByteRange(number, number + 1))
                 for number in range(len(found.segments))
             ]
         index = stop
@@ -154,17 +153,17 @@ def run_task(run: Run, inputs: Sequence[Content], rule: Rules) -> Iterator[Recei
         yield from _run_stream(run, inputs, rule)
         return
     assert isinstance(run.task, Task)
-    is_group, left_out, most = isinstance(run.task.parts, WholeInputs), dict[int, str](), 0
+    left_out, most = dict[int, str](), 0
     while True:
         reading = Reading(run.max_documents, rule)
         try:
-            for index, span in run.task.parts:
-                part = inputs[index].segments[span.start if isinstance(span, ByteRange) else 0]
+            for index in run.task.inputs:
+                part = inputs[index].segments[run.task.key[1]]
                 for chunk in part if index not in left_out else ():
                     if not reading.is_full:
                         reading.take(index, chunk)
         except StoppedError as error:
-            if error.failure.kind == "record" or not is_group or not rule.is_leaving_out:
+            if error.failure.kind == "record" or not run.task.is_group or not rule.is_leaving_out:
                 yield reading.failed(run.task.key, error, most)
                 return
             left_out[error.failure.source] = "it is bad"
@@ -283,7 +282,7 @@ class AnyOrder:
             del self._running[task]
         yield Ended(task) if receipt is None else receipt
 
-    def run_mapped(self, run: Run) -> Iterator[Event]:
+    def run_mapped(self, run: Run) -> Iterator[Receipt]:
         raise NotImplementedError(run)
 
 
@@ -311,7 +310,7 @@ def interleaved(build: Build, inputs: Sequence[Content], rule: Rules, draw: st.D
         executor = AnyOrder(inputs, rule, draw, can_be_killed=can_be_killed)
         stage = Stage(name="write", tasks=judge.tasks)
         with contextlib.suppress(KilledError):
-            work(build, stage, list(judge.missing()), judge, executor, keep)
+            work(build, stage, list(judge.missing()), judge, executor, observer=keep)
     return outcome(judge, inputs, rule)
 
 
@@ -346,7 +345,7 @@ def test_a_receipt_holds_for_the_room_that_it_had():
 
 
 def test_a_task_behind_the_lowest_failure_is_over_and_one_before_it_is_not():
-    tasks = [Task(key=(index, 0), parts=WholeInputs(index, index + 1)) for index in range(3)]
+    tasks = [Task(key=(index, 0), stop=index + 1) for index in range(3)]
     judge = Judge(tasks=tasks)
     judge.add(Receipt(key=(1, 0), failure=Failure(kind="record", problem="it is bad", source=1)))
     assert [judge.is_over(task) for task in tasks] == [False, False, True]
