@@ -27,7 +27,7 @@ ONCE := $(addprefix tests/,architecture/% benchmark/% readme/% trainer/test_loop
 	trainer/test_float8.py contract/test_promise_01_faults.py \
 	contract/test_promise_01_append.py contract/test_promise_01_copy.py contract/test_promise_11_no_code_from_data.py store/test_remote_reads.py \
 	cli/test_bench.py cli/test_numbers.py \
-	inspect/test_damage.py pipeline/test_directory.py pipeline/test_hub.py pipeline/test_plaintext.py pipeline/test_schedule.py \
+	inspect/test_damage.py pipeline/test_directory.py pipeline/test_hub.py pipeline/test_plaintext.py pipeline/test_judge.py \
 	runtime/test_shuffle_quality.py store/test_posix.py store/test_record_cache.py \
 	runtime/test_finding.py runtime/test_order.py runtime/test_plan.py runtime/test_take.py runtime/test_mixture.py runtime/test_weight_changes.py \
 	runtime/test_preparing.py runtime/test_limits.py runtime/test_recycling.py runtime/test_processes.py)

@@ -6,36 +6,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.format.files import HashingFile
-from tokshard.pipeline.tasks.hashing import hashes_path, no_shards
+from tokshard.pipeline.tasks.hashing import hashes_bytes
 from tokshard.pipeline.tasks.sorted_rows import RunWriter
-from tokshard.pipeline.workspace.places import Workspace
-from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, write_receipt
-from tokshard.store import written
+from tokshard.pipeline.workspace.places import HASH
+from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, file_path, write_receipt
+from tokshard.store import Store, written
 
 
-def leave_hashes(workspace: Workspace, index: int, hashes: NDArray[np.uint64]) -> Receipt:
+def leave_hashes(store: Store, index: int, hashes: NDArray[np.uint64]) -> Receipt:
     """The file and the receipt of the task with this number, whose texts have these hashes: uint64 [n, 2]."""
     order = np.argsort(hashes[:, 0], kind="stable")
     rows = np.column_stack([hashes[order], order.astype(np.uint64)])
     _, first = np.unique(rows[:, 0], return_index=True)
     repeats = np.setdiff1d(order, order[first]).astype("<u4")
-    with written(workspace.store, hashes_path(workspace, (index, 0))) as file:
+    with written(store, file_path(HASH, (index, 0))) as file:
         hashing = HashingFile(file)
         writer = RunWriter(hashing)
         writer.append(rows[first])
         writer.finish()
         hashing.write(repeats.tobytes())
         digest = hashing.digest().hex()
+    parts = [(len(first), len(repeats))]
     receipt = Receipt(
         key=(index, 0),
-        previous=None,
-        is_last=True,
-        max_documents=None,
-        input_bytes=0,
-        outputs=[OutputCounts(sources=[])],
-        num_rejects=0,
-        parts=[(len(first), len(repeats))],
-        hashes=digest,
+        outputs=[OutputCounts()],
+        parts=parts,
+        file_bytes=hashes_bytes(parts),
+        file_sha256=digest,
     )
-    write_receipt(workspace, receipt, [no_shards()])
+    write_receipt(store, HASH, receipt)
     return receipt

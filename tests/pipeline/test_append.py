@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.test_promise_01_faults import write_tokenizer
+from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import jsonl
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import build_corpus, copy_corpus, open_corpus
@@ -27,8 +28,6 @@ from tokshard.errors import (
 from tokshard.format import names
 from tokshard.inspect.corpus.report import read_report
 from tokshard.inspect.verify.verification import verify_corpus
-from tests.pipeline.arrays import commit_corpus
-from tests.pipeline.arrays import run_job
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import hashing, sorted_rows
 from tokshard.runtime.plan import StreamPlan
@@ -254,7 +253,7 @@ def test_starting_over_removes_all_generations_and_with_append_the_last_one_only
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": "n:int64"}, "--keep was not given"),
+        ({"keep": "n:int64"}, "the kept columns were none, now n:int64"),
         ({"min_tokens": 2}, "--min-tokens was not given, now 2"),
         ({"validation_fraction": 0.5}, "--validation-fraction was not given, now 0.5"),
         ({"shard_tokens": 1000}, "--shard-tokens was 256000000, now 1000"),
@@ -370,10 +369,9 @@ def test_jobs_of_an_array_append_the_same_bytes(shop: Shop) -> None:
     shop.build(two, append=True, dedup="exact")
     options: dict[str, Any] = {"tokenizer": shop.tokenizer, "out": shop.directory / "jobs", "workers": 1}
     options |= {"append": True, "dedup": "exact"}
-    for stage, jobs in (("hash", 2), ("duplicates", 1), ("write", 2)):
-        for job in range(jobs):
-            run_job(two, job_index=job, num_jobs=jobs, stage=stage, **options)
-    commit_corpus(shop.directory / "jobs", workers=1)
+    for job in range(2):
+        run_job(two, job_index=job, num_jobs=2, **options)
+    commit_corpus(shop.directory / "jobs")
     found = [files_of(shop.directory / out) for out in ("corpus", "jobs")]
     assert found[0].keys() == found[1].keys()
     assert [name for name in found[0] if found[0][name] != found[1][name] and not name.endswith(names.REPORT)] == []

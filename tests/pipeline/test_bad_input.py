@@ -25,7 +25,7 @@ from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import SourceError
 from tokshard.format import names
-from tokshard.pipeline.tasks import runner
+from tokshard.pipeline.tasks import running
 from tokshard.store import open_store
 
 GOOD = jsonl([{"text": "good"}])
@@ -340,7 +340,7 @@ def test_after_fail_the_same_command_with_skip_goes_on(tokshard_build):
 
 def test_after_skip_the_same_command_with_fail_is_refused(tokshard_build, monkeypatch):
     write("a.jsonl", between_good_lines(b"{"))
-    monkeypatch.setattr("tokshard.pipeline.commit.assemble", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("tokshard.pipeline.build.commit", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     assert tokshard_build("a.jsonl", "--on-bad-record", "skip").exit_code == 130
     seen = tokshard_build("a.jsonl", "--on-bad-record", "fail")
     seen.assert_failed(
@@ -608,14 +608,14 @@ def test_damage_behind_the_limit_is_not_seen(tokshard_build, monkeypatch):
 def test_a_source_that_vanishes_is_named_and_the_build_goes_on_when_it_is_back(tokshard_build, monkeypatch):
     write("a.jsonl", GOOD)
     write("b.jsonl", GOOD)
-    original = runner.TaskRunner.run_task
+    original = running.read_span
 
-    def run_task(self: runner.TaskRunner, *arguments: Any) -> Any:
+    def read_span(*arguments: Any) -> Any:
         Path("b.jsonl").rename("away")
-        return original(self, *arguments)
+        return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.TaskRunner, "run_task", run_task)
+        patch.setattr(running, "read_span", read_span)
         tokshard_build("a.jsonl", "b.jsonl").assert_failed(
             "b.jsonl cannot be read: No such file or directory",
             "hint: put the file back and run the same command again; finished tasks are kept",
@@ -630,14 +630,14 @@ def version(path: str) -> str:
 
 def test_a_source_that_changes_while_it_is_read_is_named(tokshard_build, monkeypatch):
     write("a.jsonl", GOOD)
-    original = runner.read_span
+    original = running.read_span
 
     def read_span(source: Any, *arguments: Any) -> Any:
         yield from original(source, *arguments)
         with open("a.jsonl", "ab") as file:
             file.write(GOOD)
 
-    monkeypatch.setattr(runner, "read_span", read_span)
+    monkeypatch.setattr(running, "read_span", read_span)
     before = version("a.jsonl")
     tokshard_build("a.jsonl").assert_failed(
         f"a.jsonl was modified since the build began: its version was {before}, now it is {version('a.jsonl')}",
@@ -649,13 +649,13 @@ def test_a_stream_that_changes_while_it_is_read_is_named(tokshard_build, monkeyp
     inputs.patch_chunk_bytes(monkeypatch, 16)
     content = gzip.compress(GOOD)
     write("a.jsonl.gz", content)
-    original = runner.read_stream
+    original = running.read_stream
 
     def read_stream(*arguments: Any, **options: Any) -> Any:
         yield from original(*arguments, **options)
         Path("a.jsonl.gz").write_bytes(2 * content)
 
-    monkeypatch.setattr(runner, "read_stream", read_stream)
+    monkeypatch.setattr(running, "read_stream", read_stream)
     before = version("a.jsonl.gz")
     tokshard_build("a.jsonl.gz", "--task-bytes", "16").assert_failed(
         f"a.jsonl.gz was modified since the build began: its version was {before}, now it is {version('a.jsonl.gz')}",
@@ -666,7 +666,7 @@ def test_a_stream_that_changes_while_it_is_read_is_named(tokshard_build, monkeyp
 @pytest.mark.parametrize("encode", [inputs.arrow_bytes, inputs.arrow_stream_bytes], ids=["Arrow file", "Arrow stream"])
 def test_an_arrow_input_that_is_cut_while_it_is_read_is_a_damaged_source(encode, tokshard_build, monkeypatch):
     content = encode(inputs.table([{"text": "a" * 50_000}] * 3), 1)
-    original = runner.read_span
+    original = running.read_span
 
     def read_span(source: Any, *arguments: Any) -> Any:
         for chunk in original(source, *arguments):
@@ -674,7 +674,7 @@ def test_an_arrow_input_that_is_cut_while_it_is_read_is_a_damaged_source(encode,
             if source.location == "b.arrow":
                 os.truncate("b.arrow", len(content) // 2)  # a map of the file would end the process here
 
-    monkeypatch.setattr(runner, "read_span", read_span)
+    monkeypatch.setattr(running, "read_span", read_span)
     write("b.arrow", content)
     seen = tokshard_build(write("a.jsonl", GOOD), "b.arrow")
     problem, hint = seen.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import tracemalloc
 from pathlib import Path
@@ -11,22 +10,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.store.memory import SCHEME, MemoryStore
-from tokshard import copy_corpus, open_corpus
+from tokshard import copy_corpus as copy_by_processes
+from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import ConfigurationChangedError, DamagedCorpusError, UnfinishedCorpusError, UsageError
-from tokshard.format import writer
-from tokshard.format.schema import ShardFacts, shard_schema
+from tokshard.format import names, writer
 from tokshard.inspect.verify.verification import verify_corpus
-from tokshard.pipeline.copying import copy, dealing, planning, selection
-from tokshard.pipeline.copying.selection import CopiedDocuments, Selection
+from tokshard.pipeline.sources import corpora
 from tokshard.pipeline.status import read_status
+from tokshard.pipeline.tasks import planning, shuffle
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.store import STORES_BY_SCHEME, written
+from tokshard.store import STORES_BY_SCHEME
 
 LENGTHS = [1 + 7 * index % 90 for index in range(120)]
 
@@ -50,10 +49,15 @@ def corpus_of(directory: Path, lengths: list[int] = LENGTHS, **options: Any) -> 
     )
 
 
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no workers are asked for: starting them takes longer than these copies."""
-    monkeypatch.setattr(copy, "cpu_count", lambda: 1)
+def copy_corpus(given: Any, *, out: Path | str, **options: Any) -> Any:
+    """Copy in this process, unless workers are asked for: starting them takes longer than these copies."""
+    return copy_by_processes(given, out=out, **{"workers": 1, **options})
+
+
+def shuffle_little(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
+    """Set sizes of a shuffle, and of the tasks of copies."""
+    for name, value in sizes.items():
+        monkeypatch.setattr(planning if name == "TASK_TOKENS" else shuffle, name, value)
 
 
 @pytest.fixture
@@ -75,14 +79,8 @@ def rows(directory: Path | str) -> list[tuple[Any, ...]]:
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-def rows_of(documents: CopiedDocuments) -> list[tuple[Any, ...]]:
-    """Tokens, origin and kept column of each."""
-    tokens = np.split(documents.tokens, documents.ends[:-1])
-    places = (documents.sources.tolist(), documents.records.tolist(), documents.columns["lang"].to_pylist())
-    return list(zip(map(tuple, tokens), *places, strict=True))
+    """Every file of a corpus but its report, which is not pure."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != names.REPORT}
 
 
 def test_a_copy_in_other_shards_has_the_documents_origins_and_order_of_the_corpus(corpus, tmp_path):
@@ -107,49 +105,76 @@ def test_documents_are_not_copied_twice_by_mistake(corpus, tmp_path):
     assert not (tmp_path / "both").exists()
 
 
-def test_corpora_and_generations_become_one_corpus(corpus, tmp_path):
+def test_corpora_and_generations_become_one_corpus_with_all_kept_columns(corpus, tmp_path):
     other = write_corpus(tmp_path / "other", documents_of([5, 6]), tokenizer=TINY_TOKENIZER)
     append_generation(other, documents_of([9, 1]))
-    with pytest.raises(UsageError, match="kept columns"):
-        copy_corpus([corpus, other], out=tmp_path / "both")
-    done = copy_corpus([corpus, other], out=tmp_path / "both", with_columns=False)
-    found = [(tokens, {}, place, record) for tokens, _, place, record in rows(corpus)] + rows(other)
-    assert rows(tmp_path / "both") == found
+    done = copy_corpus([corpus, other], out=tmp_path / "both")
+    found = [(tokens, {"lang": None}, place, record) for tokens, _, place, record in rows(other)]
+    assert rows(tmp_path / "both") == [*rows(corpus), *found]
     copied = done.manifest.build.copied
     with open_corpus(corpus) as first, open_corpus(other) as second:
         assert copied.corpora == [first.fingerprint, second.fingerprint]
+    copy_corpus([corpus, other], out=tmp_path / "without", columns=[])
+    assert rows(tmp_path / "without") == [(tokens, {}, *place) for tokens, _, *place in rows(tmp_path / "both")]
+
+
+def test_columns_of_one_name_and_several_types_are_refused_unless_they_are_left_out(corpus, tmp_path):
+    sources = [Source(documents=documents_of([3]), path="n.jsonl", metadata={"lang": [7], "size": [8]})]
+    columns = {"lang": "int64", "size": "int64"}
+    other = write_corpus(tmp_path / "other", sources=sources, columns=columns, tokenizer=TINY_TOKENIZER)
+    with pytest.raises(UsageError, match="the kept column lang is string in one corpus and int64 in ") as caught:
+        copy_corpus([corpus, other], out=tmp_path / "both")
+    assert "--keep-columns" in caught.value.hint
+    copy_corpus([corpus, other], out=tmp_path / "both", columns=["size"])
+    assert [row[1] for row in rows(tmp_path / "both")] == [{"size": None}] * len(LENGTHS) + [{"size": 8}]
+    with pytest.raises(UsageError, match="no corpus has a kept column 'url'"):
+        copy_corpus([corpus, other], out=tmp_path / "third", columns=["url"])
 
 
 @pytest.mark.parametrize(
-    ("selection", "is_wanted"),
+    ("conditions", "is_wanted", "reasons"),
     [
-        (Selection(min_tokens=10, max_tokens=40), lambda row: 10 <= len(row[0]) <= 40),
-        (Selection(where={"lang": "fr"}), lambda row: row[1]["lang"] == "fr"),
         (
-            Selection(source="*b.jsonl", where={"lang": "en"}),
+            {"min_tokens": 10, "max_tokens": 40},
+            lambda row: 10 <= len(row[0]) <= 40,
+            {"over max-tokens", "under min-tokens"},
+        ),
+        ({"where": {"lang": "fr"}}, lambda row: row[1]["lang"] == "fr", {"not copied"}),
+        (
+            {"source": "*b.jsonl", "where": {"lang": "en"}},
             lambda row: row[2][1] == "b.jsonl" and row[1]["lang"] == "en",
+            {"not copied"},
         ),
     ],
 )
-def test_a_copy_takes_the_documents_that_meet_all_conditions(corpus, tmp_path, monkeypatch, selection, is_wanted):
+def test_a_copy_takes_the_documents_that_meet_all_conditions(
+    corpus, tmp_path, monkeypatch, conditions, is_wanted, reasons
+):
     monkeypatch.setattr(planning, "TASK_TOKENS", 1)
     wanted = [row for row in rows(corpus) if is_wanted(row)]
     assert 0 < len(wanted) < len(LENGTHS)
-    done = copy_corpus(corpus, out=tmp_path / "copy", selection=selection)
+    done = copy_corpus(corpus, out=tmp_path / "copy", **conditions)
     assert rows(tmp_path / "copy") == wanted
-    assert done.manifest.records.left_out["not copied"] == len(LENGTHS) - len(wanted)
-    assert done.manifest.records.left_out["empty"] == len(LENGTHS) // 2
-    with open_corpus(tmp_path / "copy") as copied, open_corpus(corpus) as opened:
-        sizes = [info.num_tokens for info in copied.shards]
-        assert len(sizes) < len(opened.shards)
-    # what few documents left of shards is put together
-    assert all(one + other > 400 for one, other in itertools.pairwise(sizes))
+    left_out = done.manifest.records.left_out
+    assert left_out.keys() == {"empty", *reasons}
+    assert sum(left_out[reason] for reason in reasons) == len(LENGTHS) - len(wanted)
+    assert left_out["empty"] == len(LENGTHS) // 2
+    # a shard per task is left, until what is left is copied again
+    again = copy_corpus(tmp_path / "copy", out=tmp_path / "again", shard_tokens=100_000)
+    assert again.manifest.num_shards < done.manifest.num_shards
+    assert rows(tmp_path / "again") == wanted
+
+
+def test_a_condition_may_be_about_a_column_that_is_not_copied(corpus, tmp_path):
+    copy_corpus(corpus, out=tmp_path / "copy", where={"lang": "en"}, columns=[])
+    wanted = [(tokens, {}, *place) for tokens, kept, *place in rows(corpus) if kept["lang"] == "en"]
+    assert rows(tmp_path / "copy") == wanted
 
 
 def test_ranges_of_hashes_divide_a_corpus_and_keep_equal_documents_together(corpus, tmp_path):
     parts = []
     for number, hashes in enumerate([(0.0, 0.3), (0.3, 0.9), (0.9, 1.0)]):
-        copy_corpus(corpus, out=tmp_path / str(number), selection=Selection(hashes=hashes))
+        copy_corpus(corpus, out=tmp_path / str(number), hashes=hashes)
         parts.append({row[0] for row in rows(tmp_path / str(number))})
     everything = {row[0] for row in rows(corpus)}
     assert sum(map(len, parts)) == len(everything)
@@ -163,15 +188,14 @@ def test_ranges_of_hashes_divide_a_corpus_and_keep_equal_documents_together(corp
 def test_a_shuffled_copy_is_a_permutation_that_the_seed_alone_decides(corpus, tmp_path, monkeypatch):
     copy_corpus(corpus, out=tmp_path / "one", shuffle=17)
     copy_corpus(corpus, out=tmp_path / "large", shard_tokens=100_000)
-    for name, value in {"BUCKET_BYTES": 500, "DEAL_BYTES": 900, "FAN_OUT": 3, "TASK_TOKENS": 1_000}.items():
-        monkeypatch.setattr(planning, name, value)
-    assert planning.deal_levels(20_000).depth > 2
+    shuffle_little(monkeypatch, BUCKET_BYTES=500, DEAL_BYTES=900, FAN_OUT=3, TASK_TOKENS=1_000)
+    assert shuffle.deal_levels(20_000).depth > 2
     copy_corpus(corpus, out=tmp_path / "many", shuffle=17)
     copy_corpus(tmp_path / "large", out=tmp_path / "other shards", shuffle=17)
     copy_corpus(corpus, out=tmp_path / "other", shuffle=18)
     found = {name: rows(tmp_path / name) for name in ("one", "many", "other shards", "other")}
     assert found["many"] == found["one"] == found["other shards"] != found["other"]
-    copy_corpus(corpus, out=tmp_path / "part", shuffle=17, selection=Selection(max_tokens=40))
+    copy_corpus(corpus, out=tmp_path / "part", shuffle=17, max_tokens=40)
     assert rows(tmp_path / "part") == [row for row in found["one"] if len(row[0]) <= 40]
     before = rows(corpus)
     key = str
@@ -180,72 +204,46 @@ def test_a_shuffled_copy_is_a_permutation_that_the_seed_alone_decides(corpus, tm
 
 
 def test_a_shuffle_moves_documents_of_both_halves_to_all_places():
-    keys = planning.random_keys(17, np.arange(10_000))
+    keys = shuffle.random_keys(17, np.arange(10_000))
     order = np.argsort(keys)
     shares = [(part < 5_000).mean() for part in np.array_split(order, 10)]
     assert 0.44 < min(shares) <= max(shares) < 0.56
 
 
+@settings(max_examples=20)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
     seed=st.integers(0, 2**64 - 1),
-    bucket_bytes=st.integers(8, 400),
+    bucket_bytes=st.integers(1_000, 20_000),
     deal_bytes=st.integers(1, 400),
     fan_out=st.integers(2, 5),
     short_tokens=st.sampled_from([0, 20, 100]),
 )
-def test_what_is_dealt_to_buckets_comes_out_once_in_the_order_of_its_keys(
-    lengths, seed, bucket_bytes, deal_bytes, fan_out, short_tokens
+def test_a_shuffled_copy_has_every_document_once_in_the_order_of_its_keys(
+    lengths, seed, bucket_bytes, deal_bytes, fan_out, short_tokens, tmp_path_factory
 ):
-    facts = ShardFacts(dtype="uint16", tokenizer_sha256="0" * 64, eos_id=0, bos_id=None, columns={"lang": "string"})
-    schema = dealing.dealt_schema(shard_schema(facts))
-    store = MemoryStore(f"{SCHEME}://{seed}-{len(lengths)}-{sum(lengths)}")
-    count = len(lengths)
-    documents = CopiedDocuments(
-        tokens=np.arange(sum(lengths), dtype=np.uint16),
-        ends=np.cumsum(lengths),
-        numbers=np.arange(count),
-        sources=np.arange(count) % 3,
-        records=np.arange(count) + 5,
-        columns={"lang": pa.array([f"of {number}" for number in range(count)])},
-    )
+    place = tmp_path_factory.mktemp("shuffled")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"BUCKET_BYTES": bucket_bytes, "DEAL_BYTES": deal_bytes, "FAN_OUT": fan_out}.items():
-            patch.setattr(planning, name, value)
-        patch.setattr(dealing, "SHORT_TOKENS", short_tokens)
-        levels = planning.deal_levels(2 * sum(lengths))
-        assert levels.fan_out <= fan_out
-        files: list[dealing.DealtFile] = []
-        for level in range(levels.depth):
-            before, files = files, []
-            for number in range(levels.fan_out**level):
-                name = f"{level}-{number}"
-                with written(store, name) as file:
-                    writer = dealing.DealtWriter(file, levels, level, first=number * levels.fan_out)
-                    if not level:
-                        writer.add(dealing.dealt_rows(documents, seed, schema))
-                    else:
-                        source = before[number // levels.fan_out :][:1] if level > 1 else before
-                        for rows in dealing.read_bucket(store, source, number % levels.fan_out, levels.fan_out, schema):
-                            writer.add(rows)
-                    num_bytes, rounds = writer.finish()
-                files.append(dealing.DealtFile(name=name, num_bytes=num_bytes, rounds=rounds))
-        found = []
-        for file in files:
-            tokens = dealing.bucket_tokens(store, file, levels.fan_out)
-            for bucket in range(levels.fan_out):
-                rows = dealing.read_bucket(store, [file], bucket, levels.fan_out, schema)
-                parts = list(dealing.sorted_documents(rows, schema))
-                assert sum(len(part.tokens) for part in parts) == tokens[bucket]
-                found += [row for part in parts for row in rows_of(part)]
-    order = np.argsort(planning.random_keys(seed, np.arange(count))).tolist()
-    expected = rows_of(documents)
-    assert found == [expected[number] for number in order]
+        sizes = {"BUCKET_BYTES": bucket_bytes, "DEAL_BYTES": deal_bytes, "FAN_OUT": fan_out, "TASK_TOKENS": 50}
+        shuffle_little(patch, **sizes, SHORT_TOKENS=short_tokens)
+        sources = [
+            Source(
+                documents=documents_of(lengths),
+                path="a.jsonl",
+                metadata={"lang": [f"of {number}" for number in range(len(lengths))]},
+            )
+        ]
+        columns = {"lang": "string"}
+        write_corpus(place / "corpus", sources=sources, columns=columns, tokenizer=TINY_TOKENIZER, shard_tokens=90)
+        copy_corpus(place / "corpus", out=place / "copy", shuffle=seed, shard_tokens=60)
+    before = rows(place / "corpus")
+    order = np.argsort(shuffle.random_keys(seed, np.arange(len(lengths))))
+    assert rows(place / "copy") == [before[number] for number in order.tolist()]
 
 
 @given(tokens=st.lists(st.integers(0, 50), max_size=40), most=st.integers(1, 60))
 def test_groups_hold_every_item_once_and_no_more_tokens_than_they_may(tokens, most):
-    found = planning.groups(tokens, most)
+    found = list(planning.groups(tokens, most))
     ends = [stop for _, stop in found]
     assert [start for start, _ in found] == [0, *ends[:-1]] if found else not any(tokens)
     assert all(sum(tokens[start:stop]) <= most or np.count_nonzero(tokens[start:stop]) == 1 for start, stop in found)
@@ -254,11 +252,11 @@ def test_groups_hold_every_item_once_and_no_more_tokens_than_they_may(tokens, mo
 
 def test_the_memory_of_a_shuffle_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     """The largest corpus that one level deals, and one four times as large."""
-    for name, value in {"BUCKET_BYTES": 65_536, "DEAL_BYTES": 65_536, "FAN_OUT": 4, "TASK_TOKENS": 65_536}.items():
-        monkeypatch.setattr(planning, name, value)
-    assert [planning.deal_levels(size).depth for size in (4 * 65_536, 16 * 65_536)] == [1, 2]
+    shuffle_little(monkeypatch, BUCKET_BYTES=65_536, DEAL_BYTES=65_536, FAN_OUT=4, TASK_TOKENS=65_536)
+    assert [shuffle.deal_levels(size).depth for size in (4 * 65_536, 16 * 65_536)] == [1, 2]
     monkeypatch.setattr(writer, "MAX_BATCH_TOKENS", 4_096)
-    monkeypatch.setattr(selection, "SLICE_TOKENS", 4_096)
+    for module in (corpora, shuffle):
+        monkeypatch.setattr(module, "SLICE_TOKENS", 4_096)
     peaks = []
     for times in (1, 4):
         place = tmp_path / str(times)
@@ -295,27 +293,27 @@ def test_a_shuffled_copy_of_a_corpus_that_is_sorted_by_topic_has_even_batches(tm
 # all or nothing
 
 
-@pytest.mark.parametrize("shuffle", [None, 1])
+@pytest.mark.parametrize("seed", [None, 1])
 def test_a_flipped_token_stops_the_copy_which_goes_on_when_the_shard_is_whole_again(
-    corpus, tmp_path, monkeypatch, shuffle
+    corpus, tmp_path, monkeypatch, seed
 ):
     monkeypatch.setattr(planning, "TASK_TOKENS", 1)
-    copy_corpus(corpus, out=tmp_path / "expected", shuffle=shuffle)
+    copy_corpus(corpus, out=tmp_path / "expected", shuffle=seed)
     with open_corpus(corpus) as opened:
         info, place = opened.shards[2], opened.shards.batch_places(2)[0]
     content = bytearray((corpus / info.name).read_bytes())
     content[place.values_position] ^= 1
     (corpus / info.name).write_bytes(content)
     with pytest.raises(DamagedCorpusError, match=info.name):
-        copy_corpus(corpus, out=tmp_path / "copy", shuffle=shuffle)
+        copy_corpus(corpus, out=tmp_path / "copy", shuffle=seed)
     with pytest.raises(UnfinishedCorpusError):
         open_corpus(tmp_path / "copy")
     status = read_status(tmp_path / "copy")
-    assert (status.state, status.stage, status.tasks_done) == ("unfinished", "dealing" if shuffle else "copying", 2)
-    assert ("--shuffle" in status.command) == (shuffle is not None)
+    assert (status.state, status.stage, status.tasks_done) == ("unfinished", "dealing" if seed else "writing", 2)
+    assert ("--shuffle" in status.command) == (seed is not None)
     content[place.values_position] ^= 1
     (corpus / info.name).write_bytes(content)
-    copy_corpus(corpus, out=tmp_path / "copy", shuffle=shuffle)
+    copy_corpus(corpus, out=tmp_path / "copy", shuffle=seed)
     assert files(tmp_path / "copy") == files(tmp_path / "expected")
 
 
@@ -352,8 +350,7 @@ def bucket(request, tmp_path, monkeypatch) -> str:
 
 
 def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypatch, bucket):
-    for name, value in {"BUCKET_BYTES": 2_000, "FAN_OUT": 4, "TASK_TOKENS": 1}.items():
-        monkeypatch.setattr(planning, name, value)
+    shuffle_little(monkeypatch, BUCKET_BYTES=2_000, FAN_OUT=4, TASK_TOKENS=1)
     copy_corpus(corpus, out=f"{bucket}/copy")
     copy_corpus(f"{bucket}/copy", out=tmp_path / "back")
     assert rows(tmp_path / "back") == rows(f"{bucket}/copy") == rows(corpus)
@@ -361,19 +358,18 @@ def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypat
     copy_corpus(f"{bucket}/copy", out=f"{bucket}/shuffled", shuffle=1)
     copy_corpus(corpus, out=tmp_path / "shuffled", shuffle=1)
     assert rows(f"{bucket}/shuffled") == rows(tmp_path / "shuffled")
-    copy_corpus(f"{bucket}/copy", out=f"{bucket}/part", selection=Selection(max_tokens=20))
+    copy_corpus(f"{bucket}/copy", out=f"{bucket}/part", max_tokens=20)
     assert rows(f"{bucket}/part") == [row for row in rows(corpus) if len(row[0]) <= 20]
 
 
 def test_a_complete_copy_says_that_nothing_was_written(corpus, tmp_path, capsys):
     command = ["copy", str(corpus), "--out", str(tmp_path / "copy")]
     assert run(command) == 0
-    assert "written" in capsys.readouterr().out
+    assert "speed" in capsys.readouterr().out
     assert run(command) == 0
     again = capsys.readouterr().out
-    assert again.startswith(f"nothing to do: {tmp_path / 'copy'} is complete; --force copies again")
-    assert "written" not in again
-    assert " at " not in again
+    assert again.startswith(f"nothing to do: {tmp_path / 'copy'} is complete\n")
+    assert "speed" not in again
     assert run([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["is_new"] is False
 
@@ -382,7 +378,7 @@ def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, t
     out = tmp_path / "copy"
     copy_corpus(corpus, out=out)
     with pytest.raises(ConfigurationChangedError, match="--max-tokens was not given, now 50; --shuffle was not"):
-        copy_corpus(corpus, out=out, shuffle=3, selection=Selection(max_tokens=50))
+        copy_corpus(corpus, out=out, shuffle=3, max_tokens=50)
     assert copy_corpus(corpus, out=out, shuffle=3, force=True).is_new
     for place in (corpus, corpus / "deep" / "inside", corpus.parent):
         with pytest.raises(UsageError, match="a corpus that is read"):
@@ -403,7 +399,6 @@ def test_a_copy_replaces_nothing_without_force_and_never_what_it_reads(corpus, t
         (["--where", "country=en"], "no kept column 'country'"),
         (["--hash", "0.9:0.1"], "not a part of 0:1"),
         (["--source", "nothing"], "no source is called nothing"),
-        (["--min-tokens", "1M"], "no document meets"),
     ],
 )
 def test_conditions_that_make_no_sense_are_refused(corpus, tmp_path, capsys, options, problem):
@@ -412,10 +407,24 @@ def test_conditions_that_make_no_sense_are_refused(corpus, tmp_path, capsys, opt
     assert not (tmp_path / "copy").exists() or not any((tmp_path / "copy").iterdir())
 
 
+def test_conditions_that_no_document_meets_are_named_and_leave_no_corpus(corpus, tmp_path, capsys):
+    command = ["copy", str(corpus), "--out", str(tmp_path / "copy")]
+    assert run([*command, "--min-tokens", "1M"]) == 1
+    problem = "error: no document meets the conditions: 180 records read, 60 empty, 120 under min-tokens"
+    hint = "hint: give others, or leave them out, and start over with --force"
+    assert capsys.readouterr().err.splitlines()[-2:] == [problem, hint]
+    assert run([*command, "--min-tokens", "1", "--force"]) == 0
+    assert rows(tmp_path / "copy") == rows(corpus)
+
+
 def test_the_command_says_what_it_took(corpus, tmp_path, capsys):
-    command = ["copy", str(corpus), "--out", str(tmp_path / "copy"), "--where", "lang=de"]
-    assert run(command) == 0
-    assert "20 of 120" in capsys.readouterr().out
+    conditions = ["--where", "lang=de", "--source", "*b.jsonl", "--hash", "0:0.9", "--shuffle", "17"]
+    assert run(["copy", str(corpus), "--out", str(tmp_path / "copy"), *conditions]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    found = rows(tmp_path / "copy")
+    assert f"{len(found)} written + {180 - len(found)} left out ({120 - len(found)} not copied, 60 empty)" in shown
+    taken = "those with lang=de, those of sources *b.jsonl, those with hashes in 0:0.9, shuffled with seed 17"
+    assert f"settings documents of 1 corpus, {taken}, shards of at most 400 tokens records" in shown
     assert run(["copy", str(corpus), "--out", str(tmp_path / "all"), "--json"]) == 0
     with open_corpus(corpus) as opened:
-        assert json.loads(capsys.readouterr().out)["fingerprints"]["content"] == opened.fingerprint
+        assert json.loads(capsys.readouterr().out)["manifest"]["fingerprints"]["content"] == opened.fingerprint

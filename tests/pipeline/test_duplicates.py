@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,18 @@ from tests.pipeline.inputs import patch_merges, texts_of
 from tests.pipeline.places import TEXTS, build, write
 from tokshard import open_corpus
 from tokshard.errors import BuildError
-from tokshard.pipeline.encode.documents import DocumentRules
+from tokshard.format import names
+from tokshard.pipeline.executors.base import Ended, Lost
 from tokshard.pipeline.executors.processes import ProcessExecutor
-from tokshard.pipeline.sources.records import RecordSpec
-from tokshard.pipeline.tasks import decisions, duplicates, hashing, runner, sorted_rows
-from tokshard.pipeline.tasks.context import WorkerContext
-from tokshard.pipeline.tasks.duplicates import DropLists, find_duplicates, run_merge
-from tokshard.pipeline.tasks.events import Lost
-from tokshard.pipeline.tasks.hashing import hash_runs, hashes_path
-from tokshard.pipeline.tasks.planning import Task
-from tokshard.pipeline.tasks.schedule import Schedule
+from tokshard.pipeline.options import BuildOptions
+from tokshard.pipeline.resolve import resolve
+from tokshard.pipeline.tasks import duplicates, hashing, running, sorted_rows
+from tokshard.pipeline.tasks.duplicates import Drops, Partition, find_duplicates, run_merge
+from tokshard.pipeline.tasks.hashing import hash_runs
+from tokshard.pipeline.tasks.planning import Run as TaskRun
+from tokshard.pipeline.tasks.planning import StepTask
+from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.tasks.sorted_rows import (
-    Partition,
     Run,
     RunWriter,
     merged,
@@ -39,8 +40,8 @@ from tokshard.pipeline.tasks.sorted_rows import (
     row_ranges,
     run_bytes,
 )
-from tokshard.pipeline.workspace.places import Workspace, open_workspace
-from tokshard.pipeline.workspace.receipts import Receipt
+from tokshard.pipeline.workspace.places import FIND, HASH
+from tokshard.pipeline.workspace.receipts import Receipt, file_path
 from tokshard.store import Store, open_store
 from tokshard.store.posix import PosixStore
 
@@ -114,24 +115,37 @@ def test_a_file_of_another_size_is_damaged_and_one_that_is_gone_is_named(store):
 # the steps
 
 
-def hashed(workspace: Workspace, num_tasks: int, per_task: int, num_texts: int) -> list[Receipt]:
+def hashed(store: Store, num_tasks: int, per_task: int, num_texts: int) -> list[Receipt]:
     """What hashing tasks leave of `per_task` texts each, which are random ones of `num_texts`."""
     rng = np.random.default_rng(num_tasks)
     known = rng.integers(0, 1 << 63, (num_texts, 2)).astype(np.uint64)
     return [
-        leave_hashes(workspace, index, known[rng.choice(num_texts, per_task, replace=False)])
-        for index in range(num_tasks)
+        leave_hashes(store, index, known[rng.choice(num_texts, per_task, replace=False)]) for index in range(num_tasks)
     ]
 
 
-def search(workspace: Workspace, receipts: Sequence[Receipt], steps: list[list[Task]]) -> DropLists:
+def merge(store: Store, stage: str, task: StepTask) -> Receipt:
+    assert isinstance(task.step, duplicates.Join | Partition)
+    return run_merge(store, stage, task.key, task.step)
+
+
+def search(
+    store: Store,
+    receipts: Sequence[Receipt],
+    run: Callable[[Store, str, StepTask], Receipt] = merge,
+    steps: list[list[StepTask]] | None = None,
+) -> Drops:
     """Find duplicates; the tasks of each step are added to `steps`."""
-
-    def run_tasks(tasks: Sequence[Task]) -> list[Receipt]:
-        steps.append(list(tasks))
-        return [run_merge(workspace.duplicates, task.key, task.merge) for task in tasks if task.merge is not None]
-
-    return find_duplicates(workspace, receipts, run_tasks)
+    found = find_duplicates(store, receipts)
+    try:
+        stage, tasks = next(found)
+        while True:
+            if steps is not None:
+                steps.append(list(tasks))
+            stage, tasks = found.send([run(store, stage, task) for task in tasks])
+    except StopIteration as end:
+        drops: Drops = end.value
+        return drops
 
 
 @pytest.fixture
@@ -157,8 +171,8 @@ def test_opens_grow_with_the_number_of_hashes_and_no_faster(tmp_path, monkeypatc
     opens = []
     for num_tasks in (16, 32, 64, 128, 256, 512):
         num_reads.clear()
-        workspace = open_workspace(tmp_path / str(num_tasks)).hashing
-        drops = search(workspace, hashed(workspace, num_tasks, 16, 16 * num_tasks), [])
+        store = open_store(tmp_path / str(num_tasks))
+        drops = search(store, hashed(store, num_tasks, 16, 16 * num_tasks))
         for index in range(num_tasks):
             drops.of((index, 0))
         opens.append(len(num_reads))
@@ -167,7 +181,7 @@ def test_opens_grow_with_the_number_of_hashes_and_no_faster(tmp_path, monkeypatc
     assert opens[-1] < 60 * opens[0], opens  # 32 times the hashes, and some more rounds; squared it would be 1,024
 
 
-def test_no_task_opens_more_files_or_holds_more_rows_than_it_may(tmp_path, monkeypatch, num_reads):
+def test_no_task_opens_more_files_or_holds_more_rows_than_it_may(store, monkeypatch, num_reads):
     """Half of the tasks hold the same few texts, so that the hashes lie anything but evenly."""
     monkeypatch.setattr(duplicates, "FAN_IN", 4)
     monkeypatch.setattr(sorted_rows, "FENCE_ROWS", 2)
@@ -176,46 +190,39 @@ def test_no_task_opens_more_files_or_holds_more_rows_than_it_may(tmp_path, monke
     read = sorted_rows.read_slice
     for module in (sorted_rows, duplicates):
         monkeypatch.setattr(module, "read_slice", lambda *a: rows.append(len(found := read(*a))) or found)
-    workspace = open_workspace(tmp_path).hashing
-    receipts = hashed(workspace, 40, 16, 24)
     opened = []
 
-    def run_tasks(tasks: Sequence[Task]) -> list[Receipt]:
-        done = []
-        for task in tasks:
-            num_reads.clear()
-            assert task.merge is not None
-            done.append(run_merge(workspace.duplicates, task.key, task.merge))
-            opened.append(len(set(num_reads)))
-        return done
+    def run(store: Store, stage: str, task: StepTask) -> Receipt:
+        num_reads.clear()
+        receipt = merge(store, stage, task)
+        opened.append(len(set(num_reads)))
+        return receipt
 
-    find_duplicates(workspace, receipts, run_tasks)
+    search(store, hashed(store, 40, 16, 24), run)
     assert max(opened) <= 4
     assert max(rows) <= 64 + 4 * 2 + 40  # a slice, its fences, and a text that every task has
 
 
-def test_partitions_follow_the_hashes_and_together_cover_all(tmp_path, monkeypatch):
+def test_partitions_follow_the_hashes_and_together_cover_all(store, monkeypatch):
     monkeypatch.setattr(sorted_rows, "FENCE_ROWS", 2)
     monkeypatch.setattr(sorted_rows, "SLICE_ROWS", 50)
-    steps: list[list[Task]] = []
-    workspace = open_workspace(tmp_path).hashing
-    search(workspace, hashed(workspace, 10, 40, 4000), steps)
-    merges = [task.merge for step in steps for task in step if isinstance(task.merge, Partition)]
+    steps: list[list[StepTask]] = []
+    search(store, hashed(store, 10, 40, 4000), steps=steps)
+    merges = [task.step for step in steps for task in step if isinstance(task.step, Partition)]
     assert len(merges) == 9  # of 400 rows, with two more of each of 10 files
     assert (merges[0].low, merges[-1].high) == (0, None)
     assert all(before.high == after.low for before, after in itertools.pairwise(merges))
 
 
-def test_an_input_that_goes_bad_leaves_the_joins_of_the_others_as_they_are(tmp_path, monkeypatch):
+def test_an_input_that_goes_bad_leaves_the_joins_of_the_others_as_they_are(store, monkeypatch):
     """What a task merges is named by what it reads, so that only what has to be is done again."""
     monkeypatch.setattr(duplicates, "FAN_IN", 4)
-    workspace = open_workspace(tmp_path).hashing
-    receipts = hashed(workspace, 16, 8, 64)
-    before: list[list[Task]] = []
-    after: list[list[Task]] = []
-    search(workspace, receipts, before)
-    search(workspace, receipts[:-1], after)
-    same = [a.merge.digest == b.merge.digest for a, b in zip(before[0], after[0], strict=True) if a.merge and b.merge]
+    receipts = hashed(store, 16, 8, 64)
+    before: list[list[StepTask]] = []
+    after: list[list[StepTask]] = []
+    search(store, receipts, steps=before)
+    search(store, receipts[:-1], steps=after)
+    same = [a.made_of == b.made_of for a, b in zip(before[0], after[0], strict=True)]
     assert same == [True, True, True, False]
 
 
@@ -227,7 +234,7 @@ def test_a_partition_that_is_done_is_not_done_again(place, stop, monkeypatch):
     texts = [*TEXTS, *TEXTS]
     write(place / "a.jsonl", texts)
     stop(dedup="exact")
-    monkeypatch.setattr(runner, "run_merge", lambda *_: pytest.fail("it was done"))
+    monkeypatch.setattr(running, "run_merge", lambda *_: pytest.fail("it was done"))
     assert texts_of(open_corpus(build(place, dedup="exact"))) == list(dict.fromkeys(texts))
 
 
@@ -237,7 +244,9 @@ def test_a_file_of_duplicates_that_is_lost_between_runs_is_made_again(place, sto
     texts = [*TEXTS, *TEXTS]
     write(place / "a.jsonl", texts)
     stop(dedup="exact")
-    for path in (place / "out" / open_workspace(place).duplicates.hashes).iterdir():
+    found = list((place / "out" / names.WORK).glob("[fj]*/files/*.bin"))  # of the stages find and join
+    assert found
+    for path in found:
         if how == "gone":
             path.unlink()
         else:
@@ -245,47 +254,32 @@ def test_a_file_of_duplicates_that_is_lost_between_runs_is_made_again(place, sto
     assert texts_of(open_corpus(build(place, dedup="exact"))) == list(dict.fromkeys(texts))
 
 
-def test_a_task_whose_worker_dies_runs_again_on_another(tmp_path):
-    workspace = open_workspace(tmp_path, attempt="first")
-    workspace.take_over()
-    (receipt,) = hashed(workspace.hashing, 1, 8, 8)
-    file = tmp_path / hashes_path(workspace.hashing, receipt.key)
-    aside = file.rename(tmp_path / "aside")
+def test_a_task_whose_worker_dies_runs_again_on_another(place):
+    """Its step waits on a pipe in the place of a file until it is killed."""
+    options = BuildOptions(tokenizer=str(place / "tok"), out=str(place / "out"), dedup="exact", workers=1)
+    build = resolve([str(place / "a.jsonl")], options)[0]
+    store = build.workspace.store
+    build.workspace.run.take_over()
+    (receipt,) = hashed(store, 1, 8, 8)
+    file = place / "out" / file_path(HASH, receipt.key)
+    aside = file.rename(place / "aside")
     os.mkfifo(file)  # whoever opens it waits
-    runs = (*hash_runs(hashes_path(workspace.hashing, receipt.key), receipt.parts, 0),) * 2
-    merge = Partition(runs=runs, ranges=np.array([[0, 8]] * 2), low=0, high=None, digest="of both")
-    nothing: Any = None
-    context = WorkerContext(
-        workspace=workspace.duplicates,
-        inputs=nothing,
-        spec=RecordSpec(text_field="text", columns={}, max_document_bytes=1),
-        columns={},
-        tokenizer=nothing,
-        task_bytes=1,
-        shard_tokens=1,
-        is_skipping=False,
-        is_leaving_out=False,
-        outputs=(),
-        rules=DocumentRules(),
-    )
-    schedule = Schedule([Task(key=(0, 0), parts=(), merge=merge)], [])
-    executor = ProcessExecutor(context, lambda _: None, num_workers=1)
-    lost = []
-    with executor:
-        while not isinstance(decision := schedule.decide(), decisions.Done):
-            if isinstance(decision, decisions.Run):
-                executor.submit(decision)
-                schedule.carried_out(decision)
-                if not lost:
-                    executor._pool.running[0].process.kill()
-                continue
-            for event in executor.events():
-                schedule.happened(event)
-                if isinstance(event, Lost):
-                    lost.append(event.error)
-                    file.unlink()
-                    aside.rename(file)
-    assert decision.failure is None
-    assert "while it looked for duplicates" in lost[0].problem
-    (done,) = schedule.receipts_in_order()
-    assert (done.rows, done.merge) == (8, "of both")
+    runs = (*hash_runs(file_path(HASH, receipt.key), receipt.parts, 0),) * 2
+    step = Partition(runs=runs, ranges=np.array([[0, 8]] * 2), low=0, high=None)
+    task = StepTask(key=(0, 0), step=step, made_of="both")
+    events = []
+    with ProcessExecutor(build, Stage(name=FIND, tasks=[task]), lambda _: None, num_workers=1) as executor:
+        executor.submit(TaskRun(task=task))
+        (child,) = [child for child in multiprocessing.active_children() if child.name == "tokshard-worker-0"]
+        child.kill()
+        (lost,) = executor.events()
+        assert isinstance(lost, Lost)
+        assert executor.has_room()
+        file.unlink()
+        aside.rename(file)
+        executor.submit(TaskRun(task=lost.task))
+        while not isinstance(event := next(iter(executor.events())), Ended):
+            events.append(event)
+    assert "was killed by SIGKILL while it worked on files of this build" in lost.error.problem
+    (done,) = events
+    assert (done.parts, done.made_of) == ([(8, 0)], "both")

@@ -13,8 +13,8 @@ from tests.pipeline.inputs import jsonl, patch_chunk_bytes, texts_of, write_byte
 from tokshard import build_corpus, open_corpus
 from tokshard.cli.build_text import status_lines
 from tokshard.errors import BadRecordError, ConfigurationChangedError, SourceError, UsageError
-from tokshard.pipeline.progress import Note
 from tokshard.pipeline.commit import BuildResult
+from tokshard.pipeline.progress import Note
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import planning as tasks
 

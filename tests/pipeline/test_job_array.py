@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of
 from tests.pipeline.places import build, files, write
 from tokshard import open_corpus
 from tokshard.errors import BuildError
 from tokshard.format import names
-from tests.pipeline.arrays import commit_corpus
-from tests.pipeline.arrays import run_job
 from tokshard.pipeline.tasks import saved_drops
 from tokshard.pipeline.workspace import receipts
 from tokshard.pipeline.workspace.places import DROPS

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokshard.pipeline.tasks.schedule import Schedule
 
 from tests.pipeline.inputs import (
     EOS,
@@ -33,9 +34,8 @@ from tokshard.format import names
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.encode.documents import in_validation
 from tokshard.pipeline.encode.maker import SpecialText
-from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions
 from tokshard.pipeline.judge import BadRecordLimit, parse_bad_record_limit
-from tokshard.pipeline.tasks.schedule import Schedule
+from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions
 
 
 @pytest.fixture

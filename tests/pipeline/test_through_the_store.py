@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import FORMATS, jsonl, write_byte_tokenizer
 from tests.store.memory import REQUESTS, SCHEME, MemoryStore
 from tests.store.servers import file_server
 from tokshard import build_corpus
 from tokshard.pipeline.estimate import estimate_build
-from tests.pipeline.arrays import commit_corpus
-from tests.pipeline.arrays import run_job
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.status import read_status

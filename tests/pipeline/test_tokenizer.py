@@ -20,8 +20,7 @@ from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token, w
 from tokshard.errors import SourceError, TokenizerError
 from tokshard.format.manifest import TokenizerInfo
 from tokshard.pipeline.encode import tokenizer, tokenizer_file
-from tokshard.pipeline.encode.encoder import DocumentEncoder, EncodingError
-from tokshard.pipeline.encode.encoder import Encoder, inline_groups
+from tokshard.pipeline.encode.encoder import DocumentEncoder, Encoder, EncodingError, inline_groups
 from tokshard.pipeline.encode.tokenizer_file import (
     BOS_FROM_TOKENIZER,
     MAX_VOCABULARY,

@@ -11,7 +11,7 @@ import msgspec
 from tokshard.cli.document_text import view_json, view_text
 from tokshard.cli.tables import bars, shorten, table
 from tokshard.format import names
-from tokshard.format.manifest import BuildConfig, DocumentLengths, Manifest, TokenizerInfo
+from tokshard.format.manifest import BuildConfig, CopyConfig, DocumentLengths, Manifest, TokenizerInfo
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.inspect.corpus.documents import source_label
 from tokshard.inspect.corpus.report import (
@@ -173,6 +173,8 @@ def _sources_text(manifest: Manifest, sources: Sequence[SourceInfo]) -> str:
 
 
 def _read_as(build: BuildConfig) -> list[str]:
+    if build.copied is not None:
+        return _taken(build.copied)
     if build.reads != "tokens":
         return [f"text from {build.text_field!r}"]
     parts = ["tokens of another tool" + (f" from {build.token_field!r}" if build.token_field else "")]
@@ -180,6 +182,18 @@ def _read_as(build: BuildConfig) -> list[str]:
         parts.append(f"stored as {build.token_dtype}")
     if build.delimiter is not None:
         parts.append(f"delimiter {build.delimiter} in the sources")
+    return parts
+
+
+def _taken(copied: CopyConfig) -> list[str]:
+    parts = [f"documents of {counted(len(copied.corpora), 'corpus', 'corpora')}"]
+    parts += [f"those with {name}={value}" for name, value in copied.where.items()]
+    if copied.source is not None:
+        parts.append(f"those of sources {copied.source}")
+    if copied.hashes is not None:
+        parts.append("those with hashes in {:g}:{:g}".format(*copied.hashes))
+    if copied.shuffle is not None:
+        parts.append(f"shuffled with seed {copied.shuffle}")
     return parts
 
 
@@ -192,7 +206,8 @@ def _settings_text(build: BuildConfig) -> str:
     if build.input_format is not None:
         parts.append(f"every input read as {build.input_format}")
     parts.append(f"shards of at most {counted(build.shard_tokens, 'token')}")
-    parts.append(f"documents of at most {build.max_document_bytes:,} bytes")
+    if build.copied is None:
+        parts.append(f"documents of at most {build.max_document_bytes:,} bytes")
     if build.min_tokens is not None:
         parts.append(f"documents of at least {counted(build.min_tokens, 'token')}")
     if build.max_tokens is not None:

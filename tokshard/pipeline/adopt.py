@@ -20,7 +20,7 @@ from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, InputTableBuilder
 from tokshard.pipeline.sources.opening import vanished
 from tokshard.pipeline.sources.records import TOO_LONG
-from tokshard.pipeline.tasks.planning import TASK_TOKENS, Planned, group_tokens, plan_groups, plan_tasks
+from tokshard.pipeline.tasks.planning import Planned, plan_groups, plan_tasks
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.ownership import manifest_of, remove_corpora
 from tokshard.pipeline.workspace.places import DEAL, HASH, TASKS, WRITE, Output, Workspace
@@ -80,9 +80,21 @@ def _start_over(build: Build, before: Request | None) -> None:
     """Remove what the directory holds. Killed at any moment, it leaves what the next run refuses or continues."""
     workspace = build.workspace
     if before is None:
-        save_request(build)
+        save_request(_of_what_is_there(build))  # if this run is killed, the next one knows which files it left
     remove_corpora([*build.outputs, *(() if before is None else outputs_of(workspace, before))], workspace)
     workspace.clear()
+
+
+def _of_what_is_there(build: Build) -> Build:
+    """A build that writes the corpora that the directory holds: one, or two with a validation split."""
+    if build.generation:
+        return build
+    found = (manifest_of(output) for split in (True, False) for output in build.workspace.outputs(is_split=split))
+    fractions = [manifest.build.validation_fraction for manifest in found if manifest is not None]
+    if not fractions:
+        return build
+    config = msgspec.structs.replace(build.config, validation_fraction=fractions[0])
+    return msgspec.structs.replace(build, config=config)
 
 
 def _has_results(build: Build, before: Request) -> bool:
@@ -135,8 +147,7 @@ def plan(build: Build) -> list[Planned]:
         for location, generation in build.corpora:
             with open_corpus(location, generation=generation) as corpus:
                 tokens += np.diff(corpus.shards.first_tokens).tolist()
-        most = group_tokens(config.shard_tokens) if build.options.shuffle is None else TASK_TOKENS
-        return list(plan_groups(tokens, most))
+        return list(plan_groups(tokens, config.shard_tokens if build.options.shuffle is None else None))
 
     def divisibility(index: int) -> Divisibility:
         try:

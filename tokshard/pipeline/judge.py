@@ -127,18 +127,17 @@ class Judge:
     _documents: int = 0
     _records: int = 0
     _bad: int = 0
-    _lowest_stop: Key | None = None
-    _damaged: set[int] = field(default_factory=set)
+    _stops: set[Key] = field(default_factory=set)
 
     def add(self, receipt: Receipt) -> None:
         """Take in what a task came to. A receipt of the same task replaces the one before."""
         failure = receipt.failure
         if failure is not None and not (self.is_leaving_out and failure.kind == "input"):
-            self._lowest_stop = min(receipt.key, self._lowest_stop or receipt.key)
-        elif failure is not None and self.limit is None:
-            self._damaged.add(failure.source)
+            self._stops.add(receipt.key)
         self._waiting[receipt.key] = receipt.without_details()
         self._walk()
+        if not self.is_done:  # what failed before the next task was left out with its input
+            self._stops = {key for key in self._stops if key >= self.tasks[self._position].key}
 
     @property
     def room(self) -> int | None:
@@ -156,10 +155,10 @@ class Judge:
         return self.failure is not None or self.is_full or self._position == len(self.tasks)
 
     def is_over(self, task: AnyTask) -> bool:
-        """Whether a task that has not begun can no longer matter."""
-        if self.is_done or (self._lowest_stop is not None and task.key > self._lowest_stop):
+        """Whether a task can no longer matter, as far as is known: the failure that stops it may be left out later."""
+        if self.is_done or (self._stops and task.key > min(self._stops)):
             return True
-        return _is_divided(task) and (task.key[0] in self.left_out or task.key[0] in self._damaged)
+        return _is_divided(task) and task.key[0] in self.left_out
 
     def num_done(self, task: AnyTask) -> int:
         """Segments of a stream that have a receipt, without a gap from the first one on."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from tokshard.pipeline.executors.base import Executor, Lost, MakeExecutor, Usage
 from tokshard.pipeline.judge import Judge, parse_bad_record_limit
@@ -114,10 +115,10 @@ def work(
     while True:
         while waiting and executor.has_room():
             task = waiting.popleft()
-            if not judge.is_over(task) and not _is_done_by_another(build, stage, task):
+            if not judge.is_over(task) and not _is_done_by_another(build, stage, task, judge):
                 running[task.key] = task
                 executor.submit(_run(task, judge))
-        if all(map(judge.is_over, running.values())):
+        if all(map(judge.is_over, chain(running.values(), waiting))):
             break
         for event in executor.events():
             if isinstance(event, Receipt):
@@ -152,11 +153,13 @@ def _mapped(tasks: Sequence[AnyTask], executor: Executor) -> list[AnyTask]:
     return [task for task in streams if task.is_here or is_few]
 
 
-def _is_done_by_another(build: Build, stage: Stage, task: AnyTask) -> bool:
-    """Whether another job of an array has left the receipt of a task meanwhile."""
-    if not build.is_array or isinstance(task, StreamTask):
-        return False
-    return any(True for _ in read_receipts(build.workspace.store, stage.name, [task.key]))
+def _is_done_by_another(build: Build, stage: Stage, task: AnyTask, judge: Judge) -> bool:
+    """Whether another job of an array has left the receipt of a task meanwhile, which then is judged."""
+    found = list(read_receipts(build.workspace.store, stage.name, [task.key])) if build.is_array else []
+    for receipt in found if not isinstance(task, StreamTask) else ():
+        judge.add(receipt)
+        return True
+    return False
 
 
 def settle(build: Build, stage: Stage, judge: Judge) -> Judge:
@@ -229,10 +232,11 @@ class RunsTasks:
     usage: Usage = field(default_factory=Usage)
 
     def tasks(self, build: Build, stage: Stage, tasks: Sequence[AnyTask], judge: Judge) -> None:
-        """Run some tasks, by an executor of their own."""
-        if tasks:
+        """Run some tasks, by an executor of their own; and those that a failure stopped which was left out later."""
+        while tasks:
             with self.make_executor(build, stage, len(tasks), self.observer) as executor:
                 work(build, stage, tasks, judge, executor, observer=self.observer)
+            tasks = list(judge.missing())
             self.usage.add(executor.usage)
 
 

@@ -199,10 +199,12 @@ def group_tokens(shard_tokens: int) -> int:
     return shard_tokens * max(1, TASK_TOKENS // shard_tokens)
 
 
-def plan_groups(num_tokens: Sequence[int], most: int) -> Iterator[Task]:
-    """The tasks of a copy: shards of at most `most` tokens together, or one.
+def plan_groups(num_tokens: Sequence[int], shard_tokens: int | None) -> Iterator[Task]:
+    """The tasks of a copy: shards of at most so many tokens together, or one.
 
     Args:
         num_tokens: of each shard, in order.
+        shard_tokens: of the shards of the copy; None: the tasks only deal documents.
     """
+    most = TASK_TOKENS if shard_tokens is None else group_tokens(shard_tokens)
     return (_whole(start, stop) for start, stop in groups(num_tokens, most))

@@ -130,7 +130,7 @@ class WritingTask:
         max_documents: documents to write at most.
 
     Attributes:
-        written: documents, up to now.
+        written: documents, up to now; those of a chunk that fails the task are counted too.
     """
 
     def __init__(self, writer: Writer, key: Key, sources: Sequence[int], max_documents: int | None) -> None:
@@ -179,12 +179,12 @@ class WritingTask:
             made = made.head(self._max_documents - self.written)
         documents, bad = made.documents, made.bad
         base = self._tallies[0].records_of(index)
+        self.written += len(documents)  # if the next line fails the task, it is known how many came before at most
         self._rejects.add(index, base, bad)
         parts = split_documents(documents)
         self._sink.extend(parts, index, base)
         for tally, part in zip(self._tallies, parts, strict=True):
             tally.add(index, made, part)
-        self.written += len(documents)
         self._input_bytes += made.input_bytes
         self._fields |= made.fields
         self._changes.update({what: len(found) for what, found in made.changes.items()})

@@ -101,12 +101,15 @@ def remove_corpora(outputs: Sequence[Output], workspace: Workspace) -> None:
     or none.
     """
     wanted = outputs if outputs[0].generation else list(_all_outputs(workspace))
-    ours = [output for output in wanted if manifest_of(output) is not None or output in outputs]
+    own = {output.corpus.location for output in outputs}
+    ours = [output for output in wanted if manifest_of(output) is not None or output.corpus.location in own]
+    store = workspace.store
     for output in reversed(ours):
-        output.store.delete(names.MANIFEST)
+        store.delete(names.in_folder(output.folder, names.MANIFEST))
     for output in ours:
-        found = present(output.store)
-        output.store.delete(*(name for name in found if name in names.SIDE_FILES or names.is_shard_name(name)))
+        found = [name for name in present(output.store) if name in names.SIDE_FILES or names.is_shard_name(name)]
+        found.sort(key=names.is_shard_name)  # shards last: where there are some, other settings are refused
+        store.delete(*(names.in_folder(output.folder, name) for name in found))
 
 
 def _all_outputs(workspace: Workspace) -> Iterator[Output]:
