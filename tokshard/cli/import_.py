@@ -104,4 +104,4 @@ def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any)
 def _sample(result: BuildResult) -> dict[str, str]:
     """The start of the first document as text, in which a wrong tokenizer shows."""
     with open_corpus(result.corpora[0].directory) as corpus:
-        return {"begins": one_line(load_decoder(corpus)(corpus.document(0)[:_SAMPLE_TOKENS]))}
+        return {"begins": one_line(load_decoder(corpus.store, corpus.manifest)(corpus.document(0)[:_SAMPLE_TOKENS]))}

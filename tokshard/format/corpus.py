@@ -156,7 +156,7 @@ class Corpus:
         if self._decode is None:
             from tokshard.format.decode import load_decoder  # imports tokenizers, which is not needed to read tokens
 
-            self._decode = load_decoder(self)
+            self._decode = load_decoder(self.store, self.manifest)
         return self._decode(tokens[int(self.bos_id is not None) : -1])
 
     def metadata(self, index: int) -> dict[str, Any]:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tokshard.errors import RESTORE, DamagedCorpusError, TokenizerError
 from tokshard.format import names
-from tokshard.store import local_file
-
-if TYPE_CHECKING:
-    from tokshard.format.corpus import Corpus
+from tokshard.format.manifest import Manifest
+from tokshard.store import Store, local_file
 
 Decode = Callable[[NDArray[Any]], str]
 """Turns token ids [tokens] into text, in which special tokens appear by their spelling."""
 
 
-def load_decoder(corpus: Corpus) -> Decode:
+def load_decoder(store: Store, manifest: Manifest) -> Decode:
     """The decoder of a corpus, from the copy of its tokenizer.
 
     It reads files written by `tokenizers` 0.2x and 1.x with either. Costs the loading of a tokenizer, up to a second.
@@ -30,22 +28,22 @@ def load_decoder(corpus: Corpus) -> Decode:
         DamagedCorpusError: the copy is missing or does not match the manifest.
         TokenizerError: the installed version of the library cannot load it.
     """
-    path = corpus.store.where(names.TOKENIZER)
+    path = store.where(names.TOKENIZER)
     try:
-        content = corpus.store.get(names.TOKENIZER)
+        content = store.get(names.TOKENIZER)
     except OSError as error:
         raise DamagedCorpusError(f"{path} cannot be read: {error.strerror}", hint=RESTORE) from error
     found = hashlib.sha256(content).hexdigest()
-    expected = corpus.manifest.files[names.TOKENIZER].sha256
+    expected = manifest.files[names.TOKENIZER].sha256
     if found != expected:  # the library may crash on a file that no build has loaded before
         raise DamagedCorpusError(f"{path} has SHA-256 {found}, expected {expected}", hint=RESTORE)
     try:
-        with local_file(corpus.store, names.TOKENIZER) as local:
+        with local_file(store, names.TOKENIZER) as local:
             decode: Any = Tokenizer.from_file(local).decode
     except Exception as error:  # the library raises bare Exception
         raise TokenizerError(
             f"tokenizers {importlib.metadata.version('tokenizers')} cannot load {path}: {error}",
-            hint=f"the corpus was built with {corpus.manifest.tokenizer.library} "
-            f"{corpus.manifest.tokenizer.library_version}; install that",
+            hint=f"the corpus was built with {manifest.tokenizer.library} "
+            f"{manifest.tokenizer.library_version}; install that",
         ) from error
     return lambda tokens: str(decode(tokens.tolist(), skip_special_tokens=False))

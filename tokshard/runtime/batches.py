@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.masking import flags_of_pieces, is_masked
+from tokshard.runtime.masking import INPUTS, LABELS, LAST_LABEL, flags_of_pieces
 from tokshard.runtime.order.tables import Pieces
 from tokshard.runtime.ragged import Ragged
 from tokshard.runtime.recycling import Recycler
@@ -331,6 +331,33 @@ class Packed:
     sample_index: NDArray[np.int64]
     masked: NDArray[np.uint8] | None = None
 
+    @property
+    def is_masked(self) -> NDArray[np.bool_]:
+        """Whether the labels of each piece are all ignored: bool [pieces]."""
+        if self.masked is None:
+            return np.zeros(len(self.piece_lengths), np.bool_)
+        found: NDArray[np.bool_] = self.masked & LABELS > 0
+        return found
+
+    @property
+    def num_masked_tokens(self) -> int:
+        """Inputs of masked documents."""
+        return 0 if self.masked is None else int(self.piece_lengths[self.is_masked].sum())
+
+
+def mask_rows(packed: Packed, eos_id: int | None) -> Packed:
+    """Rows without the last labels of masked pieces, and with EOS where inputs are masked. `widen` does the rest."""
+    assert packed.masked is not None
+    if not packed.masked.any():
+        return packed
+    next_tokens = np.where(packed.masked & (LABELS | LAST_LABEL) > 0, IGNORED, packed.next_tokens)
+    are_eos = packed.masked & INPUTS > 0
+    if are_eos.any():
+        assert eos_id is not None
+        inputs = packed.tokens[:, :-1]
+        inputs[np.repeat(are_eos, packed.piece_lengths).reshape(inputs.shape)] = eos_id
+    return replace(packed, next_tokens=next_tokens)
+
 
 def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray[Any]]:
     """The batch that a training loop gets.
@@ -355,7 +382,7 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
         for row in np.flatnonzero(packed.num_tokens_in_row < seq_len).tolist():
             labels[row, packed.num_tokens_in_row[row] :] = IGNORED
     if packed.masked is not None and packed.masked.any():
-        labels.reshape(-1)[np.repeat(is_masked(packed), lengths)] = IGNORED
+        labels.reshape(-1)[np.repeat(packed.is_masked, lengths)] = IGNORED
     np.subtract(recycler.numbers(rows * seq_len), np.repeat(ends - lengths, lengths), out=position_ids.reshape(-1))
     return {
         "input_ids": input_ids,

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.batches import Packed, boundaries
-from tokshard.runtime.masking import is_masked
 from tokshard.runtime.recycling import Recycler
 
 
@@ -39,7 +38,7 @@ def compact_batch(packed: Packed, recycler: Recycler | None = None) -> dict[str,
     masked = {}
     if packed.masked is not None:
         masked["masked"] = np.zeros(len(next_tokens), np.bool_)
-        masked["masked"][: len(lengths)] = is_masked(packed)
+        masked["masked"][: len(lengths)] = packed.is_masked
     return {
         **masked,
         "input_ids": input_ids,

@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 from tokshard.errors import LoaderError
 from tokshard.runtime.batches import Packed
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.masking import num_masked_tokens
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.prefetch import Prefetcher
 from tokshard.runtime.recycling import Recycler
@@ -130,7 +129,7 @@ class Feed(Generic[Batch]):
             self.prefetcher = Prefetcher(
                 self.plan,
                 # a thread that held this object would keep it from being freed
-                lambda packed: (finish(packed, recycler), num_masked_tokens(packed)),
+                lambda packed: (finish(packed, recycler), packed.num_masked_tokens),
                 num_workers=self._num_workers,
                 depth=self._depth,
                 timeout_seconds=self._timeout_seconds,

@@ -21,11 +21,19 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime import options
-from tokshard.runtime.batches import IGNORED, PADDING_INDEX, Layout, Packed, corpus_rows, first_row, lay_out, widen
+from tokshard.runtime.batches import (
+    PADDING_INDEX,
+    Layout,
+    Packed,
+    corpus_rows,
+    first_row,
+    lay_out,
+    mask_rows,
+    widen,
+)
 from tokshard.runtime.cache import Cache
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.identity import identity_of
-from tokshard.runtime.masking import mask_rows
 from tokshard.runtime.masks import Mask, MaskedTokens, make_mask, masked_tokens
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Balance
@@ -353,7 +361,7 @@ class StreamPlan:
             packed = transformed(packed, self.transforms, self.seed)
         if packed.masked is None:
             return packed
-        return mask_rows(packed, getattr(self.sources[0], "eos_id", None), IGNORED)
+        return mask_rows(packed, getattr(self.sources[0], "eos_id", None))
 
 
 def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixtures:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.masks import MaskedTokens
 from tokshard.runtime.order.finding import find_document
+from tokshard.runtime.order.parts import PlannedCorpus
 from tokshard.runtime.order.streams import Mixtures
 from tokshard.runtime.source import DocumentSpan, TokenSource
-
-if TYPE_CHECKING:
-    from tokshard.runtime.plan import StreamPlan
 
 _REQUESTS_AT_ONCE = 32
 
@@ -60,8 +58,17 @@ class Occurrence:
     stop: int
 
 
+class TracedPlan(Protocol):
+    """What a plan says of its corpora: attributes as of `StreamPlan`."""
+
+    names: tuple[str, ...]
+    sources: tuple[TokenSource, ...]
+    corpora: tuple[PlannedCorpus, ...]
+    pass_stop: int | None
+
+
 def pieces_of_samples(
-    plan: StreamPlan, mixture: Mixtures, samples: NDArray[np.int64], masked: MaskedTokens | None
+    plan: TracedPlan, mixture: Mixtures, samples: NDArray[np.int64], masked: MaskedTokens | None
 ) -> list[list[Piece]]:
     """The parts of documents that global samples read, in order.
 
@@ -105,7 +112,7 @@ def _documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpa
 
 
 def occurrences(
-    plan: StreamPlan, mixture: Mixtures, number: int, document: int, epochs: Iterable[int]
+    plan: TracedPlan, mixture: Mixtures, number: int, document: int, epochs: Iterable[int]
 ) -> list[Occurrence]:
     """The samples that read a document in some epochs, of the corpus or of the parts that have its blocks.
 

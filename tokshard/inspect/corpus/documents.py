@@ -207,7 +207,7 @@ def search(corpus: Corpus, pattern: re.Pattern[str], *, on_progress: OnProgress 
     Raises:
         CorpusError: a document cannot be read.
     """
-    decode, sources = load_decoder(corpus), corpus.sources()
+    decode, sources = load_decoder(corpus.store, corpus.manifest), corpus.sources()
     first_token = int(corpus.bos_id is not None)
     done = 0
     for index in range(len(corpus.shards)):

@@ -62,7 +62,7 @@ def read_document(location: str | os.PathLike[str], index: int, *, with_boundari
         TokshardError: the corpus cannot be read, or the document does not exist.
     """
     with open_corpus(location) as corpus:
-        sources, decode = corpus.sources(), load_decoder(corpus)
+        sources, decode = corpus.sources(), load_decoder(corpus.store, corpus.manifest)
         return view_document(corpus, sources, decode, index, with_boundaries=with_boundaries)
 
 
@@ -112,7 +112,7 @@ def read_report(
 def _excerpts(corpus: Corpus, count: int, characters: int, *, with_boundaries: bool) -> list[DocumentView]:
     if not count:
         return []  # without documents, a corpus can be looked at without its tokenizer
-    sources, decode = corpus.sources(), load_decoder(corpus)
+    sources, decode = corpus.sources(), load_decoder(corpus.store, corpus.manifest)
     return [
         view_document(corpus, sources, decode, index, excerpt=characters, with_boundaries=with_boundaries)
         for index in spread(count, corpus.num_documents)

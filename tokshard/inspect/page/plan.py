@@ -43,7 +43,7 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
     marks = np.array(sorted({*(stop * index // _STEPS for index in range(_STEPS + 1)), *changes}), np.int64)
     counts = np.array([plan.mixture(cursor).counts_before(mark) for mark in marks.tolist()], np.int64)
     with open_corpus(run.directories[0]) as corpus:
-        decode, vocabulary = load_decoder(corpus), load_vocabulary(corpus)
+        decode, vocabulary = load_decoder(corpus.store, corpus.manifest), load_vocabulary(corpus)
     sections: list[Section] = [
         {"kind": "heading", "title": "Plan"},
         _cards(run, report),

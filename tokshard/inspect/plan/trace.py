@@ -143,7 +143,7 @@ class DocumentReader:
         """The start of a part of a document, decoded; three dots mark omitted text."""
         corpus = self._corpora[name]
         if self._decode is None:
-            self._decode = load_decoder(corpus)  # all corpora of a plan have the same tokenizer
+            self._decode = load_decoder(corpus.store, corpus.manifest)  # all corpora of a plan have the same tokenizer
         # a token rarely has less than one character
         end = min(stop, start + num_characters)
         text = self._decode(corpus.document(document)[start:end])
