@@ -27,6 +27,8 @@ from tokshard.format.stride_hashes import StrideHasher
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.store import Store
 
+_WRITE_BYTES = 1 << 18
+
 
 class ShardWriter:
     """Writes the documents of one task as consecutive shards.
@@ -204,7 +206,9 @@ class _OpenShard:
         self._name = name
         self._spool = store.spool(name)
         self._hashed = HashingFile(self._spool.file)
-        self._writer = ipc.new_file(pa.PythonFile(self._hashed, "w"), schema)
+        # Arrow writes each buffer of each column by itself, many of a few bytes
+        self._stream = pa.BufferedOutputStream(pa.PythonFile(self._hashed, "w"), _WRITE_BYTES)
+        self._writer = ipc.new_file(self._stream, schema)
         self.num_tokens = 0
         self._num_documents = 0
         self._content = TokenHash()
@@ -234,6 +238,8 @@ class _OpenShard:
     def publish(self) -> Mapping[str, Any]:
         """Put the shard, and return its row of the shard table."""
         self._writer.close()
+        self._stream.flush()
+        self._stream.detach()
         self._spool.file.flush()
         positions = list(_buffer_positions(self._spool.path))
         self._spool.put()

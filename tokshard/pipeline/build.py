@@ -20,13 +20,12 @@ from typing import Any, Unpack
 
 from tokshard.pipeline.adopt import adopt, finished_corpora
 from tokshard.pipeline.commit import BuildResult, commit
-from tokshard.pipeline.encode.tokenizer_file import without_truncation
 from tokshard.pipeline.executors.base import Usage
 from tokshard.pipeline.executors.choice import check_executor, executors
 from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions, path_option, takes_build_options
-from tokshard.pipeline.progress import Note, Observer, Report, ignore
+from tokshard.pipeline.progress import Note, Observer, Report
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.inputs import DOCUMENTS, TOKENS, read_once_name
@@ -37,11 +36,15 @@ from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import RunsTasks, run_stage
 from tokshard.pipeline.workspace.lease import cannot_write, lock
 from tokshard.pipeline.workspace.ownership import check_directory, check_own
-from tokshard.pipeline.workspace.places import GIVEN_TOKENIZER, TOKENIZER
+from tokshard.pipeline.workspace.places import TOKENIZER
 from tokshard.pipeline.workspace.receipts import Progress
 
 DEFAULT_MAX_ID_BYTES = 1 << 30
 """Bytes of ids of one imported document. A file without delimiters would be one document, which a task has to hold."""
+
+
+def ignore(report: Report) -> None:
+    """An observer that drops every report."""
 
 
 def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer) -> BuildResult:
@@ -79,7 +82,7 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
             observer(Note(f"the file system of {out} has no locks: start no other build there until this one ends"))
         run = RunsTasks(make_executor=make_executor, observer=observe, usage=usage)
         tasks = adopt(build)
-        save_tokenizer(build, tokenizer)
+        build.workspace.store.put(TOKENIZER, tokenizer)  # where workers load it, and where the commit finds it
         settled = run_stages(build, tasks, lambda stage: run_stage(build, stage, run))
         return commit(build, settled, usage)
 
@@ -94,12 +97,6 @@ def run_stages(build: Build, tasks: Sequence[AnyTask], run: Callable[[Stage], Ju
     except StopIteration as end:
         settled: Settled = end.value
         return settled
-
-
-def save_tokenizer(build: Build, content: bytes) -> None:
-    """Put the tokenizer where workers load it, and where the commit finds it."""
-    build.workspace.store.put(GIVEN_TOKENIZER, content)
-    build.workspace.store.put(TOKENIZER, without_truncation(content))
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_field
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
 from tokshard.pipeline.tasks.rejects import read_rejects
 from tokshard.pipeline.tasks.writing import MARKS
-from tokshard.pipeline.workspace.places import GIVEN_TOKENIZER, Output
+from tokshard.pipeline.workspace.places import TOKENIZER, Output
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of
 from tokshard.store import Store, written
 from tokshard.version import __version__
@@ -111,15 +111,14 @@ def commit(build: Build, settled: Settled, usage: Usage) -> BuildResult:
     assembled = [_assemble(build, settled, number) for number in range(len(build.outputs))]
     result = _result(build, settled.counts[1], usage, [manifest for _, manifest in assembled])
     report = json.dumps(_report(build, result, settled.left_out), indent=2, ensure_ascii=False).encode() + b"\n"
-    for output, (totals, _) in zip(build.outputs, assembled, strict=True):
-        _check_shards(output, totals.shard_sizes)
+    unused = [
+        _unused_shards(output, totals.shard_sizes) for output, (totals, _) in zip(build.outputs, assembled, strict=True)
+    ]
     # the corpus for training is last: where it is complete, that for validation is too
-    for output, (totals, manifest) in reversed([*zip(build.outputs, assembled, strict=True)]):
-        # left by a task past the limit, or by an attempt that left no receipt
-        out, found = output.store, output.shard_sizes().keys()
-        out.delete(*(found - totals.shard_sizes.keys()))
-        out.put(names.REPORT, report)  # the names before it are durable then, too
-        out.put(names.MANIFEST, encode_manifest(manifest))
+    for output, (_, manifest), others in reversed([*zip(build.outputs, assembled, unused, strict=True)]):
+        output.store.delete(*others)
+        output.store.put(names.REPORT, report)  # the names before it are durable then, too
+        output.store.put(names.MANIFEST, encode_manifest(manifest))
     build.workspace.remove()
     return result
 
@@ -143,7 +142,7 @@ def _assemble(build: Build, settled: Settled, number: int) -> tuple[Totals, Mani
         out.delete(*files)
         raise _nothing_written(build, totals, output.split if is_in_other_split else "")
     with _side_file(out, names.TOKENIZER, files) as file:
-        file.write(build.workspace.store.get(GIVEN_TOKENIZER))
+        file.write(build.workspace.store.get(TOKENIZER))
     _write_rejects(build, settled, totals, out, files)
     # with a limit, some texts became no document; of a split, the first corpus keeps those of both
     if settled.texts and build.options.limit is None and not number:
@@ -246,8 +245,11 @@ _WAYS_OUT = {
 }
 
 
-def _check_shards(output: Output, shards: Mapping[str, int]) -> None:
+def _unused_shards(output: Output, shards: Mapping[str, int]) -> set[str]:
     """Check that every shard of a corpus is there, as long as its receipt says.
+
+    Returns:
+        Other shards: left by a task past the limit, or by an attempt that left no receipt.
 
     Raises:
         BuildError: one is gone or has another size.
@@ -260,6 +262,7 @@ def _check_shards(output: Output, shards: Mapping[str, int]) -> None:
                 f"{output.store.where(name)} {what} since its task was done",
                 hint="run the same command again: the task that wrote it runs again",
             )
+    return found.keys() - shards.keys()
 
 
 def _result(build: Build, receipts: Sequence[Receipt], usage: Usage, manifests: Sequence[Manifest]) -> BuildResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,6 @@ from tokshard.format.schema import token_dtype
 from tokshard.pipeline.adopt import plan
 from tokshard.pipeline.encode.documents import Made
 from tokshard.pipeline.encode.maker import Maker
-from tokshard.pipeline.encode.tokenizer_file import without_truncation
 from tokshard.pipeline.executors.choice import cpu_count
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.request import Build
@@ -31,7 +29,7 @@ from tokshard.pipeline.tasks.duplicates import bytes_per_text
 from tokshard.pipeline.tasks.planning import Planned, StreamTask
 from tokshard.pipeline.tasks.running import InputReader
 from tokshard.pipeline.workspace.receipts import TaskFailedError
-from tokshard.store import is_uri, open_store
+from tokshard.store import is_uri
 
 _SAMPLED_PLACES, _TEXT_BYTES_PER_PLACE = 32, 2 << 20
 _COMPRESSED_PLACES, _TEXT_BYTES_PER_COMPRESSED_PLACE = 4, 16 << 20
@@ -147,23 +145,20 @@ def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterat
             input_ = build.inputs[index]
             span = Whole() if isinstance(task, StreamTask) else task.span
             places[input_.format, input_.compression].append((index, span))
-    with tempfile.TemporaryDirectory(prefix="tokshard-") as directory:
-        store = open_store(directory)
-        store.put("tokenizer.json", without_truncation(tokenizer))
-        maker = Maker(build.spec, build.config, build.tokenizer, store, "tokenizer.json")
-        if build.config.reads == TEXT:
-            maker.encode(["warm up: the first text builds caches"])
-        for kind, found in places.items():
-            most = _SAMPLED_PLACES if kind[1] is None else _COMPRESSED_PLACES
-            share = min(len(found), max(1, most * len(found) // sum(map(len, places.values()))))
-            wanted = _TEXT_BYTES_PER_PLACE if kind[1] is None else _TEXT_BYTES_PER_COMPRESSED_PLACE
-            chosen = (found[number * len(found) // share] for number in range(share))
-            samples = [_sample(build, maker, index, span, wanted) for index, span in chosen]
-            yield (
-                num_bytes[kind],
-                np.sum([one for one, _ in samples], axis=0),
-                np.sum([two for _, two in samples], axis=0),
-            )
+    maker = Maker(build.spec, build.config, build.tokenizer, lambda: tokenizer)
+    if build.config.reads == TEXT:
+        maker.encode(["warm up: the first text builds caches"])
+    for kind, found in places.items():
+        most = _SAMPLED_PLACES if kind[1] is None else _COMPRESSED_PLACES
+        share = min(len(found), max(1, most * len(found) // sum(map(len, places.values()))))
+        wanted = _TEXT_BYTES_PER_PLACE if kind[1] is None else _TEXT_BYTES_PER_COMPRESSED_PLACE
+        chosen = (found[number * len(found) // share] for number in range(share))
+        samples = [_sample(build, maker, index, span, wanted) for index, span in chosen]
+        yield (
+            num_bytes[kind],
+            np.sum([one for one, _ in samples], axis=0),
+            np.sum([two for _, two in samples], axis=0),
+        )
 
 
 def _sample(build: Build, maker: Maker, index: int, span: Span, wanted: int) -> tuple[_Counts, _Counts]:

@@ -23,7 +23,7 @@ from tokshard.format import names
 from tokshard.format.opening import read_manifest
 from tokshard.pipeline.adopt import BuiltCorpus, adopt, finished_corpora, load_tasks
 from tokshard.pipeline.append import newest_generation
-from tokshard.pipeline.build import hints, run_stages, save_tokenizer
+from tokshard.pipeline.build import hints, ignore, run_stages
 from tokshard.pipeline.commit import BuildResult, commit
 from tokshard.pipeline.executors.base import Usage
 from tokshard.pipeline.executors.choice import cpu_count, executors
@@ -37,7 +37,7 @@ from tokshard.pipeline.options import (
     command_words,
     path_option,
 )
-from tokshard.pipeline.progress import Observer, Report, ignore
+from tokshard.pipeline.progress import Observer, Report
 from tokshard.pipeline.request import (
     Build,
     check_same,
@@ -55,7 +55,7 @@ from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import RunsTasks, UnfinishedStageError, judge_of, judged_on_disk, run_share, settle
 from tokshard.pipeline.workspace.lease import check_no_build, lock, lock_to_prepare, running_job, running_jobs
 from tokshard.pipeline.workspace.ownership import check_directory, check_own, complete_outputs
-from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE, Workspace, open_workspace
+from tokshard.pipeline.workspace.places import DEAL, HASH, TOKENIZER, WRITE, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts, receipt_keys
 from tokshard.store import present
 
@@ -225,7 +225,7 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
         # the work folder of an earlier generation can be left although that generation is complete
         if before is None or not before.is_array or before.generation < build.generation:
             adopt(build)
-            save_tokenizer(build, tokenizer)
+            build.workspace.store.put(TOKENIZER, tokenizer)
         else:
             check_same(before, build, out=build.workspace.out)
             build.workspace.run.join()

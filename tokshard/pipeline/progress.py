@@ -58,7 +58,3 @@ Report = Note | StageStarted | Progress | Receipt | InputLeftOut | StageEnded
 
 Observer = Callable[[Report], None]
 """Called in the process and thread that build, which wait for it. `Progress` comes after every chunk."""
-
-
-def ignore(report: Report) -> None:
-    """An observer that drops every report."""

@@ -14,7 +14,7 @@ from itertools import chain
 from tokshard.pipeline.executors.base import Executor, Lost, MakeExecutor, Usage
 from tokshard.pipeline.judge import Judge, parse_bad_record_limit
 from tokshard.pipeline.messages import user_error
-from tokshard.pipeline.progress import InputLeftOut, Observer, StageEnded, StageStarted, ignore
+from tokshard.pipeline.progress import InputLeftOut, Observer, StageEnded, StageStarted
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask, Task
 from tokshard.pipeline.tasks.running import Stage, TaskRunner
@@ -69,6 +69,8 @@ def valid_receipts(build: Build, stage: Stage, tasks: Sequence[AnyTask]) -> Iter
     by_key = {task.key: task for task in tasks}
     streams = {task.key[0]: task for task in tasks if isinstance(task, StreamTask)}
     keys = [key for key in receipt_keys(store, stage.name) if key in by_key or key[0] in streams]
+    if not keys:
+        return
     there, shards = files_there(store, stage.name), [output.shard_sizes() for output in build.outputs]
     for receipt in read_receipts(store, stage.name, keys):
         task = by_key.get(receipt.key) or streams[receipt.key[0]]
@@ -97,7 +99,7 @@ def work(
     judge: Judge,
     executor: Executor,
     *,
-    observer: Observer = ignore,
+    observer: Observer,
 ) -> None:
     """Run the tasks of a share that left no receipt. Starts no more where a limit or a failure makes them pointless.
 
@@ -228,7 +230,7 @@ class RunsTasks:
     """
 
     make_executor: MakeExecutor
-    observer: Observer = ignore
+    observer: Observer
     usage: Usage = field(default_factory=Usage)
 
     def tasks(self, build: Build, stage: Stage, tasks: Sequence[AnyTask], judge: Judge) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from tokshard.errors import TokenizerError
 from tokshard.format.manifest import TokenizerInfo
+from tokshard.pipeline.encode.tokenizer_file import without_truncation
 
 _MAX_COMPARED_RANGES = 4
 _ID_DTYPE = np.dtype(np.uint32)
@@ -27,15 +28,8 @@ class EncodingError(Exception):
     """The tokenizer library fails on a text. The message is the library's."""
 
 
-class EncodeTexts(Protocol):
-    """A function from texts to ids, such as `tokshard.pipeline.encode.encoder.Encoder`."""
-
-    def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """Token ids of each text, without delimiters: contiguous uint32 [tokens].
-
-        Raises:
-            EncodingError: the library fails on one of the texts.
-        """
+EncodeTexts = Callable[[Sequence[str]], list[NDArray[Any]]]
+"""From texts to the ids of each, without delimiters: contiguous uint32 [tokens]. It may raise `EncodingError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +158,16 @@ class Encoder:
     The ids equal those of ``tokenizers.Tokenizer.encode(text, add_special_tokens=False)`` of the installed version.
     Special tokens in the text are encoded as ordinary text.
 
+    Args:
+        content: of a ``tokenizer.json``.
+
     Raises:
         TokenizerError: the library cannot load the file.
     """
 
-    def __init__(self, clean_path: Path) -> None:
+    def __init__(self, content: bytes) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # 0.2x: workers are the parallelism
-        self._path = str(clean_path)
+        self._content = without_truncation(content)
         self._encode = self._load()
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
@@ -190,9 +187,12 @@ class Encoder:
                 self._encode = self._load()  # a lock that the panic left closed would fail on other texts
             raise EncodingError(f"tokenizers {_version()} fails on the text: {_first_line(error)}") from error
 
-    def _load(self) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
+    def _load(self) -> EncodeTexts:
         try:
-            tokenizer: Any = Tokenizer.from_file(self._path)
+            with tempfile.NamedTemporaryFile() as file:  # the library loads files only
+                file.write(self._content)
+                file.flush()
+                tokenizer: Any = Tokenizer.from_file(file.name)
             encode = (_encoder_02x if hasattr(tokenizer, "encode_batch_fast") else _encoder_1x)(tokenizer)
             (found,) = encode(["a b"])  # some parts are only found to be missing when they are used
         except MemoryError:
@@ -225,7 +225,7 @@ def _first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _encoder_1x(tokenizer: Any) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
+def _encoder_1x(tokenizer: Any) -> EncodeTexts:
     encode, encode_batch = tokenizer.encode, tokenizer.encode_batch
 
     def encode_all(texts: Sequence[str]) -> list[NDArray[Any]]:
@@ -256,7 +256,7 @@ def inline_groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
         start, before = stop, ends[stop - 1]
 
 
-def _encoder_02x(tokenizer: Any) -> Callable[[Sequence[str]], list[NDArray[Any]]]:
+def _encoder_02x(tokenizer: Any) -> EncodeTexts:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # pickling drops this, so tokenizers are never pickled

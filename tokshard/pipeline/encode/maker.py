@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ from tokshard.pipeline.sources.records import (
     RecordSpec,
     positions_array,
 )
-from tokshard.store import Store, local_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +58,13 @@ class Maker:
     """Makes documents of chunks. The tokenizer is loaded when the first text is encoded.
 
     Args:
-        store, tokenizer_file: where the tokenizer lies.
+        load: reads the ``tokenizer.json``.
     """
 
     def __init__(
-        self, spec: RecordSpec, config: BuildConfig, tokenizer: TokenizerInfo, store: Store, tokenizer_file: str
+        self, spec: RecordSpec, config: BuildConfig, tokenizer: TokenizerInfo, load: Callable[[], bytes]
     ) -> None:
-        self._config, self._tokenizer = config, tokenizer
-        self._store, self._file = store, tokenizer_file
+        self._config, self._tokenizer, self._load = config, tokenizer, load
         self._parse = JsonLinesParser(spec)
         self._special = SpecialText(tokenizer.special_ids)
         self._pass_on = TokenPasser(tokenizer, spec) if spec.tokens is not None else None
@@ -75,8 +72,7 @@ class Maker:
     @functools.cached_property
     def encode(self) -> DocumentEncoder:
         """The tokenizer."""
-        with local_file(self._store, self._file) as path:
-            return DocumentEncoder(Encoder(Path(path)), self._tokenizer)
+        return DocumentEncoder(Encoder(self._load()), self._tokenizer)
 
     def parse(self, chunk: Chunk | Made) -> Parsed:
         """The records of a chunk."""

@@ -26,10 +26,7 @@ JOBS = f"{names.WORK}/jobs"
 """Folder with a lock for each job of an array that runs."""
 
 TOKENIZER = f"{names.WORK}/tokenizer.json"
-"""The tokenizer as workers load it."""
-
-GIVEN_TOKENIZER = f"{names.WORK}/tokenizer-as-given.json"
-"""The tokenizer as it was given, for the corpus."""
+"""The tokenizer as it was given."""
 
 _PARTIAL = f"{names.WORK}/partial"
 
@@ -46,17 +43,14 @@ class Output:
         generation: that the build writes: 0 for a new corpus, else the number of an append.
         corpus: the store of the corpus with all its generations.
         store: of this generation.
+        folder: its place in the store of the whole build; empty if it lies there itself.
     """
 
     split: str
     generation: int
     corpus: Store
     store: Store
-
-    @property
-    def folder(self) -> str:
-        """Its folder in the store of the whole build; empty if it lies there itself."""
-        return names.in_folder(self.split, names.generation_folder(self.generation)).strip("/")
+    folder: str
 
     @property
     def location(self) -> str:
@@ -65,7 +59,8 @@ class Output:
 
     def shard_sizes(self) -> dict[str, int]:
         """The shards that are there, with their sizes in bytes."""
-        return {entry.name: entry.size for entry in self.store.list() if names.is_shard_name(entry.name)}
+        entries = list(self.store.list())
+        return {entry.name: entry.size for entry in entries if names.is_shard_name(entry.name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,8 @@ class Workspace:
         for split in (names.TRAIN, names.VALIDATION) if is_split else ("",):
             corpus = self.store.below(split) if split else self.store
             store = corpus.below(folder) if folder else corpus
-            outputs.append(Output(split=split, generation=generation, corpus=corpus, store=store))
+            place = "/".join(filter(None, (split, folder)))
+            outputs.append(Output(split=split, generation=generation, corpus=corpus, store=store, folder=place))
         return tuple(outputs)
 
     @property
