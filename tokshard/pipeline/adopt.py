@@ -55,46 +55,30 @@ def adopt(build: Build) -> list[Planned]:
     """
     workspace = build.workspace
     workspace.run.take_over()  # from here on no other process changes anything here
-    before = load_request(workspace)
+    before, is_continued = load_request(workspace), False
     if build.options.force:
-        _start_over(build, before)
+        if before is None:
+            save_request(build)  # a run that is killed here leaves what the next one refuses or continues
     elif all(names.MANIFEST in present(output.store) for output in build.outputs):
         raise BuildError(f"{workspace.out} was completed by another build just now", hint="run the command again")
     # a build that stopped before its first shard may be continued with other settings: often these were the mistake;
     # the work folder of an earlier generation can be left although that generation is complete
     elif before is not None and before.generation >= build.generation and _has_results(build, before):
         check_same(_with_raised_limit(before, build), build, out=workspace.out)
-        if before.inputs.absolute() == build.inputs.absolute() and (tasks := load_tasks(workspace)) is not None:
-            save_request(build)
-            return tasks
-    else:
+        is_continued = True
+    if not is_continued:
         workspace.clear()
+    if before is not None or build.options.force:
+        remove_corpora(workspace, build.outputs, are_complete=build.options.force)
     save_request(build)
+    if before is not None and before.inputs.absolute() == build.inputs.absolute():
+        tasks = load_tasks(workspace)
+        if tasks is not None:
+            return tasks
     tasks = plan(build)
     if not build.inputs.read_once:
         workspace.store.put(TASKS, msgspec.msgpack.encode(tasks))
     return tasks
-
-
-def _start_over(build: Build, before: Request | None) -> None:
-    """Remove what the directory holds. Killed at any moment, it leaves what the next run refuses or continues."""
-    workspace = build.workspace
-    if before is None:
-        save_request(_of_what_is_there(build))  # if this run is killed, the next one knows which files it left
-    remove_corpora([*build.outputs, *(() if before is None else outputs_of(workspace, before))], workspace)
-    workspace.clear()
-
-
-def _of_what_is_there(build: Build) -> Build:
-    """A build that writes the corpora that the directory holds: one, or two with a validation split."""
-    if build.generation:
-        return build
-    found = (manifest_of(output) for split in (True, False) for output in build.workspace.outputs(is_split=split))
-    fractions = [manifest.build.validation_fraction for manifest in found if manifest is not None]
-    if not fractions:
-        return build
-    config = msgspec.structs.replace(build.config, validation_fraction=fractions[0])
-    return msgspec.structs.replace(build, config=config)
 
 
 def _has_results(build: Build, before: Request) -> bool:
@@ -169,6 +153,8 @@ def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
         ConfigurationChangedError: the directory holds other corpora, or the sources have changed since.
     """
     workspace, outputs = build.workspace, build.outputs
+    if not present(workspace.store):
+        return None
     for is_split in (True, False):
         for output in workspace.outputs(is_split=is_split, generation=build.generation):
             if output not in outputs and manifest_of(output) is not None:

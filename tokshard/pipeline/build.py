@@ -35,7 +35,7 @@ from tokshard.pipeline.tasks.planning import AnyTask
 from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import RunsTasks, run_stage
 from tokshard.pipeline.workspace.lease import cannot_write, lock
-from tokshard.pipeline.workspace.ownership import check_directory, check_own
+from tokshard.pipeline.workspace.ownership import check_directory
 from tokshard.pipeline.workspace.places import TOKENIZER
 from tokshard.pipeline.workspace.receipts import Progress
 
@@ -62,7 +62,6 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
 
     check_executor(options)
     build, tokenizer = resolve(sources, options)
-    check_own(build.workspace)
     finished = None if build.options.force else finished_corpora(build)
     if finished is not None:
         return BuildResult(

@@ -54,7 +54,7 @@ from tokshard.pipeline.tasks.planning import AnyTask, Planned, StepTask, StreamT
 from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import RunsTasks, UnfinishedStageError, judge_of, judged_on_disk, run_share, settle
 from tokshard.pipeline.workspace.lease import check_no_build, lock, lock_to_prepare, running_job, running_jobs
-from tokshard.pipeline.workspace.ownership import check_directory, check_own, complete_outputs
+from tokshard.pipeline.workspace.ownership import check_directory, complete_outputs
 from tokshard.pipeline.workspace.places import DEAL, HASH, TOKENIZER, WRITE, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts, receipt_keys
 from tokshard.store import present
@@ -206,7 +206,6 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
     Only the job that prepares it lists the sources, and jobs whose command is not the same to the letter.
     """
     workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
-    check_own(workspace)
     saved = load_request(workspace)
     if saved is not None and is_same_command(saved, sources, options) and load_tasks(workspace) is not None:
         build = placed(msgspec.structs.replace(saved, options=options), workspace)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -23,87 +23,78 @@ from tokshard.store import Store, files_below, obstacle, present
 _UNFINISHED_REQUEST = re.compile(r"(.*/)?(inputs\.arrow|\.(build\.json|inputs\.arrow)\.[^/]+\.partial)")
 
 
-def check_own(workspace: Workspace) -> None:
-    """Refuse a work folder that no build made: one without a request that holds more than a lock.
-
-    Raises:
-        UsageError: it is a link or a file, or has other files and no request.
-    """
-    store = workspace.store
-    root = store.where(names.WORK)
-    hint = "move it away, or give another --out"
-    in_the_place = obstacle(store, names.WORK)
-    if in_the_place is not None:
-        raise UsageError(f"{root} is {in_the_place}, and a build needs a folder of its own there", hint=hint)
-    if _has_begun(store):
-        return
-    for name in files_below(store, names.WORK):
-        if name != LOCK and _UNFINISHED_REQUEST.fullmatch(name) is None:
-            raise UsageError(
-                f"{root} was not made by a build: it holds {name.removeprefix(f'{names.WORK}/')} and no "
-                f"{REQUEST.removeprefix(f'{names.WORK}/')}",
-                hint=hint,
-            )
-
-
 def check_directory(workspace: Workspace, outputs: Sequence[Output]) -> None:
     """Refuse a directory in which a build would write over something that no build wrote, or remove it.
 
     Raises:
-        UsageError: a folder that the build needs has other files, and no build wrote there.
+        UsageError: something else is in the place of a folder that the build needs, or a folder has other files.
     """
     store = workspace.store
-    if obstacle(store, "") is not None:
-        raise UsageError(f"--out {store.location} is a file", hint="give a directory")
-    has_begun = _has_begun(store)
-    if not has_begun and not any(manifest_of(output) for output in _all_outputs(workspace)):
-        _check_empty(store, "build")
-    for output in outputs:
-        for folder in _folders(output):
-            in_the_place = obstacle(store, folder)
-            if in_the_place is not None:
-                raise UsageError(
-                    f"{store.where(folder)} is {in_the_place}, and a build with a validation split or an append needs "
-                    "a folder of its own there",
-                    hint="move it away, or give another --out",
-                )
-        if output.folder and manifest_of(output) is None and not (has_begun and _is_ours(output)):
-            what = "generation of a corpus" if output.generation else "corpus of a build with a validation split"
-            _check_empty(output.store, what)
-
-
-def _has_begun(store: Store) -> bool:
-    return REQUEST.removeprefix(f"{names.WORK}/") in present(store, names.WORK)
-
-
-def _is_ours(output: Output) -> bool:
-    """Whether a folder of an unfinished build holds nothing but files with the names of a corpus."""
-    found = present(output.store)
-    return all(name in names.SIDE_FILES or names.is_shard_name(name) or names.generation_number(name) for name in found)
-
-
-def _check_empty(store: Store, expected: str) -> None:
-    everything = present(store)
-    found = sorted(everything - {names.WORK})
-    if not found:
+    for folder in dict.fromkeys(["", names.WORK, *(folder for output in outputs for folder in _folders(output))]):
+        in_the_place = obstacle(store, folder)
+        if in_the_place is not None:
+            raise UsageError(
+                f"{store.where(folder)} is {in_the_place}, and a build needs a folder of its own there",
+                hint="move it away, or give another --out",
+            )
+    if not present(store):
         return
-    damaged = f"; {store.where(names.MANIFEST)} is damaged: remove the directory if it can go"
-    raise UsageError(
-        f"--out {store.location} is not empty and holds no {expected}: {', '.join(found[:3])}",
-        hint="give a new or empty directory" + (damaged if names.MANIFEST in everything else ""),
-    )
+    has_begun = _check_own(store)
+    if not has_begun and not any(manifest_of(output) for output in _places(workspace)):
+        _check_empty(store, present(store) - {names.WORK}, "build")
+    for output in outputs:
+        if output.folder and manifest_of(output) is None:
+            what = "generation of a corpus" if output.generation else "corpus of a build with a validation split"
+            _check_empty(output.store, _foreign(output) if has_begun else present(output.store), what)
 
 
-def remove_corpora(outputs: Sequence[Output], workspace: Workspace) -> None:
-    """Remove the corpora in a directory, or the generation that an append writes: files with the names of one.
+def _check_own(store: Store) -> bool:
+    """Refuse a work folder that no build made: it has files and no request. Returns whether there is a request."""
+    if REQUEST.removeprefix(f"{names.WORK}/") in present(store, names.WORK):
+        return True
+    for name in files_below(store, names.WORK):
+        if name != LOCK and _UNFINISHED_REQUEST.fullmatch(name) is None:
+            raise UsageError(
+                f"{store.where(names.WORK)} was not made by a build: it holds {name.removeprefix(f'{names.WORK}/')} "
+                f"and no {REQUEST.removeprefix(f'{names.WORK}/')}",
+                hint="move it away, or give another --out",
+            )
+    return False
 
-    The manifests go first, the newest generation before the others: killed at any moment, it leaves whole corpora
-    or none.
+
+def _foreign(output: Output) -> set[str]:
+    """What is in a folder and has not the name of a file of a corpus."""
+    return {
+        name
+        for name in present(output.store)
+        if name not in names.SIDE_FILES and not names.is_shard_name(name) and not names.generation_number(name)
+    }
+
+
+def _check_empty(store: Store, found: Collection[str], expected: str) -> None:
+    if found:
+        damaged = f"; {store.where(names.MANIFEST)} is damaged: remove the directory if it can go"
+        raise UsageError(
+            f"--out {store.location} is not empty and holds no {expected}: {', '.join(sorted(found)[:3])}",
+            hint="give a new or empty directory" + (damaged if names.MANIFEST in found else ""),
+        )
+
+
+def remove_corpora(workspace: Workspace, outputs: Sequence[Output], *, are_complete: bool) -> None:
+    """Remove the corpora in the directory of a build, or the generation that an append writes.
+
+    Only files with the names of a corpus go. The manifests go first, the newest generation before the others: killed at
+    any moment, it leaves whole corpora or none.
+
+    Args:
+        outputs: of the build.
+        are_complete: those too; else only what starting over has left of other outputs, because it was killed.
     """
-    wanted = outputs if outputs[0].generation else list(_all_outputs(workspace))
-    own = {output.corpus.location for output in outputs}
-    ours = [output for output in wanted if manifest_of(output) is not None or output.corpus.location in own]
-    store = workspace.store
+    store, ours = workspace.store, []
+    for output in outputs if outputs[0].generation else _places(workspace):
+        is_corpus = not output.folder or manifest_of(output) is not None
+        if (are_complete and is_corpus) or not (is_corpus or _foreign(output) or output in outputs):
+            ours.append(output)
     for output in reversed(ours):
         store.delete(names.in_folder(output.folder, names.MANIFEST))
     for output in ours:
@@ -112,26 +103,21 @@ def remove_corpora(outputs: Sequence[Output], workspace: Workspace) -> None:
         store.delete(*(names.in_folder(output.folder, name) for name in found))
 
 
-def _all_outputs(workspace: Workspace) -> Iterator[Output]:
-    """Every place in the directory where a generation of a corpus can lie."""
+def _places(workspace: Workspace) -> Iterator[Output]:
+    """Every place in the directory where a generation of a corpus can lie, links left out."""
     for is_split in (False, True):
         for output in workspace.outputs(is_split=is_split):
-            if not _is_linked(workspace, output.folder):
-                yield output
-                for generation in sorted(generation_numbers(present(output.corpus))):
-                    later = workspace.outputs(is_split=is_split, generation=generation)
-                    yield from (one for one in later if one.split == output.split)
+            if any(obstacle(workspace.store, folder) is not None for folder in _folders(output)):
+                continue
+            yield output
+            for generation in generation_numbers(present(output.corpus)):
+                later = workspace.outputs(is_split=is_split, generation=generation)
+                yield from (one for one in later if one.split == output.split)
 
 
 def _folders(output: Output) -> list[str]:
     """The folder of an output, and those above it, from the top."""
     return list(accumulate(filter(None, output.folder.split("/")), names.in_folder))
-
-
-def _is_linked(workspace: Workspace, folder: str) -> bool:
-    """Whether something else is in the place of a folder, or of one above it."""
-    parts = filter(None, folder.split("/"))
-    return any(obstacle(workspace.store, part) is not None for part in accumulate(parts, names.in_folder))
 
 
 def manifest_of(output: Output) -> Manifest | None:
