@@ -242,7 +242,7 @@ def test_a_damaged_input_is_left_out_whole_and_listed(directory, monkeypatch):
 
 def test_a_build_of_damaged_inputs_only_writes_nothing(directory):
     (directory / "a.parquet").write_bytes(b"no parquet")
-    with pytest.raises(BuildError, match="wrote no document: 1 records read, 1 damaged input"):
+    with pytest.raises(BuildError, match="no document was written: 1 records read, 1 damaged input"):
         build(directory, [directory / "a.parquet"], on_bad_source="skip")
 
 
@@ -379,12 +379,13 @@ def test_documents_that_spell_a_special_token_are_written_and_counted(directory)
     texts=st.lists(st.text("ab<|\u00e9", max_size=300), max_size=4),
 )
 def test_special_text_is_found_wherever_it_is(tokens, texts):
-    expected = sum(any(token in text for token in tokens) for text in texts)
-    assert SpecialText(tokens).count(texts) == expected
+    expected = [any(token in text for token in tokens) for text in texts]
+    assert SpecialText(tokens).mask(texts).tolist() == expected
 
 
 def test_special_text_behind_many_of_its_first_characters_is_found():
-    assert SpecialText([EOS, "<s>"]).count(["<" * 1_000 + EOS, "<" * 1_000, "<b>" * 100 + "<s>"]) == 2
+    texts = ["<" * 1_000 + EOS, "<" * 1_000, "<b>" * 100 + "<s>"]
+    assert SpecialText([EOS, "<s>"]).mask(texts).tolist() == [True, False, True]
 
 
 def test_kept_columns_stay_with_their_documents(directory):
@@ -437,8 +438,7 @@ def test_another_tokenizer_is_named_without_its_hashes(directory):
     with pytest.raises(ConfigurationChangedError) as error:
         build(directory, [source])
     assert error.value.problem.endswith(
-        " belongs to another build: the content of the tokenizer has changed; the list of special tokens was "
-        f"'{EOS}:0', now '{EOS}:0 <new>:257'"
+        " belongs to another build: the content of the tokenizer has changed; the special tokens have changed"
     )
 
 
