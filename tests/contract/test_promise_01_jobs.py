@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract import builds
+from tests.contract import arrays, builds
 from tests.pipeline.inputs import patch_chunk_bytes, write_byte_tokenizer
 from tokshard.cli import main
 from tokshard.format import names
@@ -49,36 +49,30 @@ def tokshard(*arguments: str) -> Ended:
     return Ended(exit_code, errors.getvalue())
 
 
-def job_words(sources: Sequence[str], out: Path, index: int, count: int, *options: str) -> list[str]:
-    return [
-        *builds._arguments(sources, out, *SMALL, *options),
-        "--job-index",
-        str(index),
-        "--num-jobs",
-        str(count),
-    ]
-
-
 def run_job(sources: Sequence[str], out: Path, index: int, count: int, *options: str) -> Ended:
-    return tokshard(*job_words(sources, out, index, count, *options))
+    words = builds._arguments(sources, out, *SMALL, *options)
+    return tokshard(*arrays.job_words(words, index, count))
 
 
 def commit(out: Path) -> Ended:
-    return tokshard("build", "--commit", str(out), "--quiet", "--workers", "1")
+    return tokshard(*arrays.commit_words(out))
 
 
 def alone(sources: Sequence[str], out: Path, *options: str) -> Ended:
     return tokshard(*builds._arguments(sources, out, *SMALL, *options))
 
 
-def array(sources: Sequence[str], out: Path, count: int, *options: str) -> list[Ended]:
-    """All jobs of an array, the last one first, and the stages that its options need; without the commit."""
-    if options[: len(STAGES)] != STAGES:
-        return [run_job(sources, out, index, count, *options) for index in reversed(range(count))]
-    ended = [run_job(sources, out, index, count, *options, "--stage", "hash") for index in reversed(range(count))]
-    ended.append(alone(sources, out, *options, "--stage", "duplicates"))
-    ended += [run_job(sources, out, index, count, *options, "--stage", "write") for index in reversed(range(count))]
-    return ended
+def array(sources: Sequence[str], out: Path, count: int, *options: str) -> tuple[Ended, list[Ended]]:
+    """Run all jobs of an array and its commit; how the array ended, and each command."""
+    commands: list[Ended] = []
+
+    def run_all(some: Sequence[arrays.Words]) -> list[Ended]:
+        ended = [tokshard(*words) for words in reversed(some)]
+        commands.extend(ended)
+        return ended
+
+    words = builds._arguments(sources, out, *SMALL, *options)
+    return arrays.run_array(words, out, run_all, jobs=count), commands
 
 
 def hashes(out: Path) -> dict[str, dict[str, str]]:
@@ -158,8 +152,8 @@ def test_every_option_gives_the_bytes_of_one_process(
     sources: list[str], tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     assert alone(sources, tmp_path / "one", *options).exit_code == 0
-    assert all(ended == (0, "") for ended in array(sources, tmp_path / "jobs", 3, *options))
-    assert commit(tmp_path / "jobs") == (0, "")
+    _, commands = array(sources, tmp_path / "jobs", 3, *options)
+    assert all(ended == (0, "") for ended in commands)
     assert hashes(tmp_path / "jobs") == hashes(tmp_path / "one")
 
 
@@ -210,15 +204,12 @@ def test_damage_gives_the_error_or_the_bytes_of_one_process(
 ) -> None:
     one, jobs = tmp_path / "one", tmp_path / "jobs"
     expected = alone(damaged, one, *options)
-    ended = array(damaged, jobs, count, *options)
+    found, commands = array(damaged, jobs, count, *options)
     # what is skipped fails no job; with --dedup exact, the stage after hashing judges how much is
     is_mild = {"--on-bad-record", "--on-bad-source"} <= {*options} and not {"--dedup", "--max-bad-records"} <= {
         *options
     }
-    assert {each.exit_code for each in ended} <= ({0} if is_mild else {0, 1})
-    found = commit(jobs)
-    if expected.exit_code and options[:2] == STAGES:
-        found = ended[count]  # the stage that needs all hashes judges those that hash
+    assert {each.exit_code for each in commands[:-1]} <= ({0} if is_mild else {0, 1})
     assert _but_left_out(found).errors.replace(str(jobs), str(one)) == _but_left_out(expected).errors
     assert found.exit_code == expected.exit_code
     if not expected.exit_code:
@@ -291,9 +282,8 @@ def test_a_job_with_other_settings_is_refused(sources: list[str], tmp_path: Path
 
 def test_jobs_that_failed_go_on_with_a_milder_policy(damaged: list[str], tmp_path: Path) -> None:
     out, policy = tmp_path / "jobs", ("--on-bad-record", "skip", "--on-bad-source", "skip")
-    assert 1 in {ended.exit_code for ended in array(damaged, out, 2)}
-    assert {ended.exit_code for ended in array(damaged, out, 2, *policy)} == {0}
-    assert commit(out).exit_code == 0
+    assert array(damaged, out, 2)[0].exit_code == 1
+    assert {ended.exit_code for ended in array(damaged, out, 2, *policy)[1]} == {0}
     assert alone(damaged, tmp_path / "one", *policy).exit_code == 0
     assert hashes(out) == hashes(tmp_path / "one")
 

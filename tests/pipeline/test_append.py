@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contract import small
 from tests.contract.test_promise_01_faults import write_tokenizer
 from tests.pipeline.inputs import jsonl
 from tests.store.memory import SCHEME, MemoryStore
@@ -30,7 +31,6 @@ from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.job_array.commit_jobs import commit_jobs
 from tokshard.pipeline.job_array.run_job import run_job
 from tokshard.pipeline.status import read_status
-from tokshard.pipeline.tasks import hashing, sorted_rows
 from tokshard.runtime.plan import StreamPlan
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
@@ -80,9 +80,7 @@ def test_appends_of_any_cut_of_the_sources_hold_what_one_build_of_all_holds(
 ) -> None:
     shop = Shop(tmp_path_factory.mktemp("shop"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hashing, "PART_TEXTS", 5)
-        patch.setattr(sorted_rows, "FENCE_ROWS", 2)
-        patch.setattr(sorted_rows, "SLICE_ROWS", 8)
+        small.shrink(patch.setattr, part_texts=5, fence_rows=2, slice_rows=8)
         # each part has a text of its own, because a build has to write a document
         sources = [shop.source(f"s{index}", [f"first of {index}", *texts]) for index, texts in enumerate(lists)]
         shop.build(sources, "whole", dedup=dedup)

@@ -273,7 +273,7 @@ def test_a_long_text_that_many_rows_share_is_held_once_and_comes_in_small_chunks
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(count for count, _, _ in sizes) == 302
-    assert max(size for _, size, _ in sizes) <= inputs.tables.CHUNK_BYTES + 200_000
+    assert max(size for _, size, _ in sizes) <= division.CHUNK_BYTES + 200_000
     assert 0 <= source.num_bytes - sum(num_bytes for _, _, num_bytes in sizes) < source.num_bytes // 2
     if kind != "parquet":  # which decodes its dictionaries itself
         assert peak < 5 << 20
