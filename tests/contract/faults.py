@@ -55,10 +55,10 @@ class Fault:
         act: ``kill`` all processes; ``orphan``: kill the coordinator alone; ``die``: kill the process at that step
             alone; ``error``: the step fails; ``full``: from this step on nothing more fits on the disk; ``SIGINT`` (to
             all), ``SIGTERM`` (to the coordinator); ``SIGSTOP`` (to the process at that step); ``wait``: the process
-            waits for `until`; ``run``: it runs `command`.
+            waits for `until`; ``hold``: it does so for `lingers` seconds at most; ``run``: it runs `command`.
         until: a regular expression that finds the step waited for.
         command: of the shell.
-        lingers: seconds that the process at which it happened sleeps then.
+        lingers: seconds that the process at which it happened sleeps then, or holds at most.
         pauses: seconds that a process sleeps before a step.
         pause_share: of the steps before which it does; if not all, a tenth of that time up to all of it.
         pause_on: a pause is made only before steps that this expression finds.
@@ -518,35 +518,38 @@ class _Steps:
                 self.num_found[index] += sum(re.search(fault.on, step) is not None for step in new)
 
     def _happen(self, fault: Fault, path: str) -> None:
-        match fault.act:
-            case "kill":
-                os.killpg(os.getpgid(0), signal.SIGKILL)
-            case "orphan":
-                os.kill(self.coordinator, signal.SIGKILL)
-            case "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "error":
-                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-            case "SIGINT":
-                os.killpg(os.getpgid(0), signal.SIGINT)
-            case "SIGTERM":
-                os.kill(self.coordinator, signal.SIGTERM)
-            case "SIGSTOP":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case "wait":
-                self._wait(fault.until)
-            case "run":
-                subprocess.run(["sh", "-c", fault.command], check=True)
-        time.sleep(fault.lingers)
+        acts: Mapping[str, Callable[[], object]] = {
+            "kill": lambda: os.killpg(os.getpgid(0), signal.SIGKILL),
+            "orphan": lambda: os.kill(self.coordinator, signal.SIGKILL),
+            "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "SIGINT": lambda: os.killpg(os.getpgid(0), signal.SIGINT),
+            "SIGTERM": lambda: os.kill(self.coordinator, signal.SIGTERM),
+            "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+            "wait": lambda: self._wait(fault.until),
+            "hold": lambda: self._hold(fault.until, fault.lingers),
+            "run": lambda: subprocess.run(["sh", "-c", fault.command], check=True),
+        }
+        if fault.act == "error":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        if fault.act in acts:
+            acts[fault.act]()
+        if fault.act != "hold":
+            time.sleep(fault.lingers)
 
     def _wait(self, until: str) -> None:
-        deadline = time.monotonic() + _LONGEST_WAIT
+        if not self._hold(until, _LONGEST_WAIT):
+            sys.stderr.write(f"the step {until} did not come\n")
+            sys.stderr.flush()
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    def _hold(self, until: str, seconds: float) -> bool:
+        """Wait for a step; whether it came."""
+        deadline = time.monotonic() + seconds
         while not any(re.search(until, step) for step in _steps(Path(self.log))):
             if time.monotonic() > deadline:
-                sys.stderr.write(f"the step {until} did not come\n")
-                sys.stderr.flush()
-                os.killpg(os.getpgid(0), signal.SIGKILL)
+                return False
             time.sleep(0.002)
+        return True
 
     def _pause(self, fault: Fault, step: str) -> None:
         if not fault.pauses or not re.search(fault.pause_on, step):

@@ -64,6 +64,9 @@ RECEIPT = r"\.tokshard-build/(\w+/)?receipts/"
 DUPLICATES = r"\.tokshard-build/duplicates/"
 """A pattern of the paths of what the search for duplicates leaves."""
 
+HASHES = r"open .*/\.[0-9]{7}-[0-9]{6}\.bin"
+"""A pattern of the step with which a task begins to write down hashes."""
+
 _COMMANDS = ("tokshard.cli.build", "tokshard.cli.copy", "tokshard.cli.import_", "tokshard.cli.status")
 _LAZILY_IMPORTED = ("pyarrow.compute", "pyarrow.dataset", "pyarrow.feather", "pyarrow.fs", "pyarrow.parquet")
 
