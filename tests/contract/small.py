@@ -35,6 +35,7 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
     "copy_fan_out": ("tokshard.pipeline.copying.planning.FAN_OUT",),
     "copy_bucket_bytes": ("tokshard.pipeline.copying.planning.BUCKET_BYTES",),
     "copy_deal_bytes": ("tokshard.pipeline.copying.planning.DEAL_BYTES",),
+    "batch_tokens": ("tokshard.format.writer.MAX_BATCH_TOKENS",),
     "share_records": ("tokshard.pipeline.tasks.bad_record_limit.MIN_RECORDS",),
 }
 """The sizes that can be shrunk, and where each is looked up."""
@@ -75,7 +76,7 @@ def shrink(set_attribute: Set = setattr, **sizes: int) -> None:
     """Set sizes of the package, in this process and in workers that are forked from it.
 
     Args:
-        sizes: those of `TINY` and `MERGES`, and ``share_records``.
+        sizes: those of `TINY` and `MERGES`, ``batch_tokens`` and ``share_records``.
     """
     for name, value in sizes.items():
         for place in _SIZES[name]:
