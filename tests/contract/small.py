@@ -68,6 +68,9 @@ DUPLICATES = r"\.tokshard-build/duplicates/"
 HASHES = r"open .*/\.[0-9]{7}-[0-9]{6}\.bin"
 """A pattern of the step with which a task begins to write down hashes."""
 
+MERGED_HASHES = r"replace .*/duplicates/hashes/"
+"""A pattern of the step with which a task of the search for duplicates puts its file in place."""
+
 _COMMANDS = ("tokshard.cli.build", "tokshard.cli.copy", "tokshard.cli.import_", "tokshard.cli.status")
 _LAZILY_IMPORTED = ("pyarrow.compute", "pyarrow.dataset", "pyarrow.feather", "pyarrow.fs", "pyarrow.parquet")
 
