@@ -35,6 +35,8 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
     "copy_fan_out": ("tokshard.pipeline.copying.planning.FAN_OUT",),
     "copy_bucket_bytes": ("tokshard.pipeline.copying.planning.BUCKET_BYTES",),
     "copy_deal_bytes": ("tokshard.pipeline.copying.planning.DEAL_BYTES",),
+    "import_batch_bytes": ("tokshard.interop.tokens.located.BATCH_BYTES", "tokshard.interop.tokens.flat.BATCH_BYTES"),
+    "import_documents": ("tokshard.interop.tokens.located._DOCUMENTS_AT_ONCE",),
     "batch_tokens": ("tokshard.format.writer.MAX_BATCH_TOKENS",),
     "share_records": ("tokshard.pipeline.tasks.bad_record_limit.MIN_RECORDS",),
 }
@@ -79,7 +81,7 @@ def shrink(set_attribute: Set = setattr, **sizes: int) -> None:
     """Set sizes of the package, in this process and in workers that are forked from it.
 
     Args:
-        sizes: those of `TINY` and `MERGES`, ``batch_tokens`` and ``share_records``.
+        sizes: names of `_SIZES`.
     """
     for name, value in sizes.items():
         for place in _SIZES[name]:
