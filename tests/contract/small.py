@@ -70,6 +70,9 @@ DUPLICATES = r"\.tokshard-build/duplicates/"
 HASHES = r"open .*/\.[0-9]{7}-[0-9]{6}\.bin"
 """A pattern of the step with which a task begins to write down hashes."""
 
+SEARCHES = r"mkdir .*/duplicates/"
+"""A pattern of a step that the search for duplicates makes first."""
+
 MERGED_HASHES = r"replace .*/duplicates/hashes/"
 """A pattern of the step with which a task of the search for duplicates puts its file in place."""
 
