@@ -133,6 +133,11 @@ class Running:
         errors = (self.here / "errors").read_text()
         return Outcome(exit_code=exit_code, errors=errors, group=self.pid, log=self.here / "steps")
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its first process is gone."""
+        return self.launcher.has_ended(self.number)
+
     def until_stopped(self) -> None:
         """Wait until its first process was stopped by a signal."""
         process = psutil.Process(self.pid)
@@ -239,6 +244,12 @@ class Launcher:
         while number not in self._ended:
             self._answer()
         return self._ended[number]
+
+    def has_ended(self, number: int) -> bool:
+        """Whether a command has ended."""
+        while select.select([self._server.stdout], [], [], 0)[0]:
+            self._answer()
+        return number in self._ended
 
     def _answer(self) -> dict[str, int]:
         answer: dict[str, int] = json.loads(self._server.stdout.readline())
