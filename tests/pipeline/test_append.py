@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.contract import small
 from tests.contract.test_promise_01_faults import write_tokenizer
+from tests.corpora import rewrite_manifest
 from tests.pipeline.inputs import jsonl
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import build_corpus, copy_corpus, open_corpus
@@ -398,6 +400,20 @@ def test_a_generation_of_another_corpus_is_refused(shop: Shop, grown: Path) -> N
         "generation-01/manifest.json"
     ]
     assert texts_of(shop.open("other", generation=0)) == ["x"]
+
+
+def test_a_generation_of_the_other_split_is_refused_even_where_its_manifest_says_that_it_follows(shop: Shop) -> None:
+    texts = [f"text {number}" for number in range(80)]
+    shop.build(shop.source("a", texts[:40]), validation_fraction=0.4)
+    shop.build(shop.source("b", texts[40:]), append=True, validation_fraction=0.4)
+    train, validation = (shop.directory / "corpus" / name for name in (names.TRAIN, names.VALIDATION))
+    folder = names.generation_folder(1)
+    shutil.rmtree(validation / folder)
+    shutil.copytree(train / folder, validation / folder)
+    previous = json.loads((validation / names.MANIFEST).read_bytes())["manifest_sha256"]
+    rewrite_manifest(validation / folder, lambda fields: fields["generation"].update(previous=previous))
+    with pytest.raises(DamagedCorpusError, match="another split than the generation before it"):
+        open_corpus(validation)
 
 
 def test_a_generation_that_is_missing_before_another_is_refused(grown: Path) -> None:
