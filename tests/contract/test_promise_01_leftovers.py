@@ -156,6 +156,15 @@ def test_what_is_damaged_in_these_ways_is_made_again_or_named(begun: Begun, patt
     check_way_out(begun, path, f"{path} {how}")
 
 
+def test_a_build_that_is_killed_between_its_two_manifests_has_no_corpus_to_train_on_yet(begun: Begun) -> None:
+    begun.put_back()
+    killed = begun.run(fault=Fault(on=r"replace .*/manifest\.json", is_after=True))
+    assert killed.exit_code == -9
+    assert [path.parent.name for path in begun.out.rglob(names.MANIFEST)] == [names.VALIDATION]
+    assert begun.run().exit_code == 0
+    assert state(begun.out) == begun.reference
+
+
 COMMITTING = r"open .*/\.shards\.arrow"
 """A step of a build whose tasks are done."""
 
