@@ -64,8 +64,8 @@ MERGES: Mapping[str, int] = {"part_texts": 3, "fence_rows": 2, "slice_rows": 4, 
 RECEIPT = r"\.tokshard-build/(\w+/)?receipts/"
 """A pattern of the paths of receipts."""
 
-DUPLICATES = r"\.tokshard-build/duplicates/"
-"""A pattern of the paths of what the search for duplicates leaves."""
+PROMISED = r"(^|/)(receipts/|rejects/|hashes/|bad-inputs|shard-)"
+"""A pattern of the paths of what an unfinished build goes by when it continues."""
 
 HASHES = r"open .*/\.[0-9]{7}-[0-9]{6}\.bin"
 """A pattern of the step with which a task begins to write down hashes."""
@@ -75,6 +75,18 @@ SEARCHES = r"mkdir .*/duplicates/"
 
 MERGED_HASHES = r"replace .*/duplicates/hashes/"
 """A pattern of the step with which a task of the search for duplicates puts its file in place."""
+
+PREPARES = r"open .*/\.tokenizer\.json"
+"""A pattern of a step of a job that prepares a build for the others."""
+
+BEGINS = r"replace .*/settings\.json$"
+"""A pattern of the step after which a directory holds a build."""
+
+HASHED, FOUND = "hashing/hashes", "duplicates/hashes"
+"""Folders of the hashes of texts, and of what the search for duplicates has found."""
+
+REJECTS, RECEIPTS = "rejects", "receipts"
+"""Folders of the bad records and the receipts of tasks that write."""
 
 _COMMANDS = ("tokshard.cli.build", "tokshard.cli.copy", "tokshard.cli.import_", "tokshard.cli.status")
 _LAZILY_IMPORTED = ("pyarrow.compute", "pyarrow.dataset", "pyarrow.feather", "pyarrow.fs", "pyarrow.parquet")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract import small
 from tests.contract.arrays import commit_words, job_words, run_array
 from tests.contract.faults import Fault, Launcher, Outcome, Running
 from tests.contract.outcomes import State, build_words, messages, state
@@ -118,7 +119,7 @@ def test_a_job_is_refused_while_a_commit_writes(bench: Bench) -> None:
 
 
 def test_a_job_that_prepares_the_build_is_waited_for_by_the_others_and_refuses_a_build(bench: Bench) -> None:
-    first = bench.start(bench.job(0), fault=Fault(on=r"open .*/\.tokenizer\.json", act="SIGSTOP"))
+    first = bench.start(bench.job(0), fault=Fault(on=small.PREPARES, act="SIGSTOP"))
     first.until_stopped()
     assert bench.run(bench.words).exit_code == 1
     second = bench.start(bench.job(1))

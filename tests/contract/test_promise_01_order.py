@@ -343,7 +343,7 @@ def bench(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.Tem
 
 
 real_processes = settings(
-    max_examples=settings.default.max_examples // 5,
+    max_examples=settings.default.max_examples // 6,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -268,7 +268,7 @@ def cells(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.Tem
 
 
 @settings(
-    max_examples=max(1, settings.default.max_examples // 2),
+    max_examples=max(1, settings.default.max_examples // 3),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(cell=st.sampled_from(HERE), moment=st.floats(0, 1, exclude_max=True))
