@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline import inputs
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, special_token, texts_of, write_byte_tokenizer, zstd
 from tokshard import open_corpus
@@ -338,10 +339,10 @@ def test_after_fail_the_same_command_with_skip_goes_on(tokshard_build):
     assert seen.texts == ["good"] * 3
 
 
-def test_after_skip_the_same_command_with_fail_is_refused(tokshard_build, monkeypatch):
+def test_after_skip_the_same_command_with_fail_is_refused(tokshard_build):
     write("a.jsonl", between_good_lines(b"{"))
-    monkeypatch.setattr("tokshard.pipeline.build.commit", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert tokshard_build("a.jsonl", "--on-bad-record", "skip").exit_code == 130
+    with stopped_before_the_corpus(KeyboardInterrupt()):
+        assert tokshard_build("a.jsonl", "--on-bad-record", "skip").exit_code == 130
     seen = tokshard_build("a.jsonl", "--on-bad-record", "fail")
     seen.assert_failed(
         "out belongs to another build: --on-bad-record was skip, now fail",

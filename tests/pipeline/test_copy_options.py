@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
 from tests.pipeline.arrays import commit_corpus, run_copy_job
-from tests.pipeline.inputs import patch_merges, texts_of
+from tests.pipeline.inputs import texts_of
 from tests.pipeline.places import StoppedError, build, files, write
-from tests.pipeline.test_copy import copy_corpus, corpus_of, rows, shuffle_little
+from tests.pipeline.test_copy import copy_corpus, corpus_of, rows
 from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import BuildError, ConfigurationChangedError, UsageError
@@ -26,8 +27,8 @@ SEEDS = pytest.mark.parametrize("seed", [None, 17])
 
 @pytest.fixture(autouse=True)
 def _many_small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    shuffle_little(monkeypatch, BUCKET_BYTES=2_000, DEAL_BYTES=900, FAN_OUT=4, TASK_TOKENS=1)
-    patch_merges(monkeypatch)
+    sizes = {"copy_bucket_bytes": 2_000, "copy_deal_bytes": 900, "copy_fan_out": 4, "copy_task_tokens": 1}
+    small.shrink(monkeypatch.setattr, **sizes, **small.MERGES)
 
 
 @pytest.fixture
