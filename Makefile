@@ -113,7 +113,7 @@ test-remote: $(REMOTE)/stamp-test
 
 # one cluster at a time
 test-ray: $(RAY)/stamp-test
-	$(RAY)/bin/python -m pytest -m ray tests/pipeline/test_ray.py
+	$(RAY)/bin/python -m pytest -m ray tests/pipeline/test_ray.py tests/contract/test_promise_01_product.py
 
 benchmark: $(VENV)/stamp-dev
 	$(BIN)/python -m tests.benchmark.build

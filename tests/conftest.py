@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +27,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 def _workers_start_in_a_moment() -> None:
     """Whoever asks for a worker process first decides what its server has imported: the builds, which import most."""
     prepare_workers()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """What a shell without job control starts in the background ignores Ctrl-C, and so would all that tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

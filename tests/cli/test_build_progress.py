@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 from tokshard import build_corpus
 from tokshard.cli import build_progress as progress
@@ -210,12 +211,7 @@ def test_duplicates_and_short_documents_are_no_bad_records(shell):
 def test_a_build_that_is_interrupted_says_how_it_continues_and_then_that_it_does(stop, shell, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
     Path("a.jsonl").write_bytes(jsonl([{"text": "text"}] * 40))
-
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("tokshard.pipeline.commit.assemble", interrupt)
+    with stopped_before_the_corpus(KeyboardInterrupt()):
         exit_code, _, err = shell("a.jsonl", "--task-bytes", "64", *(["--quiet"] if stop else []))
     assert err.splitlines()[-1] == "interrupted; run the same command to continue"
     exit_code, _, err = shell("a.jsonl", "--task-bytes", "64")

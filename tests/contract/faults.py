@@ -1,11 +1,12 @@
-"""Builds that are killed, fail or dawdle at a chosen step on disk.
+"""Commands that are killed, stopped, slowed or crossed at a chosen step on disk.
 
 A *step* is a call that changes something in the output directory or makes it durable: a file opened for writing, fsync,
-replace, unlink, mkdir, rmdir. All processes of a build count their steps in one file, so that a build of one worker
-can be stopped before or after every one of them, and a build of several at any.
+replace, unlink, mkdir, rmdir; where it is asked for, also a file opened for reading. All processes of a command count
+their steps in one file, so that a build of one worker can be stopped before or after every one of them, and a build of
+several at any.
 
-A `Launcher` is a process that has imported everything and forks once per build, so that a build of one worker costs
-little more than its work. Chunks are small, so that a few kilobytes make many tasks.
+A `Launcher` is a process that has imported everything and forks once per command, so that a build of one worker costs
+little more than its work. Its sizes are `small.TINY`, so that a few kilobytes make many tasks.
 """
 
 from __future__ import annotations
@@ -17,50 +18,63 @@ import errno
 import fcntl
 import io
 import json
-import multiprocessing
 import os
 import random
 import re
+import select
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
+from tests.contract import small
+
 ROOT = Path(__file__).parents[2]
-CHUNK_BYTES = 512
 _SETUP = "TOKSHARD_TEST_FAULT"
 _WHAT_A_FULL_DISK_REFUSES = frozenset({"open", "fsync", "mkdir"})
+_LONGEST_WAIT = 30.0
+"""Seconds after which something that was waited for is not coming."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens to one build.
+    """What happens to one command.
 
     Args:
         at: the step at which it happens, counted from 1 over all processes; 0: at none.
-        on: instead: the first step that this regular expression finds, in its kind, a space and its path.
+        on: instead: the first steps that this regular expression finds, in their kind, a space and their path.
+        times: how many of these steps.
         is_after: it happens when that step is done, rather than before.
-        act: ``kill`` all processes; ``orphan``: kill the coordinator alone; ``error``: the step fails once; ``full``:
-            from this step on nothing more fits on the disk; ``SIGINT`` (to all), ``SIGTERM`` (to the coordinator).
-        lingers: seconds that the process at which it happened sleeps then.
+        act: ``kill`` all processes; ``orphan``: kill the coordinator alone; ``die``: kill the process at that step
+            alone; ``error``: the step fails; ``full``: from this step on nothing more fits on the disk; ``SIGINT`` (to
+            all), ``SIGTERM`` (to the coordinator); ``SIGSTOP`` (to the process at that step); ``wait``: the process
+            waits for `until`; ``hold``: it does so for `lingers` seconds at most; ``run``: it runs `command`.
+        until: a regular expression that finds the step waited for.
+        command: of the shell.
+        lingers: seconds that the process at which it happened sleeps then, or holds at most.
         pauses: seconds that a process sleeps before a step.
         pause_share: of the steps before which it does; if not all, a tenth of that time up to all of it.
         pause_on: a pause is made only before steps that this expression finds.
         in_coordinator: pauses are made there too, rather than in workers alone.
         seed: of the pauses.
         outlives: seconds that a worker lives on when its coordinator is gone, as one may that gets no CPU.
+        reads: opening a file of the output directory to read it is a step, too.
     """
 
     at: int = 0
     on: str = ""
+    times: int = 1
     is_after: bool = False
     act: str = "kill"
+    until: str = ""
+    command: str = ""
     lingers: float = 0.0
     pauses: float = 0.0
     pause_share: float = 1.0
@@ -68,14 +82,16 @@ class Fault:
     in_coordinator: bool = False
     seed: int = 0
     outlives: float = 0.0
+    reads: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a build ended. Workers may outlive it.
+    """How a command ended. Workers may outlive it.
 
     Args:
         exit_code: negative for the signal that killed it.
+        errors: all that it printed.
         group: process group of all its processes.
     """
 
@@ -87,7 +103,7 @@ class Outcome:
     @property
     def steps(self) -> list[str]:
         """What was done to which path, in order."""
-        return self.log.read_text().splitlines() if self.log.exists() else []
+        return _steps(self.log)
 
     def wait(self) -> None:
         """Wait for all its processes to be gone."""
@@ -97,13 +113,64 @@ class Outcome:
                 time.sleep(0.01)
 
 
+@dataclass(kw_only=True)
+class Running:
+    """A command under way."""
+
+    launcher: Launcher
+    number: int
+    here: Path
+    pid: int
+
+    @property
+    def steps(self) -> list[str]:
+        """What was done so far to which path, in order."""
+        return _steps(self.here / "steps")
+
+    def end(self) -> Outcome:
+        """Wait for its end, whatever that is."""
+        exit_code = self.launcher.exit_code(self.number)
+        errors = (self.here / "errors").read_text()
+        return Outcome(exit_code=exit_code, errors=errors, group=self.pid, log=self.here / "steps")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its first process is gone."""
+        return self.launcher.has_ended(self.number)
+
+    def until_stopped(self) -> None:
+        """Wait until its first process was stopped by a signal."""
+        process = psutil.Process(self.pid)
+        deadline = time.monotonic() + _LONGEST_WAIT
+        while (status := process.status()) != psutil.STATUS_STOPPED:
+            assert status != psutil.STATUS_ZOMBIE, (self.here / "errors").read_text()
+            assert time.monotonic() < deadline, "it was not stopped"
+            time.sleep(0.002)
+
+    def resume(self) -> None:
+        """Let a process that was stopped continue."""
+        os.killpg(self.pid, signal.SIGCONT)
+
+
+def _steps(log: Path) -> list[str]:
+    return log.read_text().splitlines() if log.exists() else []
+
+
 @dataclass
 class Launcher:
-    """Runs builds, each in a fork of a process that has everything imported. A context."""
+    """Runs commands, each in a fork of a process that has everything imported. A context.
+
+    Args:
+        directory: for what it writes down, which may be removed between two commands.
+        sizes: of the package.
+    """
 
     directory: Path
+    sizes: Mapping[str, int] = field(default_factory=lambda: dict(small.TINY))
     _count: int = 0
     _server: Any = field(default=None, repr=False)
+    _ended: dict[int, int] = field(default_factory=dict, repr=False)
+    _running: dict[int, int] = field(default_factory=dict, repr=False)
 
     def __enter__(self) -> Self:
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -118,27 +185,78 @@ class Launcher:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for pid in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
         self._server.stdin.close()
         self._server.stdout.close()
         self._server.wait()
 
-    def build(self, sources: Sequence[str], out: Path, *options: str, fault: Fault | None = None) -> Outcome:
+    def build(
+        self, sources: Sequence[str], out: Path, *options: str, fault: Fault | Sequence[Fault] | None = None
+    ) -> Outcome:
         """Run one build to its end, whatever that is."""
         return self.run("build", *sources, "--quiet", *options, out=out, fault=fault)
 
-    def run(self, command: str, *arguments: str, out: Path, fault: Fault | None = None) -> Outcome:
+    def run(self, command: str, *arguments: str, out: Path, fault: Fault | Sequence[Fault] | None = None) -> Outcome:
         """Run a command that writes into `out` to its end, whatever that is."""
+        return self.start([command, *arguments, "--out", str(out), "--debug"], out=out, fault=fault).end()
+
+    def start(
+        self,
+        words: Sequence[str],
+        *,
+        out: Path,
+        fault: Fault | Sequence[Fault] | None = None,
+        stdin: bytes = b"",
+        ray_address: str = "",
+    ) -> Running:
+        """Start a command.
+
+        Args:
+            words: all of it.
+            out: where its steps are.
+            stdin: what a pipe brings as its standard input.
+            ray_address: a cluster to which the process is connected before; its workers have the sizes, too.
+        """
         self._count += 1
         here = self.directory / str(self._count)
         here.mkdir(parents=True)
-        setup = {**asdict(fault or Fault()), "out": str(out), "log": str(here / "steps")}
-        words = [command, *arguments, "--out", str(out), "--debug"]
-        request = {"arguments": words, "setup": setup, "errors": str(here / "errors")}
+        (here / "stdin").write_bytes(stdin)
+        faults = [fault] if isinstance(fault, Fault) else list(fault or [Fault()])
+        setup = {"faults": list(map(asdict, faults)), "out": str(out), "log": str(here / "steps")}
+        request = {
+            "number": self._count,
+            "words": list(words),
+            "setup": {**setup, "sizes": self.sizes},
+            "here": str(here),
+            "ray_address": ray_address,
+        }
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
-        answer = json.loads(self._server.stdout.readline())
-        errors = (here / "errors").read_text()
-        return Outcome(exit_code=answer["exit_code"], errors=errors, group=answer["pid"], log=here / "steps")
+        while "pid" not in (answer := self._answer()):
+            pass
+        self._running[self._count] = answer["pid"]
+        return Running(launcher=self, number=self._count, here=here, pid=answer["pid"])
+
+    def exit_code(self, number: int) -> int:
+        """Wait for the end of a command."""
+        while number not in self._ended:
+            self._answer()
+        return self._ended[number]
+
+    def has_ended(self, number: int) -> bool:
+        """Whether a command has ended."""
+        while select.select([self._server.stdout], [], [], 0)[0]:
+            self._answer()
+        return number in self._ended
+
+    def _answer(self) -> dict[str, int]:
+        answer: dict[str, int] = json.loads(self._server.stdout.readline())
+        if "exit_code" in answer:
+            self._ended[answer["number"]] = answer["exit_code"]
+            del self._running[answer["number"]]
+        return answer
 
 
 def kills(steps: Sequence[str]) -> list[Fault]:
@@ -162,41 +280,74 @@ def is_refused(step: str) -> bool:
 
 
 def serve() -> None:
-    """The process of a `Launcher`."""
-    import tokshard.cli.build  # with all that it imports, before the first fork
-    import tokshard.cli.copy  # noqa: F401
+    """The process of a `Launcher`: forks for every request, and says how each ended."""
+    small.import_commands()
+    woken, waking = os.pipe()
+    os.set_blocking(waking, False)
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waking)
+    numbers: dict[int, int] = {}
+    rest = b""
+    while True:
+        ready, _, _ = select.select([0, woken], [], [])
+        if woken in ready:
+            os.read(woken, 1 << 10)
+            while (ended := _ended_child()) is not None:
+                pid, status = ended
+                if pid in numbers:
+                    _say(number=numbers.pop(pid), exit_code=os.waitstatus_to_exitcode(status))
+        if 0 in ready:
+            content = os.read(0, 1 << 20)
+            if not content:
+                return
+            *requests, rest = (rest + content).split(b"\n")
+            for request in map(json.loads, requests):
+                if not (pid := os.fork()):
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    os.close(woken)
+                    os.close(waking)
+                    _become(request)
+                numbers[pid] = request["number"]
+                _say(number=request["number"], pid=pid)
 
-    for line in sys.stdin:
-        request = json.loads(line)
-        if not (pid := os.fork()):
-            _become(request)
-        _, status = os.waitpid(pid, 0)
-        sys.stdout.write(json.dumps({"pid": pid, "exit_code": os.waitstatus_to_exitcode(status)}) + "\n")
-        sys.stdout.flush()
+
+def _ended_child() -> tuple[int, int] | None:
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
+
+
+def _say(**answer: int) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 def _become(request: dict[str, Any]) -> None:
-    import tokshard.pipeline.prepare
     from tokshard.cli.main import main
 
     code: Any = 70
     try:
         os.setsid()
-        output = os.open(request["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        here = Path(request["here"])
+        output = os.open(here / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(here / "stdin", os.O_RDONLY), 0)
         os.environ[_SETUP] = json.dumps({**request["setup"], "coordinator": os.getpid()})
         install()
-        preload = multiprocessing.set_forkserver_preload
-        multiprocessing.set_forkserver_preload = lambda names: preload([*names, __name__])
-        tokshard.pipeline.prepare.MIN_TASK_BYTES = 0  # the server that workers are forked from starts at once
+        if _num_workers(request["words"]) != 1:
+            _start_fork_server()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = ["tokshard", *request["arguments"]]
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
+        sys.argv = ["tokshard", *request["words"]]
+        with _connected(request["ray_address"]):
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code
         atexit._run_exitfuncs()
     except BaseException:  # noqa: BLE001 - the edge of the process
         traceback.print_exc()
@@ -206,39 +357,86 @@ def _become(request: dict[str, Any]) -> None:
         os._exit(code)
 
 
+def _num_workers(words: Sequence[str]) -> int:
+    return int(words[words.index("--workers") + 1]) if "--workers" in words else 1
+
+
+def _start_fork_server() -> None:
+    """Have workers forked from a fork of this process: to import all again would take half a second."""
+    from multiprocessing import forkserver, util
+
+    spawn = util.spawnv_passfds
+
+    def fork(path: Any, words: Sequence[Any], passed: Sequence[int]) -> int:
+        if pid := os.fork():
+            return pid
+        try:
+            kept = sorted({0, 1, 2, *passed})
+            for before, after in zip(kept, [*kept[1:], 1 << 12], strict=True):
+                os.closerange(before + 1, after)
+            exec(words[-1])  # what an interpreter would be started with
+        finally:
+            os._exit(0)
+
+    util.spawnv_passfds = fork
+    try:
+        forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = spawn
+
+
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[None]:
+    """This process connected to a Ray cluster, whose workers have the same sizes."""
+    if not address:
+        yield
+        return
+    import ray
+
+    environment = {
+        "env_vars": {_SETUP: os.environ[_SETUP], "PYTHONPATH": str(ROOT)},
+        "worker_process_setup_hook": f"{__name__}.shrink_here",
+    }
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def shrink_here() -> None:
+    """Give this process the sizes that the environment says."""
+    small.shrink(**json.loads(os.environ[_SETUP])["sizes"])
+
+
 def install() -> None:
     """Have this process, and every worker of the build that it coordinates, do what the environment says."""
-    from tokshard.pipeline.copying import planning as copy_planning
-    from tokshard.pipeline.sources import columns, decompress, delimited, lines, plain_text, records, tar
-    from tokshard.pipeline.tasks import duplicates, hashing, planning, sorted_rows
-
-    # so small that a few dozen texts need every step of the search for duplicates, most of several tasks
-    hashing.PART_TEXTS = 5
-    sorted_rows.FENCE_ROWS, sorted_rows.SLICE_ROWS = 2, 32
-    duplicates.FAN_IN, duplicates.MAX_DROP_FILES = 4, 2
-    copy_planning.TASK_TOKENS, copy_planning.FAN_OUT = 1, 2
-    copy_planning.BUCKET_BYTES, copy_planning.DEAL_BYTES = 1 << 10, 1 << 9
-    for module in (columns, decompress, delimited, lines, plain_text, records, tar, planning):
-        module.CHUNK_BYTES = CHUNK_BYTES  # type: ignore[attr-defined]
-    _Steps(json.loads(os.environ[_SETUP])).install()
+    shrink_here()
+    setup = json.loads(os.environ[_SETUP])
+    del setup["sizes"]
+    _Steps(**setup).install()
 
 
 class _Steps:
     """Counts the steps of this process together with those of the others, and does what is to happen."""
 
-    def __init__(self, setup: dict[str, Any]) -> None:
-        self.out, self.log, self.coordinator = setup.pop("out"), setup.pop("log"), setup.pop("coordinator")
-        self.fault = Fault(**setup)
+    def __init__(self, *, out: str, log: str, coordinator: int, faults: Sequence[dict[str, Any]]) -> None:
+        self.out, self.log, self.coordinator = out, log, coordinator
+        self.faults = [Fault(**fault) for fault in faults]
         self.open, self.write, self.close = os.open, os.write, os.close
         self.lock = fcntl.flock
+        self.num_seen, self.bytes_seen = 0, 0
+        self.num_found = [0 for _ in self.faults]
 
     def install(self) -> None:
         open_file = io.open
+        reads = any(fault.reads for fault in self.faults)
 
         def stepping_open(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-            if isinstance(file, int) or not set(mode) & set("wax+"):
+            is_read = not set(mode) & set("wax+")
+            if isinstance(file, int) or (is_read and not reads):
                 return open_file(file, mode, *arguments, **options)
-            with self.step("open", os.fspath(file)):
+            with self.step("read" if is_read else "open", os.fspath(file)):
                 return open_file(file, mode, *arguments, **options)
 
         def stepping_fsync(descriptor: int) -> None:
@@ -254,7 +452,16 @@ class _Steps:
             setattr(os, name, self._stepping(name, getattr(os, name)))
         for name in ("replace", "rename"):
             setattr(os, name, self._stepping(name, getattr(os, name)))
-        self._outlive()
+        if reads:
+            self._count_arrow_reads()
+        for fault in self.faults:
+            if fault.outlives:
+                small.outlive(fault.outlives)
+
+    def _count_arrow_reads(self) -> None:
+        import pyarrow as pa
+
+        pa.memory_map = self._stepping("read", pa.memory_map)
 
     def _stepping(
         self, kind: str, original: Callable[..., Any], is_step: Callable[..., bool] = lambda *_: True
@@ -276,49 +483,86 @@ class _Steps:
         if not str(path).startswith(self.out):
             yield
             return
-        self._pause(f"{kind} {path}")
-        number, is_first = self._count(f"{kind} {path}\n")
-        is_here = is_first if self.fault.on else number == self.fault.at
-        if is_here and not self.fault.is_after:
-            self._happen(path)
-        if self.fault.act == "full" and 0 < self.fault.at <= number and kind in _WHAT_A_FULL_DISK_REFUSES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        for fault in self.faults:
+            self._pause(fault, f"{kind} {path}")
+        number, found = self._count(f"{kind} {path}")
+        here = [
+            fault
+            for fault, num_found in zip(self.faults, found, strict=True)
+            if (0 < num_found <= fault.times if fault.on else number == fault.at)
+        ]
+        for fault in here:
+            if not fault.is_after:
+                self._happen(fault, path)
+        for fault in self.faults:
+            if fault.act == "full" and 0 < fault.at <= number and kind in _WHAT_A_FULL_DISK_REFUSES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         try:
             yield
         finally:
-            if is_here and self.fault.is_after:
-                self._happen(path)
+            for fault in here:
+                if fault.is_after:
+                    self._happen(fault, path)
 
-    def _count(self, line: str) -> tuple[int, bool]:
-        """The number of this step, and whether it is the first on the path that the fault waits for."""
+    def _count(self, step: str) -> tuple[int, list[int]]:
+        """The number of this step; and per fault, the how many-th it is that the fault waits for, 0 if it is none."""
         descriptor = self.open(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self.lock(descriptor, fcntl.LOCK_EX)
-            self.write(descriptor, line.encode())
-            size = os.lseek(descriptor, 0, os.SEEK_CUR)
-            *before, this, _ = os.pread(descriptor, size, 0).decode().split("\n")
-            on = self.fault.on
-            is_first = bool(on and re.search(on, this)) and not any(re.search(on, earlier) for earlier in before)
-            return len(before) + 1, is_first
+            self._look(descriptor)
+            self.write(descriptor, f"{step}\n".encode())
+            before = list(self.num_found)
+            self._look(descriptor)
+            found = [after if after > earlier else 0 for earlier, after in zip(before, self.num_found, strict=True)]
+            return self.num_seen, found
         finally:
             self.close(descriptor)
 
-    def _happen(self, path: str) -> None:
-        match self.fault.act:
-            case "kill":
-                os.killpg(os.getpgid(0), signal.SIGKILL)
-            case "orphan":
-                os.kill(self.coordinator, signal.SIGKILL)
-            case "error":
-                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-            case "SIGINT":
-                os.killpg(os.getpgid(0), signal.SIGINT)
-            case "SIGTERM":
-                os.kill(self.coordinator, signal.SIGTERM)
-        time.sleep(self.fault.lingers)
+    def _look(self, descriptor: int) -> None:
+        """Take in the steps that were made since."""
+        size = os.fstat(descriptor).st_size
+        new = os.pread(descriptor, size - self.bytes_seen, self.bytes_seen).decode().splitlines()
+        self.bytes_seen = size
+        self.num_seen += len(new)
+        for index, fault in enumerate(self.faults):
+            if fault.on:
+                self.num_found[index] += sum(re.search(fault.on, step) is not None for step in new)
 
-    def _pause(self, step: str) -> None:
-        fault = self.fault
+    def _happen(self, fault: Fault, path: str) -> None:
+        acts: Mapping[str, Callable[[], object]] = {
+            "kill": lambda: os.killpg(os.getpgid(0), signal.SIGKILL),
+            "orphan": lambda: os.kill(self.coordinator, signal.SIGKILL),
+            "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "SIGINT": lambda: os.killpg(os.getpgid(0), signal.SIGINT),
+            "SIGTERM": lambda: os.kill(self.coordinator, signal.SIGTERM),
+            "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+            "wait": lambda: self._wait(fault.until),
+            "hold": lambda: self._hold(fault.until, fault.lingers),
+            "run": lambda: subprocess.run(["sh", "-c", fault.command], check=True),
+        }
+        if fault.act == "error":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        if fault.act in acts:
+            acts[fault.act]()
+        if fault.act != "hold":
+            time.sleep(fault.lingers)
+
+    def _wait(self, until: str) -> None:
+        if not self._hold(until, _LONGEST_WAIT):
+            sys.stderr.write(f"the step {until} did not come\n")
+            sys.stderr.flush()
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    def _hold(self, until: str, seconds: float) -> bool:
+        """Wait for a step; whether it came."""
+        deadline = time.monotonic() + seconds
+        while not any(re.search(until, step) for step in _steps(Path(self.log))):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def _pause(self, fault: Fault, step: str) -> None:
         if not fault.pauses or not re.search(fault.pause_on, step):
             return
         if os.getpid() == self.coordinator and not fault.in_coordinator:
@@ -329,24 +573,6 @@ class _Steps:
         elif rng.random() < fault.pause_share:
             time.sleep(rng.uniform(0.1, 1) * fault.pauses)
 
-    def _outlive(self) -> None:
-        """Let workers notice late that their coordinator is gone."""
-        from tokshard.pipeline.executors import worker
-
-        def die_late() -> None:
-            parent = multiprocessing.parent_process()
-            assert parent is not None
-            wait([parent.sentinel])
-            time.sleep(self.fault.outlives)
-            os._exit(1)
-
-        if self.fault.outlives:
-            worker._die_with_parent = die_late
-
 
 def _path_of(descriptor: int) -> str:
     return os.readlink(f"/proc/self/fd/{descriptor}")
-
-
-if _SETUP in os.environ:  # this is a process that workers are forked from
-    install()

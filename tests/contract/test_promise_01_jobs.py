@@ -6,7 +6,9 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import random
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,17 +17,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract import builds
+from tests.contract import arrays, builds
 from tests.pipeline.inputs import patch_chunk_bytes, write_byte_tokenizer
 from tokshard.cli import main
+from tokshard.cli.build_progress import BuildDisplay
 from tokshard.format import names
-from tokshard.pipeline.workspace.job_records import running
-from tokshard.pipeline.workspace.lease import _PREPARING, check_no_build
+from tokshard.pipeline.progress import Report
+from tokshard.pipeline.workspace.lease import _PREPARING, check_no_build, running_job
 from tokshard.pipeline.workspace.places import LOCK, open_workspace
+from tokshard.pipeline.workspace.receipts import Receipt
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-STAGES = ("--dedup", "exact")
+DEDUP = ("--dedup", "exact")
 SMALL = ("--task-bytes", "100KiB", "--shard-tokens", "30K", "--workers", "1")
 
 
@@ -49,36 +53,45 @@ def tokshard(*arguments: str) -> Ended:
     return Ended(exit_code, errors.getvalue())
 
 
-def job_words(sources: Sequence[str], out: Path, index: int, count: int, *options: str) -> list[str]:
-    return [
-        *builds._arguments(sources, out, *SMALL, *options),
-        "--job-index",
-        str(index),
-        "--num-jobs",
-        str(count),
-    ]
-
-
 def run_job(sources: Sequence[str], out: Path, index: int, count: int, *options: str) -> Ended:
-    return tokshard(*job_words(sources, out, index, count, *options))
+    words = builds._arguments(sources, out, *SMALL, *options)
+    return tokshard(*arrays.job_words(words, index, count))
 
 
 def commit(out: Path) -> Ended:
-    return tokshard("build", "--commit", str(out), "--quiet", "--workers", "1")
+    return tokshard(*arrays.commit_words(out))
 
 
 def alone(sources: Sequence[str], out: Path, *options: str) -> Ended:
     return tokshard(*builds._arguments(sources, out, *SMALL, *options))
 
 
-def array(sources: Sequence[str], out: Path, count: int, *options: str) -> list[Ended]:
-    """All jobs of an array, the last one first, and the stages that its options need; without the commit."""
-    if options[: len(STAGES)] != STAGES:
-        return [run_job(sources, out, index, count, *options) for index in reversed(range(count))]
-    ended = [run_job(sources, out, index, count, *options, "--stage", "hash") for index in reversed(range(count))]
-    ended.append(alone(sources, out, *options, "--stage", "duplicates"))
-    ended += [run_job(sources, out, index, count, *options, "--stage", "write") for index in reversed(range(count))]
-    return ended
+def array(sources: Sequence[str], out: Path, count: int, *options: str) -> tuple[Ended, list[Ended]]:
+    """Run all jobs of an array and its commit; how the array ended, and each command."""
+    commands: list[Ended] = []
+
+    def run_all(some: Sequence[arrays.Words]) -> list[Ended]:
+        ended = [tokshard(*words) for words in reversed(some)]
+        commands.extend(ended)
+        return ended
+
+    words = builds._arguments(sources, out, *SMALL, *options)
+    return arrays.run_array(words, out, run_all, jobs=count), commands
+
+
+@contextlib.contextmanager
+def stopped_after(number: int) -> Iterator[None]:
+    """A job in this context is interrupted when it has left so many receipts."""
+    left = []
+
+    def observe(display: BuildDisplay, report: Report) -> None:
+        left.extend([report] if isinstance(report, Receipt) else [])
+        if len(left) == number:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BuildDisplay, "__call__", observe)
+        yield
 
 
 def hashes(out: Path) -> dict[str, dict[str, str]]:
@@ -120,13 +133,15 @@ def test_any_number_of_jobs_in_any_order_gives_the_bytes_of_one_process(
     count = data.draw(st.integers(1, 5), label="jobs")
     order = data.draw(st.permutations(range(count)), label="order")
     again = data.draw(st.lists(st.sampled_from(range(count)), max_size=2), label="run twice")
+    # each job is killed when it has left some receipts, so that others have to help
     for index in [*order[:-1], *again]:
-        assert run_job(sources, out, index, count).exit_code == 0
-    if order[-1] not in again and count > 1:
+        number = data.draw(st.integers(1, 4), label="receipts")
+        with stopped_after(number):
+            run_job(sources, out, index, count)
+    if len({*order[:-1], *again}) * 4 < 4:
         early = commit(out)
-        assert early.exit_code == 1
-        assert f"they belong to job {order[-1]} of {count}" in early.errors
-        assert f"--job-index {order[-1]} --num-jobs {count}" in early.errors
+        assert (early.exit_code, "is not complete: " in early.errors) == (1, True)
+        assert "--job-index 0 --num-jobs 1" in early.errors
     # the last job may belong to an array of another size
     other = data.draw(st.integers(1, 3), label="jobs of the second array")
     for index in range(other):
@@ -148,9 +163,9 @@ def test_any_number_of_jobs_in_any_order_gives_the_bytes_of_one_process(
         ("--validation-fraction", "0.1"),
         ("--validation-fraction", "0.1", "--limit", "700"),
         ("--min-tokens", "20", "--max-tokens", "300"),
-        STAGES,
-        (*STAGES, "--validation-fraction", "0.2", "--keep", "n:int64"),
-        (*STAGES, "--limit", "350"),
+        DEDUP,
+        (*DEDUP, "--validation-fraction", "0.2", "--keep", "n:int64"),
+        (*DEDUP, "--limit", "350"),
     ],
     ids=" ".join,
 )
@@ -158,8 +173,8 @@ def test_every_option_gives_the_bytes_of_one_process(
     sources: list[str], tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     assert alone(sources, tmp_path / "one", *options).exit_code == 0
-    assert all(ended == (0, "") for ended in array(sources, tmp_path / "jobs", 3, *options))
-    assert commit(tmp_path / "jobs") == (0, "")
+    _, commands = array(sources, tmp_path / "jobs", 3, *options)
+    assert all(ended == (0, "") for ended in commands)
     assert hashes(tmp_path / "jobs") == hashes(tmp_path / "one")
 
 
@@ -198,9 +213,9 @@ def damaged(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
         *(("--on-bad-record", "skip", "--on-bad-source", "skip", "--limit", most) for most in ("350", "1200")),
         ("--limit", "120"),
         ("--limit", "121"),
-        (*STAGES, "--on-bad-record", "skip", "--on-bad-source", "skip"),
-        (*STAGES, "--on-bad-record", "skip", "--on-bad-source", "skip", "--max-bad-records", "3"),
-        (*STAGES, "--on-bad-source", "skip"),
+        (*DEDUP, "--on-bad-record", "skip", "--on-bad-source", "skip"),
+        (*DEDUP, "--on-bad-record", "skip", "--on-bad-source", "skip", "--max-bad-records", "3"),
+        (*DEDUP, "--on-bad-source", "skip"),
     ],
     ids=" ".join,
 )
@@ -210,15 +225,12 @@ def test_damage_gives_the_error_or_the_bytes_of_one_process(
 ) -> None:
     one, jobs = tmp_path / "one", tmp_path / "jobs"
     expected = alone(damaged, one, *options)
-    ended = array(damaged, jobs, count, *options)
+    found, commands = array(damaged, jobs, count, *options)
     # what is skipped fails no job; with --dedup exact, the stage after hashing judges how much is
     is_mild = {"--on-bad-record", "--on-bad-source"} <= {*options} and not {"--dedup", "--max-bad-records"} <= {
         *options
     }
-    assert {each.exit_code for each in ended} <= ({0} if is_mild else {0, 1})
-    found = commit(jobs)
-    if expected.exit_code and options[:2] == STAGES:
-        found = ended[count]  # the stage that needs all hashes judges those that hash
+    assert {each.exit_code for each in commands[:-1]} <= ({0} if is_mild else {0, 1})
     assert _but_left_out(found).errors.replace(str(jobs), str(one)) == _but_left_out(expected).errors
     assert found.exit_code == expected.exit_code
     if not expected.exit_code:
@@ -234,7 +246,7 @@ def _but_left_out(ended: Ended) -> Ended:
 def test_a_commit_is_refused_while_a_job_runs_and_a_job_while_a_build_does(sources: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run_job(sources, out, 0, 2).exit_code == 0
-    with running(open_workspace(out), 1, 2):
+    with running_job(open_workspace(out), 1, 2):
         for refused in (commit(out), alone(sources, out)):
             assert refused.exit_code == 1
             assert "error: job 1 of 2, process " in refused.errors
@@ -262,23 +274,22 @@ def test_one_process_may_end_what_jobs_began(
     assert hashes(out) == reference
 
 
-def test_a_stage_that_begins_too_early_says_what_is_missing(sources: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), DEDUP], ids=" ".join)
+def test_a_commit_that_comes_too_early_says_what_is_missing_and_the_command_for_it(
+    sources: list[str], reference: dict[str, dict[str, str]], tmp_path: Path, options: tuple[str, ...]
+) -> None:
     out = tmp_path / "out"
-    assert run_job(sources, out, 0, 2, *STAGES, "--stage", "hash").exit_code == 0
-    for early in (
-        run_job(sources, out, 0, 2, *STAGES, "--stage", "write"),
-        alone(sources, out, *STAGES, "--stage", "duplicates"),
-        commit(out),
-    ):
-        assert early.exit_code == 1
-        assert "tasks have not been hashed" in early.errors
-        assert "they belong to job 1 of 2" in early.errors
-        assert "--stage hash --job-index 1 --num-jobs 2" in early.errors
-    assert run_job(sources, out, 1, 2, *STAGES, "--stage", "hash").exit_code == 0
-    for early in (run_job(sources, out, 0, 2, *STAGES, "--stage", "write"), commit(out)):
-        assert early.exit_code == 1
-        assert "the duplicates among its texts have not been found yet" in early.errors
-        assert "--stage duplicates" in early.errors
+    with stopped_after(1):
+        assert run_job(sources, out, 0, 2, *options).exit_code == 130
+    early = commit(out)
+    assert early.exit_code == 1
+    assert f" tasks are not {'hashed' if options else 'written'}, the first of which reads " in early.errors
+    (line,) = (line for line in early.errors.splitlines() if line.startswith("hint: "))
+    directory, _, words = line.partition("cd ")[2].partition(" && ")
+    assert directory == os.getcwd()
+    assert tokshard(*shlex.split(words)[1:]).exit_code == 0
+    assert commit(out) == (0, "")
+    assert options or hashes(out) == reference
 
 
 def test_a_job_with_other_settings_is_refused(sources: list[str], tmp_path: Path) -> None:
@@ -291,9 +302,8 @@ def test_a_job_with_other_settings_is_refused(sources: list[str], tmp_path: Path
 
 def test_jobs_that_failed_go_on_with_a_milder_policy(damaged: list[str], tmp_path: Path) -> None:
     out, policy = tmp_path / "jobs", ("--on-bad-record", "skip", "--on-bad-source", "skip")
-    assert 1 in {ended.exit_code for ended in array(damaged, out, 2)}
-    assert {ended.exit_code for ended in array(damaged, out, 2, *policy)} == {0}
-    assert commit(out).exit_code == 0
+    assert array(damaged, out, 2)[0].exit_code == 1
+    assert {ended.exit_code for ended in array(damaged, out, 2, *policy)[1]} == {0}
     assert alone(damaged, tmp_path / "one", *policy).exit_code == 0
     assert hashes(out) == hashes(tmp_path / "one")
 
@@ -305,10 +315,9 @@ def test_jobs_that_failed_go_on_with_a_milder_policy(damaged: list[str], tmp_pat
         (["--job-index", "0"], "missing option '--num-jobs'"),
         (["--num-jobs", "2"], "missing option '--job-index'"),
         (["--job-index", "0", "--num-jobs", "2", "--force"], "--force starts over"),
-        (["--job-index", "0", "--num-jobs", "2", "--stage", "hash"], "--stage is for --dedup exact"),
-        (["--job-index", "0", "--num-jobs", "2", "--dedup", "exact"], "with --dedup exact run in stages"),
+        (["--job-index", "0", "--num-jobs", "2", "--stage", "hash"], "no option --stage"),
         (["--job-index", "0", "--num-jobs", "2", "--dry-run"], "--dry-run cannot be divided among jobs"),
-        (["--commit", "somewhere"], "--commit and a SOURCE are both given"),
+        (["--commit", "somewhere"], "no option --commit"),
     ],
 )
 def test_what_jobs_cannot_do_is_refused(sources: list[str], tmp_path: Path, words: list[str], problem: str) -> None:
@@ -330,5 +339,5 @@ def test_standard_input_is_refused(tmp_path: Path) -> None:
 
 def test_a_commit_without_jobs_says_so(tmp_path: Path) -> None:
     ended = commit(tmp_path)
-    assert (ended.exit_code, "holds no build that jobs have begun" in ended.errors) == (2, True)
+    assert (ended.exit_code, "holds no build that has begun" in ended.errors) == (2, True)
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import random
 import resource
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.contract import builds
+from tests.contract import builds, small
 from tests.pipeline.inputs import patch_chunk_bytes, write_byte_tokenizer
+from tokshard import build_corpus
 from tokshard.errors import TokshardError
 from tokshard.format import names
 from tokshard.format.opening import open_corpus
-from tokshard.pipeline import build as pipeline
 from tokshard.pipeline.executors import choice
+from tokshard.pipeline.executors.base import Ended, Event, OnProgress
 from tokshard.pipeline.executors.inline import InlineExecutor
-from tokshard.pipeline.progress import Report
-from tokshard.pipeline.tasks.decisions import Run
-from tokshard.pipeline.tasks.events import Finished, Released
-from tokshard.pipeline.tasks.planning import StreamTask, Task
-from tokshard.pipeline.tasks.runner import TaskRunner
+from tokshard.pipeline.progress import Report, StageStarted
+from tokshard.pipeline.request import Build
+from tokshard.pipeline.tasks.planning import Run
+from tokshard.pipeline.tasks.running import Stage, TaskRunner
 from tokshard.pipeline.workspace.receipts import Progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -64,35 +65,27 @@ def test_tasks_completed_in_any_order_give_the_same_bytes(
     sources: list[str], reference: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Shuffled(InlineExecutor):
-        """Runs the tasks that it has, and the segments of each stream, in any order."""
+        """Runs all tasks that it can get, in any order."""
 
-        def __enter__(self):  # type: ignore[no-untyped-def]
-            self.runs: list[Run] = []
-            return self
+        def __init__(self, build: Build, stage: Stage, on_progress: OnProgress) -> None:
+            super().__init__(build, stage, on_progress)
+            self.runner, self.runs = TaskRunner(build, stage, on_progress), list[Run]()
 
-        def can_take(self, run: Run) -> bool:
+        def has_room(self) -> bool:
             return True
 
         def submit(self, run: Run) -> None:
             self.runs.append(run)
 
-        def events(self):  # type: ignore[no-untyped-def]
-            runner = TaskRunner(self._context, self._on_progress)
+        def events(self) -> Iterator[Event]:
             random.Random(5).shuffle(self.runs)
             for run in self.runs:
-                if isinstance(run.task, Task):
-                    yield Finished(runner.run_task(run.task, None))
-                else:
-                    # the segments of a stream are read in order, but may be done in any
-                    every = list(_segments(self._context, run.task))
-                    random.Random(6).shuffle(every)
-                    for number in every:
-                        yield from map(Finished, runner.run_stream(run.task, None, frozenset(every) - {number}))
-                yield Released(run.task)
+                yield from self.runner.run(run)
+                yield Ended(run.task)
             self.runs.clear()
 
     monkeypatch.setattr(choice, "InlineExecutor", Shuffled)
-    pipeline.build_corpus(
+    build_corpus(
         sources,
         tokenizer=builds.TOKENIZER,
         out=tmp_path / "out",
@@ -101,14 +94,6 @@ def test_tasks_completed_in_any_order_give_the_same_bytes(
         workers=1,
     )
     assert builds.corpus_hashes(tmp_path / "out") == reference
-
-
-def _segments(context, task: StreamTask):  # type: ignore[no-untyped-def]
-    from tokshard.pipeline.tasks.runner import open_segments
-
-    for segment in open_segments(context, task):
-        segment.skip()
-        yield segment.number
 
 
 @pytest.mark.parametrize(
@@ -171,24 +156,24 @@ def test_skipping_bad_records_gives_the_same_bytes_for_any_number_of_workers(
 
 
 @pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, Any], dict[str, str]]:
+def small_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, Any], dict[str, str]]:
     """Sources of eight tasks of a moment each, options of a build of them, and what it makes when undisturbed."""
     patch_chunk_bytes(monkeypatch, 40 << 10)
     sources = builds.write_sources(tmp_path / "sources", documents=500)
     tokenizer = write_byte_tokenizer(tmp_path / "tokenizer")
     options = {"tokenizer": tokenizer, "task_bytes": 40 << 10, "shard_tokens": 20_000, "workers": 1}
-    pipeline.build_corpus(sources, out=tmp_path / "reference", **options)
+    build_corpus(sources, out=tmp_path / "reference", **options)
     return sources, options, builds.corpus_hashes(tmp_path / "reference")
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_build_that_finds_any_subset_of_its_tasks_done_gives_the_same_bytes(
-    small: tuple[list[str], dict[str, Any], dict[str, str]],
+    small_build: tuple[list[str], dict[str, Any], dict[str, str]],
     tmp_path_factory: pytest.TempPathFactory,
     data: st.DataObject,
 ) -> None:
-    sources, options, reference = small
+    sources, options, reference = small_build
     out = tmp_path_factory.mktemp("subset") / "out"
     stop_after = data.draw(st.integers(0, 15))
     done = 0
@@ -203,14 +188,14 @@ def test_a_build_that_finds_any_subset_of_its_tasks_done_gives_the_same_bytes(
             raise StoppedError
 
     try:
-        pipeline.build_corpus(sources, out=out, observer=stop, **options)
+        build_corpus(sources, out=out, observer=stop, **options)
     except StoppedError:
         assert not (out / names.MANIFEST).exists()
-    receipts = sorted((out / names.WORK / "receipts").glob("*.arrow")) if (out / names.WORK).exists() else []
+    receipts = sorted((out / names.WORK / small.RECEIPTS).glob("*.receipt")) if (out / names.WORK).exists() else []
     for path in receipts:
         if data.draw(st.booleans()):
             path.unlink()
-    pipeline.build_corpus(sources, out=out, **options)
+    build_corpus(sources, out=out, **options)
     assert builds.corpus_hashes(out) == reference
 
 
@@ -296,7 +281,7 @@ def test_a_second_build_into_the_same_directory_is_refused_while_the_first_runs(
     out = tmp_path / "out"
     first = builds.start(builds.command(sources, out, "--workers", "2"))
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (out / names.WORK / "settings.json").exists():
+    while time.monotonic() < deadline and not (out / names.WORK / "build.json").exists():
         time.sleep(0.005)
     os.killpg(first.pid, signal.SIGSTOP)  # or it may be done before the second has started
     second = builds.run(builds.command(sources, out, "--workers", "1"))
@@ -312,16 +297,16 @@ def test_a_second_build_into_the_same_directory_is_refused_while_the_first_runs(
 def test_finished_tasks_are_not_encoded_again(sources: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = builds.start(builds.command(sources, out, "--workers", "2"))
-    receipts = out / names.WORK / "receipts"
+    receipts = out / names.WORK / small.RECEIPTS
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and len(list(receipts.glob("*.arrow"))) < 3:
+    while time.monotonic() < deadline and len(list(receipts.glob("*.receipt"))) < 3:
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     shards = {path: path.stat().st_mtime_ns for path in builds.visible_shards(out)}
     done = builds.run(builds.command(sources, out, "--workers", "2", "--json"))
     result = json.loads(done.stdout)
-    assert 0 < result["tokens_encoded"] < result["manifest"]["num_tokens"]
+    assert 0 < result["tokens_written"] < result["manifest"]["num_tokens"]
     kept = [path for path, time_ns in shards.items() if path.stat().st_mtime_ns == time_ns]
     assert len(kept) >= 3
 
@@ -377,23 +362,18 @@ def test_an_unfinished_build_refuses_other_settings_and_changed_sources(tmp_path
 
 
 @pytest.mark.parametrize("change", ["vanish", "grow"])
-def test_a_source_that_vanishes_or_changes_under_a_running_build_is_a_clear_error(
-    tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_vanishes_or_changes_under_a_running_build_is_a_clear_error(tmp_path: Path, change: str) -> None:
     sources = builds.write_sources(tmp_path / "sources", documents=500)
 
-    class Changing(InlineExecutor):
-        def __enter__(self):  # type: ignore[no-untyped-def]
-            if change == "vanish":
-                Path(sources[1]).unlink()
-            else:
-                with Path(sources[1]).open("ab") as file:
-                    file.write(b"{}")
-            return super().__enter__()
+    def vanish(report: Report) -> None:
+        if isinstance(report, StageStarted) and change == "vanish":
+            Path(sources[1]).unlink()
+        elif isinstance(report, StageStarted):
+            with Path(sources[1]).open("ab") as file:
+                file.write(b"{}")
 
-    monkeypatch.setattr(choice, "InlineExecutor", Changing)
     with pytest.raises(TokshardError) as caught:
-        pipeline.build_corpus(sources, tokenizer=builds.TOKENIZER, out=tmp_path / "out", workers=1)
+        build_corpus(sources, tokenizer=builds.TOKENIZER, out=tmp_path / "out", workers=1, observer=vanish)
     assert sources[1] in caught.value.problem
     assert ("cannot be read" if change == "vanish" else "was modified since the build began") in caught.value.problem
     assert not (tmp_path / "out" / names.MANIFEST).exists()

@@ -106,6 +106,21 @@ def test_a_table_that_is_replaced_under_an_open_corpus_is_refused(store):
         shards.stride_documents(0)
 
 
+class ReplacedStore(CountedStore):
+    """A store whose shard table is replaced by another of the same size when its end has been read."""
+
+    def read(self, name: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Sequence[bytes]:
+        found = super().read(name, ranges, version=version)
+        if name == names.SHARD_TABLE and len(self.ranges) == 1:
+            self.put(name, self.get(name))
+        return found
+
+
+def test_a_table_that_is_replaced_while_a_corpus_is_opened_is_refused(store):
+    with pytest.raises(DamagedCorpusError, match=r"shards\.arrow cannot be read: .*the file was replaced"):
+        opened(ReplacedStore(store.location))
+
+
 def test_a_table_with_flipped_bytes_is_refused_or_read_and_never_crashes(store):
     whole = store.get(names.SHARD_TABLE)
     refused = 0

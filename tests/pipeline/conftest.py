@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.contract import small
 from tests.pipeline.inputs import write_byte_tokenizer
 from tests.pipeline.places import TEXTS, StoppedError, build, write
 from tests.store.conftest import moto, s3, s3_port, s3_ports, seaweedfs  # noqa: F401 -- fixtures
-from tokshard.pipeline import build as building
 
 
 @pytest.fixture
@@ -23,16 +23,11 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def stop(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def stop(place: Path) -> Callable[..., None]:
     """Runs a build that is stopped when its tasks are done, before it is put together."""
 
-    def refuse(*_: object, **__: object) -> None:
-        raise StoppedError
-
     def stopped(*sources: Path, **options: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(building, "commit", refuse)
-            with pytest.raises(StoppedError):
-                build(place, *sources, **options)
+        with small.stopped_before_the_corpus(StoppedError()), pytest.raises(StoppedError):
+            build(place, *sources, **options)
 
     return stopped

@@ -20,10 +20,9 @@ import pytest
 import zstandard
 from pyarrow import feather, ipc
 
+from tests.contract import small
 from tokshard import build_corpus, open_corpus
 from tokshard.format.corpus import Corpus
-from tokshard.pipeline.sources import columns, decompress, delimited, lines, plain_text, records, tar
-from tokshard.pipeline.tasks import duplicates, hashing, planning, sorted_rows
 
 TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"
 EOS = "<|endoftext|>"
@@ -142,17 +141,12 @@ FORMATS: dict[str, Encode] = {
 
 def patch_chunk_bytes(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
     """Make chunks so small that little data fills many; spawned workers keep the real size."""
-    for module in (columns, decompress, delimited, lines, plain_text, records, tar, planning):
-        monkeypatch.setattr(module, "CHUNK_BYTES", chunk_bytes)
+    small.shrink(monkeypatch.setattr, chunk_bytes=chunk_bytes)
 
 
 def patch_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the tasks that look for duplicates so small that a few texts need every step of them."""
-    monkeypatch.setattr(hashing, "PART_TEXTS", 3)
-    monkeypatch.setattr(sorted_rows, "FENCE_ROWS", 2)
-    monkeypatch.setattr(sorted_rows, "SLICE_ROWS", 4)
-    monkeypatch.setattr(duplicates, "FAN_IN", 2)
-    monkeypatch.setattr(duplicates, "MAX_DROP_FILES", 1)
+    small.shrink(monkeypatch.setattr, **small.MERGES)
 
 
 def build(sources: Sequence[Path | str] | Path | str, out: Path, **options: Any) -> Corpus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contract import small
 from tests.contract.test_promise_01_faults import write_tokenizer
+from tests.corpora import rewrite_manifest
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import jsonl
 from tests.store.memory import SCHEME, MemoryStore
@@ -29,7 +32,6 @@ from tokshard.format import names
 from tokshard.inspect.corpus.report import read_report
 from tokshard.inspect.verify.verification import verify_corpus
 from tokshard.pipeline.status import read_status
-from tokshard.pipeline.tasks import hashing, sorted_rows
 from tokshard.runtime.plan import StreamPlan
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
@@ -79,9 +81,7 @@ def test_appends_of_any_cut_of_the_sources_hold_what_one_build_of_all_holds(
 ) -> None:
     shop = Shop(tmp_path_factory.mktemp("shop"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hashing, "PART_TEXTS", 5)
-        patch.setattr(sorted_rows, "FENCE_ROWS", 2)
-        patch.setattr(sorted_rows, "SLICE_ROWS", 8)
+        small.shrink(patch.setattr, part_texts=5, fence_rows=2, slice_rows=8)
         # each part has a text of its own, because a build has to write a document
         sources = [shop.source(f"s{index}", [f"first of {index}", *texts]) for index, texts in enumerate(lists)]
         shop.build(sources, "whole", dedup=dedup)
@@ -322,7 +322,7 @@ def test_a_split_grows_by_nothing_where_all_new_documents_are_of_the_other_one(s
 def test_an_append_of_nothing_is_refused_with_the_way_to_go_on(shop: Shop, options: dict[str, Any]) -> None:
     first = [f"text {number}" for number in range(30)]
     shop.build(shop.source("one", first), dedup="exact", **options)
-    with pytest.raises(BuildError, match="the append wrote no document: 1 records read, 1 duplicate") as caught:
+    with pytest.raises(BuildError, match="no document was written: 1 records read, 1 duplicate") as caught:
         shop.build(shop.source("two", ["text 3"]), append=True, dedup="exact", **options)
     assert "--append --force" in caught.value.hint
     two = [shop.source("two", ["text 3"]), shop.source("three", ["new"])]
@@ -398,6 +398,20 @@ def test_a_generation_of_another_corpus_is_refused(shop: Shop, grown: Path) -> N
         "generation-01/manifest.json"
     ]
     assert texts_of(shop.open("other", generation=0)) == ["x"]
+
+
+def test_a_generation_of_the_other_split_is_refused_even_where_its_manifest_says_that_it_follows(shop: Shop) -> None:
+    texts = [f"text {number}" for number in range(80)]
+    shop.build(shop.source("a", texts[:40]), validation_fraction=0.4)
+    shop.build(shop.source("b", texts[40:]), append=True, validation_fraction=0.4)
+    train, validation = (shop.directory / "corpus" / name for name in (names.TRAIN, names.VALIDATION))
+    folder = names.generation_folder(1)
+    shutil.rmtree(validation / folder)
+    shutil.copytree(train / folder, validation / folder)
+    previous = json.loads((validation / names.MANIFEST).read_bytes())["manifest_sha256"]
+    rewrite_manifest(validation / folder, lambda fields: fields["generation"].update(previous=previous))
+    with pytest.raises(DamagedCorpusError, match="another split than the generation before it"):
+        open_corpus(validation)
 
 
 def test_a_generation_that_is_missing_before_another_is_refused(grown: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline import inputs
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, special_token, texts_of, write_byte_tokenizer, zstd
 from tokshard import open_corpus
@@ -338,10 +339,10 @@ def test_after_fail_the_same_command_with_skip_goes_on(tokshard_build):
     assert seen.texts == ["good"] * 3
 
 
-def test_after_skip_the_same_command_with_fail_is_refused(tokshard_build, monkeypatch):
+def test_after_skip_the_same_command_with_fail_is_refused(tokshard_build):
     write("a.jsonl", between_good_lines(b"{"))
-    monkeypatch.setattr("tokshard.pipeline.build.commit", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert tokshard_build("a.jsonl", "--on-bad-record", "skip").exit_code == 130
+    with stopped_before_the_corpus(KeyboardInterrupt()):
+        assert tokshard_build("a.jsonl", "--on-bad-record", "skip").exit_code == 130
     seen = tokshard_build("a.jsonl", "--on-bad-record", "fail")
     seen.assert_failed(
         "out belongs to another build: --on-bad-record was skip, now fail",
@@ -370,7 +371,7 @@ def test_a_missing_field_of_a_table_names_the_fields_there_are(tokshard_build):
 def test_a_build_that_writes_no_document_fails(policy, tokshard_build):
     write("a.jsonl", b'\n{"text": ""}\n')
     tokshard_build("a.jsonl", "--on-bad-record", policy).assert_failed(
-        "the build wrote no document: 2 records read, 2 empty",
+        "no document was written: 2 records read, 2 empty",
         "hint: check the sources and --text-field, and start over with --force",
     )
 
@@ -378,7 +379,7 @@ def test_a_build_that_writes_no_document_fails(policy, tokshard_build):
 def test_a_build_that_left_everything_out_fails_with_the_reasons(tokshard_build):
     write("a.jsonl", b'{"body": "x"}\n{"body": "y"}\n{\n')
     tokshard_build("a.jsonl", "--on-bad-record", "skip").assert_failed(
-        "the build wrote no document: 3 records read, 1 malformed, 2 missing text",
+        "no document was written: 3 records read, 1 malformed, 2 missing text",
         "hint: check the sources and --text-field, and start over with --force",
     )
 
@@ -554,6 +555,7 @@ def test_a_damaged_input_is_left_out_whole_if_that_is_asked_for(what, task_bytes
     assert seen.left_out == [{}, {"damaged input": 1}, {}]
     (reject,) = seen.rejects
     assert (reject["source"], reject["record"], reject["reason"]) == (file, None, "damaged input")
+    assert not reject["detail"].startswith(file)  # where it lay is not part of a corpus
 
 
 @pytest.mark.parametrize(

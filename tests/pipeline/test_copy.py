@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contract import small
 from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_of, write_corpus
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard import copy_corpus as copy_by_processes
@@ -52,12 +53,6 @@ def corpus_of(directory: Path, lengths: list[int] = LENGTHS, **options: Any) -> 
 def copy_corpus(given: Any, *, out: Path | str, **options: Any) -> Any:
     """Copy in this process, unless workers are asked for: starting them takes longer than these copies."""
     return copy_by_processes(given, out=out, **{"workers": 1, **options})
-
-
-def shuffle_little(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
-    """Set sizes of a shuffle, and of the tasks of copies."""
-    for name, value in sizes.items():
-        monkeypatch.setattr(planning if name == "TASK_TOKENS" else shuffle, name, value)
 
 
 @pytest.fixture
@@ -150,7 +145,7 @@ def test_columns_of_one_name_and_several_types_are_refused_unless_they_are_left_
 def test_a_copy_takes_the_documents_that_meet_all_conditions(
     corpus, tmp_path, monkeypatch, conditions, is_wanted, reasons
 ):
-    monkeypatch.setattr(planning, "TASK_TOKENS", 1)
+    small.shrink(monkeypatch.setattr, copy_task_tokens=1)
     wanted = [row for row in rows(corpus) if is_wanted(row)]
     assert 0 < len(wanted) < len(LENGTHS)
     done = copy_corpus(corpus, out=tmp_path / "copy", **conditions)
@@ -188,7 +183,9 @@ def test_ranges_of_hashes_divide_a_corpus_and_keep_equal_documents_together(corp
 def test_a_shuffled_copy_is_a_permutation_that_the_seed_alone_decides(corpus, tmp_path, monkeypatch):
     copy_corpus(corpus, out=tmp_path / "one", shuffle=17)
     copy_corpus(corpus, out=tmp_path / "large", shard_tokens=100_000)
-    shuffle_little(monkeypatch, BUCKET_BYTES=500, DEAL_BYTES=900, FAN_OUT=3, TASK_TOKENS=1_000)
+    small.shrink(
+        monkeypatch.setattr, copy_bucket_bytes=500, copy_deal_bytes=900, copy_fan_out=3, copy_task_tokens=1_000
+    )
     assert shuffle.deal_levels(20_000).depth > 2
     copy_corpus(corpus, out=tmp_path / "many", shuffle=17)
     copy_corpus(tmp_path / "large", out=tmp_path / "other shards", shuffle=17)
@@ -224,8 +221,13 @@ def test_a_shuffled_copy_has_every_document_once_in_the_order_of_its_keys(
 ):
     place = tmp_path_factory.mktemp("shuffled")
     with pytest.MonkeyPatch.context() as patch:
-        sizes = {"BUCKET_BYTES": bucket_bytes, "DEAL_BYTES": deal_bytes, "FAN_OUT": fan_out, "TASK_TOKENS": 50}
-        shuffle_little(patch, **sizes, SHORT_TOKENS=short_tokens)
+        sizes = {
+            "copy_bucket_bytes": bucket_bytes,
+            "copy_deal_bytes": deal_bytes,
+            "copy_fan_out": fan_out,
+            "copy_task_tokens": 50,
+        }
+        small.shrink(patch.setattr, **sizes, short_tokens=short_tokens)
         sources = [
             Source(
                 documents=documents_of(lengths),
@@ -252,7 +254,9 @@ def test_groups_hold_every_item_once_and_no_more_tokens_than_they_may(tokens, mo
 
 def test_the_memory_of_a_shuffle_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     """The largest corpus that one level deals, and one four times as large."""
-    shuffle_little(monkeypatch, BUCKET_BYTES=65_536, DEAL_BYTES=65_536, FAN_OUT=4, TASK_TOKENS=65_536)
+    small.shrink(
+        monkeypatch.setattr, copy_bucket_bytes=65_536, copy_deal_bytes=65_536, copy_fan_out=4, copy_task_tokens=65_536
+    )
     assert [shuffle.deal_levels(size).depth for size in (4 * 65_536, 16 * 65_536)] == [1, 2]
     monkeypatch.setattr(writer, "MAX_BATCH_TOKENS", 4_096)
     for module in (corpora, shuffle):
@@ -297,7 +301,7 @@ def test_a_shuffled_copy_of_a_corpus_that_is_sorted_by_topic_has_even_batches(tm
 def test_a_flipped_token_stops_the_copy_which_goes_on_when_the_shard_is_whole_again(
     corpus, tmp_path, monkeypatch, seed
 ):
-    monkeypatch.setattr(planning, "TASK_TOKENS", 1)
+    small.shrink(monkeypatch.setattr, copy_task_tokens=1)
     copy_corpus(corpus, out=tmp_path / "expected", shuffle=seed)
     with open_corpus(corpus) as opened:
         info, place = opened.shards[2], opened.shards.batch_places(2)[0]
@@ -350,7 +354,7 @@ def bucket(request, tmp_path, monkeypatch) -> str:
 
 
 def test_a_copy_into_a_bucket_and_back_is_the_corpus(corpus, tmp_path, monkeypatch, bucket):
-    shuffle_little(monkeypatch, BUCKET_BYTES=2_000, FAN_OUT=4, TASK_TOKENS=1)
+    small.shrink(monkeypatch.setattr, copy_bucket_bytes=2_000, copy_fan_out=4, copy_task_tokens=1)
     copy_corpus(corpus, out=f"{bucket}/copy")
     copy_corpus(f"{bucket}/copy", out=tmp_path / "back")
     assert rows(tmp_path / "back") == rows(f"{bucket}/copy") == rows(corpus)

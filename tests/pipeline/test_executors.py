@@ -15,8 +15,8 @@ import pytest
 from tests.pipeline.inputs import patch_chunk_bytes
 from tests.pipeline.places import build
 from tokshard.errors import BuildError, TokenizerError
-from tokshard.pipeline import prepare
 from tokshard.pipeline.executors import worker
+from tokshard.pipeline.progress import Report, StageStarted
 from tokshard.pipeline.workspace.places import TOKENIZER
 
 PROGRAM = """
@@ -33,17 +33,16 @@ WATCHED = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "OMP_NUM_THREADS", "MA
 
 if __name__ == "__main__":
     place, before = sys.argv[1], dict(os.environ)
-    from tokshard.pipeline import prepare
+    from tokshard.pipeline.executors import choice
     from tokshard.pipeline.estimate import estimate_build
     from tokshard.pipeline.options import BuildOptions
     from tokshard import build_corpus
-    prepare.MIN_TASK_BYTES = 0
     sources, options = [place + "/a.jsonl"], {"tokenizer": place + "/tok", "out": place + "/out", "workers": 2}
     estimate_build(sources, BuildOptions(**options))
     assert server() is None, "an estimate started a fork server"
     assert build_corpus(sources, **options, task_bytes=1 << 20).num_workers == 2
     assert server() is None, "a build left a fork server"
-    prepare.prepare_workers = None
+    choice.prepare_workers = None
     assert not build_corpus(sources, **options, task_bytes=1 << 20).is_new
     assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
     import multiprocessing
@@ -95,14 +94,12 @@ def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monk
 def test_a_tokenizer_that_no_worker_can_load_is_the_error_and_not_the_end_of_a_worker(
     place, monkeypatch, workers, name
 ):
-    def damage(workspace: Any, command: Any) -> None:
-        workspace.store.put(TOKENIZER, b"not a tokenizer")
-        save(workspace, command)
+    def damage(report: Report) -> None:
+        if isinstance(report, StageStarted):
+            report.build.workspace.store.put(TOKENIZER, b"not a tokenizer")
 
-    save = prepare.save_command
-    monkeypatch.setattr(prepare, "save_command", damage)
     lines = (place / "a.jsonl").read_bytes()
     (place / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
     patch_chunk_bytes(monkeypatch, 64)
     with pytest.raises(TokenizerError, match="cannot load the tokenizer"):
-        build(place, place / name, workers=workers, task_bytes=64)
+        build(place, place / name, workers=workers, task_bytes=64, observer=damage)

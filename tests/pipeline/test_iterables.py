@@ -130,7 +130,6 @@ def test_bad_records_of_an_iterable_can_be_left_out(build):
 
 def test_a_limit_reads_no_further_than_it_must(build, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
-    monkeypatch.setattr("tokshard.pipeline.sources.records.CHUNK_BYTES", 64)
     read = []
     build((read.append(text) or text for text in TEXTS), limit=3, task_bytes=64)
     assert built_texts() == TEXTS[:3]
@@ -160,7 +159,6 @@ def test_what_needs_to_read_an_iterable_twice_is_refused(build):
 
 def test_a_build_of_an_iterable_that_stopped_or_is_done_has_to_start_over(build, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
-    monkeypatch.setattr("tokshard.pipeline.sources.records.CHUNK_BYTES", 64)
     with pytest.raises(BadRecordError):
         build(iter([*TEXTS, 7]), task_bytes=64)
     assert "not possible: <list_iterator> can be read once only; start over with --force" in str(

@@ -1,112 +1,336 @@
-"""Jobs of an array: what each of them reads. Their bytes and errors are in tests/contract/test_promise_01_jobs.py."""
+"""Jobs of an array: who runs what, what becomes of failures, and which processes may take part.
+
+That their bytes and errors are those of one process is in tests/contract/test_promise_01_jobs.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.arrays import commit_corpus, run_job
 from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of
-from tests.pipeline.places import build, files, write
+from tests.pipeline.places import TEXTS, build, files, write
 from tokshard import open_corpus
-from tokshard.errors import BuildError
+from tokshard.cli.main import run
+from tokshard.errors import BadRecordError, BadSourceError, BuildError, UsageError
 from tokshard.format import names
-from tokshard.pipeline.tasks import saved_drops
-from tokshard.pipeline.workspace import receipts
-from tokshard.pipeline.workspace.places import DROPS
-from tokshard.store.posix import PosixStore
+from tokshard.pipeline.jobs import JobResult
+from tokshard.pipeline.progress import Report, StageStarted
+from tokshard.pipeline.status import read_status
+from tokshard.pipeline.tasks import running
+from tokshard.pipeline.workspace.lease import running_job
+from tokshard.pipeline.workspace.places import WRITE, open_workspace
+from tokshard.pipeline.workspace.receipts import Receipt
 
-DEDUP = {"dedup": "exact", "task_bytes": 64, "workers": 1}
-
-
-def texts_that_repeat(number: int) -> list[str]:
-    """Every text comes three times, far from each other."""
-    return [f"text {index % (number // 3)}" for index in range(number)]
-
-
-def job(place: Path, index: int, num_jobs: int, stage: str) -> None:
-    run_job(
-        place / "a.jsonl",
-        job_index=index,
-        num_jobs=num_jobs,
-        stage=stage,
-        tokenizer=place / "tok",
-        out=place / "out",
-        **DEDUP,
-    )
-
-
-def until_the_duplicates_are_found(place: Path) -> None:
-    job(place, 0, 1, "hash")
-    job(place, 0, 1, "duplicates")
+Start = Callable[..., JobResult]
 
 
 @pytest.fixture
-def read_files(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The names of the files of an unfinished build that are read, but for those that say what the build is."""
-    found: set[str] = set()
+def start(place: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Runs a job of an array whose tasks have three or four texts each."""
+    patch_chunk_bytes(monkeypatch, 64)
 
-    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(store: PosixStore, name: str, *arguments: Any, **options: Any) -> Any:
-            if name.count("/") > 1 or name == DROPS:
-                found.add(name)
-            return function(store, name, *arguments, **options)
+    def begin(index: int, count: int, *sources: Path, **options: Any) -> JobResult:
+        settings = {"tokenizer": place / "tok", "out": place / "out", "workers": 1, "task_bytes": 64}
+        found = [str(source) for source in sources or [place / "a.jsonl"]]
+        return run_job(found, job_index=index, num_jobs=count, **{**settings, **options})
 
-        return noted
+    return begin
 
-    for place, name in ((PosixStore, "read"), (PosixStore, "get"), (receipts, "map_file"), (saved_drops, "map_file")):
-        monkeypatch.setattr(place, name, noting(getattr(place, name)))
+
+def killed_after(number: int) -> Callable[[Report], None]:
+    """An observer that ends a job when it has left so many receipts."""
+    left = []
+
+    def observe(report: Report) -> None:
+        left.extend([report] if isinstance(report, Receipt) else [])
+        if len(left) == number:
+            raise KeyboardInterrupt
+
+    return observe
+
+
+def killed(start: Start, number: int, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(*arguments, observer=killed_after(number), **options)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The location of each input whenever a task begins to read it."""
+    found: list[str] = []
+    original = running.read_span
+
+    def noting(source: Any, *arguments: Any) -> Any:
+        found.append(source.location)
+        return original(source, *arguments)
+
+    monkeypatch.setattr(running, "read_span", noting)
     return found
 
 
-@pytest.mark.parametrize("number", [30, 60])
-def test_a_job_that_writes_reads_the_receipts_of_its_own_tasks_alone(place, monkeypatch, read_files, number):
-    patch_chunk_bytes(monkeypatch, 64)
-    patch_merges(monkeypatch)
-    write(place / "a.jsonl", texts_that_repeat(number))
-    until_the_duplicates_are_found(place)
-    hashed = sorted((place / "out" / names.WORK / "hashing" / "receipts").iterdir())
-    assert len(hashed) > number // 6
-    read_files.clear()
-    job(place, 3, len(hashed), "write")
-    read = {name for name in read_files if not name.startswith(f"{names.WORK}/jobs/")}
-    assert {name for name in read if "/receipts/" in name} == {f"{names.WORK}/hashing/receipts/{hashed[3].name}"}
-    # and the file of its hashes, if texts repeat within the task, and those of the duplicates, here merged to one
-    assert DROPS in read
-    assert len(read) <= 4
+# who runs what
 
 
-def test_what_jobs_write_by_the_saved_duplicates_is_what_one_process_writes(place, monkeypatch):
-    patch_chunk_bytes(monkeypatch, 64)
+def test_any_job_finishes_what_the_others_left(place, start):
+    expected = files(build(place, out=place / "expected", task_bytes=64))
+    killed(start, 2, 0, 3)
+    killed(start, 1, 2, 3)
+    with pytest.raises(BuildError, match="is not complete") as caught:
+        commit_corpus(place / "out")
+    assert "--job-index 0 --num-jobs 1" in caught.value.hint
+    start(1, 3)
+    assert not commit_corpus(place / "out").warnings
+    assert files(place / "out") == expected
+
+
+def test_a_job_leaves_the_next_tasks_of_a_job_that_runs_to_it(place, start):
+    killed(start, 1, 0, 2)
+    with running_job(open_workspace(place / "out"), 1, 2):
+        first = start(0, 2)
+    second = start(1, 2)
+    # the other job is taken to be at the first of its tasks
+    assert [receipt.key for receipt in second.receipts] == [(0, 1)]
+    assert (0, 1) not in [receipt.key for receipt in first.receipts]
+
+
+def test_a_job_reads_nothing_again_that_is_done(place, start, reads):
+    killed(start, 2, 0, 2)
+    num_done = len(reads)
+    start(1, 2)
+    in_all = len(reads)
+    assert in_all - num_done < in_all
+    start(0, 2)
+    commit_corpus(place / "out")
+    assert len(reads) == in_all
+    assert in_all == len(list((place / "out").glob("shard-*")))
+
+
+@pytest.mark.parametrize("limit", [1, 5, 12])
+def test_jobs_read_little_more_than_a_limit_asks_for(place, start, reads, limit):
+    write(place / "a.jsonl", [f"text {number}" for number in range(400)])
+    for index in (1, 0):
+        start(index, 2, limit=limit)
+    commit_corpus(place / "out")
+    assert texts_of(open_corpus(place / "out")) == [f"text {number}" for number in range(limit)]
+    assert len(reads) < 20  # of 134 tasks
+
+
+def test_duplicates_are_found_by_jobs_and_by_those_that_come_later(place, start, monkeypatch):
     patch_merges(monkeypatch)
-    texts = texts_that_repeat(30)
+    texts = [f"text {number % 10}" for number in range(30)]
     write(place / "a.jsonl", texts)
-    until_the_duplicates_are_found(place)
-    for index in range(3):
-        job(place, index, 3, "write")
-    commit_corpus(place / "out", workers=1)
+    expected = files(build(place, out=place / "expected", task_bytes=64, dedup="exact"))
+    for number, index in ((1, 0), (3, 1), (7, 0), (2, 1), (5, 0)):
+        killed(start, number, index, 2, dedup="exact")
+    start(1, 2, dedup="exact")
+    commit_corpus(place / "out")
     assert texts_of(open_corpus(place / "out")) == texts[:10]
-    found = files(place / "out")
-    build(place, **DEDUP, force=True)
-    assert files(place / "out") == found
+    assert files(place / "out") == expected
 
 
-@pytest.mark.parametrize("content", [b"", b"no table"])
-def test_a_list_of_duplicates_that_is_damaged_is_named_and_made_again(place, content):
-    until_the_duplicates_are_found(place)
-    (place / "out" / DROPS).write_bytes(content)
-    with pytest.raises(BuildError, match=r"drops\.arrow is damaged"):
-        job(place, 0, 1, "write")
-    job(place, 0, 1, "duplicates")
-    job(place, 0, 1, "write")
+@pytest.mark.parametrize("task_bytes", [64, 1 << 20], ids=["divided", "in a group"])
+def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_jobs_have_hashed_it(place, start, task_bytes):
+    write(place / "b.jsonl", ["only here", *TEXTS[:5]])
+
+    def lose(report: Report) -> None:
+        if isinstance(report, StageStarted) and report.name == WRITE:
+            (place / "a.jsonl").unlink(missing_ok=True)
+
+    sources = [place / "a.jsonl", place / "b.jsonl"]
+    options = {"dedup": "exact", "on_bad_source": "skip", "task_bytes": task_bytes}
+    start(0, 2, *sources, **options, observer=lose)
+    start(1, 2, *sources, **options)
+    with pytest.raises(BuildError, match="is not complete"):
+        commit_corpus(place / "out")  # the duplicates have to be found again
+    for index in (1, 0):
+        start(index, 2, *sources, **options)
+    commit_corpus(place / "out")
+    assert texts_of(open_corpus(place / "out")) == ["only here", *TEXTS[:5]]
 
 
-def test_duplicates_that_were_looked_for_among_other_inputs_are_looked_for_again(place, monkeypatch):
-    """An input that is left out later may have had the first of some texts."""
-    until_the_duplicates_are_found(place)
-    (place / "out" / names.WORK / "bad-inputs.json").write_bytes(b'{"0": "is gone"}')
-    with pytest.raises(BuildError, match=r"the duplicates among its texts have not been found yet"):
-        job(place, 0, 1, "write")
+def test_jobs_end_where_a_divided_input_is_left_out_as_damaged(place, start):
+    (place / "b.jsonl.gz").write_bytes(gzip.compress((place / "a.jsonl").read_bytes())[:-9])
+    (place / "c.parquet").write_bytes(b"no parquet" * 30)
+    write(place / "d.jsonl", ["another"])
+    sources = [place / name for name in ("b.jsonl.gz", "a.jsonl", "c.parquet", "d.jsonl")]
+    for index in (1, 0):
+        start(index, 2, *sources, dedup="exact", on_bad_source="skip")
+    commit_corpus(place / "out")
+    assert texts_of(open_corpus(place / "out")) == [*TEXTS, "another"]
+
+
+# failures
+
+
+def test_the_commit_judges_what_failed_in_a_job_without_running_it_again(place, start, reads):
+    lines = (place / "a.jsonl").read_bytes().split(b"\n")
+    lines[20] = b"{"
+    (place / "a.jsonl").write_bytes(b"\n".join(lines))
+    problems = []
+    for index in range(2):
+        with contextlib.suppress(BadRecordError) if index else pytest.raises(BadRecordError) as caught:
+            start(index, 2)
+        problems.append(caught)
+    before = len(reads)
+    (place / "a.jsonl").unlink()  # nothing of it is wanted
+    for _ in range(2):
+        with pytest.raises(BadRecordError, match=r"a\.jsonl, line 21: malformed: Input data was truncated") as caught:
+            commit_corpus(place / "out")
+        assert caught.value.hint.startswith("repair the record, or leave out")
+    assert len(reads) == before
+
+
+def test_a_failure_of_a_job_shows_the_task_until_the_commit_can_count_the_lines_before_it(place, start):
+    lines = (place / "a.jsonl").read_bytes().split(b"\n")
+    lines[20] = b"{"
+    (place / "a.jsonl").write_bytes(b"\n".join(lines))
+    problems = []
+    for index in (1, 0):
+        try:
+            start(index, 2)
+        except BadRecordError as error:
+            problems.append(error.problem)
+    (problem,) = problems
+    assert re.search(r"a\.jsonl, line \d of the part that task 0-\d reads: malformed: ", problem)
+    assert read_status(place / "out").failed == 1
+
+
+def test_a_task_that_failed_is_tried_again_by_its_job(place, start):
+    write(place / "b.jsonl", ["another"] * 5)
+    sources = [place / "a.jsonl", place / "b.jsonl"]
+    killed(start, 1, 0, 2, *sources)
+    content = (place / "b.jsonl").read_bytes()
+    found = os.stat(place / "b.jsonl")
+    (place / "b.jsonl").unlink()
+    for index in range(2):
+        with contextlib.suppress(BadSourceError):
+            start(index, 2, *sources)
+    with pytest.raises(BadSourceError, match=r"b\.jsonl cannot be read: No such file"):
+        commit_corpus(place / "out")
+    (place / "b.jsonl").write_bytes(content)
+    os.utime(place / "b.jsonl", ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(BadSourceError):  # it holds until somebody tries again
+        commit_corpus(place / "out")
+    for index in range(2):
+        start(index, 2, *sources)
+    commit_corpus(place / "out")
+    assert texts_of(open_corpus(place / "out")) == [*TEXTS, *["another"] * 5]
+
+
+def test_a_milder_policy_leaves_out_what_failed(place, start):
+    (place / "a.jsonl").write_bytes(b"{\n" + (place / "a.jsonl").read_bytes())
+    for index in (1, 0):
+        with contextlib.suppress(BadRecordError):
+            start(index, 2)
+    with pytest.raises(BadRecordError, match="line 1"):
+        commit_corpus(place / "out")
+    start(0, 2, on_bad_record="skip")
+    commit_corpus(place / "out")
+    assert texts_of(open_corpus(place / "out")) == TEXTS
+    assert [json.loads(line)["record"] for line in (place / "out" / names.REJECTS).read_text().splitlines()] == [1]
+
+
+# who may take part
+
+OTHER_VERSION = """
+import importlib.metadata
+version = importlib.metadata.version
+importlib.metadata.version = lambda package: "0.0.7" if package == {package!r} else version(package)
+"""
+IN_THIS_PROCESS = """
+import sys
+import other_version
+from tokshard.cli.main import run
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
+"""
+IN_ITS_WORKERS = """
+import multiprocessing, sys
+if __name__ == "__main__":
+    preload = multiprocessing.set_forkserver_preload
+    multiprocessing.set_forkserver_preload = lambda names: preload(["other_version", *names])
+    from tokshard.cli.main import run
+    sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def words(place: Path) -> list[str]:
+    """A build of several tasks, of the sizes that other processes have."""
+    write(place / "a.jsonl", [f"text {number} {'x' * 9_000}" for number in range(400)])
+    fixed = ["--tokenizer", str(place / "tok"), "--out", str(place / "out"), "--task-bytes", "1MiB"]
+    return ["build", str(place / "a.jsonl"), *fixed]
+
+
+def tokshard(place: Path, program: str, package: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of which a part has another version of a package."""
+    (place / "other_version.py").write_text(OTHER_VERSION.format(package=package))
+    (place / "program.py").write_text(program)
+    paths = [str(Path(__file__).parents[2]), str(place)]
+    return subprocess.run(
+        [sys.executable, str(place / "program.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("package", ["tokenizers", "pyarrow"])
+def test_jobs_builds_and_commits_with_other_versions_of_packages_are_refused(place, words, package):
+    assert run([*words, "--workers", "1", "--quiet", "--job-index", "0", "--num-jobs", "2"]) == 0
+    before = {name: found for name, found in files(place / "out").items() if not name.endswith("lock")}
+    install = f"install the versions with which the build began, or remove {place / 'out'} and run the jobs again"
+    for command, way_out in (
+        ([*words, "--workers", "1", "--job-index", "1", "--num-jobs", "2"], install),
+        (["commit", str(place / "out")], install),
+        ([*words, "--workers", "1"], f"another --out, remove {place / 'out'} to start over"),
+    ):
+        done = tokshard(place, IN_THIS_PROCESS, package, *command)
+        assert done.returncode in (1, 2), done.stderr
+        assert f"{package} was " in done.stderr
+        assert "0.0.7" in done.stderr
+        assert way_out in done.stderr
+    assert {name: found for name, found in files(place / "out").items() if not name.endswith("lock")} == before
+    commit_corpus(place / "out")
+
+
+def test_a_worker_with_another_version_of_a_package_is_refused(place, words):
+    done = tokshard(place, IN_ITS_WORKERS, "pyarrow", *words, "--workers", "2")
+    assert done.returncode == 1, done.stderr
+    assert "pyarrow was " in done.stderr
+    assert "is 0.0.7 here: the bytes could differ" in done.stderr
+    assert "hint: install the versions with which the build began" in done.stderr
+    assert run([*words, "--workers", "2", "--quiet"]) == 0
+
+
+def test_an_import_does_not_depend_on_tokenizers(place, words):
+    pq.write_table(pa.table({"tokens": [[5, 0]] * 3}), place / "tokens.parquet")
+    command = ["import", str(place / "tokens.parquet"), *words[2:]]
+    done = tokshard(place, IN_THIS_PROCESS, "tokenizers", *command, "--job-index", "0", "--num-jobs", "2")
+    assert done.returncode == 0, done.stderr
+    commit_corpus(place / "out")
+    assert len(open_corpus(place / "out")) == 3
+
+
+def test_what_can_be_read_once_only_is_refused(start, place):
+    with pytest.raises(UsageError, match="standard input can be read once only"):
+        run_job("-", tokenizer=place / "tok", out=place / "out", num_jobs=2)
+    with pytest.raises(UsageError, match="can be read once only"):
+        run_job([{"text": "a"}], tokenizer=place / "tok", out=place / "out", num_jobs=2)
+    assert not (place / "out").exists()

@@ -234,4 +234,4 @@ def test_the_status_of_a_stopped_build_of_standard_input_says_that_it_has_to_sta
 def test_an_empty_standard_input_writes_no_document(tmp_path):
     done = build(b"", tmp_path, "--input-format", "jsonl", "--json")
     assert done.returncode == 1
-    assert json.loads(done.stdout)["error"].startswith("the build wrote no document: 0 records read")
+    assert json.loads(done.stdout)["error"].startswith("no document was written: 0 records read")

@@ -15,17 +15,8 @@ from tokshard import build_corpus
 from tokshard.pipeline.estimate import estimate_build
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.status import read_status
-from tokshard.pipeline.tasks.hashing import no_shards
-from tokshard.pipeline.workspace.places import open_workspace
-from tokshard.pipeline.workspace.receipts import (
-    OutputCounts,
-    Receipt,
-    SourceCounts,
-    read_receipts,
-    receipts_of,
-    write_receipt,
-)
+from tokshard.pipeline.workspace.places import WRITE
+from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, SourceCounts, read_receipts, write_receipt
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 TASK_BYTES = 1 << 20
@@ -84,17 +75,13 @@ def test_a_build_from_and_into_another_store_has_the_same_bytes(remote, argument
     assert not again.is_new
 
 
-@pytest.mark.parametrize("stages", [(None,), ("hash", "duplicates", "write")])
-def test_jobs_that_share_another_store_make_the_same_bytes(remote, stages, tmp_path):
+@pytest.mark.parametrize("dedup", ["none", "exact"])
+def test_jobs_that_share_another_store_make_the_same_bytes(remote, dedup, tmp_path):
     put_everywhere(remote, sources())
-    directory = write_byte_tokenizer(tmp_path / "tokenizer")
-    options = {"tokenizer": directory, "workers": 1, "dedup": "none" if stages == (None,) else "exact"}
+    options = {"tokenizer": write_byte_tokenizer(tmp_path / "tokenizer"), "workers": 1, "dedup": dedup}
     build_corpus("sources", out="out", **options)
-    for stage in stages:
-        for index in range(1 if stage == "duplicates" else 3):
-            share = {} if stage == "duplicates" else {"job_index": index, "num_jobs": 3}
-            run_job(f"{remote}/sources", out=f"{remote}/out", stage=stage, **share, **options)
-    assert read_status(f"{remote}/out").jobs[2].state == "done"
+    for index in range(3):
+        run_job(f"{remote}/sources", out=f"{remote}/out", job_index=index, num_jobs=3, **options)
     commit_corpus(f"{remote}/out")
     assert shards_of(f"{remote}/out") == shards_of("out")
 
@@ -138,23 +125,13 @@ class MeetingStore(MemoryStore):
 
 
 def test_receipts_in_a_bucket_are_asked_for_at_the_same_time(remote, monkeypatch):
-    workspace = open_workspace(f"{remote}/out")
+    store = open_store(f"{remote}/out")
     for number in range(8):
-        counts = OutputCounts(sources=[SourceCounts(index=number)])
-        receipt = Receipt(
-            key=(number, 0),
-            previous=None,
-            is_last=True,
-            max_documents=None,
-            input_bytes=0,
-            outputs=[counts],
-            num_rejects=0,
-        )
-        write_receipt(workspace, receipt, [no_shards()])
+        write_receipt(store, WRITE, Receipt(key=(number, 0), outputs=[OutputCounts(sources=[SourceCounts(number)])]))
     monkeypatch.setitem(STORES_BY_SCHEME, SCHEME, MeetingStore)
-    workspace = open_workspace(f"{remote}/out")
-    assert [receipt.key for receipt, _ in read_receipts(workspace)] == [(number, 0) for number in range(8)]
-    assert [receipt.key[0] for receipt, _ in receipts_of(workspace, [(5, 0), (2, 0)])] == [5, 2]
+    store = open_store(f"{remote}/out")
+    keys = [(number, 0) for number in (5, 2, 0, 1, 7, 6, 3, 4)]
+    assert [receipt.key for receipt in read_receipts(store, WRITE, keys)] == keys
 
 
 def test_a_build_into_a_bucket_reads_each_receipt_once_and_nothing_that_it_wrote(remote, tmp_path):

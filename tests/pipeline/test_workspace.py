@@ -9,9 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, get_args
 
-import pyarrow as pa
 import pytest
-from pyarrow import ipc
 
 from tests.pipeline.inputs import patch_chunk_bytes, patch_merges, texts_of
 from tests.pipeline.places import TEXTS, StoppedError, build, write
@@ -20,15 +18,14 @@ from tokshard.cli.build_text import status_lines
 from tokshard.cli.main import run
 from tokshard.errors import BuildError, TokshardError
 from tokshard.format import names
-from tokshard.pipeline import run as running
+from tokshard.pipeline import stages
 from tokshard.pipeline.progress import Note, Report, StageStarted
 from tokshard.pipeline.status import read_status
-from tokshard.pipeline.tasks import duplicates
-from tokshard.pipeline.workspace import lease, receipts
+from tokshard.pipeline.workspace import lease
 from tokshard.pipeline.workspace.lease import lock, lock_holder
-from tokshard.pipeline.workspace.places import LOCK, Stage, Workspace, open_workspace
-from tokshard.pipeline.workspace.receipts import read_receipt, read_receipts
-from tokshard.store import Store
+from tokshard.pipeline.workspace.places import FIND, HASH, LOCK, WRITE, open_workspace
+from tokshard.pipeline.workspace.receipts import Receipt, read_receipt, read_receipts
+from tokshard.store.posix import PosixStore
 
 # the lock
 
@@ -98,7 +95,7 @@ def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(pla
         raise OSError(errno.EIO, os.strerror(errno.EIO))
         yield
 
-    monkeypatch.setattr("tokshard.pipeline.tasks.runner.read_span", fail)
+    monkeypatch.setattr("tokshard.pipeline.tasks.running.read_span", fail)
     with pytest.raises(TokshardError, match=r"a\.jsonl cannot be read: Input/output error"):
         build(place)
 
@@ -107,83 +104,95 @@ def test_an_input_that_cannot_be_read_is_named_and_not_taken_for_a_full_disk(pla
 
 
 def some_receipt(place: Path) -> Path:
-    (path,) = (place / "out" / names.WORK / "receipts").glob("*.arrow")
+    (path,) = (place / "out" / names.WORK / "write" / "receipts").glob("*.receipt")
     return path
 
 
-def test_a_receipt_with_too_few_batches_is_damaged(place, stop):
+@pytest.mark.parametrize("damage", ["short", "flipped", "empty"])
+def test_a_receipt_that_is_damaged_is_named_with_the_next_step(place, stop, damage):
     stop()
     path = some_receipt(place)
-    schema = ipc.open_file(pa.py_buffer(path.read_bytes())).schema
-    with ipc.new_file(str(path), schema):
-        pass
-    with pytest.raises(BuildError, match="0 batches of shards for 1 corpora"):
-        read_receipt(open_workspace(place / "out"), (0, 0))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes({"short": content[:-5], "flipped": content, "empty": b""}[damage])
+    with pytest.raises(BuildError, match=r"0000000-000000\.receipt is damaged") as caught:
+        build(place)
+    assert caught.value.hint.startswith("delete that file and run the same command again")
     assert run(["status", str(place / "out")]) == 1
+    path.unlink()
+    assert texts_of(open_corpus(build(place))) == TEXTS
 
 
 def test_a_receipt_that_goes_while_the_status_is_read_is_passed_over(place, stop, monkeypatch):
     stop()
     path = some_receipt(place)
-    map_file = receipts.map_file
+    get = PosixStore.get
 
-    def late(store: Store, name: str) -> Any:
-        path.unlink(missing_ok=True)
-        return map_file(store, name)
+    def late(store: PosixStore, name: str) -> bytes:
+        if name.endswith(".receipt"):
+            path.unlink(missing_ok=True)
+        return get(store, name)
 
-    monkeypatch.setattr(receipts, "map_file", late)
+    monkeypatch.setattr(PosixStore, "get", late)
     status = read_status(place / "out")
     assert (status.state, status.documents) == ("unfinished", 0)
-    left = open_workspace(place / "out")
-    assert list(read_receipts(left)) == []
+    store = open_workspace(place / "out").store
+    assert list(read_receipts(store, WRITE, [(0, 0)])) == []
     with pytest.raises(BuildError, match="is gone"):
-        read_receipt(left, (0, 0))
+        read_receipt(store, WRITE, (0, 0))
 
 
 def test_the_status_of_a_build_that_ends_meanwhile_is_complete(place, stop, monkeypatch):
     stop()
 
-    def late(left: Workspace) -> Any:
+    def late(*arguments: Any) -> Any:
         build(place)
-        return read_receipts(left)
+        return read_receipts(*arguments)
 
     monkeypatch.setattr("tokshard.pipeline.status.read_receipts", late)
     assert read_status(place / "out").state == "complete"
 
 
 def test_the_status_names_the_search_for_duplicates(place, monkeypatch):
-    def refuse(*_: Any) -> None:
-        raise StoppedError
+    patch_merges(monkeypatch)
+    write(place / "a.jsonl", [*TEXTS, *TEXTS])
+    begun = []
 
-    monkeypatch.setattr("tokshard.pipeline.run.find_duplicates", refuse)
+    def refuse(report: Report) -> None:
+        if isinstance(report, StageStarted):
+            begun.append(report.name)
+        if isinstance(report, Receipt) and begun[-1] == FIND:
+            raise StoppedError
+
     with pytest.raises(StoppedError):
-        build(place, dedup="exact")
+        build(place, dedup="exact", observer=refuse)
     status = read_status(place / "out")
-    assert (status.stage, status.tasks_done, status.num_tasks) == ("finding duplicates", 0, 0)
-    assert ("tasks", "0 done") in status_lines(status)
+    assert (status.stage, status.tasks_done, status.num_tasks) == ("finding duplicates", 1, 0)
+    assert (status.passes, status.passes_done) == (2, 1)
+    assert ("tasks", "1 done") in status_lines(status)
 
 
 def test_a_stream_that_was_read_to_its_end_is_one_task_done_however_many_segments_it_has(place, stop, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)
     (place / "a.jsonl.gz").write_bytes(gzip.compress(write(place / "a.jsonl", TEXTS).read_bytes()))
     stop(place / "a.jsonl.gz", task_bytes=64)
-    assert len(list((place / "out" / names.WORK / "receipts").iterdir())) > 1
+    assert len(list((place / "out" / names.WORK / "write" / "receipts").iterdir())) > 1
     status = read_status(place / "out")
     assert (status.tasks_done, status.num_tasks, status.segments_done) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("change", [-4, 4])
 def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, monkeypatch, change):
-    find = duplicates.find_duplicates
+    find = stages.find_duplicates
 
-    def change_first(found: Workspace, *arguments: Any) -> Any:
-        (path,) = (place / "out" / found.hashes).glob("0*.bin")
+    def change_first(*arguments: Any) -> Any:
+        (path,) = (place / "out" / names.WORK / "hash" / "files").glob("0*.bin")
         content = path.read_bytes()
         path.write_bytes(content[:change] if change < 0 else content + bytes(change))
-        return find(found, *arguments)
+        return find(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "find_duplicates", change_first)
+        patch.setattr(stages, "find_duplicates", change_first)
         with pytest.raises(BuildError, match=r"0000000-000000\.bin is damaged: it has .* bytes, expected"):
             build(place, dedup="exact")
     assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
@@ -192,18 +201,14 @@ def test_hashes_that_change_before_duplicates_are_looked_for_are_damaged(place, 
 def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkeypatch):
     patch_merges(monkeypatch)  # what repeats within a part of a task is in no list
     write(place / "a.jsonl", [*TEXTS, *TEXTS])
-    find = duplicates.find_duplicates
 
-    def lose(*arguments: Any) -> Any:
-        found = find(*arguments)
-        for path in (place / "out" / found.workspace.duplicates.hashes).iterdir():
-            path.unlink()
-        return found
+    def lose(report: Report) -> None:
+        if isinstance(report, StageStarted) and report.name == WRITE:
+            for path in (place / "out" / names.WORK).glob("[fj]*/files/*.bin"):  # of the stages find and join
+                path.unlink()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(running, "find_duplicates", lose)
-        with pytest.raises(BuildError, match=r"duplicates.*\.bin cannot be read: No such file") as caught:
-            build(place, dedup="exact")
+    with pytest.raises(BuildError, match=r"\.bin cannot be read: No such file") as caught:
+        build(place, dedup="exact", observer=lose)
     assert caught.value.hint.startswith("run the same command again")
     assert texts_of(open_corpus(build(place, dedup="exact"))) == TEXTS
 
@@ -211,20 +216,19 @@ def test_a_list_of_duplicates_that_is_gone_is_named_and_made_again(place, monkey
 def test_a_text_is_kept_where_the_input_that_had_it_first_goes_after_it_was_hashed(place, monkeypatch):
     patch_chunk_bytes(monkeypatch, 64)  # each source has tasks of its own
     write(place / "b.jsonl", ["only here", *TEXTS[:5]])
-    find = duplicates.find_duplicates
 
-    def lose(*arguments: Any) -> Any:
-        (place / "a.jsonl").unlink(missing_ok=True)
-        return find(*arguments)
+    def lose(report: Report) -> None:
+        if isinstance(report, StageStarted) and report.name == WRITE:
+            (place / "a.jsonl").unlink(missing_ok=True)
 
-    monkeypatch.setattr(running, "find_duplicates", lose)
-    out = build(place, place / "a.jsonl", place / "b.jsonl", dedup="exact", on_bad_source="skip", task_bytes=64)
+    sources = [place / "a.jsonl", place / "b.jsonl"]
+    out = build(place, *sources, dedup="exact", on_bad_source="skip", task_bytes=64, observer=lose)
     assert texts_of(open_corpus(out)) == ["only here", *TEXTS[:5]]
 
 
 def test_a_build_that_writes_nothing_leaves_no_table(place):
     (place / "a.jsonl").write_bytes(b'{"text": ""}\n')
-    with pytest.raises(BuildError, match="wrote no document"):
+    with pytest.raises(BuildError, match="no document was written"):
         build(place)
     assert [path.name for path in (place / "out").iterdir()] == [names.WORK]
 
@@ -235,6 +239,5 @@ def test_a_build_reports_to_its_observer_and_prints_nothing(place, capfd):
     reports: list[Report] = []
     build(place, place / "a.jsonl", damaged, dedup="exact", on_bad_source="skip", observer=reports.append)
     assert {type(report) for report in reports} == set(get_args(Report)) - {Note}
-    hashing, encoding = (report.stage for report in reports if isinstance(report, StageStarted))
-    assert (hashing, encoding) == (Stage.HASHING, Stage.ENCODING)
+    assert [report.name for report in reports if isinstance(report, StageStarted)] == [HASH, FIND, WRITE]
     assert capfd.readouterr() == ("", "")

@@ -50,11 +50,12 @@ def test_what_is_waited_for_comes_before_what_is_read_ahead() -> None:
 
 
 def test_threads_are_only_as_many_as_there_is_work_and_end_with_their_owner() -> None:
-    fetchers, is_open = Fetchers(8), threading.Event()
+    fetchers, begun, is_open = Fetchers(8), threading.Event(), threading.Event()
     before = len(names_of_threads())
     assert [fetchers.start(lambda: 1, is_urgent=True).result() for _ in range(20)] == [1] * 20
     assert len(names_of_threads()) - before < 4
-    running = fetchers.start(lambda: is_open.wait(10), is_urgent=True)
+    running = fetchers.start(lambda: begun.set() or is_open.wait(10), is_urgent=True)
+    assert begun.wait(10), "what no thread has taken yet ends with its owner"
     waiting = [fetchers.start(lambda: is_open.wait(10), is_urgent=True) for _ in range(20)]
     del fetchers
     gc.collect()

@@ -391,14 +391,16 @@ def joined(sample: Any, random: Any) -> Any:
 def test_another_pass_over_a_finite_plan_keeps_what_was_masked_in_the_one_before() -> None:
     plan = StreamPlan({"code": CODE}, epochs=1, **SIZES)
     with NumpyLoader(plan, global_batch_size=4) as loader:
-        take(loader, 5)
-        loader.mask("code", [2])
+        take(loader, 8)
+        loader.mask("code", [4])
         first, second = rows_of(iter(loader)), rows_of(iter(loader))
-        assert min(first) == 20
+        assert min(first) == 32
         assert len(second) == plan.num_samples
         cursor, state = loader.cursor, loader.state_dict()
+    masked = [sample for sample in second if any(piece.document == 4 for piece in plan.trace(sample))]
+    assert min(masked) < 32 < max(masked), "some of it was read before it was masked, and some is read after"
     for sample, row in second.items():
-        hidden = [piece.document == 2 for piece in plan.trace(sample) for _ in range(piece.start, piece.stop)]
+        hidden = [piece.document == 4 for piece in plan.trace(sample) for _ in range(piece.start, piece.stop)]
         labels = plan.sample(sample)["labels"]
         assert row["labels"] == np.where(hidden + [False] * (6 - len(hidden)), -100, labels).tolist()
         assert row["labels"] == plan.sample(sample, cursor)["labels"].tolist()

@@ -28,6 +28,7 @@ from tokshard.runtime.cache import Cache
 from tokshard.runtime.order.tables import AHEAD
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.source import DocumentSpan
+from tokshard.runtime.token_memory import TokenMemory
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:the windows that are read and fetched")
@@ -84,6 +85,18 @@ def test_batches_are_those_of_a_mapped_corpus_however_little_memory_there_is(loc
     source = CorpusSource(remote if is_remote else local, access="pread", cache=Cache(memory_bytes=memory_bytes))
     assert not source.is_in_memory
     assert rows_of(source) == rows_of(CorpusSource(local))
+
+
+def test_a_reader_waits_for_what_another_thread_is_about_to_keep(local, remote, monkeypatch):
+    fill = TokenMemory.fill
+
+    def slowly(memory: TokenMemory, slot: int, tokens: Any) -> None:
+        time.sleep(0.005)
+        fill(memory, slot, tokens)
+
+    expected = rows_of(CorpusSource(local))
+    monkeypatch.setattr(TokenMemory, "fill", slowly)
+    assert rows_of(CorpusSource(remote, cache=Cache())) == expected
 
 
 def test_streams_are_read_by_range_as_from_maps_and_every_block_once(local, remote):

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import distributed
 
 from tokshard.errors import CorpusError
 from tokshard.jobs.recipe import resolve
-from tokshard.torch_gaps.step_ledger import COLLECTIVES
+from tokshard.torch_gaps.step_ledger import COLLECTIVES, StepLedger, fake_group
 from tokshard.trainer.estimate import Estimate, estimate, main
 
 NUM_LAYERS, DIM, IDS = 2, 64, 256
@@ -59,6 +61,15 @@ def test_every_rank_keeps_its_part_of_parameters_and_states() -> None:
     assert found.peak_bytes["parameters"] == 4 * found.parameters // 8
     num_tensors = 9 * NUM_LAYERS + 3
     assert found.peak_bytes["optimizer"] == 2 * found.peak_bytes["parameters"] + 4 * num_tensors
+
+
+def test_parameters_that_take_part_in_a_collective_are_counted_as_parameters() -> None:
+    parameter = torch.zeros(10)
+    with fake_group(2), StepLedger(vocab_size=IDS) as ledger:
+        ledger.watch("parameters", [parameter])
+        distributed.all_reduce(parameter)
+    assert ledger.counts == {"all-reduce": 1}
+    assert +ledger.alive == {"parameters": parameter.nbytes}
 
 
 def test_recomputation_and_chunks_of_logits_lower_what_a_step_keeps() -> None:

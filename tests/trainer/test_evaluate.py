@@ -13,8 +13,9 @@ import torch
 
 from tests.corpora import write_corpus
 from tests.trainer.runs import configuration, corpora, corpus, evaluations_of, lines_of, steps_of, tokenizer
-from tokshard.errors import UsageError
+from tokshard.errors import TrainerError, UsageError
 from tokshard.jobs.launcher import Interrupted
+from tokshard.jobs.metrics_file import MetricsFile
 from tokshard.jobs.model_shape import Shape
 from tokshard.jobs.recipe import resolve
 from tokshard.runtime.batches import IGNORED
@@ -145,6 +146,20 @@ def test_an_evaluation_that_a_signal_ends_ends_the_run_and_the_same_command_make
         assert train(settings) == 0
         assert [line["step"] for line in lines_of(tmp_path / "out")] == sorted([1, 2, 3, *evaluated])
     assert list(evaluations_of(tmp_path / "out")) == evaluated
+
+
+def test_a_run_that_cannot_write_its_metrics_ends_without_an_evaluation(paths: dict[str, str], tmp_path: Path) -> None:
+    """Which nobody could read, and which may take a whole pass over its corpora."""
+
+    def full(log: MetricsFile, _: Any) -> None:
+        log.failure = TrainerError("metrics.jsonl cannot be written: No space left on device", hint="make room")
+
+    settings = resolve(small(paths, tmp_path / "out", train__steps=9))
+    with patch.object(MetricsFile, "write", full), patch.object(Evaluation, "losses", autospec=True) as losses:
+        with pytest.raises(TrainerError, match="No space left"):
+            train(settings)
+        assert os.listdir(tmp_path / "out" / "checkpoints")
+        losses.assert_not_called()
 
 
 def test_a_loss_that_is_not_finite_is_null(

@@ -19,6 +19,7 @@ from tokshard.pipeline.adopt import plan
 from tokshard.pipeline.encode.documents import Made
 from tokshard.pipeline.encode.maker import Maker
 from tokshard.pipeline.executors.choice import cpu_count
+from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
@@ -83,6 +84,7 @@ class Estimate:
         return self.free_bytes is None or self.disk_bytes <= self.free_bytes
 
 
+@leaving_the_program_alone()
 def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     """Estimate a build. Costs seconds: about 64 MB of text are read and encoded.
 

@@ -177,15 +177,20 @@ class _Share:
         for index in range(self.job.count):
             theirs = [task for number, task in missing if number % self.job.count == index]
             left += theirs if index == self.job.index or index not in running else theirs[under_way:]
-        start = self.job.index * len(left) // self.job.count
+        # with a limit in their order, so that it shows where the limit falls
+        start = self.job.index * len(left) // self.job.count if stage.limit is None else 0
         chosen = [*left[start:], *left[:start]][: 4 * under_way]
         self.runs.tasks(self.build, stage, chosen, judge_of(self.build, stage, sorted(chosen, key=lambda one: one.key)))
         return bool(chosen)
 
     def _missing(self, stage: Stage) -> list[tuple[int, AnyTask]]:
         """The tasks of a stage that have no receipt, with their numbers, by a list of the receipts."""
-        keys = set(receipt_keys(self.build.workspace.store, stage.name))
-        return [(number, task) for number, task in enumerate(stage.tasks) if not self._is_there(stage, task, keys)]
+        if stage.limit is not None:  # most tasks may lie behind it: only their receipts say where it falls
+            wanted = {task.key for task in judged_on_disk(self.build, stage).missing()}
+            return [(number, task) for number, task in enumerate(stage.tasks) if task.key in wanted]
+        keys, judge = set(receipt_keys(self.build.workspace.store, stage.name)), judge_of(self.build, stage)
+        found = ((number, task) for number, task in enumerate(stage.tasks) if not self._is_there(stage, task, keys))
+        return [(number, task) for number, task in found if not judge.is_over(task)]
 
     def _is_there(self, stage: Stage, task: AnyTask, keys: set[Key]) -> bool:
         if not isinstance(task, StreamTask):

@@ -156,7 +156,8 @@ class Judge:
 
     def is_over(self, task: AnyTask) -> bool:
         """Whether a task can no longer matter, as far as is known: the failure that stops it may be left out later."""
-        if self.is_done or (self._stops and task.key > min(self._stops)):
+        # a run that has to take the place of another one either fails or writes all that is wanted
+        if self.is_done or self.rerun is not None or (self._stops and task.key > min(self._stops)):
             return True
         return _is_divided(task) and task.key[0] in self.left_out
 
@@ -173,7 +174,7 @@ class Judge:
 
     def missing(self) -> Iterator[AnyTask]:
         """The tasks from the first one on that has no receipt, as far as they can matter."""
-        for task in self.tasks[self._position :] if not self.is_done else ():
+        for task in self.tasks[self._position :] if not self.is_done and self.rerun is None else ():
             found = self._waiting.get(
                 (task.key[0], self.num_done(task) - 1) if isinstance(task, StreamTask) else task.key
             )

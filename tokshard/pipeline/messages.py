@@ -52,7 +52,7 @@ def task_error(build: Build, receipt: Receipt, judge: Judge, *, is_counted: bool
             hint=f"{repair}, or leave out such records with --on-bad-record skip",
         )
     kind = getattr(errors, failure.error, errors.SourceError)
-    return original_error(build.inputs, kind(failure.problem, hint=failure.hint))
+    return original_error(build.inputs, kind(failure.place + failure.problem, hint=failure.hint))
 
 
 def _too_many(build: Build, stage: str, judge: Judge, found: TooManyBadRecords) -> TokshardError:

@@ -8,7 +8,7 @@ both                          hash, join and find, deal, write
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -16,12 +16,12 @@ from tokshard.pipeline.append import earlier_texts
 from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.duplicates import Drops, digest_of, find_duplicates
-from tokshard.pipeline.tasks.planning import AnyTask, group_tokens
+from tokshard.pipeline.tasks.planning import AnyTask, Task, group_tokens
 from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.tasks.shuffle import deal_levels, dealt_files, gather_tasks, redeal_tasks
 from tokshard.pipeline.tasks.sorted_rows import Run as SortedRun
 from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE
-from tokshard.pipeline.workspace.receipts import Receipt, receipt_keys
+from tokshard.pipeline.workspace.receipts import Failure, Receipt, receipt_keys, write_receipt
 
 T = TypeVar("T")
 Stages = Generator[Stage, Judge, T]
@@ -65,6 +65,19 @@ def stages(build: Build, tasks: Sequence[AnyTask]) -> Stages[Settled]:
         if drops is None or settled.left_out.keys() <= left_out.keys():
             return settled
         left_out = settled.left_out
+        _leave_out_of_hashing(build, tasks, left_out)
+
+
+def _leave_out_of_hashing(build: Build, tasks: Sequence[AnyTask], left_out: Mapping[int, str]) -> None:
+    """Fail the hashing of divided inputs that were damaged since, so that every process begins with what is known.
+
+    The receipt of a group says by itself what it left out, once it ran again.
+    """
+    for task in tasks:
+        index, segment = task.key
+        if index in left_out and not segment and not (isinstance(task, Task) and task.is_group):
+            failure = Failure(kind="input", source=index, problem=left_out[index])
+            write_receipt(build.workspace.store, HASH, Receipt(key=task.key, failure=failure))
 
 
 def _duplicates(build: Build, hashed: Sequence[Receipt]) -> Stages[Drops]:

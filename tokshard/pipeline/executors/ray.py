@@ -206,7 +206,7 @@ def _problem(found: Setup) -> BuildError | None:
         InputReader(build).check(0)
     except TaskFailedError as error:
         return BuildError(
-            f"cannot take part: {error.failure.problem}",
+            f"cannot take part: {error.failure.place}{error.failure.problem}",
             hint=f"give sources {shared}; for data sets of the hub set HF_HOME to one",
         )
     return None

@@ -75,8 +75,10 @@ class CorporaReader:
         number = int(np.searchsorted(shards, index, "right")) - 1
         corpus, shard = self._opened[number], index - int(shards[number])
         try:
+            info = corpus.shards[shard]
             for found in self._documents(corpus, shard, int(documents[number]), int(sources[number])):
-                yield self._chosen(found, input_bytes=found.tokens.nbytes)
+                # so that all of a shard was read when its last document was
+                yield self._chosen(found, input_bytes=info.num_bytes * len(found.tokens) // info.num_tokens)
         except OSError as error:  # of its store, or of the temporary directory, where it is copied from a bucket
             raise BuildError(
                 f"{corpus.store.where(corpus.shards[shard].name)} cannot be read: {error.strerror or error}",

@@ -109,9 +109,11 @@ def _errors_of(source: Input) -> Iterator[None]:
 
 
 def _damage(source: Input, error: TokshardError) -> Failure:
-    return Failure(
-        kind="input", source=source.index, problem=error.problem, hint=error.hint, error=type(error).__name__
-    )
+    place = f"{source.location} "
+    place = place if error.problem.startswith(place) else ""
+    problem = error.problem.removeprefix(place)
+    name = type(error).__name__
+    return Failure(kind="input", source=source.index, place=place, problem=problem, hint=error.hint, error=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +223,7 @@ class TaskRunner:
                 failure, most = _failure(error), max(most, work.written)
             if failure.kind != "input" or not task.is_group or not self._build.is_leaving_out:
                 return Receipt(key=task.key, failure=failure, max_documents=run.max_documents, most_documents=most)
-            left_out[index] = _problem(failure, self._build.inputs[index])
+            left_out[index] = failure.problem
             if run.max_documents is None:
                 left_out.update(self._damage(range(index + 1, task.stop)))
 
@@ -243,7 +245,7 @@ class TaskRunner:
                 for _ in self._reader.chunks(index, Whole()):
                     pass
             except TaskFailedError as error:
-                found[index] = _problem(error.failure, self._build.inputs[index])
+                found[index] = error.failure.problem
             except TokshardError:
                 break  # no damage: the task will meet it again when it comes there
         return found
@@ -319,8 +321,3 @@ def _failure(error: Exception) -> Failure:
         return error.failure
     assert isinstance(error, TokshardError)
     return Failure(kind="other", problem=error.problem, hint=error.hint, error=type(error).__name__)
-
-
-def _problem(failure: Failure, source: Input) -> str:
-    """What is wrong with an input that is left out, without its place."""
-    return failure.problem.removeprefix(f"{source.location} ")

@@ -76,6 +76,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         source: index of the input.
         record: of a bad record: its number within the task in that input, from 0.
         reason: of a bad record: a constant of `tokshard.pipeline.sources.records`.
+        place: what names the input before `problem`, which is the same wherever the input lies; may be empty.
         problem, hint: what is wrong, and the next step; of a bad record the detail, and empty.
         error: the name of its class in `tokshard.errors`.
     """
@@ -86,6 +87,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: int = -1
     record: int = 0
     reason: str = ""
+    place: str = ""
     error: str = ""
 
 
