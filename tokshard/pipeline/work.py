@@ -110,7 +110,7 @@ def work(
     Raises:
         BuildError: something failed that need not fail again, such as a disk, or a worker that died twice.
     """
-    mapped = _mapped(tasks, executor)
+    mapped, run_mapped = _mapped(tasks, executor), executor.run_mapped
     waiting = deque(task for task in tasks if task not in mapped)
     running: dict[Key, AnyTask] = {}
     losses: Counter[Key] = Counter()
@@ -131,7 +131,7 @@ def work(
                 losses[task.key] += 1
                 waiting.appendleft(event.checked(losses[task.key]))
     for task in mapped:
-        for receipt in () if judge.is_over(task) else executor.run_mapped(_run(task, judge)):
+        for receipt in run_mapped(_run(task, judge)) if run_mapped is not None and not judge.is_over(task) else ():
             _take(build, judge, receipt, observer)
 
 
@@ -150,7 +150,7 @@ def _run(task: AnyTask, judge: Judge) -> Run:
 
 def _mapped(tasks: Sequence[AnyTask], executor: Executor) -> list[AnyTask]:
     """The streams that are read here, one after another, while all workers encode their chunks."""
-    streams = [task for task in tasks if isinstance(task, StreamTask)] if executor.can_map else []
+    streams = [task for task in tasks if isinstance(task, StreamTask)] if executor.run_mapped is not None else []
     is_few = len(streams) < min(executor.num_workers, _MAPPED_STREAMS)
     return [task for task in streams if task.is_here or is_few]
 

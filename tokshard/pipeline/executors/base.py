@@ -95,8 +95,12 @@ class Executor(Protocol):
     Nothing starts before the context is entered, and leaving it stops everything.
     """
 
-    can_map: bool
-    """Whether it has workers of its own for the chunks of one stream."""
+    @property
+    def run_mapped(self) -> Callable[[Run], Iterator[Receipt]] | None:
+        """Runs a stream in this process while all workers prepare its chunks, and no other task is under way.
+
+        None: there are no workers for the chunks of one stream.
+        """
 
     @property
     def num_workers(self) -> int:
@@ -122,9 +126,6 @@ class Executor(Protocol):
         Raises:
             TokshardError: a task failed in a way that need not come again.
         """
-
-    def run_mapped(self, run: Run) -> Iterator[Receipt]:
-        """Run a stream in this process while all workers prepare its chunks. No other task may be under way."""
 
 
 MakeExecutor = Callable[[Build, Stage, int, OnProgress], Executor]

@@ -33,8 +33,8 @@ def executors(options: BuildOptions, observer: Observer) -> Iterator[MakeExecuto
     from tokshard.pipeline.executors.ray import RayExecutor
     from tokshard.pipeline.executors.ray_cluster import connected
 
-    with connected(options.ray_address, num_workers=options.workers, observer=observer) as cluster:
-        yield lambda build, stage, _, on_progress: RayExecutor(build, stage, on_progress, cluster=cluster)
+    with connected(options.ray_address, num_workers=options.workers, observer=observer):
+        yield lambda build, stage, _, on_progress: RayExecutor(build, stage, on_progress, most_tasks=options.workers)
 
 
 def _local(build: Build, stage: Stage, num_tasks: int, on_progress: OnProgress) -> Executor:

@@ -9,14 +9,13 @@ from tokshard.pipeline.executors.base import Ended, Event, OnProgress, Usage, pe
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import Run
 from tokshard.pipeline.tasks.running import Stage, TaskRunner
-from tokshard.pipeline.workspace.receipts import Receipt
 
 
 class InlineExecutor:
     """An `Executor` without workers: a task runs while its events are asked for."""
 
     num_workers = 1
-    can_map = False
+    run_mapped: None = None
 
     def __init__(self, build: Build, stage: Stage, on_progress: OnProgress) -> None:
         self._runner = TaskRunner(build, stage, on_progress)
@@ -46,7 +45,3 @@ class InlineExecutor:
         assert run is not None, "there are events only while a task runs"
         yield from self._runner.run(run)
         yield Ended(run.task)
-
-    def run_mapped(self, run: Run) -> Iterator[Receipt]:
-        """Run a stream."""
-        return self._runner.run(run)

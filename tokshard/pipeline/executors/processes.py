@@ -13,16 +13,7 @@ from typing import Any, Self
 
 from tokshard.errors import BuildError
 from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, peak_bytes
-from tokshard.pipeline.executors.worker import (
-    ENVIRONMENT,
-    START_METHOD,
-    Broken,
-    Idle,
-    PrepareChunk,
-    PreparedChunk,
-    environment,
-    worker_main,
-)
+from tokshard.pipeline.executors.worker import ENVIRONMENT, START_METHOD, environment, worker_main
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask
@@ -74,8 +65,6 @@ class ProcessExecutor:
         num_workers: processes at a time, at most.
     """
 
-    can_map = True
-
     def __init__(self, build: Build, stage: Stage, on_progress: OnProgress, *, num_workers: int) -> None:
         self._build, self._stage, self._on_progress = build, stage, on_progress
         self._workers: list[_WorkerProcess] = []
@@ -117,15 +106,12 @@ class ProcessExecutor:
     def events(self) -> Iterator[Event]:
         """What workers report."""
         for worker, message in self._messages():
-            if isinstance(message, BuildError):
-                assert worker.task is not None, "a worker that died had nothing to do"
-                yield Lost(worker.task, message)
-            elif isinstance(message, Idle):
-                task, worker.task, worker.usage = worker.task, None, message.usage
-                assert task is not None, "a worker ends what it was given"
-                yield Ended(task)
-            else:
+            if isinstance(message, Receipt):
                 yield message
+                continue
+            task, worker.task = worker.task, None
+            assert task is not None, "a worker has one task at a time"
+            yield Lost(task, message) if isinstance(message, BuildError) else Ended(task)
 
     def run_mapped(self, run: Run) -> Iterator[Receipt]:
         """Run a stream in this process while all workers prepare its chunks."""
@@ -164,18 +150,18 @@ class ProcessExecutor:
         if worker is None or (worker.jobs and len(self._workers) < self.num_workers):
             worker = self._start()
         worker.jobs.append(job)
-        self._send(worker, PrepareChunk(job.chunk))
+        self._send(worker, job.chunk)
 
     def _hear_chunks(self) -> None:
         for worker, message in self._messages():
-            if isinstance(message, PreparedChunk):
-                worker.jobs.popleft().prepared, worker.usage = message.prepared, message.usage
-            elif isinstance(message, BuildError):
+            if isinstance(message, BuildError):
                 for job in worker.jobs:
                     job.losses += 1
                     if job.losses > 1:
                         raise message
                     self._prepare(job)
+            elif not isinstance(message, Usage):
+                worker.jobs.popleft().prepared = message
 
     def _messages(self) -> Iterator[tuple[_WorkerProcess, Any]]:
         """The next messages of workers; waits for one. Of a worker that died, the error that says how."""
@@ -191,18 +177,20 @@ class ProcessExecutor:
                 message = worker.connection.recv() if handle is worker.connection else None
             except (EOFError, ConnectionResetError):
                 message = None
+            if isinstance(message, Usage):
+                worker.usage = message
             if message is None:
                 self._workers.remove(worker)
                 self.usage.add(worker.usage)
                 yield worker, self._death(worker)
             elif isinstance(message, Progress):
                 self._on_progress(message)
-            elif isinstance(message, Broken):
-                raise message.error
+            elif isinstance(message, Exception):
+                raise message
             else:
                 yield worker, message
 
-    def _send(self, worker: _WorkerProcess, message: Run | PrepareChunk) -> None:
+    def _send(self, worker: _WorkerProcess, message: Run | Chunk) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died, which `_messages` sees as well
             worker.connection.send(message)
 

@@ -28,8 +28,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tokshard.errors import BuildError, StoreError, UsageError
 from tokshard.format import names
 from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, cpu_time, peak_bytes, portable
-from tokshard.pipeline.executors.ray_cluster import RayCluster
-from tokshard.pipeline.executors.worker import ENVIRONMENT, Broken, Idle
+from tokshard.pipeline.executors.ray_cluster import num_cpus
+from tokshard.pipeline.executors.worker import ENVIRONMENT
 from tokshard.pipeline.request import Build, other_versions
 from tokshard.pipeline.tasks.planning import AnyTask, Run
 from tokshard.pipeline.tasks.running import InputReader, Stage, TaskRunner
@@ -50,13 +50,13 @@ class RayExecutor:
     """An `Executor` over the workers of a cluster, after a check of all its nodes.
 
     Args:
-        cluster: which this process is connected to as long as the executor is used.
+        most_tasks: under way; None: as many as keep all CPUs busy.
     """
 
-    can_map = False
+    run_mapped: None = None
 
-    def __init__(self, build: Build, stage: Stage, on_progress: OnProgress, *, cluster: RayCluster) -> None:
-        self._build, self._stage, self._on_progress, self._cluster = build, stage, on_progress, cluster
+    def __init__(self, build: Build, stage: Stage, on_progress: OnProgress, *, most_tasks: int | None) -> None:
+        self._build, self._stage, self._on_progress, self._most_tasks = build, stage, on_progress, most_tasks
         self._running: dict[Any, AnyTask] = {}
         self._num_cpus, self._counted = 0, -_CPUS_SECONDS
         self.usage = Usage()
@@ -65,8 +65,8 @@ class RayExecutor:
     def num_workers(self) -> int:
         """Tasks that can run at once now."""
         if time.monotonic() - self._counted >= _CPUS_SECONDS:
-            self._num_cpus, self._counted = max(1, self._cluster.num_cpus()), time.monotonic()
-        return min(self._num_cpus, self._cluster.num_workers or self._num_cpus)
+            self._num_cpus, self._counted = max(1, num_cpus()), time.monotonic()
+        return min(self._num_cpus, self._most_tasks or self._num_cpus)
 
     def __enter__(self) -> Self:
         self._setup = ray.put(set_up(self._build, self._stage))
@@ -88,7 +88,7 @@ class RayExecutor:
 
     def has_room(self) -> bool:
         """Whether few enough tasks are under way: those that run, and some that wait for a CPU to become free."""
-        return len(self._running) < (self._cluster.num_workers or _QUEUED_PER_CPU * self.num_workers)
+        return len(self._running) < (self._most_tasks or _QUEUED_PER_CPU * self.num_workers)
 
     def submit(self, run: Run) -> None:
         """Hand a task to Ray."""
@@ -112,17 +112,13 @@ class RayExecutor:
                 del self._running[values]
                 yield Lost(task, self._loss(task, error), _MAX_LOSSES)
             else:
-                if isinstance(message, Broken):
-                    raise message.error
-                if isinstance(message, Idle):
-                    self.usage.add(message.usage)
+                if isinstance(message, Exception):
+                    raise message
+                if isinstance(message, Usage):
+                    self.usage.add(message)
                 else:
                     self._on_progress(progress_of([message]))
                     yield message
-
-    def run_mapped(self, run: Run) -> Iterator[Receipt]:
-        """Never called: tasks are not divided further on a cluster."""
-        raise NotImplementedError(run)
 
     def _loss(self, task: AnyTask, error: RayError) -> BuildError:
         return BuildError(
@@ -212,14 +208,14 @@ def _problem(found: Setup) -> BuildError | None:
     return None
 
 
-def run_task(setup: list[Any], run: Run) -> Iterator[Receipt | Idle | Broken]:
+def run_task(setup: list[Any], run: Run) -> Iterator[Receipt | Usage | Exception]:
     """Run one task in this worker process. Yields its receipts, and what it cost or why it broke."""
     before = cpu_time()
     try:
         yield from _runner(setup[0]).run(run)
     except Exception as error:  # noqa: BLE001 - a process edge
-        yield Broken(portable(error))
-    yield Idle(Usage(cpu_time() - before, peak_bytes()))
+        yield portable(error)
+    yield Usage(cpu_time() - before, peak_bytes())
 
 
 @functools.lru_cache(maxsize=1)

@@ -10,7 +10,6 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -28,29 +27,19 @@ _TRIES = "RAY_gcs_server_port_wait_time_s"
 """How often Ray asks for a cluster, for 40 s each time; by default 20 times."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayCluster:
-    """The cluster that this process is connected to.
-
-    Args:
-        num_workers: tasks under way at most; None: as many as keep all CPUs busy.
-    """
-
-    num_workers: int | None
-
-    def num_cpus(self) -> int:
-        """CPUs of all nodes now."""
-        return int(ray.cluster_resources().get("CPU", 0))
+def num_cpus() -> int:
+    """CPUs of all nodes of the cluster now."""
+    return int(ray.cluster_resources().get("CPU", 0))
 
 
 @contextlib.contextmanager
-def connected(address: str | None, *, num_workers: int | None, observer: Observer) -> Iterator[RayCluster]:
+def connected(address: str | None, *, num_workers: int | None, observer: Observer) -> Iterator[None]:
     """Connect to a cluster, unless the program has done so; then leave it as it was.
 
     Args:
         address: ``local`` to start Ray on this machine, ``auto`` for the cluster that runs on it or that RAY_ADDRESS
             names, or HOST:PORT; None: ``auto``.
-        num_workers: as of `RayCluster`.
+        num_workers: CPUs of a cluster that is started here.
 
     Raises:
         UsageError: there is no such cluster, or the program is connected to one already and an address is given.
@@ -62,26 +51,21 @@ def connected(address: str | None, *, num_workers: int | None, observer: Observe
                 hint="leave out ray_address to use the cluster that the program is connected to",
             )
         _refuse_client(ray_client.is_connected())
-        yield RayCluster(num_workers=num_workers)
+        yield
         return
     address = address or AUTO
     _refuse_client(address.startswith("ray://") or os.environ.get("RAY_ADDRESS", "").startswith("ray://"))
-    variables, changed = dict(os.environ), set[str]()
+    variables = dict(os.environ)
     try:
-        try:
-            _start(address, num_workers)
-        finally:
-            changed.update(name for name in {*variables, *os.environ} if os.environ.get(name) != variables.get(name))
-        cluster = RayCluster(num_workers=num_workers)
-        if not cluster.num_cpus():
+        _start(address, num_workers)
+        if not num_cpus():
             observer(Note("no node of the cluster has a CPU for tasks yet: the build waits for one"))
-        yield cluster
+        yield
     finally:
         ray.shutdown()
-        for name in changed:  # which Ray sets for this process
-            os.environ.pop(name, None)
-            if name in variables:
-                os.environ[name] = variables[name]
+        for name in os.environ.keys() - variables.keys():  # which Ray sets for this process
+            del os.environ[name]
+        os.environ.update(variables)
 
 
 def _refuse_client(is_client: bool) -> None:
@@ -98,7 +82,6 @@ def _start(address: str, num_workers: int | None) -> None:
         # Ray lets workers import from the current directory, which may be someone else's data
         stack.enter_context(contextlib.chdir(stack.enter_context(tempfile.TemporaryDirectory())))
         stack.enter_context(environment({"RAY_USAGE_STATS_ENABLED": "0", _TRIES: os.environ.get(_TRIES, "1")}))
-        stack.enter_context(_keeping_sigterm())
         stack.enter_context(interrupted_at_end())
         host, _, port = (os.environ.get("RAY_ADDRESS", "") if address == AUTO else address).rpartition(":")
         try:
@@ -125,30 +108,14 @@ _HINTS = {
 
 
 @contextlib.contextmanager
-def _keeping_sigterm() -> Iterator[None]:
-    """Ray makes an exit of SIGTERM in the main thread; while it starts, that is turned back into the signal."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    except SystemExit:
-        signal.signal(signal.SIGTERM, handler)
-        signal.raise_signal(signal.SIGTERM)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-
-
-@contextlib.contextmanager
 def interrupted_at_end() -> Iterator[None]:
-    """Remember Ctrl-C until the context ends; a second one interrupts at once.
+    """Remember Ctrl-C until the context ends; a second one interrupts at once. Ray leaves no handler of SIGTERM behind.
 
     A terminal sends it to all processes. One that Ray has forked and that does not run its program yet would print a
     traceback, and in this process it would be lost if it came while it forks.
     """
     handler, owner = signal.getsignal(signal.SIGINT), os.getpid()
+    terminated = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
@@ -165,5 +132,6 @@ def interrupted_at_end() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGTERM, terminated)
         if is_interrupted:
             signal.raise_signal(signal.SIGINT)

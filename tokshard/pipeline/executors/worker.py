@@ -9,7 +9,6 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,7 +16,7 @@ from tokshard.pipeline.executors.base import Usage, cpu_time, peak_bytes, portab
 from tokshard.pipeline.request import Build, check_versions
 from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.planning import Run
-from tokshard.pipeline.tasks.running import Prepared, Stage, TaskRunner
+from tokshard.pipeline.tasks.running import Stage, TaskRunner
 
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -35,41 +34,16 @@ ENVIRONMENT = {
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareChunk:
-    """To a worker: prepare one chunk of a stream."""
-
-    chunk: Chunk
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedChunk:
-    """From a worker: what the oldest chunk became that it has not answered for, and what the worker has cost by now."""
-
-    prepared: Prepared
-    usage: Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """From a worker: the run has ended, and what the worker has cost since it began."""
-
-    usage: Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """From a worker: something failed that need not fail again."""
-
-    error: Exception
-
-
 def worker_main(connection: Connection, build: Build, stage: Stage) -> None:
-    """Run what the coordinator sends, until it closes the pipe or dies."""
+    """Run what the coordinator sends, a run of a task or a chunk to prepare, until it closes the pipe or dies.
+
+    The answers are progress and receipts, or the prepared chunk; last what the worker has cost since it began. If
+    something failed that need not fail again, the answer is the error.
+    """
     os.environ.update(ENVIRONMENT)  # a fork server of the caller's program was started without it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    inbox: queue.SimpleQueue[Run | PrepareChunk] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Run | Chunk] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
     runner: TaskRunner | None = None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -79,23 +53,16 @@ def worker_main(connection: Connection, build: Build, stage: Stage) -> None:
                 if runner is None:  # here, because it may fail like a task
                     check_versions(build)
                     runner = TaskRunner(build, stage, connection.send)
-                for answer in _answers(runner, message):
+                for answer in runner.run(message) if isinstance(message, Run) else [runner.prepare(message)]:
                     connection.send(answer)
+                connection.send(Usage(cpu_time(), peak_bytes()))
             except (BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:  # noqa: BLE001 - a process edge
-                connection.send(Broken(portable(error)))
+                connection.send(portable(error))
 
 
-def _answers(runner: TaskRunner, message: Run | PrepareChunk) -> Iterator[Any]:
-    if isinstance(message, Run):
-        yield from runner.run(message)
-        yield Idle(Usage(cpu_time(), peak_bytes()))
-    else:
-        yield PreparedChunk(runner.prepare(message.chunk), Usage(cpu_time(), peak_bytes()))
-
-
-def _receive(connection: Connection, inbox: queue.SimpleQueue[Run | PrepareChunk]) -> None:
+def _receive(connection: Connection, inbox: queue.SimpleQueue[Run | Chunk]) -> None:
     """Receive in a thread: the coordinator never waits for a worker that encodes, and its end is noticed at once."""
     with contextlib.suppress(EOFError, OSError):
         while True:
