@@ -72,6 +72,8 @@ def with_needed(store: Store, entry: Entry, needs: Needs, form: str) -> Entry:
     Raises:
         BadSourceError: one cannot be looked at.
     """
+    if not needs:
+        return entry
     versions = [entry.version]
     for name in needed_names(entry.name, needs):
         try:
@@ -81,7 +83,7 @@ def with_needed(store: Store, entry: Entry, needs: Needs, form: str) -> Entry:
                 f"{store.where(name)} cannot be read: {error.strerror}; {store.where(entry.name)} needs it as {form}",
                 hint="put it there, or say with --format what the file is",
             ) from error
-    return dataclasses.replace(entry, version="+".join(versions)) if needs else entry
+    return dataclasses.replace(entry, version="+".join(versions))
 
 
 def check_unchanged(input_: Input) -> None:
