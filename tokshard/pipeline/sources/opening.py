@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
 
@@ -46,14 +46,14 @@ def open_for_arrow(input_: Input) -> pa.NativeFile:
     It is never mapped: a mapped file that is cut ends the process with SIGBUS.
 
     Raises:
-        OSError: the file is gone.
+        BadSourceError: the file is gone.
     """
     store, name = store_of(input_.location)
     path = store.local_path(name)
-    if path is not None:
-        return pa.OSFile(path)
-    file: Any = store.open(name)
-    return pa.PythonFile(file, mode="r")
+    try:
+        return pa.PythonFile(store.open(name), mode="r") if path is None else pa.OSFile(path)
+    except OSError as error:
+        raise vanished(input_, error) from error
 
 
 def needed_names(name: str, needs: Needs) -> list[str]:
