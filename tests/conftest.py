@@ -19,7 +19,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # A run of the suite repeats the one before: only `make soak` looks for examples that have not been tried yet
 settings.register_profile("dev", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("few", deadline=None, max_examples=8, derandomize=True)  # the second run, for the libraries
-settings.register_profile("soak", deadline=None, max_examples=200)
+settings.register_profile("soak", deadline=None, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 

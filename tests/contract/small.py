@@ -91,7 +91,13 @@ HASHED, FOUND = "hash/files", "find/files"
 REJECTS, RECEIPTS = "write/rejects", "write/receipts"
 """Folders of the bad records and the receipts of tasks that write."""
 
-_COMMANDS = ("tokshard.cli.build", "tokshard.cli.copy", "tokshard.cli.import_", "tokshard.cli.status")
+_COMMANDS = (
+    "tokshard.cli.build",
+    "tokshard.cli.commit",
+    "tokshard.cli.copy",
+    "tokshard.cli.import_",
+    "tokshard.cli.status",
+)
 _LAZILY_IMPORTED = ("pyarrow.compute", "pyarrow.dataset", "pyarrow.feather", "pyarrow.fs", "pyarrow.parquet")
 
 

@@ -22,7 +22,6 @@ from tokshard.cli.main import run
 from tokshard.errors import ConfigurationChangedError, DamagedCorpusError, UnfinishedCorpusError, UsageError
 from tokshard.format import names, writer
 from tokshard.inspect.verify.verification import verify_corpus
-from tokshard.pipeline.sources import corpora
 from tokshard.pipeline.status import read_status
 from tokshard.pipeline.tasks import planning, shuffle
 from tokshard.runtime import NumpyLoader, StreamPlan
@@ -259,8 +258,6 @@ def test_the_memory_of_a_shuffle_does_not_grow_with_the_corpus(tmp_path, monkeyp
     )
     assert [shuffle.deal_levels(size).depth for size in (4 * 65_536, 16 * 65_536)] == [1, 2]
     monkeypatch.setattr(writer, "MAX_BATCH_TOKENS", 4_096)
-    for module in (corpora, shuffle):
-        monkeypatch.setattr(module, "SLICE_TOKENS", 4_096)
     peaks = []
     for times in (1, 4):
         place = tmp_path / str(times)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tokshard.pipeline.sources import formats
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.sources.inputs import display_path
 from tokshard.pipeline.sources.opening import check_unchanged
+from tokshard.store import open_store
 
 LINE = jsonl([{"text": "a"}])
 
@@ -404,3 +406,12 @@ def test_a_changed_input_is_named_with_both_values():
 
 def test_every_format_that_can_be_asked_for_is_known():
     assert set(formats.INPUT_FORMATS) == {"jsonl", "parquet", "arrow", "txt", "csv", "tsv", "tar"}
+
+
+def test_a_table_of_inputs_that_is_saved_goes_to_other_processes_as_a_reference(tmp_path):
+    write(*(f"d/{number:04d}.jsonl" for number in range(300)))
+    inputs_found = discover(["d"], input_format=None).inputs
+    inputs_found.absolute().save(open_store(tmp_path), "inputs.arrow")  # the same inputs with other roots
+    reference = pickle.dumps(inputs_found)
+    assert len(reference) < 1_000
+    assert list(pickle.loads(reference)) == list(inputs_found)

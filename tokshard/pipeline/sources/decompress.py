@@ -6,16 +6,16 @@ import bz2
 import contextlib
 import lzma
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import IO, Any, NamedTuple
 
+import pyarrow as pa
 import zstandard
 
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input
-from tokshard.pipeline.sources.opening import damaged, open_file, vanished
+from tokshard.pipeline.sources.opening import damaged, open_file, open_for_arrow, vanished
 
 # A zstd frame that asks for more is refused; ``zstd --long=31`` asks for as much.
 _MAX_WINDOW_BYTES = 1 << 31
@@ -34,7 +34,7 @@ _SKIPPABLE = b"\x2a\x4d\x18"
 # Type of a zstd block that stores one byte, whatever size it gives.
 _ONE_BYTE_REPEATED = 1
 
-_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+_ERRORS = (OSError, EOFError, lzma.LZMAError, zstandard.ZstdError, pa.ArrowException)
 
 
 class ByteSource(NamedTuple):
@@ -59,13 +59,20 @@ def open_bytes(input_: Input, *, start: int = 0) -> Iterator[ByteSource]:
     Raises:
         BadSourceError: the file is gone, or its compression is truncated or corrupt (also later, from ``read``).
     """
+    if input_.compression is not None and input_.num_bytes == 0:
+        raise damaged(input_, f"the file is empty, and {input_.compression} data never is")
+    if input_.compression == "gzip":
+        with open_for_arrow(input_) as compressed:
+            # Arrow decompresses into one piece what zlib gives in several, and finds truncation and garbage
+            stream = pa.CompressedInputStream(compressed, "gzip")
+            pieces = iter(partial(stream.read, CHUNK_BYTES), b"")
+            yield ByteSource(_reads_of_any_size(_naming(input_, pieces)), compressed.tell)
+        return
     with open_file(input_) as file:
         if input_.compression is None:
             if start:
                 file.seek(start)
             yield _plain_bytes(input_, file)
-        elif input_.num_bytes == 0:
-            raise damaged(input_, f"the file is empty, and {input_.compression} data never is")
         else:
             pieces = _PIECES[input_.compression](file)
             yield ByteSource(_reads_of_any_size(_naming(input_, pieces)), file.tell)
@@ -101,12 +108,14 @@ def _reads_of_any_size(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
 
     def read(size: int) -> bytes:
         nonlocal rest
-        parts = []
+        parts: list[memoryview] = []
         while size:
             if not rest:
                 piece = next(pieces, None)
                 if piece is None:
                     break
+                if len(piece) == size and not parts:
+                    return piece
                 rest = memoryview(piece)
             parts.append(rest[:size])
             rest = rest[size:]
@@ -117,7 +126,7 @@ def _reads_of_any_size(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
 
 
 def _streams(file: IO[bytes], kind: str, make: Callable[[], Any]) -> Iterator[bytes]:
-    """gzip, bz2 and xz: one stream after another, in pieces of at most `CHUNK_BYTES`.
+    """bz2 and xz: one stream after another, in pieces of at most `CHUNK_BYTES`.
 
     The file objects of the standard library take whatever follows a stream for its end. Here nothing may follow but
     another stream, and after xz streams multiples of 4 zeros.
@@ -129,10 +138,9 @@ def _streams(file: IO[bytes], kind: str, make: Callable[[], Any]) -> Iterator[by
     while data:
         stream = make()
         while not stream.eof:
-            piece = stream.decompress(data, CHUNK_BYTES)
-            yield piece
-            data = getattr(stream, "unconsumed_tail", b"")  # zlib gives back what it has not read
-            if not (piece or data or stream.eof) and not (data := file.read(_COMPRESSED_BYTES)):
+            yield stream.decompress(data, CHUNK_BYTES)
+            data = b""
+            if stream.needs_input and not stream.eof and not (data := file.read(_COMPRESSED_BYTES)):
                 raise EOFError(f"truncated {kind} stream")
         data = stream.unused_data or file.read(_COMPRESSED_BYTES)
         if kind == "xz":
@@ -187,7 +195,6 @@ def _exactly(data: bytes, size: int) -> bytes:
 
 
 _PIECES: Mapping[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
-    "gzip": partial(_streams, kind="gzip", make=lambda: zlib.decompressobj(wbits=31)),
     "bz2": partial(_streams, kind="bz2", make=bz2.BZ2Decompressor),
     "xz": partial(_streams, kind="xz", make=lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)),
     "zstd": _zstd_frames,

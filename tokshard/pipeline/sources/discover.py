@@ -79,17 +79,17 @@ def discover(
             _check_utf_8(os.path.abspath(listing.root), listing.root)
         before = len(builder)
         for entry, guess, compression in _chosen(listing, formats, input_format, passed_over):
-            path, location = listing.place(entry)
             try:
                 facts, form = _examined(listing, entry, guess)
             except BadSourceError:
                 if not keep_unreadable:
                     raise
-                facts, form = Entry(entry.name, identity=location), guess
+                facts, form = Entry(entry.name, identity=listing.location(entry)), guess
             if facts.is_link:
                 links.append(len(builder))
-            identities.append(hash(location if listing.is_pinned else facts.identity))
+            identities.append(hash(listing.location(entry) if listing.is_pinned else facts.identity))
             version = PINNED if listing.is_pinned and facts.version else facts.version
+            path = "" if listing.is_file else entry.name
             builder.append(number, path, (form.name, compression), facts.size, version, needs=form.needs)
         if len(builder) == before:
             shown = ", ".join(f"{count} x {suffix}" for suffix, count in sorted(passed_over.items()))
@@ -128,10 +128,11 @@ def _chosen(
         kind = None
         if reads == TEXT or not listing.is_read_once:
             kind = _kind_of(listing.store, entry.name, formats, listing.form or input_format)
-        _, location = listing.place(entry)
         if kind is not None:
             yield entry, *kind
-        elif not listing.is_named:
+            continue
+        location = listing.location(entry)
+        if not listing.is_named:
             passed_over[os.path.splitext(location)[1] or "no suffix"] += 1
         elif is_helper:
             raise UsageError(
@@ -154,8 +155,10 @@ def _option(reads: str) -> str:
 def _kind_of(
     store: Store, name: str, formats: Sequence[Format], input_format: str | None
 ) -> tuple[Format, str | None] | None:
-    stem, suffix = os.path.splitext(name.lower())
-    stem, suffix = os.path.splitext(stem + _LONG_SUFFIXES.get(suffix, suffix))
+    name_in_lower_case = name.lower()
+    stem, suffix = os.path.splitext(name_in_lower_case)
+    if suffix in _LONG_SUFFIXES:
+        stem, suffix = os.path.splitext(stem + _LONG_SUFFIXES[suffix])
     compression = _COMPRESSIONS.get(suffix)
     for form in formats:
         if input_format is not None:
@@ -163,7 +166,7 @@ def _kind_of(
                 return form, compression if form.is_compressible else None
         elif form.is_compressible and compression and stem.endswith(form.suffixes):
             return form, compression
-        elif name.lower().endswith(form.suffixes) and _fits(form, store, name):
+        elif name_in_lower_case.endswith(form.suffixes) and _fits(form, store, name):
             return form, None
     return None
 
@@ -173,7 +176,7 @@ def _fits(form: Format, store: Store, name: str) -> bool:
     if form.fits is not None:
         return form.fits(store, name)
     try:
-        return all(store.stat(needed) for needed in needed_names(name, form.needs))
+        return not form.needs or all(store.stat(needed) for needed in needed_names(name, form.needs))
     except OSError:
         return False
 
@@ -190,8 +193,9 @@ def _examined(listing: Listing, entry: Entry, form: Format) -> tuple[Entry, Form
             f"{form.name} cannot be read from standard input: its end says what it holds",
             hint="write it to a file first",
         )
-    store, where = listing.store, listing.store.where(entry.name)
-    _check_utf_8(entry.name, where)
+    store = listing.store
+    if not entry.name.isascii():
+        _check_utf_8(entry.name, store.where(entry.name))
     try:
         facts = entry if entry.version else store.stat(entry.name)
         if form.examine is not None and not listing.is_read_once:
@@ -199,12 +203,13 @@ def _examined(listing: Listing, entry: Entry, form: Format) -> tuple[Entry, Form
         return with_needed(store, facts, form.needs, form.name), form
     except NotRegularFileError as error:
         raise UsageError(
-            f"{where} is not a regular file", hint="write it to a file first, or pipe it into -"
+            f"{store.where(entry.name)} is not a regular file", hint="write it to a file first, or pipe it into -"
         ) from error
     except OSError as error:
         is_broken_link = entry.is_link and isinstance(error, FileNotFoundError)
         raise BadSourceError(
-            f"{where} cannot be read: {error.strerror}" + (": it is a link to nothing" if is_broken_link else ""),
+            f"{store.where(entry.name)} cannot be read: {error.strerror}"
+            + (": it is a link to nothing" if is_broken_link else ""),
             hint="check the path and its permissions, or leave such files out with --on-bad-source skip",
         ) from error
 

@@ -24,8 +24,8 @@ from tokshard.store import Store, absolute_location, written
 TEXT, TOKENS, DOCUMENTS = READS = ("text", "tokens", "documents")
 """What a build reads: texts, which it encodes; tokens that another tool has made; or documents of corpora."""
 
-# Formats that others have to know: lines and texts, which are read in large pieces, and records of a Python object.
-JSONL, TXT, RECORDS = "jsonl", "txt", "records"
+# Formats that others have to know: JSON lines, whose fields show when they are read, and records of a Python object.
+JSONL, RECORDS = "jsonl", "records"
 
 # The argument and location of standard input.
 STDIN = "-"
@@ -43,8 +43,8 @@ _SCHEMA = pa.schema([(name, pa.string() if name in {"path", "version"} else pa.i
 # What a file needs to be read, as `opening.needed_names` spells it.
 Needs = tuple[tuple[str, str], ...]
 
-# Format, compression, needs, and whether an input can be read only once.
-_Kind = tuple[str, str | None, Needs, bool]
+# Format and compression of an input.
+Kind = tuple[str, str | None]
 
 _ROWS_PER_BATCH = 4_096
 
@@ -109,7 +109,7 @@ class InputTable(Sequence[Input]):
     Args:
         roots: for each argument, what its paths are relative to; the file itself if the path is empty.
         table: the inputs; None if they are in a file, which is mapped when it is first used.
-        file: store and name of that file.
+        files: store and name of that file, as soon as there is one.
         digest: the digest that the file must have; None to accept any.
         records: argument to the Python object that gives its records; these objects stay in their process.
     """
@@ -118,33 +118,33 @@ class InputTable(Sequence[Input]):
         self,
         roots: Sequence[str],
         table: pa.Table | None,
-        file: tuple[Store, str] | None = None,
+        files: list[tuple[Store, str]] | None = None,
         digest: str | None = None,
         records: Mapping[int, RecordSource] = MappingProxyType({}),
     ) -> None:
         self.roots, self.records = list(roots), records
-        self._given, self._file, self._digest = table, file, digest
+        self._given, self._files, self._digest = table, [] if files is None else files, digest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InputTable, (self.roots, None if self._file else self._table, self._file)
+        return InputTable, (self.roots, None if self._files else self._table, self._files)
 
     def save(self, store: Store, name: str) -> None:
         """Write the table for other processes."""
         with written(store, name) as file, ipc.new_file(file, self._table.schema) as writer:
             writer.write_table(self._table)
-        self._file = (store, name)
+        self._files[:] = [(store, name)]
 
     def absolute(self) -> InputTable:
         """The same inputs with absolute roots."""
         once = self.read_once
         roots = [root if root in once else absolute_location(root) for root in self.roots]
-        return InputTable(roots, self._table, records=self.records)
+        return InputTable(roots, self._table, self._files, records=self.records)
 
     @cached_property
     def _table(self) -> pa.Table:
-        if self._given is not None or self._file is None:
+        if self._given is not None:
             return self._given
-        store, name = self._file
+        ((store, name),) = self._files
         try:
             table = ipc.open_file(map_file(store, name)).read_all()
             if self._digest in (None, _digest_of(table)):
@@ -159,7 +159,7 @@ class InputTable(Sequence[Input]):
         return list(self._table.columns)
 
     @cached_property
-    def _kinds(self) -> list[_Kind]:
+    def _kinds(self) -> list[tuple[str, str | None, Needs, bool]]:
         kinds = json.loads((self._table.schema.metadata or {})[b"kinds"])
         return [(form, compression, tuple(map(tuple, needs)), is_once) for form, compression, needs, is_once in kinds]
 
@@ -270,7 +270,7 @@ def _digest_of(table: pa.Table) -> str:
 
 def saved_inputs(roots: Sequence[str], store: Store, name: str, digest: str) -> InputTable:
     """The table that `InputTable.save` wrote. It is read when it is first used."""
-    return InputTable(roots, None, (store, name), digest)
+    return InputTable(roots, None, [(store, name)], digest)
 
 
 def original_error(inputs: InputTable, error: TokshardError) -> TokshardError:
@@ -290,7 +290,7 @@ class InputTableBuilder:
         self.roots = list(roots)
         self._rows: list[tuple[int, str, int, str, int]] = []
         self._batches: list[pa.RecordBatch] = []
-        self._kinds: dict[_Kind, int] = {}
+        self._kinds: dict[tuple[str, str | None, Needs, bool], int] = {}
         self._records: dict[int, RecordSource] = {}
 
     def __len__(self) -> int:
@@ -304,16 +304,7 @@ class InputTableBuilder:
             self._records[len(self.roots)] = argument
         self.roots.append(root)
 
-    def append(
-        self,
-        argument: int,
-        path: str,
-        kind: tuple[str, str | None],
-        num_bytes: int,
-        version: str,
-        *,
-        needs: Needs = (),
-    ) -> None:
+    def append(self, argument: int, path: str, kind: Kind, num_bytes: int, version: str, *, needs: Needs = ()) -> None:
         """Add an input at the end; `kind` is its format and compression."""
         number = self._kinds.setdefault((*kind, needs, version == READ_ONCE), len(self._kinds))
         self._rows.append((argument, path, num_bytes, version, number))

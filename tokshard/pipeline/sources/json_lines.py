@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tokshard.pipeline.sources.division import Divisibility, Lines, Span, Stream
-from tokshard.pipeline.sources.inputs import JSONL, Input
+from tokshard.pipeline.sources.division import Lines, Stream
+from tokshard.pipeline.sources.inputs import JSONL
 from tokshard.pipeline.sources.kept_values import WrongTypeError, json_value
 from tokshard.pipeline.sources.lines import lines_of
 from tokshard.pipeline.sources.protocol import Format
@@ -191,10 +191,9 @@ def _explain(line: bytes, following: Sequence[bytes], error: Exception) -> tuple
         return INVALID_UTF8, str(error)
     if isinstance(error, RecursionError):
         return MALFORMED, "JSON is nested too deeply"
-    return _allowed_by_python(line) or (
-        MALFORMED,
-        content_of(line) or f"{error}{_expected(line, following)}: {_excerpt(line)}",
-    )
+    excerpt = repr(line[:80].decode("utf-8", "replace")) + ("..." if len(line) > 80 else "")
+    detail = content_of(line) or f"{error}{_expected(line, following)}: {excerpt}"
+    return _allowed_by_python(line) or (MALFORMED, detail)
 
 
 def _expected(line: bytes, following: Sequence[bytes]) -> str:
@@ -229,8 +228,7 @@ def _text_decoder(name: str) -> msgspec.json.Decoder[Any]:
 
 def _roots_decoder(spec: RecordSpec) -> msgspec.json.Decoder[Any]:
     """A decoder that keeps the raw JSON of every field with which a dotted path starts."""
-    paths = [spec.text_field, *(path for path, _ in spec.columns.values())]
-    roots = dict.fromkeys(name for path in paths for name in (path, path.split(".")[0]))
+    roots = dict.fromkeys(name for path in (spec.text_field, *spec.kept_paths) for name in (path, path.split(".")[0]))
     rename = {f"f{index}": root for index, root in enumerate(roots)}
     fields: list[Any] = [(attribute, msgspec.Raw, None) for attribute in rename]
     return msgspec.json.Decoder(msgspec.defstruct("Record", fields, rename=rename))
@@ -258,23 +256,10 @@ def _shown(raw: bytes) -> str:
     return raw[:80].decode("utf-8", "replace") + ("..." if len(raw) > 80 else "")
 
 
-def _excerpt(raw: bytes) -> str:
-    text = raw[:80].decode("utf-8", "replace")
-    return repr(text) + ("..." if len(raw) > 80 else "")
-
-
-def _lines(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[int, LineChunk]]:
-    return lines_of(input_, span, spec.max_line_bytes)
-
-
-def _divisibility(input_: Input, _: str) -> Divisibility:
-    return Lines() if input_.compression is None else Stream()
-
-
 FORMAT = Format(
     name=JSONL,
-    read=_lines,
-    divide=_divisibility,
+    read=lambda input_, span, spec: lines_of(input_, span, spec.max_line_bytes),
+    divide=lambda input_, _: Lines() if input_.compression is None else Stream(),
     suffixes=(".jsonl", ".ndjson", ".json"),
     is_compressible=True,
 )

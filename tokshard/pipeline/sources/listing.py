@@ -47,10 +47,9 @@ class Listing:
     is_named: bool = False
     is_pinned: bool = False
 
-    def place(self, entry: Entry) -> tuple[str, str]:
-        """Where a file is below the argument, and where it is."""
-        path = "" if self.is_file else entry.name
-        return path, location_of(self.root, path)
+    def location(self, entry: Entry) -> str:
+        """Where a file is."""
+        return location_of(self.root, "" if self.is_file else entry.name)
 
 
 def listing_of(argument: str | RecordSource, *, omitted: Sequence[str], ignored: Counter[str]) -> Listing:
@@ -101,14 +100,19 @@ def listing_of(argument: str | RecordSource, *, omitted: Sequence[str], ignored:
 
 def _walk(store: Store, ignored: Counter[str], folder: str = "") -> Iterator[Entry]:
     """Files below a folder without the hidden ones. A directory saved by `datasets` gives its data files only."""
+    start = len(folder) + bool(folder)
     try:
         chosen = hub.saved_files(store, folder)
         for entry in store.list(folder):
-            name = entry.name[len(folder) :].removeprefix("/")
-            if name.startswith("."):
+            name = entry.name[start:]
+            if name[0] == ".":
                 ignored[HIDDEN] += 1
-            elif chosen is None or name in chosen:
-                yield from _walk(store, ignored, entry.name[:-1]) if name.endswith("/") else (entry,)
+            elif chosen is not None and name not in chosen:
+                continue
+            elif name[-1] == "/":
+                yield from _walk(store, ignored, entry.name[:-1])
+            else:
+                yield entry
     except OSError as error:
         raise SourceError(
             f"{store.where(folder)} cannot be listed: {error.strerror}", hint="check the path and its permissions"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
 
@@ -46,14 +46,14 @@ def open_for_arrow(input_: Input) -> pa.NativeFile:
     It is never mapped: a mapped file that is cut ends the process with SIGBUS.
 
     Raises:
-        OSError: the file is gone.
+        BadSourceError: the file is gone.
     """
     store, name = store_of(input_.location)
     path = store.local_path(name)
-    if path is not None:
-        return pa.OSFile(path)
-    file: Any = store.open(name)
-    return pa.PythonFile(file, mode="r")
+    try:
+        return pa.PythonFile(store.open(name), mode="r") if path is None else pa.OSFile(path)
+    except OSError as error:
+        raise vanished(input_, error) from error
 
 
 def needed_names(name: str, needs: Needs) -> list[str]:
@@ -72,6 +72,8 @@ def with_needed(store: Store, entry: Entry, needs: Needs, form: str) -> Entry:
     Raises:
         BadSourceError: one cannot be looked at.
     """
+    if not needs:
+        return entry
     versions = [entry.version]
     for name in needed_names(entry.name, needs):
         try:
@@ -81,7 +83,7 @@ def with_needed(store: Store, entry: Entry, needs: Needs, form: str) -> Entry:
                 f"{store.where(name)} cannot be read: {error.strerror}; {store.where(entry.name)} needs it as {form}",
                 hint="put it there, or say with --format what the file is",
             ) from error
-    return dataclasses.replace(entry, version="+".join(versions)) if needs else entry
+    return dataclasses.replace(entry, version="+".join(versions))
 
 
 def check_unchanged(input_: Input) -> None:

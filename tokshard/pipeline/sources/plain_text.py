@@ -10,7 +10,7 @@ from typing import Any
 
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.division import CHUNK_BYTES, Divisibility, Indivisible, Lines, Span, Stream
-from tokshard.pipeline.sources.inputs import TXT, Input
+from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.lines import line_chunks, lines_of
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import (
@@ -68,7 +68,7 @@ def _divisibility(input_: Input, text_mode: str) -> Divisibility:
     return Lines() if text_mode == LINE and input_.compression is None else Stream()
 
 
-FORMAT = Format(name=TXT, read=_chunks, divide=_divisibility, suffixes=(".txt",), is_compressible=True)
+FORMAT = Format(name="txt", read=_chunks, divide=_divisibility, suffixes=(".txt",), is_compressible=True)
 
 
 def _whole_text(read: Callable[[int], bytes], spec: RecordSpec) -> Records:

@@ -394,7 +394,7 @@ def positions_array(records: Records) -> NDArray[np.int64]:
 
 def field_hint(path: str, spec: RecordSpec, what: str = "field") -> str:
     """Hint that names the option with which a missing field was asked for."""
-    if path == spec.text_field:
+    if path == spec.text_field and spec.tokens is None:
         return f"give the {what} that holds the text with --text-field"
     is_id = path == spec.columns.get("id", ("",))[0]
     return f"name an existing {what} with {'--id-field' if is_id else '--keep'}, or leave the option out"

@@ -14,7 +14,7 @@ from tokshard.errors import SourceError, UsageError
 from tokshard.pipeline.sources.columns import Columns
 from tokshard.pipeline.sources.division import Divisibility, Grouped, Groups, Indivisible, Span
 from tokshard.pipeline.sources.inputs import Input
-from tokshard.pipeline.sources.opening import check_not_cut, damaged, open_for_arrow, vanished
+from tokshard.pipeline.sources.opening import check_not_cut, damaged, open_for_arrow
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import ROWS_PER_CHUNK, TOO_LONG, Problem, Records, RecordSpec, admit_rows
 from tokshard.store import Entry, Store
@@ -99,8 +99,6 @@ def _errors_of(input_: Input, place: str = "") -> Iterator[None]:
     """Turn errors of Arrow into errors about the input."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise vanished(input_, error) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(input_, f"{place}{error}") from error
 

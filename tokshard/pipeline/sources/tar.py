@@ -34,10 +34,10 @@ from tokshard.pipeline.sources.records import (
     no_records,
 )
 
+# Why a member is left out, under every policy. Directories are not counted at all.
 OTHER_MEMBER = "archive member of another format"
 HIDDEN_MEMBER = "hidden archive member"
 LINK_MEMBER = "archive member that is a link"
-# Why a member is left out, under every policy. Directories are not counted at all.
 SPECIAL_MEMBER = "archive member that is no regular file"
 
 # Field of a WebDataset sample: the path of its members up to the first dot of their names.
@@ -229,10 +229,7 @@ class _Archive:
             header, block = found
             kind = header.type
             if kind in _EXTRA:
-                said = self._extra(kind, self._size(header, {}))
-                everywhere, extra = (
-                    (everywhere | said, extra) if kind == tarfile.XGLTYPE else (everywhere, extra | said)
-                )
+                (everywhere if kind == tarfile.XGLTYPE else extra).update(self._extra(kind, self._size(header, {})))
                 continue
             fields, extra = everywhere | extra, {}
             size = self._size(header, fields)
@@ -245,7 +242,7 @@ class _Archive:
             self._left = size
             name = fields.get("path", header.name).encode("utf-8", "backslashreplace").decode()
             if kind != tarfile.DIRTYPE and not (kind == tarfile.AREGTYPE and name.endswith("/")):
-                yield name, _reason(kind, name, is_sparse=kind == tarfile.GNUTYPE_SPARSE or _SPARSE in fields)
+                yield name, _reason(kind, name, is_sparse=kind == tarfile.GNUTYPE_SPARSE or _SPARSE.decode() in fields)
             while self._left:
                 self.read(CHUNK_BYTES)
             self._take(-size % _BLOCK)
@@ -304,7 +301,7 @@ class _Archive:
         return {} if kind == tarfile.GNUTYPE_LONGLINK else self._pax(data)
 
     def _pax(self, data: bytes) -> dict[str, str]:
-        r"""Parse records ``LENGTH KEY=VALUE\n``, and keep only the keys that `_wanted` knows."""
+        r"""Parse records ``LENGTH KEY=VALUE\n``, and keep only what is used: path, size, and whether it is sparse."""
         fields = {}
         place, stop = 0, len(data.rstrip(b"\0"))
         while place < stop:
@@ -314,21 +311,15 @@ class _Archive:
             equals = data.find(b"=", space, end)
             if equals < 0 or end > len(data) or data[end - 1 : end] != b"\n":
                 raise damaged(self._input, f"the pax header before byte {self.position:,} is broken")
-            name = _wanted(data[space + 1 : equals])
-            if name:
+            key = data[space + 1 : equals]
+            if key in {b"path", b"size"} or key.startswith(_SPARSE):
+                name = _SPARSE.decode() if key.startswith(_SPARSE) else key.decode()
                 fields[name] = data[equals + 1 : end - 1].decode("utf-8", "backslashreplace")
             place = end
         return fields
 
 
-def _wanted(key: bytes) -> str | None:
-    """The name under which the value of a pax key is kept, or None if it is not."""
-    if key.startswith(b"GNU.sparse."):
-        return _SPARSE
-    return {b"path": "path", b"size": "size"}.get(key)
-
-
-_SPARSE = "sparse"
+_SPARSE = b"GNU.sparse."
 # The most characters of a record's length and the space after it: a header has at most 1 MiB.
 _MAX_PAX_DIGITS = 9
 # long names and links of GNU, pax headers of members and of the whole archive
