@@ -49,8 +49,7 @@ from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, display_pa
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_fields
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
-from tokshard.pipeline.tasks.rejects import read_rejects
-from tokshard.pipeline.tasks.writing import MARKS
+from tokshard.pipeline.tasks.writing import MARKS, read_rejects
 from tokshard.pipeline.workspace.places import TOKENIZER, Output
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of
 from tokshard.store import Store, written
