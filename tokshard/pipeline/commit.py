@@ -159,7 +159,7 @@ def _side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[H
     with written(out, name) as file:
         hashing = HashingFile(file)
         yield hashing
-    files[name] = FileFacts(num_bytes=hashing.tell(), sha256=hashing.digest().hex())
+    files[name] = hashing.facts
 
 
 def _write_rejects(build: Build, settled: Settled, totals: Totals, out: Store, files: dict[str, FileFacts]) -> None:

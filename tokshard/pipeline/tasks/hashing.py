@@ -88,12 +88,8 @@ class HashSink:
     def finish(self, receipt: Receipt) -> Receipt:
         """Write the rest, and say in the receipt what the file holds."""
         self._flush()
-        return msgspec.structs.replace(
-            receipt,
-            parts=self._parts,
-            file_bytes=hashes_bytes(self._parts),
-            file_sha256=self._file.digest().hex(),
-        )
+        facts = self._file.facts
+        return msgspec.structs.replace(receipt, parts=self._parts, file_bytes=facts.num_bytes, file_sha256=facts.sha256)
 
     def _flush(self) -> None:
         high, low = np.frombuffer(bytes(self._hashes), "<u8").reshape(-1, 2).T

@@ -171,8 +171,8 @@ class WritingTask:
         if self._max_documents is not None:
             made = made.head(self._max_documents - self.written)
         documents, bad = made.documents, made.bad
-        base = self._tallies[0].records_of(index)
-        self.written += len(documents)  # if the next line fails the task, it is known how many came before at most
+        count, base = len(documents), self._tallies[0].records_of(index)
+        self.written += count  # if the next line fails the task, it is known how many came before at most
         for record in bad:
             self._reject(index, base, record)
         parts = split_documents(documents)
@@ -184,7 +184,7 @@ class WritingTask:
         self._changes.update({what: len(found) for what, found in made.changes.items()})
         self._changes[MARKS] += made.num_marks
         example = f"{bad[0].reason}: {bad[0].detail}" if bad else ""
-        return Progress(made.input_bytes, len(documents), len(documents.tokens), made.count, len(bad), example)
+        return Progress(made.input_bytes, count, len(documents.tokens), made.count, len(bad), example)
 
     def _reject(self, source: int, base: int, bad: BadRecord) -> None:
         record = base + bad.position
@@ -275,16 +275,16 @@ class _Tally:
 
     def _count(self, source: int, count: int, made: Made, part: Documents) -> None:
         """Count `count` records of one source, of which `made` is what they became."""
-        counts = self._counts.setdefault(source, SourceCounts(source))
+        counts, num_written = self._counts.setdefault(source, SourceCounts(source)), len(part)
         counts.records_read += count
-        counts.documents += len(part)
+        counts.documents += num_written
         counts.tokens += len(part.tokens)
         counts.text_bytes += 0 if part.text_bytes is None else int(part.text_bytes.sum())
         counts.with_special_text += 0 if part.has_special is None else int(part.has_special.sum())
         reasons = Counter({reason: len(found) for reason, found in made.left_out.items()})
         reasons.update(record.reason for record in made.bad)
-        reasons[self._elsewhere] += len(made.documents) - len(part)
-        reasons[EMPTY] += count - len(part) - reasons.total()
+        reasons[self._elsewhere] += len(made.documents) - num_written
+        reasons[EMPTY] += count - num_written - reasons.total()
         for reason, number in reasons.items():
             if number:
                 counts.left_out[reason] = counts.left_out.get(reason, 0) + number
