@@ -19,6 +19,7 @@ from operator import itemgetter
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from tokshard.errors import BuildError
@@ -218,7 +219,7 @@ def _manifest(build: Build, output: Output, totals: Totals, files: dict[str, Fil
             with_special_text=None if build.corpora else totals.with_special_text,
         ),
         document_lengths=DocumentLengths(
-            shortest=totals.shortest, longest=totals.longest, counts=totals.lengths.tolist()
+            shortest=totals.shortest, longest=totals.longest, counts=np.trim_zeros(totals.lengths, "b").tolist()
         ),
         files=files,
     )

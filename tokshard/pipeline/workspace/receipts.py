@@ -24,6 +24,9 @@ from tokshard.store import Store, present, side_by_side
 Key = tuple[int, int]
 """(index of the first input, segment): names a task and its shards, and orders the tasks of a stage."""
 
+LENGTH_BUCKETS = 64
+"""Documents are counted by the floor of the binary logarithm of their length."""
+
 _SUFFIX = ".receipt"
 _CRC_BYTES = 4
 
@@ -62,10 +65,6 @@ class OutputCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def documents(self) -> int:
         """Documents written into this corpus."""
         return sum(source.documents for source in self.sources)
-
-    def rows(self) -> pa.RecordBatch:
-        """The rows of the shard table: of `WRITTEN_SHARD_SCHEMA`."""
-        return ipc.read_record_batch(pa.py_buffer(self.table), WRITTEN_SHARD_SCHEMA)
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -209,6 +208,14 @@ def progress_of(receipts: Iterable[Receipt]) -> Progress:
         records += receipt.records_read
         bad += receipt.num_rejects
     return Progress(input_bytes, documents, tokens, records, bad)
+
+
+def written_rows(outputs: Iterable[OutputCounts]) -> pa.RecordBatch:
+    """The rows of the shard table of some tasks, in order: of `WRITTEN_SHARD_SCHEMA`."""
+    # a stream of Arrow is its schema and then the batches
+    stream = b"".join([WRITTEN_SHARD_SCHEMA.serialize(), *(output.table for output in outputs)])
+    table = ipc.open_stream(stream).read_all().combine_chunks()
+    return next(iter(table.to_batches()), pa.RecordBatch.from_pylist([], WRITTEN_SHARD_SCHEMA))
 
 
 def receipts_folder(stage: str) -> str:
