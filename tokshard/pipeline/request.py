@@ -260,7 +260,7 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before.options, policy) == SKIP and getattr(now.options, policy) != SKIP:
             yield f"--{policy.replace('_', '-')} was skip, now fail"
-    if not is_same_inputs or before.arguments != now.arguments:
+    if not is_same_inputs or before.arguments != now.arguments or now.inputs.read_once:
         yield from _other_sources(before, now)
     for package, version in before.versions.items():
         if now.versions.get(package, version) != version:
