@@ -264,7 +264,7 @@ class _OpenShard:
     def discard(self) -> None:
         """Drop the shard and remove what was written."""
         with contextlib.suppress(Exception):
-            self._writer.close()
+            self._stream.close()  # Arrow would try to write the rest when it is freed, and print that it could not
         self._spool.discard()
 
 

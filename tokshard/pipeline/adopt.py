@@ -68,13 +68,10 @@ def adopt(build: Build) -> list[Planned]:
         is_continued = True
     if not is_continued:
         workspace.clear()
-    if before is not None or build.options.force:
-        remove_corpora(workspace, build.outputs, are_complete=build.options.force)
+    remove_corpora(workspace, build.outputs, are_complete=build.options.force, has_begun=before is not None)
     save_request(build)
-    if before is not None and before.inputs.absolute() == build.inputs.absolute():
-        tasks = load_tasks(workspace)
-        if tasks is not None:
-            return tasks
+    if is_continued and (planned := load_tasks(workspace)) is not None:
+        return planned
     tasks = plan(build)
     if not build.inputs.read_once:
         workspace.store.put(TASKS, msgspec.msgpack.encode(tasks))

@@ -260,7 +260,7 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before.options, policy) == SKIP and getattr(now.options, policy) != SKIP:
             yield f"--{policy.replace('_', '-')} was skip, now fail"
-    if not is_same_inputs:
+    if not is_same_inputs or before.arguments != now.arguments or now.inputs.read_once:
         yield from _other_sources(before, now)
     for package, version in before.versions.items():
         if now.versions.get(package, version) != version:
@@ -284,6 +284,8 @@ def _other_sources(before: Request, now: Request) -> Iterator[str]:
     old, new = before.inputs.absolute(), now.inputs.absolute()
     if new.read_once:
         yield f"{', '.join(map(read_once_name, new.read_once))} cannot be read again"
+    elif before.arguments != now.arguments and sorted(before.arguments) == sorted(now.arguments):
+        yield "the order of the sources changed"
     elif before.arguments != now.arguments:
         yield f"the sources were {', '.join(before.arguments)}, now {', '.join(now.arguments)}"
     elif now.config.reads == DOCUMENTS:
