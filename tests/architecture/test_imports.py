@@ -137,8 +137,8 @@ def test_the_contracts_refuse_a_room_that_they_do_not_know(miniature):
 def circle_of_imports(package: Path) -> list[str]:
     """The modules of one circle, the first one again at the end; empty if there is none.
 
-    Imports inside of functions and for the type checker alone count too. ``from package import module`` is an import of the
-    module, and any other name belongs to the module that it is imported from.
+    Imports inside of functions and for the type checker alone count too. ``from package import module`` is an import
+    of the module, and any other name belongs to the module that it is imported from.
     """
     modules = {_name_of(path, package): path for path in package.rglob("*.py")}
     try:
@@ -159,7 +159,7 @@ def _imports(path: Path, modules: Mapping[str, Path]) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.module and not node.level, f"{path}:{node.lineno} is a relative import"
+            assert node.module, f"{path}:{node.lineno} is a relative import"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in modules else node.module for name in names}
     return found & modules.keys()

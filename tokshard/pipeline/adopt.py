@@ -71,7 +71,7 @@ def adopt(build: Build) -> list[Planned]:
     if before is not None or build.options.force:
         remove_corpora(workspace, build.outputs, are_complete=build.options.force)
     save_request(build)
-    if before is not None and before.inputs.absolute() == build.inputs.absolute():
+    if is_continued:
         tasks = load_tasks(workspace)
         if tasks is not None:
             return tasks
