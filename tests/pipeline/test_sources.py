@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline import inputs
-from tests.pipeline.inputs import build, jsonl, texts_of
-from tokshard import build_corpus
-from tokshard.errors import SourceError, UsageError
+from tests.pipeline.inputs import arrow_bytes, build, jsonl, table, texts_of
+from tokshard import build_corpus, open_corpus
+from tokshard.errors import BuildError, SourceError, UsageError
+from tokshard.format import names
 from tokshard.pipeline.sources import formats
 from tokshard.pipeline.sources.discover import discover
 from tokshard.pipeline.sources.inputs import display_path
@@ -54,10 +56,10 @@ def test_a_directory_gives_all_files_below_it_in_bytewise_order_of_their_paths()
     assert found("d") == [f"d/{path}" for path in paths]
 
 
-names = st.text(alphabet="ab.-_0Zé/", min_size=1, max_size=6).map(lambda name: f"{name.strip('/.') or 'x'}.jsonl")
+file_names = st.text(alphabet="ab.-_0Zé/", min_size=1, max_size=6).map(lambda name: f"{name.strip('/.') or 'x'}.jsonl")
 
 
-@given(paths=st.sets(names, min_size=1, max_size=8))
+@given(paths=st.sets(file_names, min_size=1, max_size=8))
 def test_the_order_of_a_directory_is_that_of_the_bytes_of_its_paths(paths, tmp_path_factory):
     directory = tmp_path_factory.mktemp("ordered")
     kept = set()
@@ -333,7 +335,8 @@ def test_an_out_below_a_glob_of_any_folders_is_refused_before_the_first_build(pa
 
 
 @pytest.mark.parametrize(
-    ("pattern", "out"), [("d/*/*", "d/out"), ("link/*/*.arrow", "d/out"), ("d/*/*", "link/out"), ("d/[os]u*/*", "d/out")]
+    ("pattern", "out"),
+    [("d/*/*", "d/out"), ("link/*/*.arrow", "d/out"), ("d/*/*", "link/out"), ("d/[os]u*/*", "d/out")],
 )
 def test_an_out_whose_shards_a_glob_finds_is_refused_and_stays_as_it_is(pattern, out):
     write("d/sub/b.jsonl")
@@ -419,3 +422,16 @@ def test_a_table_of_inputs_that_is_saved_goes_to_other_processes_as_a_reference(
     reference = pickle.dumps(inputs_found)
     assert len(reference) < 1_000
     assert list(pickle.loads(reference)) == list(inputs_found)
+
+
+@pytest.mark.parametrize("listed", [None, b"damaged"])
+def test_an_unfinished_build_of_other_sources_or_with_a_damaged_list_of_them_starts_over_by_force(listed, tmp_path):
+    write("a.jsonl", "b.jsonl")
+    with pytest.raises(KeyboardInterrupt), stopped_before_the_corpus(KeyboardInterrupt()):
+        build("a.jsonl", tmp_path / "out")
+    if listed is not None:
+        (tmp_path / "out" / names.WORK / "inputs.arrow").write_bytes(listed)
+        with pytest.raises(BuildError, match=r"inputs\.arrow is damaged") as caught:
+            build("a.jsonl", tmp_path / "out")
+        assert caught.value.hint == "start over with --force"
+    assert texts_of(build(["a.jsonl", "b.jsonl"], tmp_path / "out", force=True)) == ["a", "a"]
