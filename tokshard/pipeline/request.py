@@ -248,7 +248,7 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     if before.config.reads != now.config.reads:
         yield f"it reads {before.config.reads}, not {now.config.reads}"
         return
-    is_same_inputs = before.inputs.absolute() == now.inputs.absolute()
+    is_same_inputs = not now.inputs.read_once and before.inputs.absolute() == now.inputs.absolute()
     old, new = settings_of(before.config, before.tokenizer), settings_of(now.config, now.tokenizer)
     # the size of tasks follows from the sources; naming the sources says more
     names = [name for name in old if name != "task_bytes" or is_same_inputs]
