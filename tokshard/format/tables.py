@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO
@@ -160,8 +159,8 @@ def write_table(
         buffered.flush()
         buffered.detach()
     except BaseException:
-        with contextlib.suppress(Exception):
-            buffered.close()  # Arrow would try to write the rest when it is freed, and print that it could not
+        if isinstance(file, HashingFile):
+            file.abandon()
         raise
 
 

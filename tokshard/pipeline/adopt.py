@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -173,18 +174,20 @@ def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
     corpora = tuple(
         BuiltCorpus(directory=output.location, manifest=_checked_manifest(build, output)) for output in outputs
     )
-    if left is not None and left.generation <= build.generation:
+    if left is None or left.generation <= build.generation:
         remove_workspace(workspace)
     return corpora
 
 
 def remove_workspace(workspace: Workspace) -> None:
-    """Remove the work folder of a build that was stopped between its manifest and its last step."""
-    try:
-        with lock(workspace):  # another one may start over
-            workspace.remove()
-    except BuildError:
-        pass
+    """Remove what a build left that was stopped between its manifest and its last step.
+
+    Its request may be gone already, because that is removed before the rest of the folder.
+    """
+    if names.WORK not in present(workspace.store):
+        return
+    with contextlib.suppress(BuildError), lock(workspace):  # another one may start over
+        workspace.remove()
 
 
 def _checked_manifest(build: Build, output: Output) -> Manifest:
