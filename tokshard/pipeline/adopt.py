@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from tokshard.errors import BuildError, ConfigurationChangedError
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.opening import open_corpus
-from tokshard.pipeline.request import Build, Request, check_same, load_request, outputs_of, save_request
+from tokshard.pipeline.request import Build, Request, check_same, load_request, placed, save_request
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
 from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, InputTableBuilder
@@ -83,7 +84,7 @@ def adopt(build: Build) -> list[Planned]:
 
 def _has_results(build: Build, before: Request) -> bool:
     """Whether an unfinished build left a shard, or the receipt of a task that was done."""
-    if any(output.shard_sizes() for output in outputs_of(build.workspace, before)):
+    if any(output.shard_sizes() for output in placed(before, build.workspace).outputs):
         return True
     return any(receipt.failure is None for receipt in _receipts(build.workspace.store))
 
@@ -177,17 +178,10 @@ def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
         BuiltCorpus(directory=output.location, manifest=_checked_manifest(build, output)) for output in outputs
     )
     if left is not None and left.generation <= build.generation:
-        remove_workspace(workspace)
-    return corpora
-
-
-def remove_workspace(workspace: Workspace) -> None:
-    """Remove the work folder of a build that was stopped between its manifest and its last step."""
-    try:
-        with lock(workspace):  # another one may start over
+        # it was stopped between its manifest and its last step; another process may start over just now
+        with contextlib.suppress(BuildError), lock(workspace):
             workspace.remove()
-    except BuildError:
-        pass
+    return corpora
 
 
 def _checked_manifest(build: Build, output: Output) -> Manifest:

@@ -108,14 +108,12 @@ def commit(build: Build, settled: Settled, usage: Usage) -> BuildResult:
         BuildError: no document was written, or a shard is gone.
     """
     check_kept_fields(build, settled.counts[1])
-    assembled = [_assemble(build, settled, number) for number in range(len(build.outputs))]
-    result = _result(build, settled.counts[1], usage, [manifest for _, manifest in assembled])
+    assembled = [(output, *_assemble(build, settled, number)) for number, output in enumerate(build.outputs)]
+    result = _result(build, settled.counts[1], usage, [manifest for *_, manifest in assembled])
     report = json.dumps(_report(build, result, settled.left_out), indent=2, ensure_ascii=False).encode() + b"\n"
-    unused = [
-        _unused_shards(output, totals.shard_sizes) for output, (totals, _) in zip(build.outputs, assembled, strict=True)
-    ]
+    unused = [_unused_shards(output, totals.shard_sizes) for output, totals, _ in assembled]
     # the corpus for training is last: where it is complete, that for validation is too
-    for output, (_, manifest), others in reversed([*zip(build.outputs, assembled, unused, strict=True)]):
+    for (output, _, manifest), others in reversed([*zip(assembled, unused, strict=True)]):
         output.store.delete(*others)
         output.store.put(names.REPORT, report)  # the names before it are durable then, too
         output.store.put(names.MANIFEST, encode_manifest(manifest))

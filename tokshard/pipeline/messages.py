@@ -8,7 +8,7 @@ from tokshard import errors
 from tokshard.errors import BadRecordError, TokshardError
 from tokshard.format import names
 from tokshard.pipeline.encode.passing import OUT_OF_VOCABULARY
-from tokshard.pipeline.judge import BadRecordLimit, Judge, TooManyBadRecords
+from tokshard.pipeline.judge import Judge, TooManyBadRecords
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.inputs import original_error
 from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
@@ -63,21 +63,17 @@ def _too_many(build: Build, stage: str, judge: Judge, found: TooManyBadRecords) 
         "--max-bad-records"
     )
     if allowed.count is None:
-        return BadRecordError(_share_text(found, allowed), hint=hint)
+        return BadRecordError(
+            f"{found.bad:,} of the first {found.records:,} records are bad ({found.bad / found.records:.2%}), "
+            f"and --max-bad-records allows {allowed}",
+            hint=hint,
+        )
     first = next(itertools.islice(read_rejects(store, stage, found.key), allowed.count - found.before, None))
     place = _place(build, judge, found.key, first["source"], first["record"])
     return BadRecordError(
         f"{place}: {first['reason']}: {first['detail']}; this is bad record {allowed.count + 1:,}, "
         f"and --max-bad-records allows {allowed}",
         hint=hint,
-    )
-
-
-def _share_text(found: TooManyBadRecords, allowed: BadRecordLimit) -> str:
-    share = found.bad / max(1, found.records)
-    return (
-        f"{found.bad:,} of the first {found.records:,} records are bad ({share:.2%}), "
-        f"and --max-bad-records allows {allowed}"
     )
 
 
