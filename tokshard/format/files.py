@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from tokshard.format.manifest import FileFacts
 from tokshard.store import Store
 
 LoadFile = Callable[[Store, str], pa.Buffer]
@@ -90,6 +91,11 @@ class HashingFile:
     def close(self) -> None:
         """Mark as closed. The underlying file stays open: its owner closes it."""
         self.closed = True
+
+    @property
+    def facts(self) -> FileFacts:
+        """What a manifest says of the file, of everything written so far."""
+        return FileFacts(num_bytes=self._position, sha256=self._digest.hexdigest())
 
     def digest(self) -> bytes:
         """SHA-256 of everything written so far."""

@@ -49,8 +49,7 @@ from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, display_pa
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_fields
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
-from tokshard.pipeline.tasks.rejects import read_rejects
-from tokshard.pipeline.tasks.writing import MARKS
+from tokshard.pipeline.tasks.writing import MARKS, read_rejects
 from tokshard.pipeline.workspace.places import TOKENIZER, Output
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of
 from tokshard.store import Store, written
@@ -158,7 +157,7 @@ def _side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[H
     with written(out, name) as file:
         hashing = HashingFile(file)
         yield hashing
-    files[name] = FileFacts(num_bytes=hashing.tell(), sha256=hashing.digest().hex())
+    files[name] = hashing.facts
 
 
 def _write_rejects(build: Build, settled: Settled, totals: Totals, out: Store, files: dict[str, FileFacts]) -> None:

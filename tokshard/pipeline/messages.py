@@ -12,7 +12,7 @@ from tokshard.pipeline.judge import Judge, TooManyBadRecords
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.inputs import original_error
 from tokshard.pipeline.sources.records import MISSING_TEXT, TOO_LONG
-from tokshard.pipeline.tasks.rejects import read_rejects
+from tokshard.pipeline.tasks.writing import read_rejects
 from tokshard.pipeline.workspace.receipts import Key, Receipt
 
 _REPAIRS = {

@@ -20,7 +20,7 @@ REQUEST = f"{names.WORK}/build.json"
 INPUTS = f"{names.WORK}/inputs.arrow"
 """The table of the inputs, which workers map."""
 
-TASKS = f"{names.WORK}/tasks.arrow"
+TASKS = f"{names.WORK}/tasks.msgpack"
 """The planned tasks. The last file that prepares a build."""
 
 JOBS = f"{names.WORK}/jobs"
