@@ -65,7 +65,7 @@ def adopt(build: Build) -> list[Planned]:
     # a build that stopped before its first shard may be continued with other settings: often these were the mistake;
     # the work folder of an earlier generation can be left although that generation is complete
     elif before is not None and before.generation >= build.generation and _has_results(build, before):
-        check_same(_with_raised_limit(before, build), build, out=workspace.out)
+        check_same(_with_raised_limit(before, build), build)
         is_continued = True
     if not is_continued:
         workspace.clear()
@@ -197,7 +197,7 @@ def _checked_manifest(build: Build, output: Output) -> Manifest:
         inputs=build.inputs if build.corpora else _inputs_at_build(sources, report, build),
         versions={},
     )
-    check_same(before, build, out=build.workspace.out, is_complete=True)
+    check_same(before, build, is_complete=True)
     inputs = ((one.argument, one.path, one.num_bytes) for one in build.inputs)
     is_same = report.get("source_times_sha256", build.inputs.versions_sha256) == build.inputs.versions_sha256
     if not build.corpora:

@@ -28,14 +28,8 @@ from tokshard.pipeline.executors.base import Usage
 from tokshard.pipeline.executors.choice import cpu_count, executors
 from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.judge import Judge
-from tokshard.pipeline.messages import task_error
-from tokshard.pipeline.options import (
-    LOCAL,
-    BuildOptions,
-    checked_options,
-    command_words,
-    path_option,
-)
+from tokshard.pipeline.messages import user_error
+from tokshard.pipeline.options import LOCAL, BuildOptions, checked_options, command_words, path_option
 from tokshard.pipeline.progress import Observer, Report
 from tokshard.pipeline.request import (
     Build,
@@ -159,8 +153,8 @@ class _Share:
         """
         judge = judge_of(self.build, stage, stage.tasks[self.job.index :: self.job.count])
         run_share(self.build, stage, judge, self.runs)
-        if isinstance(judge.failure, Receipt):
-            raise task_error(self.build, judge.failure, judge, is_counted=False)
+        if judge.failure is not None:
+            raise user_error(self.build, stage.name, judge, is_share=True)
         while self._help(stage):
             pass
 
@@ -230,7 +224,7 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
             adopt(build)
             build.workspace.store.put(TOKENIZER, tokenizer)
         else:
-            check_same(before, build, out=build.workspace.out)
+            check_same(before, build)
             build.workspace.run.join()
             save_request(build)
     return build

@@ -197,7 +197,7 @@ def load_request(workspace: Workspace) -> Request | None:
     return msgspec.structs.replace(request, inputs=saved_inputs(roots, workspace.store, INPUTS, request.inputs.digest))
 
 
-def check_same(before: Request, now: Request, *, out: str, is_complete: bool = False) -> None:
+def check_same(before: Request, now: Build, *, is_complete: bool = False) -> None:
     """Refuse to continue a build with other settings. From fail to skip is allowed, the other way is not.
 
     Args:
@@ -206,7 +206,7 @@ def check_same(before: Request, now: Request, *, out: str, is_complete: bool = F
     Raises:
         ConfigurationChangedError: it says what differs.
     """
-    found = list(differences(before, now))
+    found, out = list(differences(before, now)), now.workspace.out
     if found:
         shown = "; ".join(found[:_MAX_SHOWN]) + (f"; and {len(found) - _MAX_SHOWN} more" if found[_MAX_SHOWN:] else "")
         way_out = (

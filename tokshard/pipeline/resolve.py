@@ -56,9 +56,9 @@ def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tup
     else:
         request, tokenizer = _request(sources, options)
     check_outside_corpora(options.out)
-    if options.append:
-        request = next_generation(workspace, request)
     build = placed(request, workspace)
+    if options.append:
+        build = next_generation(build)
     if options.reads == TOKENS:
         build = msgspec.structs.replace(build, notes=(*build.notes, *notes_on_columns(build.inputs, build.spec)))
     return build, tokenizer

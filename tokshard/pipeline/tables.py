@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +56,7 @@ class Totals:
         self.left_out: Counter[str] = Counter()
         self.shard_sizes: dict[str, int] = {}
         self.content = TokenHash()
-        self.lengths = np.zeros(0, np.int64)
+        self.lengths: list[int] = []
         self.records_before: dict[Key, dict[int, int]] = {}
         self.with_rejects: list[Key] = []
 
@@ -103,10 +104,7 @@ class Totals:
             self.records_before[receipt.key] = before
         if receipt.num_rejects:
             self.with_rejects.append(receipt.key)
-        lengths = np.zeros(max(len(self.lengths), len(output.length_counts)), np.int64)
-        lengths[: len(self.lengths)] += self.lengths
-        lengths[: len(output.length_counts)] += np.array(output.length_counts, np.int64)
-        self.lengths = lengths
+        self.lengths = list(map(sum, zip_longest(self.lengths, output.length_counts, fillvalue=0)))
         if output.documents:
             self.shortest = min(self.shortest or output.shortest, output.shortest)
             self.longest = max(self.longest, output.longest)
