@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -132,7 +133,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
         num_workers=parallel,
         disk_bytes=int(token_bytes * tokens + 8 * documents + kept_bytes) + hash_bytes,
         hash_bytes=hash_bytes,
-        free_bytes=None if is_uri(options.out) else shutil.disk_usage(_existing(options.out)).free,
+        free_bytes=None if is_uri(options.out) else _free_bytes(Path(os.path.abspath(options.out))),
         is_limited=is_limited,
     )
 
@@ -197,9 +198,6 @@ def _chunks(build: Build, index: int, span: Span) -> Iterator[Chunk | Made]:
     return reader.chunks(index, span)
 
 
-def _existing(path: str) -> str:
-    """The path, or the nearest directory above it that exists."""
-    path = os.path.abspath(path)
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return path
+def _free_bytes(path: Path) -> int:
+    """Of the disk on which a path lies, or the nearest directory above it that exists."""
+    return shutil.disk_usage(next(place for place in (path, *path.parents) if os.path.exists(place))).free

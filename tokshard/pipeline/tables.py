@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import NOT_COPIED
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.workspace.places import WRITE
-from tokshard.pipeline.workspace.receipts import LENGTH_BUCKETS, Key, Receipt, read_receipts, written_rows
+from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts, written_rows
 
 SOURCES_PER_BATCH = 65_536
 
@@ -59,7 +59,7 @@ class Totals:
         self.left_out: Counter[str] = Counter()
         self.shard_sizes: dict[str, int] = {}
         self.content = TokenHash()
-        self.lengths = np.zeros(LENGTH_BUCKETS, np.int64)
+        self.lengths: list[int] = []
         self.records_before: dict[Key, dict[int, int]] = {}
         self.with_rejects: list[Key] = []
 
@@ -105,7 +105,7 @@ class Totals:
             self.records_before[receipt.key] = before
         if receipt.num_rejects:
             self.with_rejects.append(receipt.key)
-        self.lengths[: len(output.length_counts)] += np.array(output.length_counts, np.int64)
+        self.lengths = list(map(sum, zip_longest(self.lengths, output.length_counts, fillvalue=0)))
         if output.documents:
             self.shortest = min(self.shortest or output.shortest, output.shortest)
             self.longest = max(self.longest, output.longest)

@@ -24,7 +24,6 @@ from tokshard.pipeline.sources.records import EMPTY, BadRecord
 from tokshard.pipeline.tasks.duplicates import TaskDrops
 from tokshard.pipeline.workspace.places import HASH, Output
 from tokshard.pipeline.workspace.receipts import (
-    LENGTH_BUCKETS,
     Failure,
     Key,
     OutputCounts,
@@ -38,6 +37,9 @@ from tokshard.store import Store, written
 
 MARKS = "byte order mark dropped"
 """What is counted of texts that had one."""
+
+_LENGTH_BUCKETS = 64
+"""Documents are counted by the floor of the binary logarithm of their length."""
 
 
 class Sink(Protocol):
@@ -241,7 +243,7 @@ class _Tally:
     def __init__(self, sources: Sequence[int], output: Output) -> None:
         self._counts = {index: SourceCounts(index) for index in sources}
         self._elsewhere = IN_OTHER_SPLIT.get(output.split, "")
-        self._lengths = np.zeros(LENGTH_BUCKETS, np.int64)
+        self._lengths = np.zeros(_LENGTH_BUCKETS, np.int64)
         self._shortest, self._longest = 0, 0
 
     def records_of(self, index: int) -> int:
@@ -267,7 +269,7 @@ class _Tally:
             return
         lengths = part.lengths
         # frexp gives m * 2**e with m in [0.5, 1): e - 1 is the floor of log2, exactly
-        self._lengths += np.bincount(np.frexp(lengths)[1] - 1, minlength=LENGTH_BUCKETS)
+        self._lengths += np.bincount(np.frexp(lengths)[1] - 1, minlength=_LENGTH_BUCKETS)
         shortest = int(lengths.min())
         self._shortest = min(self._shortest, shortest) if self._shortest else shortest
         self._longest = max(self._longest, int(lengths.max()))

@@ -24,9 +24,6 @@ from tokshard.store import Store, present, side_by_side
 Key = tuple[int, int]
 """(index of the first input, segment): names a task and its shards, and orders the tasks of a stage."""
 
-LENGTH_BUCKETS = 64
-"""Documents are counted by the floor of the binary logarithm of their length."""
-
 _SUFFIX = ".receipt"
 _CRC_BYTES = 4
 
