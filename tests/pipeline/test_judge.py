@@ -6,6 +6,7 @@ A stage is made up here: inputs are strings of records, and tasks read them as t
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -26,7 +27,7 @@ from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.division import ByteRange
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StreamTask, Task
 from tokshard.pipeline.tasks.running import Stage
-from tokshard.pipeline.work import work
+from tokshard.pipeline.work import RunsTasks
 from tokshard.pipeline.workspace.receipts import Failure, OutputCounts, Receipt, SourceCounts
 
 GROUP, DIVIDED, STREAM = "group", "divided", "stream"
@@ -313,10 +314,11 @@ def interleaved(build: Build, inputs: Sequence[Content], rule: Rules, draw: st.D
             if isinstance(report, Receipt) and report.failure is None:
                 left[report.key] = report
 
-        executor = AnyOrder(inputs, rule, draw, can_be_killed=can_be_killed)
+        executor = functools.partial(AnyOrder, inputs, rule, draw, can_be_killed=can_be_killed)
         stage = Stage(name="write", tasks=judge.tasks)
+        run = RunsTasks(make_executor=lambda *_, make=executor: make(), observer=keep)
         with contextlib.suppress(KilledError):
-            work(build, stage, list(judge.missing()), judge, executor, observer=keep)
+            run.tasks(build, stage, list(judge.missing()), judge)
     return outcome(judge, inputs, rule)
 
 
