@@ -29,6 +29,7 @@ PURE = {
     *("fspath", "getpid", "PathLike", "cpu_count", "environ.get", "environ.pop", "register_at_fork", "_exit"),
     "strerror",
     *("path.join", "path.split", "path.basename", "path.dirname", "path.splitext", "path.normpath", "path.abspath"),
+    "path.relpath",
 }
 """What may be used of `os`."""
 

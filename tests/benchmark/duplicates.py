@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,11 @@ from numpy.typing import NDArray
 from tests.benchmark.report import commit, machine, markdown, versions
 from tests.pipeline.hashed import leave_hashes
 from tokshard.numbers import read_count
-from tokshard.pipeline.tasks.duplicates import DropLists, find_duplicates, run_merge
-from tokshard.pipeline.tasks.hashing import hashes_bytes, hashes_path
-from tokshard.pipeline.tasks.planning import Task
-from tokshard.pipeline.tasks.sorted_rows import Join
-from tokshard.pipeline.workspace.places import Workspace, open_workspace
-from tokshard.pipeline.workspace.receipts import Receipt, read_receipts
+from tokshard.pipeline.tasks.duplicates import Drops, Step, find_duplicates, run_merge
+from tokshard.pipeline.tasks.planning import StepTask
+from tokshard.pipeline.workspace.places import FIND, HASH, open_workspace
+from tokshard.pipeline.workspace.receipts import Receipt, file_path, read_receipts, receipt_keys
+from tokshard.store import Store
 from tokshard.store.posix import PosixStore
 
 ROOT = Path(__file__).parents[2]
@@ -124,12 +123,12 @@ def hashes_of(texts: NDArray[np.int64]) -> NDArray[np.uint64]:
     return np.stack(columns, axis=1)
 
 
-def write_hashes(workspace: Workspace, index: int, start: int, stop: int) -> int:
+def write_hashes(store: Store, index: int, start: int, stop: int) -> int:
     """What the hashing task of the texts ``[start, stop)`` leaves; returns the bytes of its file."""
-    return hashes_bytes(leave_hashes(workspace, index, hashes_of(np.arange(start, stop))).parts)
+    return leave_hashes(store, index, hashes_of(np.arange(start, stop))).file_bytes
 
 
-def check_drops(drops: DropLists, index: int, start: int, stop: int) -> None:
+def check_drops(drops: Drops, index: int, start: int, stop: int) -> None:
     """Look up what an encoding task leaves out; it has to be every fifth text."""
     expected = np.flatnonzero(np.arange(start, stop) % EVERY == EVERY - 1)
     found = drops.of((index, 0)).places
@@ -137,38 +136,46 @@ def check_drops(drops: DropLists, index: int, start: int, stop: int) -> None:
         raise SystemExit(f"task {index}: {len(found)} duplicates, expected {len(expected)}")
 
 
+def result_of(stages: Generator[Step, Sequence[Receipt], Drops], run: Callable[..., Sequence[Receipt]]) -> Drops:
+    """What the search returns when each of its stages was run."""
+    step = next(stages)
+    try:
+        while True:
+            step = stages.send(run(*step))
+    except StopIteration as end:
+        drops: Drops = end.value
+        return drops
+
+
 def costs_of(num_hashes: int, per_task: int, num_workers: int, folder: str | None) -> Iterator[Cost]:
     """Make hashes, find the duplicates, and look them up, step by step."""
     directory = tempfile.mkdtemp(prefix="tokshard-duplicates-", dir=folder)
     try:
-        workspace = open_workspace(directory)
-        hashing = workspace.hashing
+        store = open_workspace(directory).store
         spans = [(start, min(start + per_task, num_hashes)) for start in range(0, num_hashes, per_task)]
 
         def measured(step: str, works: Sequence[Callable[[], Any]]) -> tuple[Cost, list[Any]]:
             cost = Cost(step=step, tasks=len(works))
             return cost, in_processes(cost, directory, works, num_workers)
 
-        hash_works = [lambda i=i, span=span: write_hashes(hashing, i, *span) for i, span in enumerate(spans)]
+        hash_works = [lambda i=i, span=span: write_hashes(store, i, *span) for i, span in enumerate(spans)]
         cost, sizes = measured("hashes, made up", hash_works)
         cost.written_bytes = sum(sizes)
         yield cost
-        receipts = [receipt for receipt, _ in read_receipts(hashing)]
+        receipts = list(read_receipts(store, HASH, receipt_keys(store, HASH)))
         steps: list[Cost] = []
 
-        def run_tasks(tasks: Sequence[Task]) -> list[Receipt]:
-            first = tasks[0].merge
-            step = "partition" if not isinstance(first, Join) else f"join {'hashes' if not steps else 'duplicates'}"
-            works = [lambda task=task: run_merge(workspace.duplicates, task.key, task.merge) for task in tasks]
+        def run_tasks(stage: str, tasks: Sequence[StepTask]) -> list[Receipt]:
+            step = "partition" if stage == FIND else f"join {'duplicates' if steps else 'hashes'}"
+            works = [lambda task=task: run_merge(store, stage, task.key, task.step) for task in tasks]
             cost, found = measured(step, works)
-            names = [hashes_path(workspace.duplicates, task.key) for task in tasks]
-            cost.written_bytes = sum(workspace.store.stat(name).size for name in names)
+            cost.written_bytes = sum(store.stat(file_path(stage, task.key)).size for task in tasks)
             steps.append(cost)
             return found
 
         meter = Meter(directory)
         started, cpu = time.perf_counter(), time.process_time()
-        drops = find_duplicates(hashing, receipts, run_tasks)
+        drops = result_of(find_duplicates(store, receipts), run_tasks)
         coordinator = Cost(
             step="coordinator",
             tasks=1,

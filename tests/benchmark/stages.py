@@ -22,28 +22,26 @@ from tokshard.format import files, writer
 from tokshard.pipeline import build as pipeline
 from tokshard.pipeline import commit as committing
 from tokshard.pipeline.commit import BuildResult
-from tokshard.pipeline.encode import encoder as encoding
-from tokshard.pipeline.encode import special_text as special
-from tokshard.pipeline.encode import tokenizer
-from tokshard.pipeline.sources import decompress
-from tokshard.pipeline.tasks import runner, writing
+from tokshard.pipeline.encode import encoder, maker
+from tokshard.pipeline.sources import decompress, json_lines
+from tokshard.pipeline.tasks import running, writing
 
 STAGES: tuple[tuple[str, Any, str], ...] = (
     ("resolve: options, inputs, tokenizer.json", pipeline, "resolve"),
-    ("load the tokenizer", tokenizer.Encoder, "__init__"),
-    ("parse JSON", runner.JsonLinesParser, "__call__"),
-    ("encode", tokenizer.Encoder, "__call__"),
-    ("join ids, look for special ones", encoding.DocumentEncoder, "__call__"),
-    ("look for special text", special.SpecialText, "count"),
+    ("load the tokenizer", encoder.Encoder, "__init__"),
+    ("parse JSON", json_lines.JsonLinesParser, "__call__"),
+    ("encode", encoder.Encoder, "__call__"),
+    ("join ids, look for special ones", encoder.DocumentEncoder, "__call__"),
+    ("look for special text", maker.SpecialText, "mask"),
     ("count", writing._Tally, "add"),
     ("copy into a record batch", writer.ShardWriter, "extend"),
     ("hash and write", files.HashingFile, "write"),
     ("fsync and rename", writer._OpenShard, "publish"),
-    ("tables and manifest", committing, "assemble"),
+    ("tables and manifest", committing, "_assemble"),
 )
 STEPS: tuple[tuple[str, Any, str], ...] = (
     ("decompress", decompress, "_naming"),
-    ("cut into chunks of lines", runner, "read_stream"),
+    ("cut into chunks of lines", running, "read_stream"),
 )
 """Generators, each of whose steps is timed."""
 REST = "everything else"
