@@ -70,14 +70,13 @@ def adopt(build: Build) -> list[Planned]:
         is_continued = True
     if not is_continued:
         workspace.clear()
-    if before is not None or build.options.force:
-        remove_corpora(workspace, build.outputs, are_complete=build.options.force)
+    remove_corpora(workspace, build.outputs, are_complete=build.options.force, has_begun=before is not None)
     save_request(build)
-    tasks = load_tasks(workspace) if is_continued else None
-    if tasks is None:
-        tasks = plan(build)
-        if not build.inputs.read_once:
-            workspace.store.put(TASKS, msgspec.msgpack.encode(tasks))
+    if is_continued and (planned := load_tasks(workspace)) is not None:
+        return planned
+    tasks = plan(build)
+    if not build.inputs.read_once:
+        workspace.store.put(TASKS, msgspec.msgpack.encode(tasks))
     return tasks
 
 
@@ -176,11 +175,19 @@ def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
     corpora = tuple(
         BuiltCorpus(directory=output.store.location, manifest=_checked_manifest(build, output)) for output in outputs
     )
-    if left is not None and left.generation <= build.generation:
-        # it was stopped between its manifest and its last step; another process may start over just now
-        with contextlib.suppress(BuildError), lock(workspace):
-            workspace.remove()
+    if left is None or left.generation <= build.generation:
+        remove_workspace(workspace)
     return corpora
+
+
+def remove_workspace(workspace: Workspace) -> None:
+    """Remove what a build left that was stopped between its manifest and its last step.
+
+    Its request may be gone already, because that is removed before the rest of the folder.
+    """
+    if names.WORK in present(workspace.store):
+        with contextlib.suppress(BuildError), lock(workspace):  # another process may start over just now
+            workspace.remove()
 
 
 def _checked_manifest(build: Build, output: Output) -> Manifest:

@@ -20,7 +20,7 @@ import msgspec
 from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
 from tokshard.format.opening import read_manifest
-from tokshard.pipeline.adopt import BuiltCorpus, adopt, finished_corpora, load_tasks
+from tokshard.pipeline.adopt import BuiltCorpus, adopt, finished_corpora, load_tasks, remove_workspace
 from tokshard.pipeline.append import newest_generation
 from tokshard.pipeline.build import hints, ignore
 from tokshard.pipeline.commit import BuildResult, commit
@@ -276,7 +276,9 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
     workspace = open_workspace(path_option("out", out))
     request = load_request(workspace)
     if request is None:
-        return _complete(workspace)
+        result = _complete(workspace)
+        remove_workspace(workspace)
+        return result
     build = placed(request, workspace)
     with hints(build), lock(workspace):
         if all(names.MANIFEST in present(output.store) for output in build.outputs):

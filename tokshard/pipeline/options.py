@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 import msgspec
+import numpy as np
 
 from tokshard.errors import UsageError
 from tokshard.format.manifest import BuildConfig
@@ -215,6 +216,8 @@ def _plain(value: Any) -> Any:
     """A number of another library as Python's own; a sequence as a list."""
     if isinstance(value, tuple | list):
         return list(value)
+    if isinstance(value, np.generic):
+        return value.item()
     return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
 

@@ -227,7 +227,7 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     if before.config.reads != now.config.reads:
         yield f"it reads {before.config.reads}, not {now.config.reads}"
         return
-    is_same_inputs = before.inputs.absolute() == now.inputs.absolute()
+    is_same_inputs = not now.inputs.read_once and before.inputs.absolute() == now.inputs.absolute()
     old, new = settings_of(before.config, before.tokenizer), settings_of(now.config, now.tokenizer)
     # the size of tasks follows from the sources; naming the sources says more
     names = [name for name in old if name != "task_bytes" or is_same_inputs]
@@ -239,7 +239,7 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before.options, policy) == SKIP and getattr(now.options, policy) != SKIP:
             yield f"--{policy.replace('_', '-')} was skip, now fail"
-    if not is_same_inputs:
+    if not is_same_inputs or before.arguments != now.arguments or now.inputs.read_once:
         yield from _other_sources(before, now)
     for package, version in before.versions.items():
         if now.versions.get(package, version) != version:
@@ -263,6 +263,8 @@ def _other_sources(before: Request, now: Request) -> Iterator[str]:
     old, new = before.inputs.absolute(), now.inputs.absolute()
     if new.read_once:
         yield f"{', '.join(map(read_once_name, new.read_once))} cannot be read again"
+    elif before.arguments != now.arguments and sorted(before.arguments) == sorted(now.arguments):
+        yield "the order of the sources changed"
     elif before.arguments != now.arguments:
         yield f"the sources were {', '.join(before.arguments)}, now {', '.join(now.arguments)}"
     elif now.config.reads == DOCUMENTS:

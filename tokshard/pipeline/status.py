@@ -102,7 +102,8 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
     tasks_done, segments_done = _tasks_done(done)
     is_reading = kind in (HASH, reading)
     total, made = progress_of(done), progress_of(one for one in written if one.failure is None)
-    read_once = tuple(map(read_once_name, request.inputs.read_once))
+    # a root of another directory was joined to it, and these are not paths
+    read_once = tuple(read_once_name(os.path.relpath(root, request.directory)) for root in request.inputs.read_once)
     command = command_words(request.sources, request.options, is_array=request.is_array)
     return BuildStatus(
         directory=workspace.out,

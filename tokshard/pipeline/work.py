@@ -119,7 +119,9 @@ def work(
             if not judge.is_over(task) and not _is_done_by_another(build, stage, task, judge):
                 running[task.key] = task
                 executor.submit(_run(task, judge))
-        if all(map(judge.is_over, chain(running.values(), waiting))):
+        # what still runs may be pointless, but a worker that runs it cannot prepare the chunks of a stream
+        left = chain(waiting, chain(running.values(), mapped) if running else ())
+        if all(map(judge.is_over, left)):
             break
         for event in executor.events():
             if isinstance(event, Receipt):

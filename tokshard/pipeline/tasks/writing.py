@@ -39,6 +39,7 @@ MARKS = "byte order mark dropped"
 """What is counted of texts that had one."""
 
 _LENGTH_BUCKETS = 64
+"""Documents are counted by the floor of the binary logarithm of their length."""
 
 
 class Sink(Protocol):
