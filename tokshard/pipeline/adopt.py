@@ -70,7 +70,8 @@ def adopt(build: Build) -> list[Planned]:
         is_continued = True
     if not is_continued:
         workspace.clear()
-    remove_corpora(workspace, build.outputs, are_complete=build.options.force, has_begun=before is not None)
+    if before is not None or build.options.force:
+        remove_corpora(workspace, build.outputs, are_complete=build.options.force, has_begun=before is not None)
     save_request(build)
     if is_continued and (planned := load_tasks(workspace)) is not None:
         return planned
