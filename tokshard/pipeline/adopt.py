@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -132,17 +133,16 @@ def plan(build: Build) -> list[Planned]:
                 tokens += np.diff(corpus.shards.first_tokens).tolist()
         return list(plan_groups(tokens, config.shard_tokens if build.options.shuffle is None else None))
 
-    def divisibility(index: int) -> Divisibility:
+    def divisibility(index: int, size: int) -> Divisibility:
+        if size <= config.task_bytes and not inputs.is_read_once(index):
+            return Indivisible()
         try:
             return divisibility_of(inputs[index], config.text_mode)
         except OSError as error:
             raise vanished(inputs[index], error) from error
 
-    splits = (
-        divisibility(index) if size > config.task_bytes or inputs.is_read_once(index) else Indivisible()
-        for index, size in enumerate(inputs.sizes)
-    )
-    return list(plan_tasks(inputs.sizes, splits, config.task_bytes))
+    sizes = inputs.sizes
+    return list(plan_tasks(sizes, starmap(divisibility, enumerate(sizes)), config.task_bytes))
 
 
 def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
@@ -158,7 +158,7 @@ def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
         for output in workspace.outputs(is_split=is_split, generation=build.generation):
             if output not in outputs and manifest_of(output) is not None:
                 raise ConfigurationChangedError(
-                    f"{workspace.out} belongs to another build: {output.location} is a corpus "
+                    f"{workspace.out} belongs to another build: {output.store.location} is a corpus "
                     f"{'of a validation split' if is_split else 'without a validation split'}",
                     hint="give the settings of that build, another --out, or --force to start over",
                 )
@@ -168,12 +168,13 @@ def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
         if complete and left is None:
             missing = next(output for output in outputs if output not in complete)
             raise ConfigurationChangedError(
-                f"{workspace.out} belongs to another build: it has {complete[0].location}, but not {missing.location}",
+                f"{workspace.out} belongs to another build: it has {complete[0].store.location}, but not "
+                f"{missing.store.location}",
                 hint="put that back, give another --out, or --force to start over",
             )
         return None  # a build that was stopped, perhaps between the two
     corpora = tuple(
-        BuiltCorpus(directory=output.location, manifest=_checked_manifest(build, output)) for output in outputs
+        BuiltCorpus(directory=output.store.location, manifest=_checked_manifest(build, output)) for output in outputs
     )
     if left is None or left.generation <= build.generation:
         remove_workspace(workspace)
@@ -192,7 +193,7 @@ def remove_workspace(workspace: Workspace) -> None:
 
 def _checked_manifest(build: Build, output: Output) -> Manifest:
     """The manifest of a complete corpus that the same command wrote."""
-    with open_corpus(output.location, generation=0) as corpus:
+    with open_corpus(output.store.location, generation=0) as corpus:
         manifest, sources = corpus.manifest, corpus.sources()
     report = _report(output.store)
     before = msgspec.structs.replace(

@@ -36,7 +36,7 @@ from tokshard.format.manifest import (
     recipe_fingerprint,
 )
 from tokshard.format.opening import open_corpus
-from tokshard.format.schema import FORMAT_VERSION, token_dtype
+from tokshard.format.schema import FORMAT_VERSION
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, write_table
 from tokshard.pipeline.adopt import BuiltCorpus, roots_at_build
 from tokshard.pipeline.append import in_its_corpus
@@ -197,7 +197,7 @@ def _manifest(build: Build, output: Output, totals: Totals, files: dict[str, Fil
         num_shards=len(totals.shard_sizes),
         num_bytes=sum(totals.shard_sizes.values()),
         text_bytes=totals.text_bytes,
-        dtype=token_dtype(tokenizer.vocab_size),
+        dtype=build.facts.dtype,
         columns=build.columns,
         fingerprints=Fingerprints(content=content, recipe=recipe_fingerprint(config, tokenizer, sources)),
         tokenizer=tokenizer,
@@ -260,7 +260,7 @@ def _result(build: Build, receipts: Sequence[Receipt], usage: Usage, manifests: 
     corpora = zip(build.outputs, manifests, strict=True)
     return BuildResult(
         directory=build.workspace.out,
-        corpora=tuple(BuiltCorpus(directory=output.location, manifest=manifest) for output, manifest in corpora),
+        corpora=tuple(BuiltCorpus(directory=output.store.location, manifest=manifest) for output, manifest in corpora),
         is_new=True,
         seconds=time.monotonic() - usage.started,
         cpu_seconds=cpu_time() - usage.cpu_before + usage.cpu_seconds,

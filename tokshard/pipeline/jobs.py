@@ -129,34 +129,26 @@ class _Share:
     runs: RunsTasks
 
     def settled(self, stage: Stage) -> Judge:
-        """Run a stage until no task is missing, and judge it.
+        """Run the job's tasks of a stage, help with what others left, wait until no task is missing, and judge it.
 
         Raises:
-            TokshardError: as `work` and `settle`.
+            TokshardError: as `settle`, or a task of the job failed.
             UnfinishedStageError: it was the last stage, which the commit judges.
-        """
-        self.run(stage)
-        if stage.name == WRITE:
-            raise UnfinishedStageError(stage, [])
-        while True:
-            if not self._missing(stage):
-                with contextlib.suppress(UnfinishedStageError):  # a receipt was void
-                    return settle(self.build, stage, judged_on_disk(self.build, stage))
-            elif not self._help(stage):
-                time.sleep(_POLL_SECONDS)  # jobs that run have the rest under way
-
-    def run(self, stage: Stage) -> None:
-        """Run the job's tasks of a stage, then those that others left.
-
-        Raises:
-            TokshardError: a task of the job failed.
         """
         judge = judge_of(self.build, stage, stage.tasks[self.job.index :: self.job.count])
         run_share(self.build, stage, judge, self.runs)
         if judge.failure is not None:
             raise user_error(self.build, stage.name, judge, is_share=True)
-        while self._help(stage):
-            pass
+        while True:
+            if self._help(stage):
+                continue
+            if stage.name == WRITE:
+                raise UnfinishedStageError(stage, [])
+            if self._missing(stage):
+                time.sleep(_POLL_SECONDS)  # jobs that run have the rest under way
+                continue
+            with contextlib.suppress(UnfinishedStageError):  # a receipt was void
+                return settle(self.build, stage, judged_on_disk(self.build, stage))
 
     def _help(self, stage: Stage) -> bool:
         """Run some tasks that no running job is likely to have begun, in an order of its own; False: there are none.

@@ -104,7 +104,7 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
             field=config.token_field,
             dtype=config.token_dtype,
             delimiters=(eos,) if config.delimiter is None else (eos, config.delimiter),
-            narrowest=token_dtype(self.tokenizer.vocab_size),
+            narrowest=self.facts.dtype,
             max_document_bytes=config.max_document_bytes,
         )
         return RecordSpec(

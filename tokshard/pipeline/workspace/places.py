@@ -53,11 +53,6 @@ class Output:
     store: Store
     folder: str
 
-    @property
-    def location(self) -> str:
-        """Where the corpus is, as a path or URI."""
-        return self.store.location
-
     def shard_sizes(self) -> dict[str, int]:
         """The shards that are there, with their sizes in bytes."""
         return {entry.name: entry.size for entry in list(self.store.list()) if names.is_shard_name(entry.name)}
