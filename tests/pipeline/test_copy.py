@@ -180,7 +180,8 @@ def test_ranges_of_hashes_divide_a_corpus_and_keep_equal_documents_together(corp
 
 
 def test_a_shuffled_copy_is_a_permutation_that_the_seed_alone_decides(corpus, tmp_path, monkeypatch):
-    copy_corpus(corpus, out=tmp_path / "one", shuffle=17)
+    result = copy_corpus(corpus, out=tmp_path / "one", shuffle=17)
+    assert result.tokens_written == result.manifest.num_tokens
     copy_corpus(corpus, out=tmp_path / "large", shard_tokens=100_000)
     small.shrink(
         monkeypatch.setattr, copy_bucket_bytes=500, copy_deal_bytes=900, copy_fan_out=3, copy_task_tokens=1_000
