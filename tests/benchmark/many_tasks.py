@@ -24,6 +24,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from tokshard.pipeline.prepare import prepare
+from tokshard.pipeline.run import run
+from tokshard.pipeline.tasks.context import WorkerContext
+from tokshard.pipeline.tasks.decisions import Run
+from tokshard.pipeline.tasks.events import Event, Finished, Released
+from tokshard.pipeline.workspace.output_directory import check_directory, check_own, finished_corpora
 
 from tests.benchmark.counted_store import REQUESTS, SCHEME, CountedStore, be_slow, set_uncounted
 from tests.benchmark.report import commit as commit_of
@@ -39,15 +45,9 @@ from tokshard.pipeline.executors import choice
 from tokshard.pipeline.executors.base import Usage
 from tokshard.pipeline.executors.inline import InlineExecutor
 from tokshard.pipeline.options import BuildOptions
-from tokshard.pipeline.prepare import prepare
 from tokshard.pipeline.resolve import resolve
-from tokshard.pipeline.run import run
-from tokshard.pipeline.tasks.context import WorkerContext
-from tokshard.pipeline.tasks.decisions import Run
-from tokshard.pipeline.tasks.events import Event, Finished, Released
 from tokshard.pipeline.tasks.planning import Key
 from tokshard.pipeline.workspace.lease import lock
-from tokshard.pipeline.workspace.output_directory import check_directory, check_own, finished_corpora
 from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, SourceCounts, write_receipt
 from tokshard.store import STORES_BY_SCHEME
 

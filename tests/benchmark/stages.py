@@ -21,10 +21,10 @@ from tests.benchmark.report import aligned
 from tokshard.format import files, writer
 from tokshard.pipeline import build as pipeline
 from tokshard.pipeline import commit as committing
+from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.encode import encoder as encoding
 from tokshard.pipeline.encode import special_text as special
 from tokshard.pipeline.encode import tokenizer
-from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.sources import decompress
 from tokshard.pipeline.tasks import runner, writing
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tokshard.pipeline.job_array.status import JobStatus
 
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 from tokshard import open_corpus
@@ -17,7 +18,6 @@ from tokshard.cli.build_text import status_lines
 from tokshard.cli.main import run
 from tokshard.format import names
 from tokshard.format.manifest import BuildConfig
-from tokshard.pipeline.job_array.status import JobStatus
 from tokshard.pipeline.status import BuildStatus
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.places import open_workspace

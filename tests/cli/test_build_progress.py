@@ -15,9 +15,9 @@ from tokshard import build_corpus
 from tokshard.cli import build_progress as progress
 from tokshard.cli.build_progress import StageDisplay, fitting
 from tokshard.cli.main import run
+from tokshard.pipeline.judge import loss_warning
 from tokshard.pipeline.progress import FileCount, StageEnded
 from tokshard.pipeline.sources.division import ByteRange
-from tokshard.pipeline.judge import loss_warning
 from tokshard.pipeline.tasks.planning import StreamTask, Task, WholeInputs
 from tokshard.pipeline.workspace.receipts import OutputCounts, Progress, Receipt, SourceCounts
 

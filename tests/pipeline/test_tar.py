@@ -326,6 +326,12 @@ def test_the_text_of_a_sample_may_be_its_txt_member(tmp_path):
     assert [corpus.provenance(index).record for index in range(3)] == [1, 2, 4]
 
 
+def test_members_of_a_sample_of_which_nothing_is_wanted_are_not_read(tmp_path):
+    members = [("1.txt", b"one"), ("1.json", b"{broken"), ("2.json", b"{}"), ("2.txt", b"two")]
+    corpus = build(write(tar_bytes(members), tmp_path), tmp_path / "out", text_field="txt")
+    assert texts_of(corpus) == ["one", "two"]
+
+
 def test_a_key_ends_at_the_first_dot_of_the_name_without_its_folders(tmp_path):
     members = [
         ("v1.2/a.b/0001.txt", b"dots in folders"),

@@ -189,9 +189,9 @@ def _sample(key: str, fields: Mapping[str, bytes | None], parse: JsonLinesParser
                 continue
             text, mark = without_mark(data)
             num_marks += mark
+            if name == "json":
+                msgspec.json.decode(text)  # alone, so that broken JSON cannot change the meaning of the line below
             parts[name] = text.decode() if name == "txt" else msgspec.Raw(_one_line(text))
-        # checked alone, so that broken JSON cannot change the meaning of the line below
-        msgspec.json.decode(parts.get("json", b"null"))
     except UnicodeDecodeError as error:
         return _bad(INVALID_UTF8, str(error))
     except (msgspec.DecodeError, RecursionError) as error:
