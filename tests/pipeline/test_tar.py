@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.pipeline.inputs import build, jsonl, patch_chunk_bytes, tar_bytes, texts_of
 from tokshard.errors import BadRecordError, SourceError, TokshardError
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.division import Whole
+from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.formats import read_span
 from tokshard.pipeline.sources.records import RecordSpec
 
@@ -86,7 +86,7 @@ def test_every_archive_that_tarfile_writes_is_read(labels, sizes, dialect, tmp_p
     path = write(tar_bytes([*found, ("z.txt", b"z")], form=DIALECTS[dialect]), tmp_path_factory.mktemp("archive"))
     (source,) = discover([str(path)], input_format=None).inputs
     spec = RecordSpec(text_field="text", columns={}, max_document_bytes=10_000)
-    parts: list[Any] = list(read_span(source, Whole(), spec))
+    parts: list[Any] = list(read_span(source, Span(), spec))
     hidden = [any(part.startswith(".") and part.strip(".") for part in name.split("/")) for name, _ in found]
     kept = [
         content.decode() for (_, content), is_hidden in zip(found, hidden, strict=True) if content and not is_hidden
@@ -239,7 +239,7 @@ def test_links_without_end_do_not_pile_up_behind_a_sample(tmp_path):
     path = write(content, tmp_path)
     (source,) = discover([str(path)], input_format=None).inputs
     spec = RecordSpec(text_field="txt", columns={}, max_document_bytes=10_000)
-    parts: list[Any] = list(read_span(source, Whole(), spec))
+    parts: list[Any] = list(read_span(source, Span(), spec))
     assert [text for part in parts for text in part.texts] == ["xxx", TEXT.decode()]
     assert sum(part.count for part in parts) == 3_002
     assert parts[0].input_bytes < 1_100 * 512
@@ -248,7 +248,7 @@ def test_links_without_end_do_not_pile_up_behind_a_sample(tmp_path):
 def read(path: Path) -> list[str]:
     (source,) = discover([str(path)], input_format=None).inputs
     spec = RecordSpec(text_field="text", columns={}, max_document_bytes=10_000)
-    parts: list[Any] = list(read_span(source, Whole(), spec))
+    parts: list[Any] = list(read_span(source, Span(), spec))
     return [text for part in parts for text in part.texts]
 
 

@@ -18,7 +18,7 @@ from tokshard.pipeline.sources import (
     token_files,
     token_tables,
 )
-from tokshard.pipeline.sources.division import Divisibility, Span, Stream, Whole
+from tokshard.pipeline.sources.division import Divisibility, Span, Stream
 from tokshard.pipeline.sources.inputs import TEXT, TOKENS, Input, InputTable
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import FILE, Chunk, Records, RecordSpec, value_bytes
@@ -115,7 +115,7 @@ def read_stream(input_: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
         SourceError, UsageError: as `read_span`.
     """
     held = 0
-    for place, chunk in _BY_NAME[spec.reads, input_.format].read(input_, Whole(), spec):
+    for place, chunk in _BY_NAME[spec.reads, input_.format].read(input_, Span(), spec):
         yield (held if place is None else place) // task_bytes, chunk
         if place is None:
             held += _held_bytes(chunk)

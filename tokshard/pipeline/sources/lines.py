@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tokshard.pipeline.sources.decompress import open_bytes
-from tokshard.pipeline.sources.division import CHUNK_BYTES, ByteRange, Span
+from tokshard.pipeline.sources.division import CHUNK_BYTES, Span
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.records import LineChunk
 
 
 def lines_of(input_: Input, span: Span, max_line_bytes: int) -> Iterator[tuple[int, LineChunk]]:
     """The lines whose first byte is in a span, in chunks, each with its place in the stream."""
-    start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
+    start, stop = span.start, span.stop
     reported = start
     with open_bytes(input_, start=max(0, start - 1)) as stream:
         for place, chunk in line_chunks(stream.read, max_line_bytes, start, stop):
