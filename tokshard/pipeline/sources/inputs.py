@@ -6,11 +6,11 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -103,7 +103,7 @@ class Input:
         return self.version == READ_ONCE
 
 
-class InputTable(Sequence[Input]):
+class InputTable:
     """The inputs of a build, in order: one Arrow table, from which each `Input` is made on demand.
 
     An input costs 50 bytes and its path, once per machine: other processes map the file that `save` wrote.
@@ -180,15 +180,10 @@ class InputTable(Sequence[Input]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    @overload
-    def __getitem__(self, index: int) -> Input: ...
+    def __iter__(self) -> Iterator[Input]:
+        return map(self.__getitem__, range(len(self)))
 
-    @overload
-    def __getitem__(self, index: slice) -> list[Input]: ...
-
-    def __getitem__(self, index: int | slice) -> Input | list[Input]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Input:
         number = range(len(self))[index]
         argument, path, num_bytes, version, kind = (column[number].as_py() for column in self._columns)
         form, compression, needs, _ = self._kinds[kind]

@@ -132,8 +132,8 @@ def _format(name: str, read: Any, divisibility: Divisibility, *suffixes: str, **
     )
 
 
-# what files of samples need: the index in their folder
 _INDEX = (("/", sample_index.INDEX),)
+"""What files of samples need: the index in their folder."""
 
 _MEGATRON = (megatron.SUFFIX, megatron.INDEX_SUFFIX)
 
