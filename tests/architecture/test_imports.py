@@ -1,9 +1,11 @@
 """Which room may import which, and what the first second of a process must not pay for."""
 
 import ast
+import graphlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,16 +24,21 @@ WRONG_ARROWS = [
     ("store/base.py", "tokshard.format"),
     ("format/decode.py", "tokshard.pipeline"),
     ("format/decode.py", "torch"),
-    ("pipeline/encode/tokenizer.py", "tokshard.inspect"),
-    ("pipeline/encode/tokenizer.py", "tokshard.cli"),
-    ("pipeline/encode/tokenizer.py", "torch"),
-    ("pipeline/tasks/schedule.py", "tokshard.pipeline.executors.base"),
-    ("pipeline/executors/inline.py", "tokshard.pipeline.run"),
-    ("pipeline/stage.py", "tokshard.pipeline.job_array.log"),
-    ("pipeline/stage.py", "tokshard.pipeline.job_array.run_job"),
-    ("pipeline/resolve.py", "tokshard.pipeline.executors.processes"),
+    ("pipeline/encode/encoder.py", "tokshard.inspect"),
+    ("pipeline/encode/encoder.py", "tokshard.cli"),
+    ("pipeline/encode/encoder.py", "torch"),
+    ("pipeline/encode/encoder.py", "tokshard.interop.tokenizers"),
+    ("pipeline/encode/documents.py", "tokshard.pipeline.tasks.writing"),
+    ("pipeline/sources/tar.py", "tokshard.pipeline.encode.maker"),
+    ("pipeline/sources/tar.py", "tokshard.pipeline.workspace.places"),
+    ("pipeline/workspace/receipts.py", "tokshard.pipeline.tasks.planning"),
+    ("pipeline/tasks/planning.py", "tokshard.pipeline.executors.base"),
+    ("pipeline/judge.py", "tokshard.pipeline.tasks.running"),
+    ("pipeline/executors/inline.py", "tokshard.pipeline.work"),
+    ("pipeline/work.py", "tokshard.pipeline.commit"),
+    ("pipeline/build.py", "tokshard.pipeline.jobs"),
+    ("pipeline/resolve.py", "tokshard.pipeline.work"),
     ("pipeline/build.py", "tokenizers"),
-    ("pipeline/encode/tokenizer.py", "tokshard.interop.tokenizers"),
     ("interop/tokens/megatron.py", "tokshard.pipeline.options"),
     ("interop/tokens/megatron.py", "tokshard.runtime.plan"),
     ("interop/tokens/lists.py", "tokenizers"),
@@ -125,6 +132,60 @@ def test_the_contracts_refuse_a_room_that_they_do_not_know(miniature):
     done = lint_imports(miniature)
     assert done.returncode == 1
     assert "undeclared_room" in done.stdout
+
+
+def circle_of_imports(package: Path) -> list[str]:
+    """The modules of one circle, the first one again at the end; empty if there is none.
+
+    Imports inside of functions and for the type checker alone count too. ``from package import module`` is an import
+    of the module, and any other name belongs to the module that it is imported from.
+    """
+    modules = {_name_of(path, package): path for path in package.rglob("*.py")}
+    try:
+        graphlib.TopologicalSorter({name: _imports(path, modules) for name, path in modules.items()}).prepare()
+    except graphlib.CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def _name_of(path: Path, package: Path) -> str:
+    return ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imports(path: Path, modules: Mapping[str, Path]) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module, f"{path}:{node.lineno} is a relative import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else node.module for name in names}
+    return found & modules.keys()
+
+
+def test_no_module_imports_itself_in_a_circle():
+    assert circle_of_imports(ROOT / "tokshard") == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("import room.b", "import room.a"),
+        ("from room import b", "from room.a import name"),
+        ("from room.b import name", "def late():\n    from room import a"),
+        ("from room.b import name", "if TYPE_CHECKING:\n    from room.a import Name"),
+    ],
+)
+def test_a_circle_of_imports_is_found(tmp_path, a, b):
+    room = tmp_path / "room"
+    room.mkdir()
+    for name, source in {"__init__": "import room.c", "a": a, "b": b, "c": "from room import a"}.items():
+        (room / f"{name}.py").write_text(source)
+    assert set(circle_of_imports(room)) == {"room.a", "room.b"}
+    (room / "b.py").write_text("import os")
+    assert circle_of_imports(room) == []
 
 
 def test_importing_tokshard_imports_no_heavy_library():

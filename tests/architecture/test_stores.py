@@ -15,10 +15,12 @@ THROUGH_THE_STORE = ["format", "interop/tokens", "pipeline", "runtime"]
 LOCAL = {
     "format/partial_file.py": "maps memory that belongs to no file",
     "format/whole_corpus.py": "maps a shard that lies on this machine, to give back the pages that it has read",
-    "pipeline/estimate.py": "samples into a temporary directory, and tells what is free on a disk of this machine",
+    "pipeline/append.py": "asks whether a source on this machine is a link",
+    "pipeline/encode/encoder.py": "gives the library a tokenizer as a temporary file",
+    "pipeline/estimate.py": "tells what is free on a disk of this machine",
     "pipeline/executors/ray_cluster.py": "starts Ray in an empty directory, because workers may import from there",
-    "pipeline/executors/ray_worker.py": "changes to the current directory of the driver, where relative paths start",
-    "pipeline/sources/opening.py": "opens standard input",
+    "pipeline/executors/ray.py": "changes to the current directory of the driver, where relative paths start",
+    "pipeline/sources/opening.py": "opens standard input, and asks whether a mapped file was cut",
 }
 """Modules of these rooms that open what no store has, and why."""
 

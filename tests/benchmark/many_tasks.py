@@ -24,12 +24,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from tokshard.pipeline.prepare import prepare
-from tokshard.pipeline.run import run
-from tokshard.pipeline.tasks.context import WorkerContext
-from tokshard.pipeline.tasks.decisions import Run
-from tokshard.pipeline.tasks.events import Event, Finished, Released
-from tokshard.pipeline.workspace.output_directory import check_directory, check_own, finished_corpora
 
 from tests.benchmark.counted_store import REQUESTS, SCHEME, CountedStore, be_slow, set_uncounted
 from tests.benchmark.report import commit as commit_of
@@ -40,15 +34,21 @@ from tokshard.format.names import shard_name
 from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.numbers import read_count
+from tokshard.pipeline.adopt import adopt, finished_corpora
+from tokshard.pipeline.build import run_stages
 from tokshard.pipeline.commit import commit
-from tokshard.pipeline.executors import choice
-from tokshard.pipeline.executors.base import Usage
+from tokshard.pipeline.executors.base import Ended, Event, Usage
 from tokshard.pipeline.executors.inline import InlineExecutor
 from tokshard.pipeline.options import BuildOptions
+from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
-from tokshard.pipeline.tasks.planning import Key
+from tokshard.pipeline.tasks.planning import Run
+from tokshard.pipeline.tasks.running import Stage
+from tokshard.pipeline.work import RunsTasks, run_stage
 from tokshard.pipeline.workspace.lease import lock
-from tokshard.pipeline.workspace.receipts import OutputCounts, Receipt, SourceCounts, write_receipt
+from tokshard.pipeline.workspace.ownership import check_directory
+from tokshard.pipeline.workspace.places import TOKENIZER
+from tokshard.pipeline.workspace.receipts import Key, OutputCounts, Receipt, SourceCounts, write_receipt
 from tokshard.store import STORES_BY_SCHEME
 
 ROOT = Path(__file__).parents[2]
@@ -69,9 +69,10 @@ class StandIn:
 
     seconds = cpu_seconds = 0.0
     num_workers = 1
+    run_mapped = None
 
-    def __init__(self, context: WorkerContext, *_: Any) -> None:
-        self._context = context
+    def __init__(self, build: Build, stage: Stage, *_: Any) -> None:
+        self._build, self._stage = build, stage
         self._run: Run | None = None
         self.usage = Usage()
 
@@ -80,29 +81,26 @@ class StandIn:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def can_take(self, run: Run) -> bool:
+    def has_room(self) -> bool:
         return self._run is None
 
     def submit(self, run: Run) -> None:
         self._run = run
-
-    def abandon(self) -> None:
-        self._run = None
 
     def events(self) -> Iterator[Event]:
         submitted, self._run = self._run, None
         assert submitted is not None
         started, cpu = time.perf_counter(), time.thread_time()
         set_uncounted(is_uncounted=True)
-        message = pickle.dumps(leave(self._context, submitted.task.key))
+        message = pickle.dumps(leave(self._build, self._stage, submitted.task.key))
         set_uncounted(is_uncounted=False)
         StandIn.seconds += time.perf_counter() - started
         StandIn.cpu_seconds += time.thread_time() - cpu
-        yield Finished(pickle.loads(message))  # as it arrives from a worker
-        yield Released(submitted.task)
+        yield pickle.loads(message)  # as it arrives from a worker
+        yield Ended(submitted.task)
 
 
-def leave(context: WorkerContext, key: Key) -> Receipt:
+def leave(build: Build, stage: Stage, key: Key) -> Receipt:
     """Put a shard and a receipt, as a task does."""
     documents = TASK_TOKENS // 1_000
     counts = SourceCounts(
@@ -114,15 +112,6 @@ def leave(context: WorkerContext, key: Key) -> Receipt:
         left_out={"empty": 40, "over max-document-bytes": 10},
     )
     lengths = [documents // 20 + bucket for bucket in range(20)]
-    receipt = Receipt(
-        key=key,
-        previous=None,
-        is_last=True,
-        max_documents=None,
-        input_bytes=TASK_BYTES,
-        outputs=[OutputCounts(sources=[counts], length_counts=lengths, shortest=1, longest=1 << 19)],
-        num_rejects=0,
-    )
     name = shard_name(generation=0, first_input=key[0], segment=key[1], part=0)
     batches = [documents // 8] * 8
     row = {
@@ -144,8 +133,18 @@ def leave(context: WorkerContext, key: Key) -> Receipt:
         "run_record": [0],
         "stride_hashes": list(range(-(-TASK_TOKENS // HASH_STRIDE))),
     }
-    context.outputs[0].store.put(name, SHARD)
-    write_receipt(context.workspace, receipt, [table_batch({n: [v] for n, v in row.items()}, WRITTEN_SHARD_SCHEMA)])
+    table = table_batch({n: [v] for n, v in row.items()}, WRITTEN_SHARD_SCHEMA).serialize().to_pybytes()
+    output = OutputCounts(
+        sources=[counts],
+        length_counts=lengths,
+        shortest=1,
+        longest=1 << 19,
+        shards={name: len(SHARD)},
+        table=table,
+    )
+    receipt = Receipt(key=key, most_documents=documents, input_bytes=TASK_BYTES, outputs=[output])
+    build.outputs[0].store.put(name, SHARD)
+    write_receipt(build.workspace.store, stage.name, receipt)
     return receipt
 
 
@@ -174,27 +173,26 @@ def _peak_bytes() -> int:
 
 def build(folder: Path, *, is_restart: bool) -> list[dict[str, Any]]:
     """What the steps of a build cost: until all tasks are done, or from there to its end."""
-    choice._local = StandIn
     options = BuildOptions(
         tokenizer=str(folder / "tokenizer"), out=f"{SCHEME}://{folder}/out", task_bytes=TASK_BYTES, workers=1
     )
     steps: list[dict[str, Any]] = []
     with measured("prepare again" if is_restart else "prepare", steps):
-        resolved = resolve([str(folder / "inputs")], options)
-        workspace, outputs = resolved.context.workspace, resolved.context.outputs
-        check_own(workspace)
-        assert finished_corpora(workspace, outputs, resolved.settings) is None
-        check_directory(workspace, outputs)
-        lease = lock(workspace)
+        resolved, tokenizer = resolve([str(folder / "inputs")], options)
+        assert finished_corpora(resolved) is None
+        check_directory(resolved.workspace, resolved.outputs)
+        lease = lock(resolved.workspace)
         lease.__enter__()
-        prepared = prepare(resolved)
+        tasks = adopt(resolved)
+        resolved.workspace.store.put(TOKENIZER, tokenizer)
     with measured("run, all done" if is_restart else "run", steps):
-        outcome = run(prepared)
-    assert len(outcome.receipts) == len(prepared.tasks)
+        run = RunsTasks(make_executor=StandIn, observer=lambda _: None)
+        settled = run_stages(resolved, tasks, lambda stage: run_stage(resolved, stage, run))
+    assert len(settled.shards) == len(tasks)
     if is_restart:
         with measured("commit", steps):
-            result = commit(prepared, outcome)
-        assert result.corpora[0].manifest.num_shards == len(prepared.tasks)
+            result = commit(resolved, settled, Usage())
+        assert result.corpora[0].manifest.num_shards == len(tasks)
     lease.__exit__(None, None, None)
     return steps
 
@@ -207,25 +205,26 @@ def task_requests(folder: Path, num_tasks: int = 8) -> dict[str, float]:
     found: Counter[str] = Counter()
 
     class Counting(InlineExecutor):
-        def __init__(self, context: WorkerContext, on_progress: Any, _: int) -> None:
-            super().__init__(context, on_progress)
-
         def events(self) -> Iterator[Event]:
             REQUESTS.clear()
             happened = list(super().events())
             found.update(REQUESTS)
             yield from happened
 
-    choice._local = Counting
     options = BuildOptions(
         tokenizer=str(folder / "tokenizer"), out=f"{SCHEME}://{folder}/out", task_bytes=TASK_BYTES, workers=1
     )
-    resolved = resolve([str(folder / "inputs")], options)
-    with lock(resolved.context.workspace):
-        prepared = prepare(resolved)
-        run(prepared)
+    resolved, tokenizer = resolve([str(folder / "inputs")], options)
+    with lock(resolved.workspace):
+        tasks = adopt(resolved)
+        resolved.workspace.store.put(TOKENIZER, tokenizer)
+        run = RunsTasks(
+            make_executor=lambda build, stage, _, on_progress: Counting(build, stage, on_progress),
+            observer=lambda _: None,
+        )
+        run_stages(resolved, tasks, lambda stage: run_stage(resolved, stage, run))
     # the tokenizer is read once by each worker
-    return {kind: (count - (kind == "get")) / len(prepared.tasks) for kind, count in found.items()}
+    return {kind: (count - (kind == "get")) / len(tasks) for kind, count in found.items()}
 
 
 def in_process(folder: Path, what: str, milliseconds: float) -> Any:

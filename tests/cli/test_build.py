@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tokshard.pipeline.job_array.status import JobStatus
 
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 from tokshard import open_corpus
-from tokshard.cli.build_text import status_lines
 from tokshard.cli.main import run
 from tokshard.format import names
-from tokshard.format.manifest import BuildConfig
-from tokshard.pipeline.status import BuildStatus
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.places import open_workspace
 from tokshard.store import STORES_BY_SCHEME
@@ -190,6 +187,14 @@ def test_a_dry_run_estimates_and_writes_nothing(shell):
     assert not Path("other").exists()
 
 
+def test_a_dry_run_counts_kept_columns(shell):
+    Path("a.jsonl").write_bytes(jsonl([{"text": "text", "page": "<p>" * 1_000, "n": 1}] * 50))
+    options = ["a.jsonl", "--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--quiet", "--json"]
+    options += ["--keep", "page", "--keep", "n:int64"]
+    estimate, built = (json.loads(shell("build", *options, *more)[1]) for more in (["--dry-run"], []))
+    assert 0.9 <= estimate["disk_bytes"] / built["manifest"]["num_bytes"] <= 1.1
+
+
 def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(shell, monkeypatch):
     write("a.jsonl", ["text"])
     options = ["--tokenizer", ".tokenizer", "--out", "out", "--workers", "1", "--dry-run"]
@@ -198,7 +203,7 @@ def test_a_dry_run_of_a_build_that_cannot_fit_on_the_disk_exits_1(shell, monkeyp
     exit_code, out, _ = shell("build", "a.jsonl", *options)
     assert exit_code == 1
     assert "the disk is too small for this build\n" in out
-    assert re.search(r"^disk {8}about [\d.]+ kB needed, 1 B free$", out, re.MULTILINE)
+    assert re.search(r"^disk {8}about [\d.]+ B needed, 1 B free$", out, re.MULTILINE)
     exit_code, out, _ = shell("build", "a.jsonl", *options, "--json")
     assert (exit_code, json.loads(out)["fits"]) == (1, False)
     Path("r.toml").write_text(
@@ -301,10 +306,10 @@ def test_the_status_of_an_unfinished_build_says_how_far_it_is_and_how_to_continu
     exit_code, out, err = shell("status", "out")
     assert (exit_code, err) == (0, "")
     lines = {line[:12].strip(): line[12:] for line in out.splitlines()}
-    assert lines["state"] == "unfinished, encoding"
+    assert lines["state"] == "unfinished, writing"
     assert lines["written"] == "20 documents, 100 tokens"
     assert lines["left out"] == "30 empty, 1 malformed, 30 text is not a string"
-    assert "task_bytes 64" in lines["settings"]
+    assert "--task-bytes 64" in lines["continue"]
     command = shlex.split(lines["continue"])
     assert command[:5] == ["cd", str(Path.cwd()), "&&", "tokshard", "build"]
     status = json.loads(shell("status", "out", "--json")[1])
@@ -312,7 +317,9 @@ def test_the_status_of_an_unfinished_build_says_how_far_it_is_and_how_to_continu
     assert 0 < status["tasks_done"] < status["num_tasks"]
     with lock(open_workspace(Path("out"))):
         assert json.loads(shell("status", "out", "--json")[1])["state"] == "running"
-        assert shell("status", "out")[1].splitlines()[1].startswith("state       running by process ")
+        state, holder = shell("status", "out")[1].splitlines()[1:3]
+        assert state == "state       running, writing"
+        assert holder.strip().startswith(f"process {os.getpid()} on ")
     words = [word if word != "30" else "40" for word in command[4:]]
     assert shell(*words, "--quiet")[0] == 0
     exit_code, out, _ = shell("status", "out")
@@ -337,42 +344,17 @@ def test_help_names_the_uris_that_it_takes(shell, start, end, schemes):
     assert {word.partition("://")[0] for word in re.findall(r"\w+://", shown)} - {"hf"} == schemes
 
 
-@pytest.mark.parametrize(
-    ("dedup", "stage", "words"),
-    [
-        ("none", "encoding", "--job-index 1 --num-jobs 3"),
-        ("exact", "hashing", "--stage hash --job-index 1 --num-jobs 3"),
-        ("exact", "finding duplicates", "--stage duplicates"),
-        ("exact", "encoding", "--stage write --job-index 1 --num-jobs 3"),
-    ],
-)
-def test_the_status_of_an_array_continues_with_a_job_of_it_and_not_with_one_process(dedup, stage, words):
-    jobs = tuple(
-        JobStatus(job_index=index, num_jobs=3, state=state)
-        for index, state in enumerate(["done", "stopped", "not begun"])
-    )
-    config = BuildConfig(
-        text_field="text",
-        id_field=None,
-        keep={},
-        input_format=None,
-        text_mode="file",
-        shard_tokens=1,
-        task_bytes=1,
-        max_document_bytes=1,
-        limit=None,
-        dedup=dedup,
-    )
-    command = ("tokshard", "build", "a.jsonl")
-    status = BuildStatus(
-        directory="out",
-        state="unfinished",
-        stage=stage,
-        config=config,
-        command=command,
-        working_directory="/",
-        jobs=jobs,
-    )
-    lines = status_lines(status)
-    assert ("continue", f"cd / && tokshard build a.jsonl {words}") in lines
-    assert (("", "and likewise each other job that is not done") in lines) == ("--job-index" in words)
+@pytest.mark.parametrize("dedup", ["none", "exact"])
+def test_the_status_of_an_array_continues_with_a_job_of_it_and_the_commit(shell, monkeypatch, dedup):
+    monkeypatch.setenv("COLUMNS", "300")
+    write("a.jsonl", ["text", "text"])
+    build = ["build", "a.jsonl", "--tokenizer", ".tokenizer", "--out", "out", "--dedup", dedup, "--quiet"]
+    assert shell(*build, "--num-jobs", "3", "--job-index", "1")[0] == 0
+    *_, continues, then = (line[12:] for line in shell("status", "out")[1].splitlines() if "settings" not in line)
+    command = shlex.split(continues)
+    assert command[:5] == ["cd", str(Path.cwd()), "&&", "tokshard", "build"]
+    assert shell(*command[4:])[0] == 0
+    assert then == "with any job number, then tokshard commit out"
+    assert shell(*shlex.split(then)[-2:])[0] == 0
+    with open_corpus("out") as corpus:
+        assert corpus.num_documents == (2 if dedup == "none" else 1)

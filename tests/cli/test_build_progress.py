@@ -13,19 +13,19 @@ from tests.contract.small import stopped_before_the_corpus
 from tests.pipeline.inputs import jsonl, patch_chunk_bytes, write_byte_tokenizer
 from tokshard import build_corpus
 from tokshard.cli import build_progress as progress
-from tokshard.cli.build_progress import StageDisplay, fitting
+from tokshard.cli.build_progress import FileCount, StageDisplay, fitting
 from tokshard.cli.main import run
 from tokshard.pipeline.judge import loss_warning
-from tokshard.pipeline.progress import FileCount, StageEnded
+from tokshard.pipeline.progress import StageEnded
 from tokshard.pipeline.sources.division import Span
-from tokshard.pipeline.tasks.planning import StreamTask, Task, WholeInputs
+from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.workspace.receipts import OutputCounts, Progress, Receipt, SourceCounts
 
 MB = 1_000_000
 TASKS = [
-    Task(key=(0, 0), parts=WholeInputs(0, 3)),
-    Task(key=(3, 0), parts=((3, Span(0, 8)),)),
-    Task(key=(3, 1), parts=((3, Span(8, None)),)),
+    Task(key=(0, 0), stop=3),
+    Task(key=(3, 0), stop=4, span=Span(0, 8)),
+    Task(key=(3, 1), stop=4, span=Span(8, None)),
     StreamTask(key=(4, 0)),
 ]
 
@@ -34,12 +34,9 @@ def receipt(*key: int, is_last: bool = True, documents: int = 2, records: int = 
     counts = SourceCounts(index=key[0], records_read=records, documents=documents, tokens=1)
     return Receipt(
         key=(key[0], key[1]),
-        previous=None,
         is_last=is_last,
-        max_documents=None,
         input_bytes=num_bytes,
         outputs=[OutputCounts(sources=[counts])],
-        num_rejects=0,
     )
 
 
@@ -56,12 +53,12 @@ def clock(monkeypatch):
     return now
 
 
-def display(stream: Any, done: Progress | None = None, **options: Any) -> StageDisplay:
-    found = StageDisplay(
-        183 * MB, FileCount(TASKS), done or Progress(0, 0, 0), stream=stream, **{"is_quiet": False, **options}
-    )
+def display(stream: Any, done: Progress | None = None, *, name: str = "a.jsonl", **options: Any) -> StageDisplay:
+    build: Any = SimpleNamespace(inputs=[SimpleNamespace(location=name)] * 5)
+    given = {"stream": stream, "is_quiet": False, **options}
+    found = StageDisplay(build, 183 * MB, FileCount(TASKS), done or Progress(0, 0, 0), **given)
     for key in ((0, 0), (3, 0)):
-        found.finished(receipt(*key), "a.jsonl")
+        found.finished(receipt(*key))
     return found
 
 
@@ -129,7 +126,7 @@ def test_a_build_that_continues_says_what_it_kept(clock):
 
 def test_a_name_cannot_steer_the_terminal(clock):
     stream = io.StringIO()
-    display(stream, is_verbose=True).finished(receipt(4, 0), "\x1b]0;x\x07\u202e.jsonl\n")
+    display(stream, is_verbose=True, name="\x1b]0;x\x07\u202e.jsonl\n").finished(receipt(4, 0))
     assert stream.getvalue().splitlines()[-1].startswith("\\x1b]0;x\\x07\\u202e.jsonl\\n: 64 B, ")
     assert "\x1b" not in stream.getvalue()
 

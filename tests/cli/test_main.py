@@ -204,6 +204,7 @@ COMMANDS_ON = {
     "inspect --diff": ["inspect", "--diff", "{}", "{}"],
     "inspect --grep": ["inspect", "{}", "--grep", "text"],
     "status": ["status", "{}"],
+    "commit": ["commit", "{}"],
     "verify": ["verify", "{}"],
     "plan": ["plan", "{}", *SIZES],
     "plan --checkpoint": ["plan", "corpus", *SIZES, "--checkpoint", "{}"],

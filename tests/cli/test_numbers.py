@@ -38,6 +38,7 @@ OPTIONS = {
         "--shard-tokens": POSITIVE_COUNT,
         "--min-tokens": COUNT,
         "--max-tokens": POSITIVE_COUNT,
+        "--limit": COUNT,
         "--shuffle": COUNT,
     },
     "inspect": {"--document": COUNT, "--sample": COUNT, "--limit": POSITIVE_COUNT, "--tokens": POSITIVE_COUNT},

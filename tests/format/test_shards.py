@@ -1,5 +1,6 @@
 """Documents in, shards on disk, the same documents out."""
 
+import gc
 import io
 import random
 import sys
@@ -351,3 +352,34 @@ def test_a_list_of_the_shard_table_that_is_shorter_than_its_length_is_damage(tmp
         table = Table(open_store(str(corpus.directory)), names.SHARD_TABLE, SHARD_TABLE_SCHEMA)
     with pytest.raises(DamagedCorpusError, match="column batch_tokens has less than the 3 values"):
         table._numbers_at("batch_tokens", pa.array([7, 7], pa.int64()), 1, 3)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 100], ids=["batches written", "none written"])
+def test_a_shard_that_is_not_finished_is_dropped_in_silence(batch_tokens, tmp_path, capfd):
+    facts = ShardFacts(dtype="uint16", tokenizer_sha256="0" * 64, eos_id=0, bos_id=None, columns={})
+    tokens, ends = np.array([1, 0, 2, 0], np.uint16), np.array([2, 4])
+
+    def write_and_fail():
+        with ShardWriter(store=open_store(tmp_path), name=str, facts=facts, shard_tokens=100) as unfinished:
+            unfinished.extend(tokens, ends, source=0, records=np.arange(2), columns={})
+            raise KeyboardInterrupt
+
+    with batches_of(batch_tokens), pytest.raises(KeyboardInterrupt):
+        write_and_fail()
+    gc.collect()  # Arrow writes the rest of a stream when it is freed, and prints that its file is closed
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "table"], ids=["a full disk", "an error of the rows"])
+def test_a_table_that_cannot_be_written_is_dropped_in_silence(place, tmp_path, capfd):
+    schema = pa.schema([pa.field("n", pa.int64())])
+
+    def batches():
+        yield pa.record_batch([pa.array(range(5))], schema=schema)
+        if place == "table":
+            raise OSError
+
+    with pytest.raises(OSError), (tmp_path / place).open("wb", buffering=0) as file:  # noqa: PT011 - either of two
+        write_table(file, schema, batches(), rows_per_batch=2)
+    gc.collect()
+    assert capfd.readouterr().err == ""

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokshard.pipeline.build import options_of
+from tokshard.pipeline.build import ignore, options_of
 from tokshard.pipeline.jobs import Job, JobResult, commit_corpus
 from tokshard.pipeline.jobs import run_job as run_one
-from tokshard.pipeline.progress import ignore
 from tokshard.pipeline.sources.iterables import as_sources
 
 __all__ = ["commit_corpus", "run_copy_job", "run_job"]

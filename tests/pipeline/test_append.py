@@ -253,7 +253,7 @@ def test_starting_over_removes_all_generations_and_with_append_the_last_one_only
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": "n:int64"}, "the kept columns were none, now n:int64"),
+        ({"keep": "n:int64"}, "--keep was not given, now n:int64"),
         ({"min_tokens": 2}, "--min-tokens was not given, now 2"),
         ({"validation_fraction": 0.5}, "--validation-fraction was not given, now 0.5"),
         ({"shard_tokens": 1000}, "--shard-tokens was 256000000, now 1000"),

@@ -72,16 +72,16 @@ Tokshard = Callable[..., Seen]
 
 
 @pytest.fixture
-def tokshard_build(tmp_path, monkeypatch, capsys) -> Tokshard:
+def tokshard_build(tmp_path, monkeypatch, capfd) -> Tokshard:
     """Runs ``tokshard build SOURCES... --out out OPTIONS...`` in an empty working directory."""
     write_byte_tokenizer(tmp_path / ".tokenizer")
     monkeypatch.chdir(tmp_path)
 
     def build(*arguments: str, tokenizer: str = ".tokenizer", workers: int = 1) -> Seen:
-        capsys.readouterr()
+        capfd.readouterr()
         fixed = ["--tokenizer", tokenizer, "--out", "out", "--workers", str(workers), "--quiet"]
         exit_code = run(["build", *fixed, *arguments])
-        out, err = capsys.readouterr()
+        out, err = capfd.readouterr()
         return Seen(exit_code, out, err.splitlines(), Path("out"))
 
     return build

@@ -29,11 +29,11 @@ MARK = b"\xef\xbb\xbf"
     ("options", "name"), [({"keep": ["urll"]}, "--keep urll"), ({"id_field": "urll"}, "--id-field urll")]
 )
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.bz2"])
-def test_a_kept_field_that_no_line_has_is_an_error_with_the_fields_there_are(suffix, options, name, tmp_path):
+def test_a_kept_field_that_no_line_has_is_an_error(suffix, options, name, tmp_path):
     lines = jsonl([{"text": "a", "url": "u"}] * 3)
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(bz2.compress(lines) if suffix.endswith("bz2") else lines)
-    with pytest.raises(UsageError, match="none of 3 records has the field 'urll'; the first has text, url") as caught:
+    with pytest.raises(UsageError, match="none of 3 records has the field 'urll'") as caught:
         build(path, tmp_path / "out", **options)
     assert caught.value.hint == f"correct or leave out {name}, and start over with --force"
     assert not (tmp_path / "out" / "manifest.json").exists()

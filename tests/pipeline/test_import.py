@@ -751,12 +751,11 @@ def test_what_is_exported_is_imported_document_for_document(place, form):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"dedup": "exact"}, "dedup is given, and the sources are read as tokens"),
         ({"text_mode": "line"}, "text_mode is given"),
         ({"keep": ["url"]}, "keep is given, and the sources are megatron, which do not use it"),
         ({"id_field": "url"}, "id_field is given, and the sources are megatron, which do not use it"),
         ({"input_format": "csv"}, "input_format is 'csv'"),
-        ({"delimiter": -1}, "delimiter is -1, expected a token id"),
+        ({"delimiter": -1}, "delimiter is -1: expected int >= 0"),
         ({"token_dtype": "float32"}, "token_dtype is 'float32'"),
     ],
 )
@@ -775,7 +774,7 @@ def test_the_command_shows_what_it_did_and_the_beginning_as_text(place, capsys, 
     assert "note: 1 document did not end in '<|endoftext|>'" in captured.err
     assert run([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["is_new"], shown["sample"]) == (False, "hello<|endoftext|>")
+    assert (shown["is_new"], shown["begins"]) == (False, "hello<|endoftext|>")
     assert shown["manifest"]["build"]["reads"] == "tokens"
 
 
@@ -802,5 +801,5 @@ def test_jobs_of_an_array_share_an_import(place, capsys, monkeypatch):
         foreign.megatron(place / name, DOCUMENTS)
     words = ["import", "a", "b", "--out", "out", "--tokenizer", "tok", "--quiet", "--num-jobs", "2"]
     assert [run([*words, "--job-index", str(index)]) for index in range(2)] == [0, 0]
-    assert run(["build", "--commit", "out", "--quiet"]) == 0
+    assert run(["commit", "out"]) == 0
     assert documents_of_place("out") == [*DOCUMENTS, *DOCUMENTS]

@@ -254,13 +254,13 @@ class KilledError(Exception):
 class AnyOrder:
     """An executor whose workers end their tasks in any order, and which may be killed after any receipt."""
 
-    can_map = False
     usage = Usage()
 
     def __init__(self, inputs: Sequence[Content], rule: Rules, draw: st.DataObject, *, can_be_killed: bool) -> None:
         self._inputs, self._rule, self._draw, self._can_be_killed = inputs, rule, draw, can_be_killed
         self._running: dict[AnyTask, Iterator[Receipt]] = {}
         self.num_workers = draw.draw(st.integers(1, 4), label="workers")
+        self.run_mapped = self._map if draw.draw(st.booleans(), label="streams are mapped") else None
 
     def __enter__(self) -> Self:
         return self
@@ -274,16 +274,22 @@ class AnyOrder:
         self._running[run.task] = run_task(run, self._inputs, self._rule)
 
     def events(self) -> Iterator[Event]:
-        if self._can_be_killed and self._draw.draw(st.integers(0, 9), label="0: killed") == 0:
-            raise KilledError
+        self._perhaps_die()
         task = self._draw.draw(st.sampled_from(list(self._running)), label="next")
         receipt = next(self._running[task], None)
         if receipt is None:
             del self._running[task]
         yield Ended(task) if receipt is None else receipt
 
-    def run_mapped(self, run: Run) -> Iterator[Receipt]:
-        raise NotImplementedError(run)
+    def _map(self, run: Run) -> Iterator[Receipt]:
+        assert not self._running, "all workers are needed"
+        for receipt in run_task(run, self._inputs, self._rule):
+            yield receipt
+            self._perhaps_die()
+
+    def _perhaps_die(self) -> None:
+        if self._can_be_killed and self._draw.draw(st.integers(0, 9), label="0: killed") == 0:
+            raise KilledError
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ def test_every_cut_gives_every_document_once_and_in_order(
         parts: list[Any] = []
         for task in plan_tasks([source.num_bytes], [split], task_bytes):
             if isinstance(task, Task):
-                parts += [part for _, span in task.parts for part in read_span(source, span, spec)]
+                parts += list(read_span(source, task.span, spec))
             else:
                 numbered = list(read_stream(source, spec, task_bytes=task_bytes))
                 assert [number for number, _ in numbered] == sorted(number for number, _ in numbered)

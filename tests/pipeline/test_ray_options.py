@@ -36,7 +36,7 @@ def test_a_local_build_does_not_import_ray(place, monkeypatch):
     [
         ({"executor": "dask"}, "executor is 'dask'"),
         ({"ray_address": "auto"}, "ray_address is given, and executor is local"),
-        ({"executor": "ray", "ray_address": 6379}, "ray_address is 6379, expected a string"),
+        ({"executor": "ray", "ray_address": 6379}, r"ray_address is 6379: expected str \| null, got int"),
     ],
 )
 def test_a_wrong_executor_or_address_is_refused(options, problem, place, with_ray):

@@ -57,8 +57,8 @@ def read(paths: Sequence[Path], spec: RecordSpec, task_bytes: int) -> list[tuple
     def chunks() -> Iterator[tuple[tuple[int, int], Chunk]]:
         for task in plan_tasks([source.num_bytes for source in found], splits, task_bytes):
             if isinstance(task, Task):
-                for index, span in task.parts:
-                    for chunk in read_span(found[index], span, spec):
+                for index in task.inputs:
+                    for chunk in read_span(found[index], task.span, spec):
                         yield task.key, chunk
             else:
                 for segment, chunk in read_stream(found[task.key[0]], spec, task_bytes=task_bytes):
@@ -619,12 +619,12 @@ def test_tasks_cover_every_input_once_and_in_order(sizes, data, task_bytes):
         if not isinstance(task, Task):
             covered.append((task.key[0], 0, None))
             continue
-        assert task.key[0] == task.parts[0][0]
-        small = [index for index, span in task.parts if span == division.Span()]
+        assert task.key[0] == task.inputs[0]
+        small = list(task.inputs) if task.is_group else []
         # a group ends with the input that fills it
         assert sum(sizes[index] for index in small[:-1]) < task_bytes
-        for index, span in task.parts:
-            start, stop = (0, None) if span == division.Span() else (span.start, span.stop)
+        for index in task.inputs:
+            start, stop = task.span.start, task.span.stop
             is_last_group = isinstance(found[index], division.Grouped) and stop == len(found[index].group_bytes)
             covered.append((index, start, None if is_last_group else stop))
     assert [index for index, start, _ in covered if start == 0] == [*range(len(sizes))]
@@ -634,13 +634,13 @@ def test_tasks_cover_every_input_once_and_in_order(sizes, data, task_bytes):
 
 def test_an_input_as_large_as_a_task_is_not_cut_and_ends_the_group_that_it_fills():
     planned = list(plan_tasks([5, 10, 5], [tasks.Lines()] * 3, 10))
-    assert [[index for index, _ in task.parts] for task in planned if isinstance(task, Task)] == [[0, 1], [2]]
+    assert [list(task.inputs) for task in planned if isinstance(task, Task)] == [[0, 1], [2]]
 
 
 def test_row_groups_as_large_as_a_task_are_a_task_each():
     planned = list(plan_tasks([30], [tasks.Grouped((10, 10, 10))], 10))
-    spans = [span for task in planned if isinstance(task, Task) for _, span in task.parts]
-    assert spans == [division.Span(start, start + 1) for start in range(3)]
+    spans = [task.span for task in planned if isinstance(task, Task)]
+    assert spans == [Span(start, start + 1) for start in range(3)]
 
 
 @pytest.mark.parametrize(

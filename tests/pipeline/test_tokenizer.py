@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tests.pipeline.inputs import EOS, TOKENIZER, build, jsonl, special_token, write_byte_tokenizer
 from tokshard.errors import SourceError, TokenizerError
 from tokshard.format.manifest import TokenizerInfo
-from tokshard.pipeline.encode import tokenizer, tokenizer_file
+from tokshard.pipeline.encode import encoder, tokenizer_file
 from tokshard.pipeline.encode.encoder import DocumentEncoder, Encoder, EncodingError, inline_groups
 from tokshard.pipeline.encode.tokenizer_file import (
     BOS_FROM_TOKENIZER,
@@ -214,8 +214,7 @@ def tokenizers(tmp_path_factory) -> Callable[[str], Loaded]:
     def load(kind: str) -> Loaded:
         directory = write(root / kind.replace(" ", "-"), KINDS[kind]())
         found = read(directory, eos=EOS if kind.startswith("byte-level") else "</s>")
-        (directory / "clean.json").write_bytes(found.clean)
-        return Loaded(Encoder(directory / "clean.json"), reference_of(directory / "tokenizer.json"), found.info)
+        return Loaded(Encoder(found.content), reference_of(directory / "tokenizer.json"), found.info)
 
     return load
 
@@ -421,18 +420,18 @@ def test_an_id_outside_of_the_vocabulary_is_refused_rather_than_narrowed(text):
         DocumentEncoder(Faulty(), INFO)(["[5]", text])
 
 
-def test_a_library_with_ids_of_another_type_is_refused_before_it_encodes(tmp_path, monkeypatch):
+def test_a_library_with_ids_of_another_type_is_refused_before_it_encodes(monkeypatch):
     for version in ("_encoder_02x", "_encoder_1x"):
-        monkeypatch.setattr(tokenizer, version, lambda _: lambda texts: [np.zeros(1, np.int64) for _ in texts])
+        monkeypatch.setattr(encoder, version, lambda _: lambda texts: [np.zeros(1, np.int64) for _ in texts])
     with pytest.raises(TokenizerError, match="gives ids as int64, expected uint32"):
-        Encoder(write(tmp_path, words("a", "</s>")) / "tokenizer.json")
+        Encoder(json.dumps(words("a", "</s>")).encode())
 
 
 class PanicException(BaseException):
     """As Rust code in Python raises it."""
 
 
-def test_after_a_panic_of_the_library_the_tokenizer_is_loaded_again(tmp_path, monkeypatch):
+def test_after_a_panic_of_the_library_the_tokenizer_is_loaded_again(monkeypatch):
     loaded = 0
 
     def load(_: Any) -> Callable[[Sequence[str]], list[Any]]:
@@ -450,8 +449,8 @@ def test_after_a_panic_of_the_library_the_tokenizer_is_loaded_again(tmp_path, mo
         return encode
 
     for version in ("_encoder_02x", "_encoder_1x"):
-        monkeypatch.setattr(tokenizer, version, load)
-    encode = Encoder(write(tmp_path, words("a", "</s>")) / "tokenizer.json")
+        monkeypatch.setattr(encoder, version, load)
+    encode = Encoder(json.dumps(words("a", "</s>")).encode())
     with pytest.raises(EncodingError, match="fails on the text: called `Option::unwrap"):
         encode(["!"])
     assert (encode(["a"])[0].tolist(), loaded) == ([0], 2)
@@ -486,19 +485,17 @@ def test_blocks_that_cut_or_pad_documents_are_ignored_with_a_note(block, tmp_pat
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tokenizer / "tokenizer.json").read_bytes()
 
 
-def test_a_tokenizer_without_such_blocks_is_loaded_as_it_is(tmp_path):
-    found = read(write(tmp_path, words("a", "</s>")))
-    assert (found.clean, found.notes) == (found.content, ())
+def test_a_tokenizer_without_such_blocks_has_no_note(tmp_path):
+    assert read(write(tmp_path, words("a", "</s>"))).notes == ()
 
 
 @pytest.mark.parametrize("truncation", [None, {"max_length": 3, "strategy": "LongestFirst", "stride": 0}])
 def test_a_vocabulary_with_a_lone_surrogate_is_left_to_the_library_to_judge(truncation, tmp_path):
     content = {**words("a", "</s>", "\ud83d"), "truncation": truncation}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    clean = tmp_path / "clean.json"
-    clean.write_bytes(read(tmp_path).clean)
+    found = read(tmp_path)
     with pytest.raises(TokenizerError, match="cannot load the tokenizer"):
-        Encoder(clean)
+        Encoder(found.content)
 
 
 # what changes text
@@ -771,7 +768,7 @@ def test_texts_are_encoded_in_groups_of_few_bytes_each_text_once_and_in_order(te
 
 def test_short_texts_encoded_in_groups_have_the_ids_that_each_has_alone():
     """Of sizes around the bound of a group, among them the empty text."""
-    encode = Encoder(TOKENIZER / "tokenizer.json")
+    encode = Encoder((TOKENIZER / "tokenizer.json").read_bytes())
     words = "def f(x):\n    return x + 1  # größer 数据 🙂 <|endoftext|>\n"
     texts = [
         (words * 200)[offset : offset + size] for offset in range(9) for size in (0, 1, 30, 900, 4_096, 8_191, 8_193)

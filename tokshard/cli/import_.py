@@ -17,7 +17,6 @@ from tokshard.interop.tokens.batches import DTYPES
 from tokshard.pipeline.commit import BuildResult
 from tokshard.pipeline.sources.formats import FORMATS_OF_OPTION, TOKEN_FORMATS
 from tokshard.pipeline.sources.inputs import TOKENS
-from tokshard.wording import one_line
 
 _SAMPLE_TOKENS = 32
 
@@ -104,4 +103,4 @@ def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any)
 def _sample(result: BuildResult) -> dict[str, str]:
     """The start of the first document as text, in which a wrong tokenizer shows."""
     with open_corpus(result.corpora[0].directory) as corpus:
-        return {"begins": one_line(load_decoder(corpus.store, corpus.manifest)(corpus.document(0)[:_SAMPLE_TOKENS]))}
+        return {"begins": load_decoder(corpus.store, corpus.manifest)(corpus.document(0)[:_SAMPLE_TOKENS])}

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from tokshard.format.manifest import FileFacts
 from tokshard.store import Store
 
 LoadFile = Callable[[Store, str], pa.Buffer]
@@ -66,11 +67,14 @@ class HashingFile:
         self._file = file
         self._digest = hashlib.sha256()
         self._position = 0
+        self._is_abandoned = False
         self.closed = False
 
     def write(self, data: Any) -> int:
         """Write and hash any buffer."""
         view = memoryview(data).cast("B")
+        if self._is_abandoned:
+            return len(view)
         for start in range(0, len(view), _WRITTEN_AT_ONCE):
             piece = view[start : start + _WRITTEN_AT_ONCE]
             self._digest.update(piece)
@@ -90,6 +94,15 @@ class HashingFile:
     def close(self) -> None:
         """Mark as closed. The underlying file stays open: its owner closes it."""
         self.closed = True
+
+    @property
+    def facts(self) -> FileFacts:
+        """What a manifest says of the file, of everything written so far."""
+        return FileFacts(num_bytes=self._position, sha256=self._digest.hexdigest())
+
+    def abandon(self) -> None:
+        """Drop what is still written. A stream of Arrow writes what it has buffered when it is let go of."""
+        self._is_abandoned = True
 
     def digest(self) -> bytes:
         """SHA-256 of everything written so far."""

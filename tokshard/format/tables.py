@@ -143,20 +143,25 @@ def write_table(
     num_rows = 0
     # Arrow writes each buffer of each column by itself, most of them a few bytes
     buffered = pa.BufferedOutputStream(pa.PythonFile(file, "w"), _WRITE_BYTES)
-    with ipc.new_file(buffered, schema) as writer:
-        for batch in batches:
-            pending.append(batch)
-            num_rows += batch.num_rows
-            while num_rows >= rows_per_batch:
-                whole = pa.Table.from_batches(pending, schema).combine_chunks()
-                writer.write_batch(whole.slice(0, rows_per_batch).combine_chunks().to_batches()[0])
-                pending = whole.slice(rows_per_batch).to_batches()
-                num_rows -= rows_per_batch
-        rest = pa.Table.from_batches(pending, schema).combine_chunks()
-        if rest.num_rows:
-            writer.write_batch(rest.to_batches()[0])
-    buffered.flush()
-    buffered.detach()
+    try:
+        with ipc.new_file(buffered, schema) as writer:
+            for batch in batches:
+                pending.append(batch)
+                num_rows += batch.num_rows
+                while num_rows >= rows_per_batch:
+                    whole = pa.Table.from_batches(pending, schema).combine_chunks()
+                    writer.write_batch(whole.slice(0, rows_per_batch).combine_chunks().to_batches()[0])
+                    pending = whole.slice(rows_per_batch).to_batches()
+                    num_rows -= rows_per_batch
+            rest = pa.Table.from_batches(pending, schema).combine_chunks()
+            if rest.num_rows:
+                writer.write_batch(rest.to_batches()[0])
+        buffered.flush()
+        buffered.detach()
+    except BaseException:
+        if isinstance(file, HashingFile):
+            file.abandon()
+        raise
 
 
 class Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -262,9 +261,8 @@ class _OpenShard:
         }
 
     def discard(self) -> None:
-        """Drop the shard and remove what was written."""
-        with contextlib.suppress(Exception):
-            self._writer.close()
+        """Drop the shard and remove what was written. Its writer is not closed: once more would crash the process."""
+        self._hashed.abandon()
         self._spool.discard()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from tokshard.errors import BuildError, ConfigurationChangedError
 from tokshard.format import names
 from tokshard.format.manifest import Manifest, recipe_fingerprint
 from tokshard.format.opening import open_corpus
-from tokshard.pipeline.request import Build, Request, check_same, load_request, outputs_of, save_request
+from tokshard.pipeline.request import Build, Request, check_same, load_request, placed, save_request
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
 from tokshard.pipeline.sources.formats import divisibility_of
 from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, input_table
@@ -64,17 +65,15 @@ def adopt(build: Build) -> list[Planned]:
     # a build that stopped before its first shard may be continued with other settings: often these were the mistake;
     # the work folder of an earlier generation can be left although that generation is complete
     elif before is not None and before.generation >= build.generation and _has_results(build, before):
-        check_same(_with_raised_limit(before, build), build, out=workspace.out)
+        check_same(_with_raised_limit(before, build), build)
         is_continued = True
     if not is_continued:
         workspace.clear()
     if before is not None or build.options.force:
-        remove_corpora(workspace, build.outputs, are_complete=build.options.force)
+        remove_corpora(workspace, build.outputs, are_complete=build.options.force, has_begun=before is not None)
     save_request(build)
-    if before is not None and before.inputs.absolute() == build.inputs.absolute():
-        tasks = load_tasks(workspace)
-        if tasks is not None:
-            return tasks
+    if is_continued and (planned := load_tasks(workspace)) is not None:
+        return planned
     tasks = plan(build)
     if not build.inputs.read_once:
         workspace.store.put(TASKS, msgspec.msgpack.encode(tasks))
@@ -83,7 +82,7 @@ def adopt(build: Build) -> list[Planned]:
 
 def _has_results(build: Build, before: Request) -> bool:
     """Whether an unfinished build left a shard, or the receipt of a task that was done."""
-    if any(output.shard_sizes() for output in outputs_of(build.workspace, before)):
+    if any(output.shard_sizes() for output in placed(before, build.workspace).outputs):
         return True
     return any(receipt.failure is None for receipt in _receipts(build.workspace.store))
 
@@ -176,18 +175,19 @@ def finished_corpora(build: Build) -> tuple[BuiltCorpus, ...] | None:
     corpora = tuple(
         BuiltCorpus(directory=output.location, manifest=_checked_manifest(build, output)) for output in outputs
     )
-    if left is not None and left.generation <= build.generation:
+    if left is None or left.generation <= build.generation:
         remove_workspace(workspace)
     return corpora
 
 
 def remove_workspace(workspace: Workspace) -> None:
-    """Remove the work folder of a build that was stopped between its manifest and its last step."""
-    try:
-        with lock(workspace):  # another one may start over
+    """Remove what a build left that was stopped between its manifest and its last step.
+
+    Its request may be gone already, because that is removed before the rest of the folder.
+    """
+    if names.WORK in present(workspace.store):
+        with contextlib.suppress(BuildError), lock(workspace):  # another process may start over just now
             workspace.remove()
-    except BuildError:
-        pass
 
 
 def _checked_manifest(build: Build, output: Output) -> Manifest:
@@ -203,7 +203,7 @@ def _checked_manifest(build: Build, output: Output) -> Manifest:
         inputs=build.inputs if build.corpora else _inputs_at_build(sources, report, build),
         versions={},
     )
-    check_same(before, build, out=build.workspace.out, is_complete=True)
+    check_same(before, build, is_complete=True)
     inputs = ((one.argument, one.path, one.num_bytes) for one in build.inputs)
     is_same = report.get("source_times_sha256", build.inputs.versions_sha256) == build.inputs.versions_sha256
     if not build.corpora:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
 from tokshard.pipeline.adopt import adopt, finished_corpora
@@ -23,16 +23,13 @@ from tokshard.pipeline.commit import BuildResult, commit
 from tokshard.pipeline.executors.base import Usage
 from tokshard.pipeline.executors.choice import check_executor, executors
 from tokshard.pipeline.executors.worker import leaving_the_program_alone
-from tokshard.pipeline.judge import Judge
 from tokshard.pipeline.options import BuildOptions, OptionalBuildOptions, path_option, takes_build_options
 from tokshard.pipeline.progress import Note, Observer, Report
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.inputs import DOCUMENTS, TOKENS, read_once_name
 from tokshard.pipeline.sources.iterables import as_sources
-from tokshard.pipeline.stages import Settled, stages
-from tokshard.pipeline.tasks.planning import AnyTask
-from tokshard.pipeline.tasks.running import Stage
+from tokshard.pipeline.stages import run_stages
 from tokshard.pipeline.work import RunsTasks, run_stage
 from tokshard.pipeline.workspace.lease import cannot_write, lock
 from tokshard.pipeline.workspace.ownership import check_directory
@@ -84,18 +81,6 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
         build.workspace.store.put(TOKENIZER, tokenizer)  # where workers load it, and where the commit finds it
         settled = run_stages(build, tasks, lambda stage: run_stage(build, stage, run))
         return commit(build, settled, usage)
-
-
-def run_stages(build: Build, tasks: Sequence[AnyTask], run: Callable[[Stage], Judge]) -> Settled:
-    """Run all stages of a build, one after another, by a function that works and settles one."""
-    following = stages(build, tasks)
-    stage = next(following)
-    try:
-        while True:
-            stage = following.send(run(stage))
-    except StopIteration as end:
-        settled: Settled = end.value
-        return settled
 
 
 @contextlib.contextmanager
@@ -220,7 +205,4 @@ def options_of(tokenizer: str | os.PathLike[str], out: str | os.PathLike[str], k
     Raises:
         UsageError: one does not exist.
     """
-    unknown = keywords.keys() - set(BuildOptions.__struct_fields__)
-    if unknown:
-        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
     return BuildOptions(tokenizer=path_option("tokenizer", tokenizer), out=path_option("out", out), **keywords)

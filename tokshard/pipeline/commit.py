@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import itertools
 import json
 import platform
 import time
@@ -49,8 +48,7 @@ from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, display_pa
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.tables import SOURCES_PER_BATCH, Totals, check_kept_fields
 from tokshard.pipeline.tasks.duplicates import write_text_hashes
-from tokshard.pipeline.tasks.rejects import read_rejects
-from tokshard.pipeline.tasks.writing import MARKS
+from tokshard.pipeline.tasks.writing import MARKS, read_rejects
 from tokshard.pipeline.workspace.places import TOKENIZER, Output
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of
 from tokshard.store import Store, written
@@ -108,14 +106,12 @@ def commit(build: Build, settled: Settled, usage: Usage) -> BuildResult:
         BuildError: no document was written, or a shard is gone.
     """
     check_kept_fields(build, settled.counts[1])
-    assembled = [_assemble(build, settled, number) for number in range(len(build.outputs))]
-    result = _result(build, settled.counts[1], usage, [manifest for _, manifest in assembled])
+    assembled = [(output, *_assemble(build, settled, number)) for number, output in enumerate(build.outputs)]
+    result = _result(build, settled.counts[1], usage, [manifest for *_, manifest in assembled])
     report = json.dumps(_report(build, result, settled.left_out), indent=2, ensure_ascii=False).encode() + b"\n"
-    unused = [
-        _unused_shards(output, totals.shard_sizes) for output, (totals, _) in zip(build.outputs, assembled, strict=True)
-    ]
+    unused = [_unused_files(output, totals.shard_sizes, manifest) for output, totals, manifest in assembled]
     # the corpus for training is last: where it is complete, that for validation is too
-    for output, (_, manifest), others in reversed([*zip(build.outputs, assembled, unused, strict=True)]):
+    for (output, _, manifest), others in reversed([*zip(assembled, unused, strict=True)]):
         output.store.delete(*others)
         output.store.put(names.REPORT, report)  # the names before it are durable then, too
         output.store.put(names.MANIFEST, encode_manifest(manifest))
@@ -143,13 +139,12 @@ def _assemble(build: Build, settled: Settled, number: int) -> tuple[Totals, Mani
         raise _nothing_written(build, totals, output.split if is_in_other_split else "")
     with _side_file(out, names.TOKENIZER, files) as file:
         file.write(build.workspace.store.get(TOKENIZER))
-    _write_rejects(build, settled, totals, out, files)
+    if totals.with_rejects or settled.left_out:
+        _write_rejects(build, settled, totals, out, files)
     # with a limit, some texts became no document; of a split, the first corpus keeps those of both
     if settled.texts and build.options.limit is None and not number:
         with _side_file(out, names.HASHES, files) as file:
             write_text_hashes(build.workspace.store, settled.texts, file)
-    else:
-        out.delete(names.HASHES)
     manifest = _manifest(build, output, totals, files)
     return totals, in_its_corpus(output, manifest, build.previous[number]) if build.generation else manifest
 
@@ -160,22 +155,18 @@ def _side_file(out: Store, name: str, files: dict[str, FileFacts]) -> Iterator[H
     with written(out, name) as file:
         hashing = HashingFile(file)
         yield hashing
-    files[name] = FileFacts(num_bytes=hashing.tell(), sha256=hashing.digest().hex())
+    files[name] = hashing.facts
 
 
 def _write_rejects(build: Build, settled: Settled, totals: Totals, out: Store, files: dict[str, FileFacts]) -> None:
-    """A line of JSON for each record or input that was left out, in input order; no file if there was none."""
+    """A line of JSON for each record or input that was left out, in input order."""
     damaged = (
         {"source": index, "record": None, "reason": DAMAGED_INPUT, "detail": problem}
         for index, problem in sorted(settled.left_out.items())
     )
     rejects = heapq.merge(_rejected_records(build, settled, totals), damaged, key=itemgetter("source"))
-    first = next(rejects, None)
-    if first is None:
-        out.delete(names.REJECTS)
-        return
     with _side_file(out, names.REJECTS, files) as file:
-        for reject in itertools.chain([first], rejects):
+        for reject in rejects:
             source = build.inputs[reject["source"]]
             is_copy = build.config.reads == DOCUMENTS
             root = build.inputs.roots[source.argument] if is_copy else build.arguments[source.argument]
@@ -218,9 +209,7 @@ def _manifest(build: Build, output: Output, totals: Totals, files: dict[str, Fil
             left_out=dict(sorted(totals.left_out.items())),
             with_special_text=None if build.corpora else totals.with_special_text,
         ),
-        document_lengths=DocumentLengths(
-            shortest=totals.shortest, longest=totals.longest, counts=totals.lengths.tolist()
-        ),
+        document_lengths=DocumentLengths(shortest=totals.shortest, longest=totals.longest, counts=totals.lengths),
         files=files,
     )
 
@@ -245,11 +234,11 @@ _WAYS_OUT = {
 }
 
 
-def _unused_shards(output: Output, shards: Mapping[str, int]) -> set[str]:
+def _unused_files(output: Output, shards: Mapping[str, int], manifest: Manifest) -> set[str]:
     """Check that every shard of a corpus is there, as long as its receipt says.
 
     Returns:
-        Other shards: left by a task past the limit, or by an attempt that left no receipt.
+        Other files: left by a task past the limit, by an attempt that left no receipt, or by a commit that was stopped.
 
     Raises:
         BuildError: one is gone or has another size.
@@ -262,7 +251,7 @@ def _unused_shards(output: Output, shards: Mapping[str, int]) -> set[str]:
                 f"{output.store.where(name)} {what} since its task was done",
                 hint="run the same command again: the task that wrote it runs again",
             )
-    return found.keys() - shards.keys()
+    return (found.keys() - shards.keys()) | ({names.REJECTS, names.HASHES} - manifest.files.keys())
 
 
 def _result(build: Build, receipts: Sequence[Receipt], usage: Usage, manifests: Sequence[Manifest]) -> BuildResult:

@@ -9,8 +9,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokshard.errors import TokshardError, UsageError
@@ -40,7 +42,7 @@ _WRITING_SECONDS = 4e-9
 _EVERY_CHUNK = 8
 """Of compressed lines every 8th chunk is encoded: a stream can only be read from its start, which may differ from its
 middle, and reading costs far less than encoding."""
-_COUNTED = ("input_bytes", "documents", "bad", "tokens", "text_bytes", "seconds")
+_COUNTED = ("input_bytes", "documents", "bad", "tokens", "text_bytes", "kept_bytes", "seconds")
 _Counts = NDArray[np.float64]
 """What is counted of a sample, in the order of `_COUNTED`."""
 
@@ -108,7 +110,7 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
     is_limited = options.limit is not None and options.limit < total[1]
     if options.limit is not None and is_limited:
         total *= options.limit / total[1]
-    _, documents, _, tokens, text_bytes, seconds = total.tolist()
+    _, documents, _, tokens, text_bytes, kept_bytes, seconds = total.tolist()
     hash_bytes = int(documents * bytes_per_text(len(tasks))) if options.is_dedup else 0
     num_streams = sum(isinstance(task, StreamTask) for task in tasks)
     num_workers = build.options.workers or cpu_count()
@@ -129,9 +131,9 @@ def estimate_build(sources: Sequence[str], options: BuildOptions) -> Estimate:
         cpu_seconds=cpu_seconds,
         seconds=cpu_seconds / parallel,
         num_workers=parallel,
-        disk_bytes=int(token_bytes * tokens + 8 * documents) + hash_bytes,
+        disk_bytes=int(token_bytes * tokens + 8 * documents + kept_bytes) + hash_bytes,
         hash_bytes=hash_bytes,
-        free_bytes=None if is_uri(options.out) else shutil.disk_usage(_existing(options.out)).free,
+        free_bytes=None if is_uri(options.out) else _free_bytes(Path(os.path.abspath(options.out))),
         is_limited=is_limited,
     )
 
@@ -178,10 +180,12 @@ def _sample(build: Build, maker: Maker, index: int, span: Span, wanted: int) -> 
             made = maker.make(maker.parse(chunk))
             sizes = made.documents.text_bytes
             num_bytes = made.documents.tokens.nbytes if sizes is None else int(sizes.sum())
-            counts += made.input_bytes, len(made.documents), len(made.bad), len(made.documents.tokens), num_bytes, 0
+            kept_bytes = sum(pa.array(values).nbytes for values in made.documents.columns.values())
+            num_tokens = len(made.documents.tokens)
+            counts += made.input_bytes, len(made.documents), len(made.bad), num_tokens, num_bytes, kept_bytes, 0
             if counts[4] >= wanted:
                 break
-    counts[5] = time.process_time() - before
+    counts[-1] = time.process_time() - before
     stands_for = counts * (seen / used if used else 1.0)
     stands_for[0] = input_bytes
     return counts, stands_for
@@ -194,9 +198,6 @@ def _chunks(build: Build, index: int, span: Span) -> Iterator[Chunk | Made]:
     return reader.chunks(index, span)
 
 
-def _existing(path: str) -> str:
-    """The path, or the nearest directory above it that exists."""
-    path = os.path.abspath(path)
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return path
+def _free_bytes(path: Path) -> int:
+    """Of the disk on which a path lies, or the nearest directory above it that exists."""
+    return shutil.disk_usage(next(place for place in (path, *path.parents) if os.path.exists(place))).free

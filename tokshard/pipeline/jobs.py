@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shlex
 import time
 from collections.abc import Sequence
@@ -21,22 +20,16 @@ import msgspec
 from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
 from tokshard.format.opening import read_manifest
-from tokshard.pipeline.adopt import BuiltCorpus, adopt, finished_corpora, load_tasks
+from tokshard.pipeline.adopt import BuiltCorpus, adopt, finished_corpora, load_tasks, remove_workspace
 from tokshard.pipeline.append import newest_generation
-from tokshard.pipeline.build import hints, ignore, run_stages
+from tokshard.pipeline.build import hints, ignore
 from tokshard.pipeline.commit import BuildResult, commit
 from tokshard.pipeline.executors.base import Usage
 from tokshard.pipeline.executors.choice import cpu_count, executors
 from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.judge import Judge
-from tokshard.pipeline.messages import task_error
-from tokshard.pipeline.options import (
-    LOCAL,
-    BuildOptions,
-    checked_options,
-    command_words,
-    path_option,
-)
+from tokshard.pipeline.messages import user_error
+from tokshard.pipeline.options import LOCAL, BuildOptions, checked_options, command_words, path_option
 from tokshard.pipeline.progress import Observer, Report
 from tokshard.pipeline.request import (
     Build,
@@ -49,11 +42,11 @@ from tokshard.pipeline.request import (
 )
 from tokshard.pipeline.resolve import resolve
 from tokshard.pipeline.sources.inputs import STDIN, read_once_name
-from tokshard.pipeline.stages import stages
+from tokshard.pipeline.stages import run_stages
 from tokshard.pipeline.tasks.planning import AnyTask, Planned, StepTask, StreamTask
 from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import RunsTasks, UnfinishedStageError, judge_of, judged_on_disk, run_share, settle
-from tokshard.pipeline.workspace.lease import check_no_build, lock, lock_to_prepare, running_job, running_jobs
+from tokshard.pipeline.workspace.lease import check_no_build, lock, running_job, running_jobs
 from tokshard.pipeline.workspace.ownership import check_directory, complete_outputs
 from tokshard.pipeline.workspace.places import DEAL, HASH, TOKENIZER, WRITE, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts, receipt_keys
@@ -121,11 +114,8 @@ def run_job(sources: Sequence[Any], options: BuildOptions, job: Job, observer: O
     ):
         check_no_build(build.workspace)
         share = _Share(build, job, RunsTasks(make_executor=make_executor, observer=observe))
-        following = stages(build, _tasks(build))
-        stage = next(following)
-        while stage.name != WRITE:
-            stage = following.send(share.settled(stage))
-        share.run(stage)
+        with contextlib.suppress(UnfinishedStageError):
+            run_stages(build, _tasks(build), share.settled)
     build.workspace.run.end()
     return JobResult(directory=options.out, receipts=receipts, seconds=time.monotonic() - started)
 
@@ -143,8 +133,11 @@ class _Share:
 
         Raises:
             TokshardError: as `work` and `settle`.
+            UnfinishedStageError: it was the last stage, which the commit judges.
         """
         self.run(stage)
+        if stage.name == WRITE:
+            raise UnfinishedStageError(stage, [])
         while True:
             if not self._missing(stage):
                 with contextlib.suppress(UnfinishedStageError):  # a receipt was void
@@ -160,8 +153,8 @@ class _Share:
         """
         judge = judge_of(self.build, stage, stage.tasks[self.job.index :: self.job.count])
         run_share(self.build, stage, judge, self.runs)
-        if isinstance(judge.failure, Receipt):
-            raise task_error(self.build, judge.failure, judge, is_counted=False)
+        if judge.failure is not None:
+            raise user_error(self.build, stage.name, judge, is_share=True)
         while self._help(stage):
             pass
 
@@ -210,7 +203,7 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
 
     Only the job that prepares it lists the sources, and jobs whose command is not the same to the letter.
     """
-    workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
+    workspace = open_workspace(options.out)
     saved = load_request(workspace)
     if saved is not None and is_same_command(saved, sources, options) and load_tasks(workspace) is not None:
         build = placed(msgspec.structs.replace(saved, options=options), workspace)
@@ -224,14 +217,14 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
         return None
     check_directory(build.workspace, build.outputs)
     build = msgspec.structs.replace(build, is_array=True)
-    with hints(build), lock_to_prepare(build.workspace):
+    with hints(build), lock(build.workspace, is_preparing=True):
         before = load_request(build.workspace)
         # the work folder of an earlier generation can be left although that generation is complete
         if before is None or not before.is_array or before.generation < build.generation:
             adopt(build)
             build.workspace.store.put(TOKENIZER, tokenizer)
         else:
-            check_same(before, build, out=build.workspace.out)
+            check_same(before, build)
             build.workspace.run.join()
             save_request(build)
     return build
@@ -280,10 +273,12 @@ def commit_corpus(out: str | os.PathLike[str]) -> BuildResult:
         BuildError: tasks are missing, or jobs still run; it says which.
     """
     usage = Usage()
-    workspace = open_workspace(path_option("out", out), attempt=secrets.token_hex(8))
+    workspace = open_workspace(path_option("out", out))
     request = load_request(workspace)
     if request is None:
-        return _complete(workspace)
+        result = _complete(workspace)
+        remove_workspace(workspace)
+        return result
     build = placed(request, workspace)
     with hints(build), lock(workspace):
         if all(names.MANIFEST in present(output.store) for output in build.outputs):
@@ -304,8 +299,7 @@ def _incomplete(build: Build, error: UnfinishedStageError) -> BuildError:
     verb = {HASH: "hashed", WRITE: "written", DEAL: "dealt"}.get(error.stage.name, "done")
     is_reader = not isinstance(first, StepTask)
     place = f", the first of which reads {build.inputs[first.key[0]].location}" if is_reader else ""
-    words = command_words(build.sources, build.options)
-    words += ["--job-index", "0", "--num-jobs", "1"] if build.is_array else []
+    words = command_words(build.sources, build.options, is_array=build.is_array)
     return BuildError(
         f"{build.workspace.out} is not complete: {count:,} of {len(error.stage.tasks):,} tasks are not {verb}{place}",
         hint=f"any job does what the others left: cd {shlex.quote(build.directory)} && {shlex.join(words)}",

@@ -159,7 +159,7 @@ class Judge:
         # a run that has to take the place of another one either fails or writes all that is wanted
         if self.is_done or self.rerun is not None or (self._stops and task.key > min(self._stops)):
             return True
-        return _is_divided(task) and task.key[0] in self.left_out
+        return is_divided(task) and task.key[0] in self.left_out
 
     def num_done(self, task: AnyTask) -> int:
         """Segments of a stream that have a receipt, without a gap from the first one on."""
@@ -187,7 +187,7 @@ class Judge:
         self.rerun = None
         while not self.is_done:
             task = self.tasks[self._position]
-            if task.key[0] in self.left_out and _is_divided(task):
+            if task.key[0] in self.left_out and is_divided(task):
                 self._pass()
                 continue
             key = (task.key[0], self._segment) if isinstance(task, StreamTask) else task.key
@@ -209,7 +209,6 @@ class Judge:
             self.failure = self._excess(is_end=True)
 
     def _count(self, receipt: Receipt) -> None:
-        before = self._bad
         self._sum(receipt, 1)
         self.counted.append(self._waiting.pop(receipt.key))
         self.left_out.update(receipt.left_out)
@@ -217,15 +216,16 @@ class Judge:
             self._pass()
         else:
             self._segment += 1
-        self.failure = self._excess(is_end=False, before=before)
+        self.failure = self._excess(is_end=False)
 
-    def _excess(self, *, is_end: bool, before: int | None = None) -> TooManyBadRecords | None:
+    def _excess(self, *, is_end: bool) -> TooManyBadRecords | None:
         limit = self.max_bad_records
         if limit is None or not self.counted or not limit.is_exceeded(self._bad, self._records, is_end=is_end):
             return None
         last = self.counted[-1]
-        before = self._bad - last.num_rejects if before is None else before
-        return TooManyBadRecords(key=last.key, before=before, bad=self._bad, records=self._records)
+        return TooManyBadRecords(
+            key=last.key, before=self._bad - last.num_rejects, bad=self._bad, records=self._records
+        )
 
     def _leave_out(self, index: int, problem: str) -> None:
         """Leave out a damaged input that several tasks read: forget what came of it, as if it had not been an input."""
@@ -247,6 +247,6 @@ class Judge:
         return sum(receipt.records_of(source) for receipt in self.counted if receipt.key < key)
 
 
-def _is_divided(task: AnyTask) -> bool:
+def is_divided(task: AnyTask) -> bool:
     """Whether a task reads a part of one input. A group of inputs leaves out the damaged ones by itself."""
     return isinstance(task, StreamTask) or (isinstance(task, Task) and not task.is_group)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 import msgspec
+import numpy as np
 
 from tokshard.errors import UsageError
 from tokshard.format.manifest import BuildConfig
@@ -215,6 +216,8 @@ def _plain(value: Any) -> Any:
     """A number of another library as Python's own; a sequence as a list."""
     if isinstance(value, tuple | list):
         return list(value)
+    if isinstance(value, np.generic):
+        return value.item()
     return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
 
@@ -257,9 +260,9 @@ def _check_pairs(options: BuildOptions) -> None:
 
 def _check_reads(options: BuildOptions) -> None:
     """Refuse an option that is for builds that read something else."""
-    defaults = BuildOptions(tokenizer="", out="")
+    given = _given(options)
     for name in _NOT_FOR[options.reads]:
-        if getattr(options, name) != getattr(defaults, name):
+        if name in given:
             others = [_COMMANDS[reads] for reads, names in _NOT_FOR.items() if name not in names]
             raise UsageError(
                 f"{name} is given, and the sources are read as {options.reads}",
@@ -279,10 +282,9 @@ def check_used(options: BuildOptions, formats: Collection[str]) -> None:
     Raises:
         UsageError: none of them uses it.
     """
-    found = sorted({form.removesuffix("-stream") for form in formats})
-    defaults = BuildOptions(tokenizer="", out="")
+    found, given = sorted({form.removesuffix("-stream") for form in formats}), _given(options)
     for name, users in FORMATS_OF_OPTION.items() if options.reads == TOKENS else ():
-        if getattr(options, name) != getattr(defaults, name) and not set(users).intersection(found):
+        if name in given and not set(users).intersection(found):
             raise UsageError(
                 f"{name} is given, and the sources are {' and '.join(found)}, which do not use it",
                 hint=f"leave out {flag(name)}, which is for {', '.join(users)}",
@@ -312,21 +314,23 @@ def config_of(options: BuildOptions, **others: Any) -> BuildConfig:
     return BuildConfig(**{name: getattr(options, name) for name in set.intersection(*map(set, same))} | others)
 
 
-def asked_for(options: BuildOptions) -> BuildOptions:
+def _given(options: BuildOptions) -> dict[str, Any]:
+    """The options that do not have their defaults."""
+    defaults = BuildOptions(tokenizer="", out="")
+    return {name: value for name, value in msgspec.structs.asdict(options).items() if value != getattr(defaults, name)}
+
+
+def asked_for(options: BuildOptions) -> dict[str, Any]:
     """The options without those that only concern the run at hand: what two runs of one build have in common."""
-    defaults = BuildOptions(tokenizer="", out="")
-    return msgspec.structs.replace(options, **{name: getattr(defaults, name) for name in _RUN_ONLY})
+    return {name: value for name, value in msgspec.structs.asdict(options).items() if name not in _RUN_ONLY}
 
 
-def command_words(sources: Sequence[str], options: BuildOptions) -> list[str]:
-    """The command line that asks for a build; ``--force`` is left out."""
+def command_words(sources: Sequence[str], options: BuildOptions, *, is_array: bool) -> list[str]:
+    """The command line that continues a build, for an array as one job; ``--force`` is left out."""
     words = ["tokshard", _COMMANDS[options.reads], *sources]
-    defaults = BuildOptions(tokenizer="", out="")
-    for name in options.__struct_fields__:
-        value = getattr(options, name)
-        if value != getattr(defaults, name) and name not in {"force", "reads"}:
-            words += _words_of(name, value)
-    return words
+    for name, value in _given(options).items():
+        words += _words_of(name, value) if name not in {"force", "reads"} else ()
+    return [*words, "--job-index", "0", "--num-jobs", "1"] if is_array else words
 
 
 def _words_of(name: str, value: Any) -> Iterator[str]:

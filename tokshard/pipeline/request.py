@@ -70,13 +70,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     is_array: bool = False
 
 
-class _InputsReference(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands for the table of the inputs in JSON."""
-
-    roots: list[str]
-    digest: str
-
-
 class Build(Request, frozen=True, kw_only=True, dict=True):
     """A request and the place where its build works: all that a task or a process is given.
 
@@ -89,7 +82,8 @@ class Build(Request, frozen=True, kw_only=True, dict=True):
     @functools.cached_property
     def outputs(self) -> tuple[Output, ...]:
         """The corpora to write: two with a validation split."""
-        return outputs_of(self.workspace, self)
+        is_split = self.config.validation_fraction is not None
+        return self.workspace.outputs(is_split=is_split, generation=self.generation)
 
     @functools.cached_property
     def facts(self) -> ShardFacts:
@@ -139,12 +133,6 @@ def placed(request: Request, workspace: Workspace) -> Build:
     return Build(workspace=workspace, **{name: getattr(request, name) for name in Request.__struct_fields__})
 
 
-def outputs_of(workspace: Workspace, request: Request) -> tuple[Output, ...]:
-    """The corpora that a build writes."""
-    is_split = request.config.validation_fraction is not None
-    return workspace.outputs(is_split=is_split, generation=request.generation)
-
-
 def versions_here(reads: str) -> dict[str, str]:
     """The packages of this process on which the bytes of a corpus depend, with their versions."""
     packages = (*_SAME_BYTES, "tokenizers") if reads == TEXT else _SAME_BYTES
@@ -176,20 +164,11 @@ def check_versions(build: Build) -> None:
 
 
 def save_request(build: Build) -> None:
-    """Remember what was asked for."""
+    """Remember what was asked for, without the place. The table of the inputs has a file of its own."""
     build.inputs.save(build.workspace.store, INPUTS)
-    build.workspace.store.put(REQUEST, _encoded(build))
-
-
-def _encoded(request: Request) -> bytes:
-    """The request as JSON, without its inputs and without the place."""
-
-    def reference(value: Any) -> Any:
-        assert isinstance(value, InputTable), value
-        return _InputsReference(roots=value.roots, digest=value.digest)
-
-    fields = {name: getattr(request, name) for name in Request.__struct_fields__}
-    return msgspec.json.encode(fields, enc_hook=reference)
+    fields = {name: getattr(build, name) for name in Request.__struct_fields__}
+    content = msgspec.json.encode(fields, enc_hook=lambda inputs: (inputs.roots, inputs.digest))
+    build.workspace.store.put(REQUEST, content)
 
 
 def load_request(workspace: Workspace) -> Request | None:
@@ -200,8 +179,8 @@ def load_request(workspace: Workspace) -> Request | None:
     """
 
     def inputs(_: type, reference: object) -> InputTable:
-        found = msgspec.convert(reference, _InputsReference)
-        return saved_inputs(found.roots, workspace.store, INPUTS, found.digest)
+        roots, digest = msgspec.convert(reference, tuple[list[str], str])
+        return saved_inputs(roots, workspace.store, INPUTS, digest)
 
     try:
         request = msgspec.json.decode(workspace.store.get(REQUEST), type=Request, dec_hook=inputs)
@@ -218,7 +197,7 @@ def load_request(workspace: Workspace) -> Request | None:
     return msgspec.structs.replace(request, inputs=saved_inputs(roots, workspace.store, INPUTS, request.inputs.digest))
 
 
-def check_same(before: Request, now: Request, *, out: str, is_complete: bool = False) -> None:
+def check_same(before: Request, now: Build, *, is_complete: bool = False) -> None:
     """Refuse to continue a build with other settings. From fail to skip is allowed, the other way is not.
 
     Args:
@@ -227,7 +206,7 @@ def check_same(before: Request, now: Request, *, out: str, is_complete: bool = F
     Raises:
         ConfigurationChangedError: it says what differs.
     """
-    found = list(differences(before, now))
+    found, out = list(differences(before, now)), now.workspace.out
     if found:
         shown = "; ".join(found[:_MAX_SHOWN]) + (f"; and {len(found) - _MAX_SHOWN} more" if found[_MAX_SHOWN:] else "")
         way_out = (
@@ -248,7 +227,7 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     if before.config.reads != now.config.reads:
         yield f"it reads {before.config.reads}, not {now.config.reads}"
         return
-    is_same_inputs = before.inputs.absolute() == now.inputs.absolute()
+    is_same_inputs = not now.inputs.read_once and before.inputs.absolute() == now.inputs.absolute()
     old, new = settings_of(before.config, before.tokenizer), settings_of(now.config, now.tokenizer)
     # the size of tasks follows from the sources; naming the sources says more
     names = [name for name in old if name != "task_bytes" or is_same_inputs]
@@ -260,7 +239,7 @@ def differences(before: Request, now: Request) -> Iterator[str]:
     for policy in ("on_bad_record", "on_bad_source"):
         if getattr(before.options, policy) == SKIP and getattr(now.options, policy) != SKIP:
             yield f"--{policy.replace('_', '-')} was skip, now fail"
-    if not is_same_inputs:
+    if not is_same_inputs or before.arguments != now.arguments or now.inputs.read_once:
         yield from _other_sources(before, now)
     for package, version in before.versions.items():
         if now.versions.get(package, version) != version:
@@ -284,6 +263,8 @@ def _other_sources(before: Request, now: Request) -> Iterator[str]:
     old, new = before.inputs.absolute(), now.inputs.absolute()
     if new.read_once:
         yield f"{', '.join(map(read_once_name, new.read_once))} cannot be read again"
+    elif before.arguments != now.arguments and sorted(before.arguments) == sorted(now.arguments):
+        yield "the order of the sources changed"
     elif before.arguments != now.arguments:
         yield f"the sources were {', '.join(before.arguments)}, now {', '.join(now.arguments)}"
     elif now.config.reads == DOCUMENTS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 from collections.abc import Sequence
 
 import msgspec
@@ -12,10 +11,9 @@ import msgspec
 from tokshard.errors import UsageError
 from tokshard.format import names
 from tokshard.format.enclosing import check_outside_corpora
-from tokshard.format.manifest import BuildConfig
 from tokshard.pipeline.append import next_generation
 from tokshard.pipeline.copies import copied_request
-from tokshard.pipeline.encode.tokenizer_file import TokenizerFile, read_tokenizer
+from tokshard.pipeline.encode.tokenizer_file import read_tokenizer
 from tokshard.pipeline.options import (
     DEFAULT_SHARD_TOKENS,
     RAY,
@@ -52,22 +50,26 @@ def resolve(sources: Sequence[str | RecordSource], options: BuildOptions) -> tup
     if not sources:
         what = "corpus" if options.reads == DOCUMENTS else "source"
         raise UsageError(f"no {what} is given", hint="give files, directories or globs")
-    workspace = open_workspace(options.out, attempt=secrets.token_hex(8))
+    workspace = open_workspace(options.out)
     if options.reads == DOCUMENTS:
         request, tokenizer = copied_request([str(source) for source in sources], options)
     else:
         request, tokenizer = _request(sources, options)
     check_outside_corpora(options.out)
-    if options.append:
-        request = next_generation(workspace, request)
     build = placed(request, workspace)
+    if options.append:
+        build = next_generation(build)
     if options.reads == TOKENS:
         build = msgspec.structs.replace(build, notes=(*build.notes, *notes_on_columns(build.inputs, build.spec)))
     return build, tokenizer
 
 
 def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tuple[Request, bytes]:
-    _check_apart(options.out, sources, options.tokenizer)
+    target = f"{real_location(options.out)}/"
+    local_tokenizer = None if options.tokenizer.startswith(SCHEME) else look_at(options.tokenizer)
+    _check_sources(options.out, target, sources)
+    if local_tokenizer is not None:
+        _check_tokenizer(options, target, is_folder=local_tokenizer.name.endswith("/"))
     found = discover(
         sources,
         input_format=options.input_format,
@@ -75,7 +77,7 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         keep_unreadable=options.on_bad_source == SKIP,
     )
     check_used(options, found.inputs.formats)
-    _check_no_output(options.out, found.inputs)
+    _check_inputs(options.out, target, found.inputs)
     _check_read_once(options, found.inputs.read_once)
     read = read_tokenizer(options.tokenizer, eos=options.eos, bos=options.bos)
     check_field_name(options.text_field)
@@ -83,15 +85,25 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         columns = parse_columns(options.id_field, options.keep)
     except ValueError as error:
         raise UsageError(str(error), hint="give --keep FIELD or --keep FIELD:TYPE") from error
+    given, total_bytes = options.task_bytes, found.inputs.num_bytes
+    task_bytes = default_task_bytes(total_bytes) if given is None else round_task_bytes(given)
     labels = zip(sources, found.arguments, strict=True)
     request = Request(
-        options=_pinned(options, read),
+        # what continues the build names a tokenizer of the hub with its commit
+        options=msgspec.structs.replace(
+            options, tokenizer=options.tokenizer if local_tokenizer else SCHEME + read.info.name
+        ),
         # a data set of the hub is named with its commit
         sources=[
             label if isinstance(source, str) and source.startswith(SCHEME) else str(source) for source, label in labels
         ],
         directory=os.getcwd(),
-        config=_config(options, columns, found.inputs.num_bytes),
+        config=config_of(
+            options,
+            keep={path: kind for name, (path, kind) in columns.items() if name != "id" or path != options.id_field},
+            shard_tokens=options.shard_tokens or DEFAULT_SHARD_TOKENS,
+            task_bytes=task_bytes,
+        ),
         columns={name: kind for name, (_, kind) in columns.items()},
         tokenizer=read.info,
         normalizer=read.normalizer,
@@ -102,23 +114,6 @@ def _request(sources: Sequence[str | RecordSource], options: BuildOptions) -> tu
         versions=versions_here(options.reads),
     )
     return request, read.content
-
-
-def _pinned(options: BuildOptions, read: TokenizerFile) -> BuildOptions:
-    """The options that continue the build: a tokenizer of the hub is named with its commit."""
-    if options.tokenizer.startswith(SCHEME) or look_at(options.tokenizer) is None:
-        return msgspec.structs.replace(options, tokenizer=SCHEME + read.info.name)
-    return options
-
-
-def _config(options: BuildOptions, columns: dict[str, tuple[str, str]], total_bytes: int) -> BuildConfig:
-    """What the manifest says of the options."""
-    return config_of(
-        options,
-        keep={path: kind for name, (path, kind) in columns.items() if not (name == "id" and path == options.id_field)},
-        shard_tokens=options.shard_tokens or DEFAULT_SHARD_TOKENS,
-        task_bytes=round_task_bytes(options.task_bytes) if options.task_bytes else default_task_bytes(total_bytes),
-    )
 
 
 def _check_read_once(options: BuildOptions, read_once: Sequence[str]) -> None:
@@ -137,13 +132,15 @@ def _check_read_once(options: BuildOptions, read_once: Sequence[str]) -> None:
         )
 
 
-def _check_apart(out: str, sources: Sequence[str | RecordSource], tokenizer: str) -> None:
-    """Refuse an output directory in which the next run of the command would find inputs, or its tokenizer.
+def _check_sources(out: str, target: str, sources: Sequence[str | RecordSource]) -> None:
+    """Refuse an output directory in which the next run of the command would find inputs.
+
+    Args:
+        target: the real place of `out`, with a slash.
 
     Raises:
-        UsageError: a directory or glob reaches it, or it is the tokenizer's directory.
+        UsageError: a directory or glob reaches it.
     """
-    target = f"{real_location(out)}/"
     for source in sources:
         if not isinstance(source, str) or source == STDIN or source.startswith(SCHEME):
             continue
@@ -155,24 +152,31 @@ def _check_apart(out: str, sources: Sequence[str | RecordSource], tokenizer: str
                 f"--out {out} lies inside the source {source}: the next build would read its files",
                 hint="give an --out outside of the sources",
             )
-    found = None if tokenizer.startswith(SCHEME) else look_at(tokenizer)
-    if found is not None:
-        place = real_location(tokenizer)
-        folder = place if found.name.endswith("/") else os.path.dirname(place)
-        if f"{folder}/" in {target, *(f"{target}{split}/" for split in (names.TRAIN, names.VALIDATION))}:
-            raise UsageError(
-                f"--out {out} is the directory of the tokenizer {tokenizer}: the build would replace its files",
-                hint="give another --out",
-            )
 
 
-def _check_no_output(out: str, inputs: InputTable) -> None:
+def _check_tokenizer(options: BuildOptions, target: str, *, is_folder: bool) -> None:
+    """Refuse an output directory whose tokenizer.json is the tokenizer.
+
+    Raises:
+        UsageError: it is the tokenizer's directory, or its split would be.
+    """
+    place = real_location(options.tokenizer)
+    folder = place if is_folder else os.path.dirname(place)
+    if f"{folder}/" in {target, *(f"{target}{split}/" for split in (names.TRAIN, names.VALIDATION))}:
+        raise UsageError(
+            f"--out {options.out} is the directory of the tokenizer {options.tokenizer}: the build would replace its "
+            "files",
+            hint="give another --out",
+        )
+
+
+def _check_inputs(out: str, target: str, inputs: InputTable) -> None:
     """Refuse inputs that lie in the output directory.
 
     Raises:
         UsageError: with the first of them.
     """
-    target, real_folder = f"{real_location(out)}/", functools.cache(real_location)
+    real_folder = functools.cache(real_location)
     for one in inputs:
         if not one.is_read_once and f"{real_folder(os.path.dirname(one.location))}/".startswith(target):
             raise UsageError(

@@ -8,24 +8,22 @@ both                          hash, join and find, deal, write
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from tokshard.pipeline.append import earlier_texts
-from tokshard.pipeline.judge import Judge
+from tokshard.pipeline.judge import Judge, is_divided
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.duplicates import Drops, digest_of, find_duplicates
-from tokshard.pipeline.tasks.planning import AnyTask, Task, group_tokens
+from tokshard.pipeline.tasks.planning import AnyTask, group_tokens
 from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.tasks.shuffle import deal_levels, dealt_files, gather_tasks, redeal_tasks
 from tokshard.pipeline.tasks.sorted_rows import Run as SortedRun
 from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE
 from tokshard.pipeline.workspace.receipts import Failure, Receipt, receipt_keys, write_receipt
 
-T = TypeVar("T")
-Stages = Generator[Stage, Judge, T]
-"""Yields stages, is sent the judge of each, and returns what they came to."""
+RunStage = Callable[[Stage], Judge]
+"""Has the tasks of a stage run, and judges it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +45,8 @@ class Settled:
     is_limited: bool = False
 
 
-def stages(build: Build, tasks: Sequence[AnyTask]) -> Stages[Settled]:
-    """The stages of a build, one after another.
+def run_stages(build: Build, tasks: Sequence[AnyTask], run: RunStage) -> Settled:
+    """Run the stages of a build, one after another.
 
     Args:
         tasks: those that read inputs.
@@ -57,14 +55,31 @@ def stages(build: Build, tasks: Sequence[AnyTask]) -> Stages[Settled]:
     while True:
         drops = None
         if build.options.is_dedup:
-            hashed = yield Stage(name=HASH, tasks=tasks, left_out=left_out)
+            hashed = run(Stage(name=HASH, tasks=tasks, left_out=left_out))
             left_out = hashed.left_out
-            drops = yield from _duplicates(build, hashed.counted)
-        settled = yield from _written(build, tasks, drops, left_out)
+            drops = _duplicates(build, hashed.counted, run)
+        reading = Stage(
+            name=WRITE if build.options.shuffle is None else DEAL,
+            tasks=tasks,
+            limit=build.options.limit,
+            made_of="" if drops is None else drops.digest,
+            left_out=left_out,
+            drops=drops,
+        )
+        if reading.name == WRITE:
+            read = shards = run(reading)
+        else:
+            read, shards = _shuffled(build, reading, run)
         # an input that was damaged after it was hashed may hold the first copy of a text: find the duplicates again
-        if drops is None or settled.left_out.keys() <= left_out.keys():
-            return settled
-        left_out = settled.left_out
+        if drops is None or read.left_out.keys() <= left_out.keys():
+            return Settled(
+                counts=(reading.name, read.counted),
+                shards=shards.counted,
+                left_out=read.left_out,
+                texts=() if drops is None else drops.texts,
+                is_limited=read.is_full,
+            )
+        left_out = read.left_out
         _leave_out_of_hashing(build, tasks, left_out)
 
 
@@ -75,75 +90,38 @@ def _leave_out_of_hashing(build: Build, tasks: Sequence[AnyTask], left_out: Mapp
     """
     for task in tasks:
         index, segment = task.key
-        if index in left_out and not segment and not (isinstance(task, Task) and task.is_group):
+        if index in left_out and not segment and is_divided(task):
             failure = Failure(kind="input", source=index, problem=left_out[index])
             write_receipt(build.workspace.store, HASH, Receipt(key=task.key, failure=failure))
 
 
-def _duplicates(build: Build, hashed: Sequence[Receipt]) -> Stages[Drops]:
-    earlier = earlier_texts(build.outputs)
-    search = find_duplicates(build.workspace.store, hashed, earlier)
+def _duplicates(build: Build, hashed: Sequence[Receipt], run: RunStage) -> Drops:
+    search = find_duplicates(build.workspace.store, hashed, earlier_texts(build.outputs))
     try:
         name, tasks = next(search)
         while True:
-            judge = yield Stage(name=name, tasks=tasks)
-            name, tasks = search.send(judge.counted)
+            name, tasks = search.send(run(Stage(name=name, tasks=tasks)).counted)
     except StopIteration as end:
         drops: Drops = end.value
         return drops
 
 
-def _written(build: Build, tasks: Sequence[AnyTask], drops: Drops | None, left_out: dict[int, str]) -> Stages[Settled]:
-    reading = Stage(
-        name=WRITE,
-        tasks=tasks,
-        limit=build.options.limit,
-        made_of="" if drops is None else drops.digest,
-        left_out=left_out,
-        drops=drops,
-    )
-    texts = () if drops is None else drops.texts
-    if build.options.shuffle is None:
-        judge = yield reading
-        return Settled(
-            counts=(WRITE, judge.counted),
-            shards=judge.counted,
-            left_out=judge.left_out,
-            texts=texts,
-            is_limited=judge.is_full,
-        )
-    return (yield from _shuffled(build, reading, texts))
-
-
-def _shuffled(build: Build, reading: Stage, texts: tuple[SortedRun, ...]) -> Stages[Settled]:
-    """Deal documents to buckets, level by level, and gather them."""
+def _shuffled(build: Build, reading: Stage, run: RunStage) -> tuple[Judge, Judge]:
+    """Deal documents to buckets, level by level, and gather them. Returns the first stage and the last."""
     store, levels = build.workspace.store, deal_levels(build.inputs.num_bytes)
     again = [f"{DEAL}-{level}" for level in range(1, levels.depth)]
     # the files of a level go when the next one is complete: below that one only the counts of the first are wanted
     complete = [n for n, name in enumerate(again, 1) if len(receipt_keys(store, name)) == levels.fan_out**n]
     first = max(complete, default=0)
-    dealt = yield replace(reading, name=DEAL, levels=levels, has_files=not first)
+    dealt = run(replace(reading, levels=levels, has_files=not first))
     made_of = digest_of([[one.key, one.made_of, sorted(one.left_out), one.documents] for one in dealt.counted])
     files = dealt_files(DEAL, dealt.counted)
     for level, name in enumerate(again, 1):
         if level >= first:
             tasks = redeal_tasks(levels, level, made_of)
-            judge = yield Stage(name=name, tasks=tasks, levels=levels, dealt=files)
-            before, files = files, dealt_files(name, judge.counted)
+            redealt = run(Stage(name=name, tasks=tasks, levels=levels, dealt=files))
+            before, files = files, dealt_files(name, redealt.counted)
             if not build.is_array:  # a job may still read them
                 store.delete(*(file.name for file in before))
-    most = group_tokens(build.config.shard_tokens)
-    gathering = Stage(
-        name=WRITE,
-        tasks=gather_tasks(store, files, levels, most, made_of),
-        levels=levels,
-        dealt=files,
-    )
-    judge = yield gathering
-    return Settled(
-        counts=(DEAL, dealt.counted),
-        shards=judge.counted,
-        left_out=dealt.left_out,
-        texts=texts,
-        is_limited=dealt.is_full,
-    )
+    tasks = gather_tasks(store, files, levels, group_tokens(build.config.shard_tokens), made_of)
+    return dealt, run(Stage(name=WRITE, tasks=tasks, levels=levels, dealt=files))

@@ -16,7 +16,7 @@ from tokshard.format.opening import read_generations
 from tokshard.pipeline.adopt import load_tasks
 from tokshard.pipeline.append import newest_generation
 from tokshard.pipeline.options import command_words
-from tokshard.pipeline.request import Request, load_request
+from tokshard.pipeline.request import load_request
 from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.workspace.lease import lock_holder, running_jobs
 from tokshard.pipeline.workspace.ownership import complete_outputs
@@ -86,14 +86,14 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
     request = load_request(workspace)
     if request is None:
         return _finished(workspace)
-    holder = lock_holder(workspace)
-    holders = tuple(filter(None, [holder])) + tuple(running_jobs(workspace).values())
-    passes = [name for name in (HASH, DEAL, WRITE) if _has_pass(request, name)]
+    holders = (*filter(None, [lock_holder(workspace)]), *running_jobs(workspace).values())
+    has_pass = {HASH: request.options.is_dedup, DEAL: request.options.shuffle is not None, WRITE: True}
+    passes = [name for name in has_pass if has_pass[name]]
     stage = _newest_stage(workspace, passes[0])
     kind = stage.partition("-")[0]
-    receipts = list(read_receipts(workspace.store, stage, receipt_keys(workspace.store, stage)))
+    receipts = _receipts(workspace, stage)
     # documents are counted where inputs are read for the last time, not where they are put into order
-    reading = DEAL if request.options.shuffle is not None else WRITE
+    reading = DEAL if has_pass[DEAL] else WRITE
     written = receipts if stage == reading else _receipts(workspace, reading)
     tasks = load_tasks(workspace) or []
     if load_request(workspace) is None:
@@ -102,7 +102,9 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
     tasks_done, segments_done = _tasks_done(done)
     is_reading = kind in (HASH, reading)
     total, made = progress_of(done), progress_of(one for one in written if one.failure is None)
-    read_once = tuple(map(read_once_name, request.inputs.read_once))
+    # a root of another directory was joined to it, and these are not paths
+    read_once = tuple(read_once_name(os.path.relpath(root, request.directory)) for root in request.inputs.read_once)
+    command = command_words(request.sources, request.options, is_array=request.is_array)
     return BuildStatus(
         directory=workspace.out,
         state=RUNNING if holders else UNFINISHED,
@@ -124,14 +126,10 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         left_out=_left_out(receipts),
         config=request.config,
         generation=request.generation,
-        command=() if read_once else _command(request),
+        command=() if read_once else tuple(command),
         working_directory="" if read_once else request.directory,
         read_once=read_once,
     )
-
-
-def _has_pass(request: Request, stage: str) -> bool:
-    return {HASH: request.options.is_dedup, DEAL: request.options.shuffle is not None}.get(stage, True)
 
 
 def _newest_stage(workspace: Workspace, first: str) -> str:
@@ -152,11 +150,6 @@ def _left_out(receipts: list[Receipt]) -> dict[str, int]:
         for source in receipt.outputs[0].sources if receipt.outputs else ():
             left_out.update({reason: n for reason, n in source.left_out.items() if reason not in _OTHER_SPLIT})
     return dict(sorted(left_out.items()))
-
-
-def _command(request: Request) -> tuple[str, ...]:
-    words = command_words(request.sources, request.options)
-    return (*words, "--job-index", "0", "--num-jobs", "1") if request.is_array else tuple(words)
 
 
 def _finished(workspace: Workspace) -> BuildStatus:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice, zip_longest
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +22,12 @@ from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import NOT_COPIED
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.workspace.places import WRITE
-from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts
+from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts, written_rows
 
 SOURCES_PER_BATCH = 65_536
+
+_RECEIPTS_AT_ONCE = 16
+"""Calls of Arrow cost more than what a receipt holds."""
 
 _COUNTED = ("records_read", "documents", "tokens", "text_bytes")
 
@@ -55,7 +59,7 @@ class Totals:
         self.left_out: Counter[str] = Counter()
         self.shard_sizes: dict[str, int] = {}
         self.content = TokenHash()
-        self.lengths = np.zeros(0, np.int64)
+        self.lengths: list[int] = []
         self.records_before: dict[Key, dict[int, int]] = {}
         self.with_rejects: list[Key] = []
 
@@ -70,21 +74,19 @@ class Totals:
         if stage != WRITE:
             for receipt in read_receipts(store, stage, (one.key for one in counted)):
                 self._add(receipt)
-        for receipt in read_receipts(store, WRITE, (one.key for one in self._settled.shards)):
-            if stage == WRITE:
+        receipts = read_receipts(store, WRITE, (one.key for one in self._settled.shards))
+        while part := list(islice(receipts, _RECEIPTS_AT_ONCE)):
+            for receipt in part if stage == WRITE else ():
                 self._add(receipt)
-            output = receipt.outputs[self._number]
-            if output.table:
-                written = output.rows()
-                hashes.write(stride_hash_bytes(written))
-                yield self._with_records_before(receipt.key, self._listed(written))
-
-    def _listed(self, written: pa.RecordBatch) -> pa.RecordBatch:
-        columns = ("name", "num_bytes", "tokens_hash", "num_tokens")
-        for name, num_bytes, content, tokens in zip(*(written.column(one).to_pylist() for one in columns), strict=True):
-            self.shard_sizes[name] = num_bytes
-            self.content = self.content.then(TokenHash.from_bytes(content, tokens))
-        return shard_rows(written)
+            written = written_rows([receipt.outputs[self._number] for receipt in part])
+            hashes.write(stride_hash_bytes(written))
+            columns = ("name", "num_bytes", "tokens_hash", "num_tokens")
+            for name, num_bytes, content, tokens in zip(
+                *(written.column(one).to_pylist() for one in columns), strict=True
+            ):
+                self.shard_sizes[name] = num_bytes
+                self.content = self.content.then(TokenHash.from_bytes(content, tokens))
+            yield self._with_records_before(part, shard_rows(written))
 
     def _add(self, receipt: Receipt) -> None:
         output = receipt.outputs[self._number]
@@ -103,23 +105,21 @@ class Totals:
             self.records_before[receipt.key] = before
         if receipt.num_rejects:
             self.with_rejects.append(receipt.key)
-        lengths = np.zeros(max(len(self.lengths), len(output.length_counts)), np.int64)
-        lengths[: len(self.lengths)] += self.lengths
-        lengths[: len(output.length_counts)] += np.array(output.length_counts, np.int64)
-        self.lengths = lengths
+        self.lengths = list(map(sum, zip_longest(self.lengths, output.length_counts, fillvalue=0)))
         if output.documents:
             self.shortest = min(self.shortest or output.shortest, output.shortest)
             self.longest = max(self.longest, output.longest)
 
-    def _with_records_before(self, key: Key, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _with_records_before(self, receipts: Sequence[Receipt], rows: pa.RecordBatch) -> pa.RecordBatch:
         """Record numbers counted from the start of the source rather than of the task."""
-        if key not in self.records_before:
-            return rows
-        sources, records = rows.column("run_source"), rows.column("run_record")
-        values = records.values.to_numpy().copy()
-        of_value = sources.values.to_numpy()
-        for source, base in self.records_before[key].items():
-            values[of_value == source] += base
+        records, of_value = rows.column("run_record"), rows.column("run_source").values.to_numpy()
+        values, offsets = records.values.to_numpy().copy(), records.offsets.to_numpy()
+        row = 0
+        for receipt in receipts:
+            first, row = row, row + len(receipt.outputs[self._number].shards)
+            mine = slice(offsets[first], offsets[row])
+            for source, base in self.records_before.get(receipt.key, {}).items():
+                values[mine][of_value[mine] == source] += base
         index = rows.schema.get_field_index("run_record")
         field = rows.schema.field(index)
         moved = pa.LargeListArray.from_arrays(records.offsets, number_array(values), type=field.type)

@@ -66,17 +66,16 @@ def valid_receipts(build: Build, stage: Stage, tasks: Sequence[AnyTask]) -> Iter
     A receipt is void if what the task read has changed since, or if a file that it promises is not there.
     """
     store = build.workspace.store
-    by_key = {task.key: task for task in tasks}
-    streams = {task.key[0]: task for task in tasks if isinstance(task, StreamTask)}
-    keys = [key for key in receipt_keys(store, stage.name) if key in by_key or key[0] in streams]
+    known = {task.key[0] if isinstance(task, StreamTask) else task.key: task for task in tasks}
+    keys = [key for key in receipt_keys(store, stage.name) if key in known or key[0] in known]
     if not keys:
         return
     there, shards = files_there(store, stage.name), [output.shard_sizes() for output in build.outputs]
     for receipt in read_receipts(store, stage.name, keys):
-        task = by_key.get(receipt.key) or streams[receipt.key[0]]
+        task = known.get(receipt.key) or known[receipt.key[0]]
         files = promised_files(stage.name, receipt) if stage.has_files else {}
         has_files = files.items() <= there.items() and all(
-            output.shards.items() <= known.items() for output, known in zip(receipt.outputs, shards, strict=False)
+            output.shards.items() <= found.items() for output, found in zip(receipt.outputs, shards, strict=False)
         )
         if has_files and _is_up_to_date(stage, task, receipt):
             yield receipt
@@ -120,7 +119,9 @@ def work(
             if not judge.is_over(task) and not _is_done_by_another(build, stage, task, judge):
                 running[task.key] = task
                 executor.submit(_run(task, judge))
-        if all(map(judge.is_over, chain(running.values(), waiting))):
+        # what still runs may be pointless, but a worker that runs it cannot prepare the chunks of a stream
+        left = chain(waiting, chain(running.values(), mapped) if running else ())
+        if all(map(judge.is_over, left)):
             break
         for event in executor.events():
             if isinstance(event, Receipt):
@@ -157,11 +158,12 @@ def _mapped(tasks: Sequence[AnyTask], executor: Executor) -> list[AnyTask]:
 
 def _is_done_by_another(build: Build, stage: Stage, task: AnyTask, judge: Judge) -> bool:
     """Whether another job of an array has left the receipt of a task meanwhile, which then is judged."""
-    found = list(read_receipts(build.workspace.store, stage.name, [task.key])) if build.is_array else []
-    for receipt in found if not isinstance(task, StreamTask) else ():
+    if not build.is_array or isinstance(task, StreamTask):
+        return False
+    found = list(read_receipts(build.workspace.store, stage.name, [task.key]))
+    for receipt in found:
         judge.add(receipt)
-        return True
-    return False
+    return bool(found)
 
 
 def settle(build: Build, stage: Stage, judge: Judge) -> Judge:

@@ -14,13 +14,15 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 _AT_ONCE = 32
+_BUNDLE = 4
+"""Items that a thread is handed at once where there are many: that costs as much as a small file."""
 
 
 def side_by_side(store: Store, ask: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
     """What a function that asks a store returns for each item, in order.
 
     Up to 32 calls run at a time, in threads; of a store on this machine, where a question costs microseconds, one.
-    Up to 64 answers wait.
+    Up to 256 answers wait.
     """
     items = iter(items)
     first = list(itertools.islice(items, 2 * _AT_ONCE))
@@ -28,11 +30,13 @@ def side_by_side(store: Store, ask: Callable[[Item], Answer], items: Iterable[It
         yield from map(ask, itertools.chain(first, items))
         return
     with ThreadPoolExecutor(min(_AT_ONCE, len(first)), thread_name_prefix="tokshard-requests") as pool:
-        running = deque(pool.submit(ask, item) for item in first)
+        bundles = itertools.chain([[item] for item in first], iter(lambda: list(itertools.islice(items, _BUNDLE)), []))
+        calls = (pool.submit(lambda some: [ask(item) for item in some], bundle) for bundle in bundles)
+        running = deque(itertools.islice(calls, len(first)))
         try:
             while running:
-                yield running.popleft().result()
-                running.extend(pool.submit(ask, item) for item in itertools.islice(items, 1))
+                yield from running.popleft().result()
+                running.extend(itertools.islice(calls, 1))
         finally:
             for future in running:
                 future.cancel()

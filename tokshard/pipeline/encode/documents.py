@@ -20,6 +20,8 @@ TOO_MANY_TOKENS = "over max-tokens"
 DUPLICATE = "duplicate"
 """Reason for a text that is equal to an earlier one."""
 
+_HASH_BYTES = 16
+
 _SPLIT_PERSON = b"tokshard split 1"
 """Part of every hash that splits. A change moves documents to the other corpus, and builds would no longer repeat."""
 
@@ -32,7 +34,8 @@ class Documents:
     """The documents of one chunk.
 
     Args:
-        tokens: unsigned integers [tokens]: one document after another, delimiters included.
+        tokens: unsigned integers [tokens]: one document after another, delimiters included. Empty where only hashes
+            are wanted.
         ends: int64 [documents]: where each document ends in `tokens`.
         positions: int64 [documents], ascending: the index of each document's record in the chunk.
         columns: name of a kept column to its values.
@@ -41,6 +44,7 @@ class Documents:
         is_validation: bool [documents]: it belongs to the validation corpus; None for a build of one corpus.
         sources, records: int64 [documents]: where each comes from; None: from the input that is read.
         numbers: int64 [documents]: of each among all documents of all corpora; None where no corpus is read.
+        hashes: uint64 [documents, 2]: of each text; None where duplicates are not looked for.
     """
 
     tokens: NDArray[Any]
@@ -53,6 +57,7 @@ class Documents:
     sources: NDArray[np.int64] | None = None
     records: NDArray[np.int64] | None = None
     numbers: NDArray[np.int64] | None = None
+    hashes: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -206,6 +211,12 @@ def validation_mask(contents: Iterable[bytes], fraction: float) -> NDArray[np.bo
     threshold = int(Fraction(fraction) * (1 << 64))
     digests = b"".join(hashlib.blake2b(held, digest_size=8, person=_SPLIT_PERSON).digest() for held in contents)
     return np.frombuffer(digests, "<u8") < np.uint64(min(threshold, (1 << 64) - 1))
+
+
+def content_hashes(contents: Iterable[bytes]) -> NDArray[np.uint64]:
+    """128 bits of BLAKE2b for each content: uint64 [contents, 2]. Costs 1 CPU-second per GB, and 0.6 us per content."""
+    digests = b"".join(hashlib.blake2b(held, digest_size=_HASH_BYTES).digest() for held in contents)
+    return np.frombuffer(digests, "<u8").reshape(-1, 2)
 
 
 def split_documents(documents: Documents) -> list[Documents]:

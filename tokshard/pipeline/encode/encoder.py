@@ -167,7 +167,7 @@ class Encoder:
 
     def __init__(self, content: bytes) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # 0.2x: workers are the parallelism
-        self._content = without_truncation(content)
+        self._content = content
         self._encode = self._load()
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[Any]]:
@@ -190,7 +190,7 @@ class Encoder:
     def _load(self) -> EncodeTexts:
         try:
             with tempfile.NamedTemporaryFile() as file:  # the library loads files only
-                file.write(self._content)
+                file.write(without_truncation(self._content))
                 file.flush()
                 tokenizer: Any = Tokenizer.from_file(file.name)
             encode = (_encoder_02x if hasattr(tokenizer, "encode_batch_fast") else _encoder_1x)(tokenizer)

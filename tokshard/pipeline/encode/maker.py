@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.interop.tokens.batches import TokenBatch
-from tokshard.pipeline.encode.documents import Documents, Made, ruled, validation_mask
+from tokshard.pipeline.encode.documents import Documents, Made, content_hashes, ruled, validation_mask
 from tokshard.pipeline.encode.encoder import DocumentEncoder, Encoder
 from tokshard.pipeline.encode.passing import TokenPasser
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
@@ -97,6 +97,18 @@ class Maker:
             made = self._encoded(found, is_kept)
         return ruled(made, self._config)
 
+    def hashed(self, parsed: Parsed) -> Made:
+        """The texts of a chunk as documents without tokens, of which only the hashes are known."""
+        found, hashes = parsed.records, content_hashes(parsed.contents())
+        documents = Documents(
+            tokens=np.empty(0, np.uint32),
+            ends=np.zeros(len(hashes), np.int64),
+            positions=parsed.positions,
+            columns={},
+            hashes=hashes,
+        )
+        return replace(found, documents=documents) if isinstance(found, Made) else _made(found, documents, found.bad)
+
     def _encoded(self, records: Records, is_kept: NDArray[np.bool_] | None) -> Made:
         candidates = positions_array(records)
         texts, positions, columns = records.texts, candidates, records.columns
@@ -122,20 +134,27 @@ class Maker:
             has_special=self._special.mask(texts),
             is_validation=None if fraction is None else validation_mask((text.encode() for text in texts), fraction),
         )
-        made = Made(
-            count=records.count,
-            input_bytes=records.input_bytes,
-            documents=documents,
-            bad=bad,
-            left_out={
-                reason: np.array([position for position, why in records.passed_over if why == reason], np.int64)
-                for reason in {why for _, why in records.passed_over}
-            },
-            candidates=candidates,
-            fields=frozenset(records.fields),
-            num_marks=records.num_marks,
-        )
+        made = _made(records, documents, bad, candidates)
         return made if is_kept is None else made.without_duplicates(is_kept)
+
+
+def _made(
+    records: Records, documents: Documents, bad: list[BadRecord], candidates: NDArray[np.int64] | None = None
+) -> Made:
+    """What the records of a chunk became."""
+    return Made(
+        count=records.count,
+        input_bytes=records.input_bytes,
+        documents=documents,
+        bad=bad,
+        left_out={
+            reason: np.array([position for position, why in records.passed_over if why == reason], np.int64)
+            for reason in {why for _, why in records.passed_over}
+        },
+        candidates=candidates,
+        fields=frozenset(records.fields),
+        num_marks=records.num_marks,
+    )
 
 
 def _chosen(

@@ -16,7 +16,7 @@ import msgspec
 from tokshard.errors import SourceError, TokenizerError, UsageError
 from tokshard.format.manifest import TokenizerInfo, canonical_json
 from tokshard.pipeline.sources.hub import SCHEME, fetch_tokenizer, is_model_id
-from tokshard.store import locate, look_at, open_store, present, real_location
+from tokshard.store import Store, locate, look_at, open_store, present, real_location
 
 _FILES = ("tokenizer.json", "tokenizer.model")
 """The files that are looked for in a directory, in this order."""
@@ -69,16 +69,17 @@ def read_tokenizer(location: str, *, eos: str | None, bos: str | None) -> Tokeni
             f"{path} is not a tokenizer.json, which is all that a build reads",
             hint=f"make one of it: tokshard convert-tokenizer {shlex.quote(path)} --out DIR",
         )
-    content, parsed = _read_json(path)
+    folder, file = locate(path)
+    content, parsed = _read_json(folder, file)
     vocabulary, added = _vocabulary(parsed, path)
-    config_path, config = _read_config(path)
+    config = _read_json(folder, _CONFIG)[1] if _CONFIG in present(folder) else {}
     notes = _notes(parsed, config, bos)
     ids = {**vocabulary, **{token: entry["id"] for token, entry in added.items()}}
     unknown = _unknown(parsed)  # it stands for pieces of text, so it does not control anything, however it is flagged
     flagged = {token: entry["id"] for token, entry in added.items() if entry.get("special") and token != unknown}
     eos = eos or _configured_eos(config, location, flagged)
     if bos == BOS_FROM_TOKENIZER:
-        bos = _configured_bos(config, config_path)
+        bos = _configured_bos(config, folder.where(_CONFIG))
     _check_known({"--eos": eos, "--bos": bos}, ids, path, flagged)
     specials = {**flagged, eos: ids[eos], **({bos: ids[bos]} if bos else {})}
     info = TokenizerInfo(
@@ -111,13 +112,6 @@ def _vocabulary_size(ids: Mapping[str, int], path: str) -> int:
             hint="number its tokens without such a gap: a model has a row of its embedding for every id",
         )
     return 1 + ids[last]
-
-
-def _read_config(path: str) -> tuple[str, dict[str, Any]]:
-    """The ``tokenizer_config.json`` next to a tokenizer: its place and its content, empty if there is no such file."""
-    folder, _ = locate(path)
-    config_path = folder.where(_CONFIG)
-    return config_path, _read_json(config_path)[1] if _CONFIG in present(folder) else {}
 
 
 def _configured_eos(config: Mapping[str, Any], location: str, flagged: Mapping[str, int]) -> str:
@@ -181,13 +175,12 @@ def _find(location: str) -> tuple[str, str]:
     return path, os.path.basename(real_location(folder.location if name in _FILES else path))
 
 
-def _read_json(path: str) -> tuple[bytes, dict[str, Any]]:
+def _read_json(folder: Store, name: str) -> tuple[bytes, dict[str, Any]]:
     try:
-        store, name = locate(path)
-        content = store.get(name)
+        content = folder.get(name)
     except OSError as error:
         raise TokenizerError(
-            f"{path} cannot be read: {error.strerror}",
+            f"{folder.where(name)} cannot be read: {error.strerror}",
             hint="give a tokenizer.json, or a directory that holds one, with --tokenizer",
         ) from error
     try:
@@ -199,7 +192,7 @@ def _read_json(path: str) -> tuple[bytes, dict[str, Any]]:
             raise TypeError(f"it holds a {type(parsed).__name__}, expected an object")
     except (ValueError, TypeError, RecursionError) as error:
         raise TokenizerError(
-            f"{path} is not JSON: {error}", hint="give a Hugging Face tokenizer.json with --tokenizer"
+            f"{folder.where(name)} is not JSON: {error}", hint="give a Hugging Face tokenizer.json with --tokenizer"
         ) from error
     return content, parsed
 

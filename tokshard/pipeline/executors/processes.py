@@ -12,12 +12,13 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
 from tokshard.errors import BuildError
+from tokshard.pipeline.encode.documents import Made
 from tokshard.pipeline.executors.base import Ended, Event, Lost, OnProgress, Usage, peak_bytes
 from tokshard.pipeline.executors.worker import ENVIRONMENT, START_METHOD, environment, worker_main
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask
-from tokshard.pipeline.tasks.running import Prepared, Stage, TaskRunner
+from tokshard.pipeline.tasks.running import Stage, TaskRunner
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 _STOP_SECONDS = 5.0
@@ -36,7 +37,7 @@ class _ChunkJob:
 
     segment: int
     chunk: Chunk
-    prepared: Prepared | None = None
+    prepared: Made | None = None
     losses: int = 0
 
 
@@ -119,7 +120,7 @@ class ProcessExecutor:
         runner = TaskRunner(self._build, self._stage, self._on_progress)
         return runner.run(run, self._prepared)
 
-    def _prepared(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[tuple[int, Prepared]]:
+    def _prepared(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[tuple[int, Made]]:
         """What the chunks of a stream become, in order. Damage comes after the chunks before it."""
         source: Iterator[tuple[int, Chunk]] | None = iter(chunks)
         jobs: deque[_ChunkJob] = deque()

@@ -9,25 +9,19 @@ records are not counted. Where no text is read, the tokens of a document take th
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.format.files import HashingFile
-from tokshard.pipeline.encode.documents import Made
-from tokshard.pipeline.encode.maker import Parsed
-from tokshard.pipeline.options import SKIP
+from tokshard.pipeline.encode.documents import Documents
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.sources.records import EMPTY, BadRecord
-from tokshard.pipeline.tasks.rejects import RejectsFile
 from tokshard.pipeline.tasks.sorted_rows import Run, RunWriter, read_parts, run_bytes
-from tokshard.pipeline.workspace.receipts import Key, OutputCounts, Progress, Receipt, SourceCounts, file_path
+from tokshard.pipeline.workspace.places import HASH
+from tokshard.pipeline.workspace.receipts import Key, Receipt, file_path
 from tokshard.store import Store, written
 
 PART_TEXTS = 1 << 20
@@ -73,133 +67,44 @@ def read_repeats(store: Store, name: str, parts: Sequence[tuple[int, int]]) -> N
     return np.frombuffer(b"".join(read_parts(store, name, places)), "<u4")
 
 
-def content_hashes(contents: Iterable[bytes]) -> bytes:
-    """16 bytes of BLAKE2b for each content, one after another; 1 CPU-second per GB, and 0.6 us per content."""
-    return b"".join(hashlib.blake2b(content, digest_size=_HASH_BYTES).digest() for content in contents)
+class HashSink:
+    """Where the texts of a task go whose duplicates are looked for: a file of their sorted hashes."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HashedChunk:
-    """The hashes of the texts of a chunk, and what was left out before.
-
-    Args:
-        count: all records of the chunk.
-        hashes: 16 bytes for each candidate.
-        left_out: reason to the number of records.
-    """
-
-    count: int
-    input_bytes: int
-    hashes: bytes
-    bad: Sequence[BadRecord] = ()
-    left_out: Counter[str] = field(default_factory=Counter)
-
-
-class Hasher:
-    """Hashes the texts of chunks, and makes a `HashingTask` for each task."""
-
-    def __init__(self, build: Build, stage: str) -> None:
-        self.build, self.stage = build, stage
-
-    def prepare(self, parsed: Parsed, task: HashingTask | None = None) -> HashedChunk:  # noqa: ARG002 - as `Writer`
-        """The hashes of a chunk."""
-        found = parsed.records
-        if isinstance(found, Made):
-            left_out = Counter({reason: len(positions) for reason, positions in found.left_out.items()})
-        else:
-            left_out = Counter(reason for _, reason in found.passed_over)
-        return HashedChunk(
-            count=found.count,
-            input_bytes=found.input_bytes,
-            hashes=content_hashes(parsed.contents()),
-            bad=found.bad,
-            left_out=left_out,
-        )
-
-    def begin(self, key: Key, sources: Sequence[int], max_documents: int | None) -> HashingTask:  # noqa: ARG002 - all
-        """A task to hash, as a context. It reads all, whatever the limit on documents."""
-        return HashingTask(self.build, self.stage, key, sources)
-
-
-class HashingTask:
-    """The texts of one task become a file of hashes and a receipt."""
-
-    is_full = False
-    written = 0
-
-    def __init__(self, build: Build, stage: str, key: Key, sources: Sequence[int]) -> None:
-        self._store, self._stage, self._key = build.workspace.store, stage, key
-        self._counts = {index: SourceCounts(index) for index in sources}
-        self._rejects = RejectsFile(self._store, stage, key, is_skipping=build.options.on_bad_record == SKIP)
+    def __init__(self, build: Build, key: Key, stack: contextlib.ExitStack) -> None:
+        self._file = HashingFile(stack.enter_context(written(build.workspace.store, file_path(HASH, key))))
         self._hashes = bytearray()
-        self._admitted = 0
+        self._num_written = 0
         self._parts: list[tuple[int, int]] = []
-        self._input_bytes = 0
-        self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
-        self._stack.enter_context(self._rejects)
-        name = file_path(self._stage, self._key)
-        self._file = HashingFile(self._stack.enter_context(written(self._store, name)))
-        return self
+    def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:  # noqa: ARG002 - a text has a place
+        """Take the hashes of texts, in order."""
+        for hashes in (part.hashes for part in parts):
+            assert hashes is not None, "the texts of this stage are hashed"
+            for start in range(0, len(hashes), PART_TEXTS):
+                self._hashes += hashes[start : start + PART_TEXTS].tobytes()
+                if len(self._hashes) >= PART_TEXTS * _HASH_BYTES:
+                    self._flush()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-
-    def take(self, index: int, chunk: HashedChunk) -> Progress:
-        """Take the hashes of a chunk of an input, which makes no documents yet."""
-        counts = self._counts.setdefault(index, SourceCounts(index))
-        self._rejects.add(index, counts.records_read, chunk.bad)
-        num_texts = len(chunk.hashes) // _HASH_BYTES
-        reasons = chunk.left_out + Counter(record.reason for record in chunk.bad)
-        reasons[EMPTY] += chunk.count - num_texts - reasons.total()
-        for reason, number in (+reasons).items():
-            counts.left_out[reason] = counts.left_out.get(reason, 0) + number
-        counts.records_read += chunk.count
-        counts.documents += num_texts
-        self._input_bytes += chunk.input_bytes
-        for start in range(0, len(chunk.hashes), PART_TEXTS * _HASH_BYTES):
-            self._hashes += chunk.hashes[start : start + PART_TEXTS * _HASH_BYTES]
-            if len(self._hashes) >= PART_TEXTS * _HASH_BYTES:
-                self._flush()
-        bad = chunk.bad
-        example = f"{bad[0].reason}: {bad[0].detail}" if bad else ""
-        return Progress(chunk.input_bytes, 0, 0, chunk.count, len(bad), example)
-
-    def finish(self) -> Receipt:
-        """Publish hashes and rejects; the receipt is still to be written."""
+    def finish(self, receipt: Receipt) -> Receipt:
+        """Write the rest, and say in the receipt what the file holds."""
         self._flush()
-        self._rejects.publish()
-        self._stack.close()
-        return Receipt(
-            key=self._key,
-            input_bytes=self._input_bytes,
-            outputs=[OutputCounts(sources=list(self._counts.values()))],
-            num_rejects=self._rejects.count,
-            rejects_bytes=self._rejects.num_bytes,
-            parts=self._parts,
-            file_bytes=hashes_bytes(self._parts),
-            file_sha256=self._file.digest().hex(),
-        )
+        facts = self._file.facts
+        return msgspec.structs.replace(receipt, parts=self._parts, file_bytes=facts.num_bytes, file_sha256=facts.sha256)
 
     def _flush(self) -> None:
-        count = len(self._hashes) // _HASH_BYTES
-        if not count:
-            return
         high, low = np.frombuffer(bytes(self._hashes), "<u8").reshape(-1, 2).T
+        self._hashes = bytearray()
+        if not len(high):
+            return
         order, is_repeat = sorted_repeats(high, low)
         first = order[~is_repeat]
-        repeats = (np.sort(order[is_repeat]) + self._admitted).astype("<u4")
-        rows = np.stack([high[first], low[first], (first + self._admitted).astype(np.uint64)], axis=1)
+        repeats = (np.sort(order[is_repeat]) + self._num_written).astype("<u4")
         writer = RunWriter(self._file)
-        writer.append(rows)
+        writer.append(np.stack([high[first], low[first], (first + self._num_written).astype(np.uint64)], axis=1))
         writer.finish()
         self._file.write(repeats.tobytes())
         self._parts.append((len(first), len(repeats)))
-        self._admitted += count
-        self._hashes = bytearray()
+        self._num_written += len(order)
 
 
 def sorted_repeats(high: NDArray[Any], low: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

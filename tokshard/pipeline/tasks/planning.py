@@ -25,7 +25,7 @@ from tokshard.pipeline.workspace.receipts import Key
 MIN_TASK_BYTES = 16 << 20
 _MAX_TASK_BYTES = 512 << 20
 _MAX_SEGMENT_BYTES = 256 << 20
-"""A worker holds a segment of a stream that was handed to it, but never more than a chunk of any other task."""
+"""A stream that was killed repeats at most one segment."""
 _TASKS_WANTED = 256
 TASK_TOKENS = 64 << 20
 """A task that copies smaller shards writes as many as fit, because a receipt has a price; one that deals documents

@@ -21,14 +21,15 @@ from tokshard.pipeline.sources.inputs import DOCUMENTS, Input
 from tokshard.pipeline.sources.opening import check_unchanged, open_file, vanished
 from tokshard.pipeline.sources.records import Chunk
 from tokshard.pipeline.tasks.duplicates import Drops, Join, Partition, run_merge
-from tokshard.pipeline.tasks.hashing import HashedChunk, Hasher
+from tokshard.pipeline.tasks.hashing import HashSink
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StepTask, StreamTask, Task, segment_bytes
 from tokshard.pipeline.tasks.shuffle import DealSink, Dealt, Gather, Levels, Redeal, gathered, redeal
-from tokshard.pipeline.tasks.writing import Shards, Writer
+from tokshard.pipeline.tasks.writing import MakeSink, Shards, WritingTask
 from tokshard.pipeline.workspace.lease import cannot_write
 from tokshard.pipeline.workspace.places import DEAL, HASH, TOKENIZER
 from tokshard.pipeline.workspace.receipts import (
     Failure,
+    Key,
     OutputCounts,
     Progress,
     Receipt,
@@ -143,13 +144,10 @@ class Stage:
     has_files: bool = True
 
 
-Prepared = Made | HashedChunk
-"""What a chunk becomes before it is written: it depends on the chunk alone."""
-
-PrepareAll = Callable[[Iterable[tuple[int, Chunk]]], Iterator[tuple[int, Prepared]]]
+PrepareAll = Callable[[Iterable[tuple[int, Chunk]]], Iterator[tuple[int, Made]]]
 """Prepares the chunks of a stream, each with the number of its segment, in order; perhaps in other processes."""
 
-LASTING_ERRORS = (SourceError, UsageError, CorpusError)
+LASTING_ERRORS = (TaskFailedError, SourceError, UsageError, CorpusError)
 """Errors of a task that would come again. Any other may be gone when the task runs again, and leaves no receipt."""
 
 
@@ -164,14 +162,10 @@ class TaskRunner:
         self._build, self._stage, self._report = build, stage, report
         self._store, self._reader = build.workspace.store, InputReader(build)
         self._maker = Maker(build.spec, build.config, build.tokenizer, lambda: self._store.get(TOKENIZER))
-        if stage.name == HASH:
-            self._work: Any = Hasher(build, stage.name)
-        elif stage.name == DEAL:
-            assert stage.levels is not None, "a stage that deals knows its levels"
-            sink = functools.partial(DealSink, levels=stage.levels)
-            self._work = Writer(build, stage.name, self._maker, make_sink=sink, drops=stage.drops)
-        else:
-            self._work = Writer(build, stage.name, self._maker, drops=stage.drops)
+        sinks: dict[str, MakeSink] = {HASH: HashSink}
+        if stage.levels is not None:
+            sinks[DEAL] = functools.partial(DealSink, levels=stage.levels)
+        self._make_sink = sinks.get(stage.name, Shards)
 
     def run(self, run: Run, prepare_all: PrepareAll | None = None) -> Iterator[Receipt]:
         """Run a task. Yields its receipt, or one for each segment of a stream, each when it is on disk.
@@ -193,10 +187,22 @@ class TaskRunner:
         except OSError as error:  # what is read names its file, so this is the output
             raise cannot_write(self._build.workspace.out, error) from error
 
-    def prepare(self, chunk: Chunk | Made) -> Prepared:
-        """What a chunk becomes, whichever duplicates there are."""
-        prepared: Prepared = self._work.prepare(self._maker.parse(chunk))
-        return prepared
+    def prepare(self, chunk: Chunk | Made, work: WritingTask | None = None) -> Made:
+        """What a chunk becomes: documents, or texts of which only the hashes are known. It depends on the chunk alone.
+
+        Args:
+            work: the task that reads it: it leaves out duplicates before they are encoded.
+        """
+        parsed = self._maker.parse(chunk)
+        if self._stage.name == HASH:
+            return self._maker.hashed(parsed)
+        return self._maker.make(parsed, None if work is None else work.is_kept(len(parsed.positions)))
+
+    def _begin(self, key: Key, sources: Sequence[int], max_documents: int | None) -> WritingTask:
+        drops = None if self._stage.drops is None else self._stage.drops.of(key)
+        return WritingTask(
+            self._build, self._stage.name, key, sources, max_documents, make_sink=self._make_sink, drops=drops
+        )
 
     def _leave(self, receipt: Receipt, made_of: str | None = None) -> Receipt:
         made_of = self._stage.made_of if made_of is None else made_of
@@ -210,16 +216,16 @@ class TaskRunner:
         most = 0
         while True:
             inputs = [index for index in task.inputs if index not in left_out]
-            work = self._work.begin(task.key, [] if self._build.corpora else inputs, run.max_documents)
+            work = self._begin(task.key, [] if self._build.corpora else inputs, run.max_documents)
             index = task.key[0]
             try:
                 with work:
                     for index in inputs:
                         self._take_all(work, index, self._reader.chunks(index, task.span))
-                    receipt: Receipt = work.finish()
+                    receipt = work.finish()
                 most = max(most, receipt.most_documents)
                 return msgspec.structs.replace(receipt, left_out=left_out, most_documents=most)
-            except (TaskFailedError, *LASTING_ERRORS) as error:
+            except LASTING_ERRORS as error:
                 failure, most = _failure(error), max(most, work.written)
             if failure.kind != "input" or not task.is_group or not self._build.is_leaving_out:
                 return Receipt(key=task.key, failure=failure, max_documents=run.max_documents, most_documents=most)
@@ -227,15 +233,11 @@ class TaskRunner:
             if run.max_documents is None:
                 left_out.update(self._damage(range(index + 1, task.stop)))
 
-    def _take_all(self, work: Any, index: int, chunks: Iterable[Any], *, is_prepared: bool = False) -> None:
+    def _take_all(self, work: WritingTask, index: int, chunks: Iterable[Any], *, is_prepared: bool = False) -> None:
         """Write the documents of chunks, until there are enough."""
-        if work.is_full:
-            return
-        for chunk in chunks:
-            prepared = chunk if is_prepared else self._work.prepare(self._maker.parse(chunk), work)
-            self._report(work.take(index, prepared))
-            if work.is_full:
-                return
+        source = iter(chunks)
+        while not work.is_full and (chunk := next(source, None)) is not None:
+            self._report(work.take(index, chunk if is_prepared else self.prepare(chunk, work)))
 
     def _damage(self, inputs: Iterable[int]) -> Mapping[int, str]:
         """The other damage in the rest of a group. If each run found one damaged input, each would cost another run."""
@@ -258,13 +260,13 @@ class TaskRunner:
         ahead: _Lookahead | None = None
         while True:
             key = (index, segment)
-            work = self._work.begin(key, [index], room)
+            work = self._begin(key, [index], room)
             try:
                 with work:
                     ahead = ahead or _Lookahead(chunks if prepare_all is None else prepare_all(chunks))
                     self._take_all(work, index, ahead.segment(segment), is_prepared=prepare_all is not None)
                     receipt = work.finish()
-            except (TaskFailedError, *LASTING_ERRORS) as error:
+            except LASTING_ERRORS as error:
                 failure = _failure(error)
                 receipt = Receipt(key=key, failure=failure, max_documents=room, most_documents=work.written)
             receipt = self._leave(msgspec.structs.replace(receipt, is_last=ahead is not None and ahead.is_at_end))
@@ -284,7 +286,8 @@ class TaskRunner:
             file_bytes, rounds = redeal(self._build, name, step, stage.levels, stage.dealt)
             return Receipt(key=task.key, input_bytes=file_bytes, file_bytes=file_bytes, parts=[(rounds, 0)])
         assert isinstance(step, Gather), step
-        with Shards(self._build, task.key) as shards:
+        with contextlib.ExitStack() as stack:
+            shards = Shards(self._build, task.key, stack)
             for documents in gathered(self._build, step, stage.levels, stage.dealt):
                 # the split follows from the tokens, as it did when the documents were dealt
                 made = ruled(Made(count=0, input_bytes=0, documents=documents), self._build.config)

@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Self
+from typing import IO
 
 import msgspec
 import numpy as np
@@ -247,28 +247,19 @@ def sorted_documents(rows: Iterable[pa.RecordBatch], schema: pa.Schema) -> Itera
 class DealSink:
     """Where the documents of a task go that deals: one file."""
 
-    def __init__(self, build: Build, key: Key, *, levels: Levels) -> None:
-        self._build, self._key, self._levels = build, key, levels
-        self._schema = dealt_schema(shard_schema(build.facts))
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        file = self._stack.enter_context(written(self._build.workspace.store, file_path(DEAL, self._key)))
-        self._writer = DealtWriter(file, self._levels, 0, first=0)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.__exit__(*error)  # type: ignore[arg-type]
+    def __init__(self, build: Build, key: Key, stack: contextlib.ExitStack, *, levels: Levels) -> None:
+        self._seed, self._schema = build.options.shuffle or 0, dealt_schema(shard_schema(build.facts))
+        file = stack.enter_context(written(build.workspace.store, file_path(DEAL, key)))
+        self._writer = DealtWriter(file, levels, 0, first=0)
 
     def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:  # noqa: ARG002 - documents know both
         """Deal documents. Those of two corpora lie in one file, because the split follows from their tokens."""
         for part in filter(len, parts):
-            self._writer.add(dealt_rows(part, self._build.options.shuffle or 0, self._schema))
+            self._writer.add(dealt_rows(part, self._seed, self._schema))
 
     def finish(self, receipt: Receipt) -> Receipt:
-        """Write the table of the file, and publish it."""
+        """Write the rest, and say in the receipt what the file holds."""
         file_bytes, rounds = self._writer.finish()
-        self._stack.close()
         return msgspec.structs.replace(receipt, file_bytes=file_bytes, parts=[(rounds, 0)])
 
 

@@ -1,54 +1,49 @@
-"""One task that writes: the documents of its chunks become shards, or a file for a shuffle, and a receipt."""
+"""One task that writes: what its chunks become goes to shards, or to a file for a later stage, and to a receipt."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, Protocol, Self
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tokshard.errors import BuildError
 from tokshard.format.manifest import IN_OTHER_SPLIT
 from tokshard.format.names import shard_name
 from tokshard.format.writer import ShardWriter
 from tokshard.pipeline.encode.documents import Documents, Made, split_documents
-from tokshard.pipeline.encode.maker import Maker, Parsed
 from tokshard.pipeline.options import SKIP
 from tokshard.pipeline.request import Build
-from tokshard.pipeline.sources.records import EMPTY
-from tokshard.pipeline.tasks.duplicates import Drops, TaskDrops
-from tokshard.pipeline.tasks.rejects import RejectsFile
-from tokshard.pipeline.workspace.places import Output
-from tokshard.pipeline.workspace.receipts import Key, OutputCounts, Progress, Receipt, SourceCounts
+from tokshard.pipeline.sources.records import EMPTY, BadRecord
+from tokshard.pipeline.tasks.duplicates import TaskDrops
+from tokshard.pipeline.workspace.places import HASH, Output
+from tokshard.pipeline.workspace.receipts import (
+    Failure,
+    Key,
+    OutputCounts,
+    Progress,
+    Receipt,
+    SourceCounts,
+    TaskFailedError,
+    rejects_path,
+)
+from tokshard.store import Store, written
 
 MARKS = "byte order mark dropped"
 """What is counted of texts that had one."""
 
 _LENGTH_BUCKETS = 64
+"""Documents are counted by the floor of the binary logarithm of their length."""
 
 
-class Shards:
-    """Where the documents of a task go: the shards that it writes into each corpus of a build.
-
-    Leaving the context before `finish` removes what is unfinished.
-    """
-
-    def __init__(self, build: Build, key: Key) -> None:
-        self._writers = [_shard_writer(build, key, output) for output in build.outputs]
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        for writer in self._writers:
-            self._stack.enter_context(writer)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.__exit__(*error)  # type: ignore[arg-type]
+class Sink(Protocol):
+    """Where the documents of a task go. What is unfinished is removed when the stack is left early."""
 
     def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:
         """Write documents, in order.
@@ -58,6 +53,19 @@ class Shards:
             source: the input that they come from, unless they say it themselves.
             base: records of that input before those of the chunk.
         """
+
+    def finish(self, receipt: Receipt) -> Receipt:
+        """Write the rest, and say in the receipt what there is."""
+
+
+class Shards:
+    """A `Sink` that writes shards into each corpus of a build."""
+
+    def __init__(self, build: Build, key: Key, stack: contextlib.ExitStack) -> None:
+        self._writers = [stack.enter_context(_shard_writer(build, key, output)) for output in build.outputs]
+
+    def extend(self, parts: Sequence[Documents], source: int, base: int) -> None:
+        """Write documents, in order."""
         for writer, part in zip(self._writers, parts, strict=True):
             if len(part):
                 writer.extend(
@@ -91,73 +99,55 @@ def _shard_writer(build: Build, key: Key, output: Output) -> ShardWriter:
     )
 
 
-class Writer:
-    """Makes documents of chunks, and a `WritingTask` for each task.
+MakeSink = Callable[[Build, Key, contextlib.ExitStack], Sink]
+"""Makes the sink of a task; its files are removed if the stack is left early."""
+
+
+class WritingTask:
+    """The records of one task, on their way into a sink: duplicates are dropped, bad records listed, all is counted.
+
+    Bad records are listed in a file of JSON lines, numbered from the task's start in their input; or the first one
+    fails the task. Leaving the context before `finish` removes what is unfinished.
 
     Args:
-        make_sink: what makes `Shards`, or what takes their place.
+        sources: the inputs that it reads; empty where documents say where they come from.
+        max_documents: documents to write at most.
+        make_sink: makes the sink, in a context.
         drops: which documents are duplicates; None if all are wanted.
+
+    Attributes:
+        written: documents, up to now; those of a chunk that fails the task are counted too.
     """
 
     def __init__(
         self,
         build: Build,
         stage: str,
-        maker: Maker,
+        key: Key,
+        sources: Sequence[int],
+        max_documents: int | None,
         *,
-        make_sink: Callable[[Build, Key], Any] = Shards,
-        drops: Drops | None = None,
+        make_sink: MakeSink,
+        drops: TaskDrops | None,
     ) -> None:
-        self.build, self.stage, self.maker = build, stage, maker
-        self.make_sink, self.drops = make_sink, drops
-
-    def prepare(self, parsed: Parsed, task: WritingTask | None = None) -> Made:
-        """The documents of a chunk. A task that is given leaves out its duplicates before they are encoded."""
-        return self.maker.make(parsed, None if task is None else task.is_kept(len(parsed.positions)))
-
-    def begin(self, key: Key, sources: Sequence[int], max_documents: int | None) -> WritingTask:
-        """A task to write, as a context."""
-        return WritingTask(self, key, sources, max_documents)
-
-
-class WritingTask:
-    """The records of one task become documents, in order.
-
-    Leaving the context before `finish` removes what is unfinished.
-
-    Args:
-        sources: the inputs that it reads; empty where documents say where they come from.
-        max_documents: documents to write at most.
-
-    Attributes:
-        written: documents, up to now; those of a chunk that fails the task are counted too.
-    """
-
-    def __init__(self, writer: Writer, key: Key, sources: Sequence[int], max_documents: int | None) -> None:
-        build = writer.build
-        self._writer, self._key, self._max_documents = writer, key, max_documents
-        self._rejects = RejectsFile(
-            build.workspace.store, writer.stage, key, is_skipping=build.options.on_bad_record == SKIP
-        )
-        self._sink = writer.make_sink(build, key)
-        self._tallies = [_Tally(sources, output) for output in build.outputs]
-        self._drops: TaskDrops | None = None if writer.drops is None else writer.drops.of(key)
-        self._admitted = 0
-        self._input_bytes = 0
+        self._build, self._stage, self._key = build, stage, key
+        self._max_documents, self._make_sink, self._drops = max_documents, make_sink, drops
+        # what is hashed is not split yet
+        self._tallies = [_Tally(sources, output) for output in (build.outputs[:1] if stage == HASH else build.outputs)]
+        self._rejects: IO[bytes] | None = None
+        self._num_rejects = self._rejects_bytes = self._admitted = self._input_bytes = self.written = 0
         self._fields: set[str] = set()
         self._changes: Counter[str] = Counter()
         self._stack = contextlib.ExitStack()
-        self.written = 0
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self._rejects)
-        self._stack.enter_context(self._sink)
+        with contextlib.ExitStack() as stack:
+            self._sink = self._make_sink(self._build, self._key, stack)
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._stack.__exit__(*error)  # type: ignore[arg-type]
 
     @property
     def is_full(self) -> bool:
@@ -172,15 +162,20 @@ class WritingTask:
         return self._drops.is_kept(self._admitted - count, count)
 
     def take(self, index: int, made: Made) -> Progress:
-        """Write the documents of a chunk of an input."""
+        """Write the documents of a chunk of an input.
+
+        Raises:
+            TaskFailedError: a record is bad, and bad records are not skipped.
+        """
         if made.candidates is not None:
             made = made.without_duplicates(self.is_kept(len(made.candidates)))
         if self._max_documents is not None:
             made = made.head(self._max_documents - self.written)
         documents, bad = made.documents, made.bad
-        base = self._tallies[0].records_of(index)
-        self.written += len(documents)  # if the next line fails the task, it is known how many came before at most
-        self._rejects.add(index, base, bad)
+        count, base = len(documents), self._tallies[0].records_of(index)
+        self.written += count  # if the next line fails the task, it is known how many came before at most
+        for record in bad:
+            self._reject(index, base, record)
         parts = split_documents(documents)
         self._sink.extend(parts, index, base)
         for tally, part in zip(self._tallies, parts, strict=True):
@@ -190,25 +185,56 @@ class WritingTask:
         self._changes.update({what: len(found) for what, found in made.changes.items()})
         self._changes[MARKS] += made.num_marks
         example = f"{bad[0].reason}: {bad[0].detail}" if bad else ""
-        return Progress(made.input_bytes, len(documents), len(documents.tokens), made.count, len(bad), example)
+        return Progress(made.input_bytes, count, len(documents.tokens), made.count, len(bad), example)
+
+    def _reject(self, source: int, base: int, bad: BadRecord) -> None:
+        record = base + bad.position
+        if self._build.options.on_bad_record != SKIP:
+            raise TaskFailedError(
+                Failure(kind="record", source=source, record=record, reason=bad.reason, problem=bad.detail)
+            )
+        if self._rejects is None:
+            name = rejects_path(self._stage, self._key)
+            self._rejects = self._stack.enter_context(written(self._build.workspace.store, name))
+        line = {"source": source, "record": record, "reason": bad.reason, "detail": bad.detail}
+        self._rejects_bytes += self._rejects.write(json.dumps(line).encode() + b"\n")
+        self._num_rejects += 1
 
     def finish(self) -> Receipt:
-        """Publish shards and rejects; the receipt is still to be written."""
-        receipt: Receipt = self._sink.finish(
+        """Publish what the sink wrote, and the bad records; the receipt is still to be written."""
+        receipt = self._sink.finish(
             Receipt(
                 key=self._key,
                 max_documents=self._max_documents,
                 most_documents=self.written,
                 input_bytes=self._input_bytes,
                 outputs=[tally.counted() for tally in self._tallies],
-                num_rejects=self._rejects.count,
-                rejects_bytes=self._rejects.num_bytes,
+                num_rejects=self._num_rejects,
+                rejects_bytes=self._rejects_bytes,
                 fields=sorted(self._fields),
                 changes=dict(+self._changes),
             )
         )
-        self._rejects.publish()
+        self._stack.close()
         return receipt
+
+
+def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]:
+    """The bad records of a task.
+
+    Raises:
+        BuildError: the list is gone or damaged.
+    """
+    name = rejects_path(stage, key)
+    try:
+        with store.open(name) as lines:
+            for line in lines:
+                yield json.loads(line)
+    except (OSError, ValueError) as error:
+        raise BuildError(
+            f"{store.where(name)} cannot be read: {error}",
+            hint="run the same command again: the task that left it runs again",
+        ) from error
 
 
 class _Tally:
@@ -239,7 +265,7 @@ class _Tally:
                 self._count(
                     source, int(is_its[: made.count].sum()), made.of(is_its), part.select(is_its[part.positions])
                 )
-        if not len(part):
+        if not len(part.tokens):
             return
         lengths = part.lengths
         # frexp gives m * 2**e with m in [0.5, 1): e - 1 is the floor of log2, exactly
@@ -250,16 +276,16 @@ class _Tally:
 
     def _count(self, source: int, count: int, made: Made, part: Documents) -> None:
         """Count `count` records of one source, of which `made` is what they became."""
-        counts = self._counts.setdefault(source, SourceCounts(source))
+        counts, num_written = self._counts.setdefault(source, SourceCounts(source)), len(part)
         counts.records_read += count
-        counts.documents += len(part)
+        counts.documents += num_written
         counts.tokens += len(part.tokens)
         counts.text_bytes += 0 if part.text_bytes is None else int(part.text_bytes.sum())
         counts.with_special_text += 0 if part.has_special is None else int(part.has_special.sum())
         reasons = Counter({reason: len(found) for reason, found in made.left_out.items()})
         reasons.update(record.reason for record in made.bad)
-        reasons[self._elsewhere] += len(made.documents) - len(part)
-        reasons[EMPTY] += count - len(part) - reasons.total()
+        reasons[self._elsewhere] += len(made.documents) - num_written
+        reasons[EMPTY] += count - num_written - reasons.total()
         for reason, number in reasons.items():
             if number:
                 counts.left_out[reason] = counts.left_out.get(reason, 0) + number

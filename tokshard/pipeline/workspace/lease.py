@@ -22,63 +22,46 @@ _TRIES = 3
 _JOB = re.compile(r"(?P<index>\d+)-of-(?P<count>\d+)-[0-9a-f]+\.lock")
 
 
-class InUseError(BuildError):
-    """Another process holds the build directory."""
-
-
 @contextlib.contextmanager
 def lock(workspace: Workspace, *, is_preparing: bool = False) -> Iterator[bool]:
     """Lock the build directory until the context or the process ends.
 
     Args:
-        is_preparing: for a job of an array, which holds it for a moment; other jobs may run.
+        is_preparing: for a job of an array, which holds it for a moment; other jobs may run, and another one that
+            prepares the build is waited for.
 
     Yields:
         False where the file system has no locks. Two builds at once then do the work twice, and the later one wins.
 
     Raises:
-        InUseError: another build holds it, or jobs of one write there.
-        BuildError: the directory cannot be written.
+        BuildError: another build holds it, jobs of one write there, or the directory cannot be written.
     """
+    lease, me = workspace.store.lease(LOCK), f"{_PREPARING if is_preparing else ''}{this_process()}"
     with contextlib.ExitStack() as stack:
-        try:
-            lease = workspace.store.lease(LOCK).hold(f"{_PREPARING if is_preparing else ''}{this_process()}")
-            is_alone = stack.enter_context(lease)
-        except BlockingIOError as error:
-            # a lease in a bucket says who holds it, and when it can be taken over
-            has_details = error.strerror and error.strerror != os.strerror(errno.EAGAIN)
-            raise _in_use(workspace, f": {error.strerror}" if has_details else "") from None
-        except OSError as error:
-            raise cannot_write(workspace.out, error) from error
-        # a job shows itself before it checks the lock, so one of the two sees the other
-        for job in () if is_preparing else running_jobs(workspace).values():
-            raise InUseError(f"{job} is writing to {workspace.out}", hint="wait until all jobs have ended, or end them")
-        yield is_alone
-
-
-@contextlib.contextmanager
-def lock_to_prepare(workspace: Workspace) -> Iterator[None]:
-    """Hold the build directory for a job of an array that prepares the build, and wait for another one that does.
-
-    Raises:
-        BuildError: as `lock`.
-    """
-    with contextlib.ExitStack() as stack:
-        while True:
+        is_alone = None
+        while is_alone is None:
             try:
-                stack.enter_context(lock(workspace, is_preparing=True))
-                break
-            except InUseError:
+                is_alone = stack.enter_context(lease.hold(me))
+            except BlockingIOError as error:
+                if not is_preparing:
+                    # a lease in a bucket says who holds it, and when it can be taken over
+                    has_details = error.strerror and error.strerror != os.strerror(errno.EAGAIN)
+                    raise _in_use(workspace, f": {error.strerror}" if has_details else "") from None
                 check_no_build(workspace)
                 time.sleep(_POLL_SECONDS)
-        yield
+            except OSError as error:
+                raise cannot_write(workspace.out, error) from error
+        # a job shows itself before it checks the lock, so one of the two sees the other
+        for job in () if is_preparing else running_jobs(workspace).values():
+            raise BuildError(f"{job} is writing to {workspace.out}", hint="wait until all jobs have ended, or end them")
+        yield is_alone
 
 
 def check_no_build(workspace: Workspace) -> None:
     """Refuse to run a job next to a build that has the directory alone.
 
     Raises:
-        InUseError: there is one.
+        BuildError: there is one.
     """
     for _ in range(_TRIES):  # a new holder writes its name a moment after it takes the lock, so check more than once
         holder = lock_holder(workspace)
@@ -88,8 +71,8 @@ def check_no_build(workspace: Workspace) -> None:
     raise _in_use(workspace)
 
 
-def _in_use(workspace: Workspace, details: str = "") -> InUseError:
-    return InUseError(
+def _in_use(workspace: Workspace, details: str = "") -> BuildError:
+    return BuildError(
         f"another build is writing to {workspace.out}{details}", hint="wait for it, or give another --out"
     )
 

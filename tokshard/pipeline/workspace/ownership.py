@@ -80,7 +80,7 @@ def _check_empty(store: Store, found: Collection[str], expected: str) -> None:
         )
 
 
-def remove_corpora(workspace: Workspace, outputs: Sequence[Output], *, are_complete: bool) -> None:
+def remove_corpora(workspace: Workspace, outputs: Sequence[Output], *, are_complete: bool, has_begun: bool) -> None:
     """Remove the corpora in the directory of a build, or the generation that an append writes.
 
     Only files with the names of a corpus go. The manifests go first, the newest generation before the others: killed at
@@ -88,12 +88,15 @@ def remove_corpora(workspace: Workspace, outputs: Sequence[Output], *, are_compl
 
     Args:
         outputs: of the build.
-        are_complete: those too; else only what starting over has left of other outputs, because it was killed.
+        are_complete: remove complete corpora.
+        has_begun: remove what starting over has left of other outputs, because it was killed.
     """
     store, ours = workspace.store, []
     for output in outputs if outputs[0].generation else _places(workspace):
         is_corpus = not output.folder or manifest_of(output) is not None
-        if (are_complete and is_corpus) or not (is_corpus or _foreign(output) or output in outputs):
+        is_foreign = names.MANIFEST in present(output.store) or bool(_foreign(output))
+        is_left = has_begun and not is_corpus and not is_foreign and output not in outputs
+        if is_left or (are_complete and is_corpus):
             ours.append(output)
     for output in reversed(ours):
         store.delete(names.in_folder(output.folder, names.MANIFEST))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from dataclasses import dataclass
 
 from tokshard.errors import UsageError
@@ -19,7 +20,7 @@ REQUEST = f"{names.WORK}/build.json"
 INPUTS = f"{names.WORK}/inputs.arrow"
 """The table of the inputs, which workers map."""
 
-TASKS = f"{names.WORK}/tasks.arrow"
+TASKS = f"{names.WORK}/tasks.msgpack"
 """The planned tasks. The last file that prepares a build."""
 
 JOBS = f"{names.WORK}/jobs"
@@ -59,8 +60,7 @@ class Output:
 
     def shard_sizes(self) -> dict[str, int]:
         """The shards that are there, with their sizes in bytes."""
-        entries = list(self.store.list())
-        return {entry.name: entry.size for entry in entries if names.is_shard_name(entry.name)}
+        return {entry.name: entry.size for entry in list(self.store.list()) if names.is_shard_name(entry.name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ class Workspace:
 
     Args:
         store: of the location that the build was given: a corpus, or the folder of two with a validation split.
-        attempt: this run of the build; None if the workspace was only opened to read.
+        run: this run of the build, as the store knows it; one that only reads never begins it.
     """
 
     store: Store
-    attempt: Attempt | None = None
+    run: Attempt
 
     @property
     def out(self) -> str:
@@ -91,46 +91,30 @@ class Workspace:
             outputs.append(Output(split=split, generation=generation, corpus=corpus, store=store, folder=place))
         return tuple(outputs)
 
-    @property
-    def run(self) -> Attempt:
-        """This run of the build, as the store knows it."""
-        assert self.attempt is not None, "the workspace was opened to read"
-        return self.attempt
-
     def clear(self) -> None:
         """Remove every file but the lock, and what says that the folder belongs to a build."""
-        self._delete_all_but(LOCK, REQUEST, INPUTS)
+        with contextlib.suppress(FileNotFoundError):
+            found = {f"{names.WORK}/{name}" for name in self.store.names(names.WORK)}
+            self.store.delete(*(found - {LOCK, REQUEST, INPUTS}))
 
     def remove(self) -> None:
         """Remove the folder. The lock is last, so that no other build begins in it; before it what was asked for."""
         with contextlib.suppress(OSError):
-            if self.attempt is not None:
-                self.attempt.end()
-            self._delete_all_but(LOCK, REQUEST, INPUTS)
+            self.run.end()
+            self.clear()
             for name in (REQUEST, INPUTS, LOCK):
                 self.store.delete(name)
 
-    def _delete_all_but(self, *kept: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            found = {f"{names.WORK}/{name}" for name in self.store.names(names.WORK)}
-            self.store.delete(*(found - set(kept)))
 
-
-def open_workspace(location: str | os.PathLike[str], *, attempt: str = "") -> Workspace:
-    """The place of a build.
-
-    Args:
-        attempt: a name that no other run of the build has; empty to read only.
+def open_workspace(location: str | os.PathLike[str]) -> Workspace:
+    """The place of a build, for a run that has begun nothing yet.
 
     Raises:
         UsageError: the location is a URI that no store is known for, or no build can ever write there.
     """
     _check_place(os.fspath(location))
-    store = open_store(location)
-    if not attempt:
-        return Workspace(store)
-    run = store.attempt(_PARTIAL, attempt)
-    return Workspace(run.store, attempt=run)
+    run = open_store(location).attempt(_PARTIAL, secrets.token_hex(8))
+    return Workspace(run.store, run)
 
 
 def _check_place(location: str) -> None:

@@ -63,10 +63,6 @@ class OutputCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Documents written into this corpus."""
         return sum(source.documents for source in self.sources)
 
-    def rows(self) -> pa.RecordBatch:
-        """The rows of the shard table: of `WRITTEN_SHARD_SCHEMA`."""
-        return ipc.read_record_batch(pa.py_buffer(self.table), WRITTEN_SHARD_SCHEMA)
-
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why a task failed, and would fail again. Counted from its own start: only receipts before it say the line.
@@ -209,6 +205,14 @@ def progress_of(receipts: Iterable[Receipt]) -> Progress:
         records += receipt.records_read
         bad += receipt.num_rejects
     return Progress(input_bytes, documents, tokens, records, bad)
+
+
+def written_rows(outputs: Iterable[OutputCounts]) -> pa.RecordBatch:
+    """The rows of the shard table of some tasks, in order: of `WRITTEN_SHARD_SCHEMA`."""
+    # a stream of Arrow is its schema and then the batches
+    stream = b"".join([WRITTEN_SHARD_SCHEMA.serialize(), *(output.table for output in outputs)])
+    table = ipc.open_stream(stream).read_all().combine_chunks()
+    return next(iter(table.to_batches()), pa.RecordBatch.from_pylist([], WRITTEN_SHARD_SCHEMA))
 
 
 def receipts_folder(stage: str) -> str:
