@@ -17,15 +17,15 @@ from tokshard.cli.build_progress import FileCount, StageDisplay, fitting
 from tokshard.cli.main import run
 from tokshard.pipeline.judge import loss_warning
 from tokshard.pipeline.progress import StageEnded
-from tokshard.pipeline.sources.division import ByteRange
+from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.tasks.planning import StreamTask, Task
 from tokshard.pipeline.workspace.receipts import OutputCounts, Progress, Receipt, SourceCounts
 
 MB = 1_000_000
 TASKS = [
     Task(key=(0, 0), stop=3),
-    Task(key=(3, 0), stop=4, span=ByteRange(0, 8)),
-    Task(key=(3, 1), stop=4, span=ByteRange(8, None)),
+    Task(key=(3, 0), stop=4, span=Span(0, 8)),
+    Task(key=(3, 1), stop=4, span=Span(8, None)),
     StreamTask(key=(4, 0)),
 ]
 

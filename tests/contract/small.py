@@ -18,7 +18,7 @@ import pytest
 Set = Callable[[Any, str, Any], None]
 """`setattr`, or that of a `pytest.MonkeyPatch`, which is undone."""
 
-_CHUNKED = ("columns", "decompress", "delimited", "lines", "plain_text", "records", "tar")
+_CHUNKED = ("columns", "decompress", "delimited", "lines", "records", "tar")
 _SIZES: Mapping[str, tuple[str, ...]] = {
     "chunk_bytes": (
         *(f"tokshard.pipeline.sources.{module}.CHUNK_BYTES" for module in _CHUNKED),

@@ -574,7 +574,7 @@ def test_a_damaged_input_is_left_out_whole_if_that_is_asked_for(what, task_bytes
 def test_an_input_with_any_flipped_bytes_is_read_or_refused_but_never_crashes(file, content, tmp_path):
     from tokshard.errors import TokshardError
     from tokshard.pipeline.sources.discover import discover
-    from tokshard.pipeline.sources.division import Whole
+    from tokshard.pipeline.sources.division import Span
     from tokshard.pipeline.sources.formats import read_span
     from tokshard.pipeline.sources.records import RecordSpec
 
@@ -589,7 +589,7 @@ def test_an_input_with_any_flipped_bytes_is_read_or_refused_but_never_crashes(fi
         path.write_bytes(damaged)
         try:
             (source,) = discover([str(path)], input_format=None).inputs
-            for _ in read_span(source, Whole(), spec):
+            for _ in read_span(source, Span(), spec):
                 pass
         except TokshardError:
             refused += 1

@@ -24,7 +24,7 @@ from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.progress import Report
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
-from tokshard.pipeline.sources.division import ByteRange
+from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.tasks.planning import AnyTask, Run, StreamTask, Task
 from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import RunsTasks
@@ -94,7 +94,7 @@ def plan(inputs: Sequence[Content]) -> list[AnyTask]:
             tasks.append(StreamTask(key=(index, 0)))
         else:
             tasks += [
-                Task(key=(index, number), stop=stop, span=ByteRange(number, number + 1))
+                Task(key=(index, number), stop=stop, span=Span(number, number + 1))
                 for number in range(len(found.segments))
             ]
         index = stop

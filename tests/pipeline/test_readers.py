@@ -21,7 +21,7 @@ from tests.pipeline.inputs import FORMATS, build, csv_bytes, jsonl, patch_chunk_
 from tokshard.errors import SourceError, UsageError
 from tokshard.pipeline.sources import division
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.division import Indivisible, Whole
+from tokshard.pipeline.sources.division import Indivisible, Span
 from tokshard.pipeline.sources.formats import divisibility_of, read_span, read_stream
 from tokshard.pipeline.sources.json_lines import JsonLinesParser
 from tokshard.pipeline.sources.records import Chunk, LineChunk, Records, RecordSpec, parse_columns
@@ -267,7 +267,7 @@ def test_a_long_text_that_many_rows_share_is_held_once_and_comes_in_small_chunks
     (source,) = discover([str(path)], input_format=None).inputs
     tracemalloc.start()
     sizes = []
-    for part in read_span(source, Whole(), spec_of()):
+    for part in read_span(source, Span(), spec_of()):
         assert isinstance(part, Records)
         sizes.append((part.count, sum(map(len, part.texts)), part.input_bytes))
     _, peak = tracemalloc.get_traced_memory()
@@ -624,8 +624,8 @@ def test_tasks_cover_every_input_once_and_in_order(sizes, data, task_bytes):
         # a group ends with the input that fills it
         assert sum(sizes[index] for index in small[:-1]) < task_bytes
         for index in task.inputs:
-            start, stop = (0, None) if isinstance(task.span, division.Whole) else (task.span.start, task.span.stop)
-            is_last_group = isinstance(task.span, division.Groups) and stop == len(found[index].group_bytes)
+            start, stop = task.span.start, task.span.stop
+            is_last_group = isinstance(found[index], division.Grouped) and stop == len(found[index].group_bytes)
             covered.append((index, start, None if is_last_group else stop))
     assert [index for index, start, _ in covered if start == 0] == [*range(len(sizes))]
     for (index, _, stop), (following, start, _) in pairwise([*covered, (len(sizes), 0, None)]):
@@ -640,7 +640,7 @@ def test_an_input_as_large_as_a_task_is_not_cut_and_ends_the_group_that_it_fills
 def test_row_groups_as_large_as_a_task_are_a_task_each():
     planned = list(plan_tasks([30], [tasks.Grouped((10, 10, 10))], 10))
     spans = [task.span for task in planned if isinstance(task, Task)]
-    assert spans == [tasks.Groups(start, start + 1) for start in range(3)]
+    assert spans == [Span(start, start + 1) for start in range(3)]
 
 
 @pytest.mark.parametrize(

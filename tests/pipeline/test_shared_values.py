@@ -18,7 +18,7 @@ from tests.pipeline.inputs import build, texts_of
 from tokshard import build_corpus
 from tokshard.errors import UsageError
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.division import CHUNK_BYTES, Whole
+from tokshard.pipeline.sources.division import CHUNK_BYTES, Span
 from tokshard.pipeline.sources.formats import read_span
 from tokshard.pipeline.sources.records import Records, RecordSpec
 
@@ -61,7 +61,7 @@ def written(columns: dict[str, pa.Array], directory: Path) -> Path:
 def parts_of(path: Path, max_document_bytes: int = 1 << 20) -> Iterator[Records]:
     (input_,) = discover([str(path)], input_format=None).inputs
     spec = RecordSpec(text_field="text", columns={"k": ("k", "string")}, max_document_bytes=max_document_bytes)
-    for part in read_span(input_, Whole(), spec):
+    for part in read_span(input_, Span(), spec):
         assert isinstance(part, Records)
         yield part
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.pipeline.inputs import build, jsonl, patch_chunk_bytes, tar_bytes, texts_of
 from tokshard.errors import BadRecordError, SourceError, TokshardError
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.division import Whole
+from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.formats import read_span
 from tokshard.pipeline.sources.records import RecordSpec
 
@@ -86,7 +86,7 @@ def test_every_archive_that_tarfile_writes_is_read(labels, sizes, dialect, tmp_p
     path = write(tar_bytes([*found, ("z.txt", b"z")], form=DIALECTS[dialect]), tmp_path_factory.mktemp("archive"))
     (source,) = discover([str(path)], input_format=None).inputs
     spec = RecordSpec(text_field="text", columns={}, max_document_bytes=10_000)
-    parts: list[Any] = list(read_span(source, Whole(), spec))
+    parts: list[Any] = list(read_span(source, Span(), spec))
     hidden = [any(part.startswith(".") and part.strip(".") for part in name.split("/")) for name, _ in found]
     kept = [
         content.decode() for (_, content), is_hidden in zip(found, hidden, strict=True) if content and not is_hidden
@@ -239,7 +239,7 @@ def test_links_without_end_do_not_pile_up_behind_a_sample(tmp_path):
     path = write(content, tmp_path)
     (source,) = discover([str(path)], input_format=None).inputs
     spec = RecordSpec(text_field="txt", columns={}, max_document_bytes=10_000)
-    parts: list[Any] = list(read_span(source, Whole(), spec))
+    parts: list[Any] = list(read_span(source, Span(), spec))
     assert [text for part in parts for text in part.texts] == ["xxx", TEXT.decode()]
     assert sum(part.count for part in parts) == 3_002
     assert parts[0].input_bytes < 1_100 * 512
@@ -248,7 +248,7 @@ def test_links_without_end_do_not_pile_up_behind_a_sample(tmp_path):
 def read(path: Path) -> list[str]:
     (source,) = discover([str(path)], input_format=None).inputs
     spec = RecordSpec(text_field="text", columns={}, max_document_bytes=10_000)
-    parts: list[Any] = list(read_span(source, Whole(), spec))
+    parts: list[Any] = list(read_span(source, Span(), spec))
     return [text for part in parts for text in part.texts]
 
 
@@ -324,6 +324,12 @@ def test_the_text_of_a_sample_may_be_its_txt_member(tmp_path):
     (source,) = corpus.sources()
     assert (source.records_read, source.left_out) == (4, {"empty": 1})
     assert [corpus.provenance(index).record for index in range(3)] == [1, 2, 4]
+
+
+def test_members_of_a_sample_of_which_nothing_is_wanted_are_not_read(tmp_path):
+    members = [("1.txt", b"one"), ("1.json", b"{broken"), ("2.json", b"{}"), ("2.txt", b"two")]
+    corpus = build(write(tar_bytes(members), tmp_path), tmp_path / "out", text_field="txt")
+    assert texts_of(corpus) == ["one", "two"]
 
 
 def test_a_key_ends_at_the_first_dot_of_the_name_without_its_folders(tmp_path):

@@ -19,7 +19,7 @@ from tokshard.format.opening import open_corpus
 from tokshard.pipeline.request import Build, Request, check_same, load_request, placed, save_request
 from tokshard.pipeline.sources.division import Divisibility, Indivisible
 from tokshard.pipeline.sources.formats import divisibility_of
-from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, InputTableBuilder
+from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, input_table
 from tokshard.pipeline.sources.opening import vanished
 from tokshard.pipeline.sources.records import TOO_LONG
 from tokshard.pipeline.tasks.planning import Planned, plan_groups, plan_tasks
@@ -227,11 +227,11 @@ def _inputs_at_build(sources: Iterable[Any], report: dict[str, Any], request: Re
     now = request.inputs.absolute()
     roots = report.get("roots", [])
     versions = {(one["argument"], one["path"]): one["version"] for one in report.get("sources", [])}
-    builder = InputTableBuilder(roots if sorted(roots) == sorted(now.roots) else now.roots)
-    for old, one in zip(sources, now, strict=False):
-        version = versions.get((old.argument, old.path), one.version)
-        builder.append(old.argument, old.path, ("", None), old.num_bytes, version)
-    return builder.finish()
+    rows = (
+        (old.argument, old.path, old.num_bytes, versions.get((old.argument, old.path), one.version), ("", None, ()))
+        for old, one in zip(sources, now, strict=False)
+    )
+    return input_table(rows, roots if sorted(roots) == sorted(now.roots) else now.roots)
 
 
 def _report(store: Store) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tokshard.format.whole_corpus import check_side_files
 from tokshard.pipeline.options import BuildOptions, config_of
 from tokshard.pipeline.request import Request, versions_here
 from tokshard.pipeline.sources.corpora import Chooser, source_labels
-from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, InputTableBuilder
+from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, input_table
 from tokshard.store import absolute_location, real_location
 
 
@@ -97,11 +97,12 @@ def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]
 
 def _inputs(corpora: Sequence[Corpus]) -> InputTable:
     """The shards of all corpora. Their hashes are their versions, so that other kept values are noticed, too."""
-    builder = InputTableBuilder([absolute_location(corpus.location) for corpus in corpora])
-    for argument, corpus in enumerate(corpora):
-        for info in corpus.shards:
-            builder.append(argument, info.name, (DOCUMENTS, None), info.num_bytes, info.sha256)
-    return builder.finish()
+    rows = (
+        (argument, info.name, info.num_bytes, info.sha256, (DOCUMENTS, None, ()))
+        for argument, corpus in enumerate(corpora)
+        for info in corpus.shards
+    )
+    return input_table(rows, [absolute_location(corpus.location) for corpus in corpora])
 
 
 def _tokenizer(corpus: Corpus) -> bytes:

@@ -25,7 +25,7 @@ from tokshard.pipeline.executors.worker import leaving_the_program_alone
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve
-from tokshard.pipeline.sources.division import Span, Whole
+from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import TEXT, read_once_name
 from tokshard.pipeline.sources.records import Chunk, LineChunk
 from tokshard.pipeline.tasks.duplicates import bytes_per_text
@@ -147,7 +147,7 @@ def _by_kind(build: Build, tokenizer: bytes, tasks: Sequence[Planned]) -> Iterat
     for task in tasks:
         for index in (task.key[0],) if isinstance(task, StreamTask) else task.inputs:
             input_ = build.inputs[index]
-            span = Whole() if isinstance(task, StreamTask) else task.span
+            span = Span() if isinstance(task, StreamTask) else task.span
             places[input_.format, input_.compression].append((index, span))
     maker = Maker(build.spec, build.config, build.tokenizer, lambda: tokenizer)
     if build.config.reads == TEXT:
@@ -193,7 +193,7 @@ def _sample(build: Build, maker: Maker, index: int, span: Span, wanted: int) -> 
 
 def _chunks(build: Build, index: int, span: Span) -> Iterator[Chunk | Made]:
     reader = InputReader(build)
-    if isinstance(span, Whole) and build.inputs[index].compression is not None:
+    if span == Span() and build.inputs[index].compression is not None:
         return (chunk for _, chunk in reader.numbered_chunks(index, 0))
     return reader.chunks(index, span)
 

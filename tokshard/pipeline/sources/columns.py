@@ -19,10 +19,10 @@ from tokshard.errors import SourceError, UsageError
 from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import damaged
-from tokshard.pipeline.sources.records import ROWS_PER_CHUNK, RecordSpec, field_hint, value_bytes
+from tokshard.pipeline.sources.records import ROWS_PER_CHUNK, RecordSpec, batches, field_hint, value_bytes
 
-# About what a value inside a list or struct costs as a Python object, in addition to its text.
 _OBJECT_BYTES = 64.0
+"""About what a value inside a list or struct costs as a Python object, in addition to its text."""
 
 _BINARY_OF = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 
@@ -110,8 +110,12 @@ class Columns:
             if all(_holds_little(part) for part in slices.values()):
                 yield start, stop, values
                 continue
-            for first, last in _runs(list(values.values()), stop - start):
+            sizes = zip(*(map(value_bytes, found) for found in values.values()), strict=True)
+            first = 0
+            for held, _ in batches(sizes, sum):
+                last = first + len(held)
                 yield start + first, start + last, {path: found[first:last] for path, found in values.items()}
+                first = last
 
     def _find(self, schema: pa.Schema, path: str) -> tuple[list[str], pa.DataType]:
         """A column and the struct fields below it, and the type of the last."""
@@ -292,18 +296,6 @@ def _holds_little(array: pa.Array) -> bool:
     """Whether the values of a column certainly fit into a chunk."""
     shares_values = pa.types.is_dictionary(array.type) or _is_counted(array.type)
     return not shares_values and array.nbytes < CHUNK_BYTES
-
-
-def _runs(columns: Sequence[Sequence[Any]], num_rows: int) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of rows with about `CHUNK_BYTES` of values."""
-    start = size = 0
-    for row in range(num_rows):
-        size += sum(value_bytes(values[row]) for values in columns)
-        if size >= CHUNK_BYTES:
-            yield start, row + 1
-            start, size = row + 1, 0
-    if start < num_rows:
-        yield start, num_rows
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:

@@ -17,22 +17,22 @@ from tokshard.pipeline.sources.division import CHUNK_BYTES
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import damaged, open_file, open_for_arrow, vanished
 
-# A zstd frame that asks for more is refused; ``zstd --long=31`` asks for as much.
 _MAX_WINDOW_BYTES = 1 << 31
+"""A zstd frame that asks for more is refused; ``zstd --long=31`` asks for as much."""
 
-# An xz stream whose dictionary needs more is refused; ``xz -9`` needs 65 MiB.
 _XZ_MEMORY_BYTES = 1 << 30
+"""An xz stream whose dictionary needs more is refused; ``xz -9`` needs 65 MiB."""
 
 _COMPRESSED_BYTES = 1 << 16
 
-# The longest header of a zstd frame.
 _FRAME_HEADER_BYTES = 18
+"""The longest header of a zstd frame."""
 
-# Follows a byte from 0x50 to 0x5f in the magic number of a zstd frame that holds no data.
 _SKIPPABLE = b"\x2a\x4d\x18"
+"""Follows a byte from 0x50 to 0x5f in the magic number of a zstd frame that holds no data."""
 
-# Type of a zstd block that stores one byte, whatever size it gives.
 _ONE_BYTE_REPEATED = 1
+"""Type of a zstd block that stores one byte, whatever size it gives."""
 
 _ERRORS = (OSError, EOFError, lzma.LZMAError, zstandard.ZstdError, pa.ArrowException)
 

@@ -86,8 +86,8 @@ class _Lines:
                     return
 
 
-# The start of the csv module's own message.
 _FIELD_TOO_LARGE = "field larger than field limit"
+"""The start of the csv module's own message."""
 
 
 def _places(input_: Input, header: Sequence[str], spec: RecordSpec) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import os
 from array import array
 from collections import Counter
@@ -13,7 +14,15 @@ import numpy as np
 
 from tokshard.errors import BadSourceError, UsageError
 from tokshard.pipeline.sources.formats import choices, formats_of
-from tokshard.pipeline.sources.inputs import PINNED, TEXT, InputTable, InputTableBuilder, RecordSource, read_once_note
+from tokshard.pipeline.sources.inputs import (
+    PINNED,
+    TEXT,
+    InputRow,
+    InputTable,
+    RecordSource,
+    input_table,
+    read_once_note,
+)
 from tokshard.pipeline.sources.listing import Listing, listing_of
 from tokshard.pipeline.sources.opening import needed_names, with_needed
 from tokshard.pipeline.sources.protocol import Format
@@ -33,14 +42,12 @@ class Discovery:
         ignored: suffix to count of files in directories whose format is not known; `HIDDEN` to the count of hidden
             entries.
         notes: what the user should know, a line each.
-        links: indices of the inputs that are links, in order.
     """
 
     inputs: InputTable
     arguments: tuple[str, ...]
     ignored: Mapping[str, int]
     notes: tuple[str, ...] = ()
-    links: Sequence[int] = ()
 
 
 def discover(
@@ -66,18 +73,26 @@ def discover(
     """
     formats = formats_of(reads)
     omitted = [form.omitted for form in formats if form.omitted]
-    builder = InputTableBuilder()
+    roots: list[str] = []
     labels: list[str] = []
+    records: dict[int, RecordSource] = {}
     ignored: Counter[str] = Counter()
-    identities, links = array("q"), array("q")  # a hash for each file; indices
-    for number, argument in enumerate(arguments):
+    identities = array("q")  # a hash for each file
+
+    def inputs_of(number: int, argument: str | RecordSource) -> Iterator[InputRow]:
         passed_over: Counter[str] = Counter()
         listing = listing_of(argument, omitted=omitted, ignored=passed_over)
         labels.append(listing.label)
-        builder.begin(listing.root, argument)
+        roots.append(listing.root)
+        if isinstance(argument, RecordSource):
+            if any(other.records is argument.records for other in records.values()):
+                raise UsageError(
+                    f"{argument} is given twice, and it can be read once only", hint="give every source once"
+                )
+            records[number] = argument
         if not is_uri(listing.root):
             _check_utf_8(os.path.abspath(listing.root), listing.root)
-        before = len(builder)
+        before = len(identities)
         for entry, guess, compression in _chosen(listing, formats, input_format, passed_over):
             try:
                 facts, form = _examined(listing, entry, guess)
@@ -85,13 +100,11 @@ def discover(
                 if not keep_unreadable:
                     raise
                 facts, form = Entry(entry.name, identity=listing.location(entry)), guess
-            if facts.is_link:
-                links.append(len(builder))
             identities.append(hash(listing.location(entry) if listing.is_pinned else facts.identity))
             version = PINNED if listing.is_pinned and facts.version else facts.version
             path = "" if listing.is_file else entry.name
-            builder.append(number, path, (form.name, compression), facts.size, version, needs=form.needs)
-        if len(builder) == before:
+            yield number, path, facts.size, version, (form.name, compression, form.needs)
+        if len(identities) == before:
             shown = ", ".join(f"{count} x {suffix}" for suffix, count in sorted(passed_over.items()))
             known = [suffix for form in formats for suffix in form.suffixes]
             known += [f"{known[0]}{suffix}" for suffix in _COMPRESSIONS if formats[0].is_compressible]
@@ -100,12 +113,12 @@ def discover(
                 hint=f"known suffixes are {', '.join(known)}; {_option(reads)} reads every file as one format",
             )
         ignored.update(passed_over)
-    inputs = builder.finish()
+
+    found = itertools.chain.from_iterable(map(inputs_of, itertools.count(), arguments))
+    inputs = input_table(found, roots, records)
     _check_distinct(inputs, identities)
     notes = tuple(map(read_once_note, dict.fromkeys(inputs.read_once)))
-    return Discovery(
-        inputs=inputs, arguments=tuple(labels), ignored=dict(sorted(ignored.items())), notes=notes, links=links
-    )
+    return Discovery(inputs=inputs, arguments=tuple(labels), ignored=dict(sorted(ignored.items())), notes=notes)
 
 
 def _chosen(

@@ -10,25 +10,16 @@ CHUNK_BYTES = 1 << 20
 """Chunk j of an input holds the lines whose first byte is in ``[j, j + 1) * CHUNK_BYTES``. Decides shard bounds."""
 
 
-class Whole(msgspec.Struct, frozen=True, tag=True):
-    """All of an input."""
+class Span(msgspec.Struct, frozen=True):
+    """A part of an input: by default, all of it.
 
+    Args:
+        start, stop: the lines whose first byte is in ``[start, stop)``, or the row groups (parquet) or record batches
+            (Arrow) with these numbers. With `stop` None, to the end.
+    """
 
-class ByteRange(msgspec.Struct, frozen=True, tag=True):
-    """The lines of an input whose first byte is in ``[start, stop)``; with `stop` None, to the end."""
-
-    start: int
-    stop: int | None
-
-
-class Groups(msgspec.Struct, frozen=True, tag=True):
-    """Row groups (parquet) or record batches (Arrow) ``[start, stop)`` of an input."""
-
-    start: int
-    stop: int
-
-
-Span = Whole | ByteRange | Groups
+    start: int = 0
+    stop: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

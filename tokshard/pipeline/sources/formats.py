@@ -18,12 +18,11 @@ from tokshard.pipeline.sources import (
     token_files,
     token_tables,
 )
-from tokshard.pipeline.sources.division import Divisibility, Span, Stream, Whole
+from tokshard.pipeline.sources.division import Divisibility, Span, Stream
 from tokshard.pipeline.sources.inputs import TEXT, TOKENS, Input, InputTable
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import FILE, Chunk, Records, RecordSpec, value_bytes
 
-# In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
     json_lines.FORMAT,
     tables.PARQUET,
@@ -39,11 +38,12 @@ FORMATS: tuple[Format, ...] = (
     token_tables.ARROW,
     token_tables.ARROW_STREAM,
 )
+"""In the order in which they are tried."""
 
 _BY_NAME = {(form.reads, form.name): form for form in FORMATS}
 
-# The least that a record counts for, even if it is empty or bad: a worker may hold a whole segment. Decides shards.
 _BYTES_PER_RECORD = 128
+"""The least that a record counts for, even if it is empty or bad: a worker may hold a whole segment. Decides shards."""
 
 
 def formats_of(reads: str) -> tuple[Format, ...]:
@@ -56,14 +56,14 @@ def choices(reads: str) -> tuple[str, ...]:
     return tuple(form.name for form in formats_of(reads) if form.is_choice)
 
 
-# Values of ``build --input-format`` and of ``import --format``.
 INPUT_FORMATS, TOKEN_FORMATS = choices(TEXT), choices(TOKENS)
+"""Values of ``build --input-format`` and of ``import --format``."""
 
-# Options of an import that say something of the files, to the formats that do not say it themselves.
 FORMATS_OF_OPTION: Mapping[str, tuple[str, ...]] = {
     option: tuple(form.name for form in FORMATS if option in form.options and form.is_choice)
     for option in dict.fromkeys(option for form in FORMATS for option in form.options)
 }
+"""Options of an import that say something of the files, to the formats that do not say it themselves."""
 
 
 def divisibility_of(input_: Input, text_mode: str = FILE) -> Divisibility:
@@ -115,7 +115,7 @@ def read_stream(input_: Input, spec: RecordSpec, *, task_bytes: int) -> Iterator
         SourceError, UsageError: as `read_span`.
     """
     held = 0
-    for place, chunk in _BY_NAME[spec.reads, input_.format].read(input_, Whole(), spec):
+    for place, chunk in _BY_NAME[spec.reads, input_.format].read(input_, Span(), spec):
         yield (held if place is None else place) // task_bytes, chunk
         if place is None:
             held += _held_bytes(chunk)

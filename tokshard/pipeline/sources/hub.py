@@ -26,11 +26,11 @@ _DATASET = re.compile(
     rf"(?:@(?P<revision>[^:]+))?(?::(?P<split>{_PART}))?"
 )
 _MODEL = re.compile(rf"(?:hf://)?(?P<repository>{_PART}/{_PART})(?:@(?P<revision>.+))?")
-# Major version of `datasets` that runs no code of a repository, whatever the environment asks for.
 _FIRST_WITHOUT_SCRIPTS = 4
+"""Major version of `datasets` that runs no code of a repository, whatever the environment asks for."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-# Files that ``Dataset.save_to_disk`` writes next to its data.
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+"""Files that ``Dataset.save_to_disk`` writes next to its data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from tokshard.errors import BuildError, SourceError, TokshardError, UsageError
+from tokshard.errors import BuildError, SourceError, TokshardError
 from tokshard.format.arrays import table_batch
 from tokshard.format.files import map_file
 from tokshard.store import Store, absolute_location, written
@@ -24,27 +25,28 @@ from tokshard.store import Store, absolute_location, written
 TEXT, TOKENS, DOCUMENTS = READS = ("text", "tokens", "documents")
 """What a build reads: texts, which it encodes; tokens that another tool has made; or documents of corpora."""
 
-# Formats that others have to know: JSON lines, whose fields show when they are read, and records of a Python object.
 JSONL, RECORDS = "jsonl", "records"
+"""Formats that others have to know: JSON lines, whose fields show when they are read, and records of a Python object.
+"""
 
-# The argument and location of standard input.
 STDIN = "-"
+"""The argument and location of standard input."""
 
-# Version of an input whose content its revision determines.
 PINNED = "pinned"
+"""Version of an input whose content its revision determines."""
 
-# Version of an input that can be read only once: standard input, and records of a Python object.
 READ_ONCE = "once"
+"""Version of an input that can be read only once: standard input, and records of a Python object."""
 
 _NAMES = ("argument", "path", "size", "version", "kind")
-# A `kind` is an index into a list in the metadata of the schema.
 _SCHEMA = pa.schema([(name, pa.string() if name in {"path", "version"} else pa.int64()) for name in _NAMES])
+"""A `kind` is an index into a list in the metadata of the schema."""
 
-# What a file needs to be read, as `opening.needed_names` spells it.
 Needs = tuple[tuple[str, str], ...]
+"""What a file needs to be read, as `opening.needed_names` spells it."""
 
-# Format and compression of an input.
-Kind = tuple[str, str | None]
+InputRow = tuple[int, str, int, str, tuple[str, str | None, Needs]]
+"""Argument, path, size and version of an input, and its format, compression and needs."""
 
 _ROWS_PER_BATCH = 4_096
 
@@ -101,7 +103,7 @@ class Input:
         return self.version == READ_ONCE
 
 
-class InputTable(Sequence[Input]):
+class InputTable:
     """The inputs of a build, in order: one Arrow table, from which each `Input` is made on demand.
 
     An input costs 50 bytes and its path, once per machine: other processes map the file that `save` wrote.
@@ -163,14 +165,9 @@ class InputTable(Sequence[Input]):
         kinds = json.loads((self._table.schema.metadata or {})[b"kinds"])
         return [(form, compression, tuple(map(tuple, needs)), is_once) for form, compression, needs, is_once in kinds]
 
-    @cached_property
-    def _sizes(self) -> NDArray[np.int64]:
-        return self._numbers("size")
-
     def _numbers(self, name: str) -> NDArray[np.int64]:
-        chunks = self._table.column(name).chunks
-        numbers = (np.frombuffer(chunk.buffers()[1], np.int64, len(chunk)) for chunk in chunks)
-        return np.concatenate([np.empty(0, np.int64), *numbers])
+        numbers: NDArray[np.int64] = self._table.column(name).to_numpy()
+        return numbers
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -183,15 +180,10 @@ class InputTable(Sequence[Input]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    @overload
-    def __getitem__(self, index: int) -> Input: ...
+    def __iter__(self) -> Iterator[Input]:
+        return map(self.__getitem__, range(len(self)))
 
-    @overload
-    def __getitem__(self, index: slice) -> list[Input]: ...
-
-    def __getitem__(self, index: int | slice) -> Input | list[Input]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Input:
         number = range(len(self))[index]
         argument, path, num_bytes, version, kind = (column[number].as_py() for column in self._columns)
         form, compression, needs, _ = self._kinds[kind]
@@ -248,15 +240,15 @@ class InputTable(Sequence[Input]):
         """The formats of all inputs."""
         return frozenset(form for form, *_ in self._kinds)
 
-    @property
+    @cached_property
     def sizes(self) -> Sequence[int]:
         """Bytes of each input."""
-        return memoryview(self._sizes.data)
+        return memoryview(self._numbers("size").data)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all inputs."""
-        return int(self._sizes.sum())
+        return sum(self.sizes)
 
 
 def _digest_of(table: pa.Table) -> str:
@@ -279,49 +271,23 @@ def original_error(inputs: InputTable, error: TokshardError) -> TokshardError:
     return next((failure for failure in failures if failure and failure.problem == error.problem), error)
 
 
-class InputTableBuilder:
-    """Makes an `InputTable`, one input after another.
+def input_table(
+    rows: Iterable[InputRow], roots: Sequence[str], records: Mapping[int, RecordSource] = MappingProxyType({})
+) -> InputTable:
+    """Make a table of inputs, one after another.
 
     Args:
-        roots: those of the table, if they are known before.
+        roots: as `InputTable` has them; they may grow while the rows are taken, as `records` may.
     """
-
-    def __init__(self, roots: Sequence[str] = ()) -> None:
-        self.roots = list(roots)
-        self._rows: list[tuple[int, str, int, str, int]] = []
-        self._batches: list[pa.RecordBatch] = []
-        self._kinds: dict[tuple[str, str | None, Needs, bool], int] = {}
-        self._records: dict[int, RecordSource] = {}
-
-    def __len__(self) -> int:
-        return len(self._batches) * _ROWS_PER_BATCH + len(self._rows)
-
-    def begin(self, root: str, argument: str | RecordSource) -> None:
-        """Begin with the inputs of the next argument."""
-        if isinstance(argument, RecordSource):
-            if any(other.records is argument.records for other in self._records.values()):
-                raise UsageError(f"{root} is given twice, and it can be read once only", hint="give every source once")
-            self._records[len(self.roots)] = argument
-        self.roots.append(root)
-
-    def append(self, argument: int, path: str, kind: Kind, num_bytes: int, version: str, *, needs: Needs = ()) -> None:
-        """Add an input at the end; `kind` is its format and compression."""
-        number = self._kinds.setdefault((*kind, needs, version == READ_ONCE), len(self._kinds))
-        self._rows.append((argument, path, num_bytes, version, number))
-        if len(self._rows) == _ROWS_PER_BATCH:
-            self._flush()
-
-    def finish(self) -> InputTable:
-        """Return the table, to which nothing can be added."""
-        if self._rows:
-            self._flush()
-        table = pa.Table.from_batches(self._batches, _SCHEMA)
-        kinds = {"kinds": json.dumps(list(self._kinds))}
-        return InputTable(self.roots, table.replace_schema_metadata(kinds), records=self._records)
-
-    def _flush(self) -> None:
-        self._batches.append(table_batch(dict(zip(_NAMES, zip(*self._rows, strict=True), strict=True)), _SCHEMA))
-        self._rows.clear()
+    left, kinds, batches = iter(rows), dict[Any, int](), []
+    while held := list(itertools.islice(left, _ROWS_PER_BATCH)):
+        numbered = [
+            (argument, path, size, version, kinds.setdefault((*kind, version == READ_ONCE), len(kinds)))
+            for argument, path, size, version, kind in held
+        ]
+        batches.append(table_batch(dict(zip(_NAMES, zip(*numbered, strict=True), strict=True)), _SCHEMA))
+    table = pa.Table.from_batches(batches, _SCHEMA)
+    return InputTable(roots, table.replace_schema_metadata({"kinds": json.dumps(list(kinds))}), records=records)
 
 
 def read_once_name(root: str) -> str:

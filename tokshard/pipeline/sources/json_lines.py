@@ -108,15 +108,11 @@ class JsonLinesParser:
     def _admit_slowly(self, records: Records, position: int, found: Any, line: bytes = b"") -> None:
         spec = self._spec
         raw = self._lookup(found, spec.text_field)
-        if raw is None:
-            records.bad.append(BadRecord(position, MISSING_TEXT, f"no field {spec.text_field!r}{_what_there_is(line)}"))
-            return
-        if raw == b"null":
-            records.bad.append(BadRecord(position, MISSING_TEXT, f"field {spec.text_field!r} is null"))
-            return
-        if raw[:1] != b'"':
-            detail = f"field {spec.text_field!r} is {_shown(raw)}"
-            records.bad.append(BadRecord(position, NOT_A_STRING, detail))
+        if raw is None or raw[:1] != b'"':
+            reason = MISSING_TEXT if raw in (None, b"null") else NOT_A_STRING
+            name = repr(spec.text_field)
+            detail = f"field {name} is {_shown(raw)}" if raw else f"no field {name}{_what_there_is(line)}"
+            records.bad.append(BadRecord(position, reason, detail))
             return
         text = _STRING.decode(raw)
         values = []
@@ -181,8 +177,8 @@ def _count_object_lines(data: bytes) -> int | None:
 
 _OPENING, _CLOSING, _NEWLINE = b"{}\n"
 
-# Bytes of lines that are checked at once. A chunk can hold a line of 128 MiB, and the check would copy it.
 _MOST_AT_ONCE = 4 << 20
+"""Bytes of lines that are checked at once. A chunk can hold a line of 128 MiB, and the check would copy it."""
 
 
 def _explain(line: bytes, following: Sequence[bytes], error: Exception) -> tuple[str, str]:

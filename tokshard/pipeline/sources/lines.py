@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tokshard.pipeline.sources.decompress import open_bytes
-from tokshard.pipeline.sources.division import CHUNK_BYTES, ByteRange, Span
+from tokshard.pipeline.sources.division import CHUNK_BYTES, Span
 from tokshard.pipeline.sources.inputs import Input
-from tokshard.pipeline.sources.records import LineChunk, counted
+from tokshard.pipeline.sources.records import LineChunk
 
 
 def lines_of(input_: Input, span: Span, max_line_bytes: int) -> Iterator[tuple[int, LineChunk]]:
     """The lines whose first byte is in a span, in chunks, each with its place in the stream."""
-    start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
+    start, stop = span.start, span.stop
+    reported = start
     with open_bytes(input_, start=max(0, start - 1)) as stream:
-
-        def position() -> int:
+        for place, chunk in line_chunks(stream.read, max_line_bytes, start, stop):
             here = stream.file_position()
             # the last line may end in the next range, which counts those bytes
-            return here if stop is None else min(here, stop)
-
-        yield from counted(line_chunks(stream.read, max_line_bytes, start, stop), position, start)
+            here = here if stop is None else min(here, stop)
+            chunk.input_bytes, reported = here - reported, here
+            yield place, chunk
 
 
 def line_chunks(

@@ -15,8 +15,8 @@ from tokshard.pipeline.sources import hub
 from tokshard.pipeline.sources.inputs import READ_ONCE, RECORDS, STDIN, RecordSource, location_of
 from tokshard.store import Entry, Store, locate, look_at, open_store
 
-# stands for a suffix where hidden files and directories are counted
 HIDDEN = "hidden"
+"""Stands for a suffix where hidden files and directories are counted."""
 
 _ANY_FOLDERS = "**"
 
@@ -132,14 +132,6 @@ def split_glob(pattern: str) -> tuple[str, list[str]]:
     parts = pattern.split("/")
     first = next(index for index, part in enumerate(parts) if is_glob(part))
     return "".join(f"{part}/" for part in parts[:first]), [part for part in parts[first:] if part not in {"", "."}]
-
-
-def matches(parts: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether a pattern matches a path; both are given by their parts."""
-    places: set[int] = {0}
-    for name in path:
-        places = _after(parts, _closed(parts, places), name)
-    return len(parts) in places
 
 
 def _matching(store: Store, parts: Sequence[str], folder: str, places: set[int]) -> Iterator[Entry]:

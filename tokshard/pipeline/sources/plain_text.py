@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokshard.pipeline.sources.decompress import open_bytes
-from tokshard.pipeline.sources.division import CHUNK_BYTES, Divisibility, Indivisible, Lines, Span, Stream
+from tokshard.pipeline.sources.division import Divisibility, Indivisible, Lines, Span, Stream
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.lines import line_chunks, lines_of
 from tokshard.pipeline.sources.protocol import Format
 from tokshard.pipeline.sources.records import (
     FILE,
     LINE,
-    ROWS_PER_CHUNK,
     TOO_LONG,
     LineChunk,
     Problem,
     Records,
     RecordSpec,
     admit_rows,
+    batches,
     counted,
 )
 
@@ -100,27 +101,14 @@ def _line_documents(place: int, chunk: LineChunk, spec: RecordSpec) -> Records:
 
 def _paragraphs(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, Records]]:
     """The documents between blank lines, in chunks of those that start in one chunk of lines."""
-    texts: list[bytes] = []
-    problems: dict[int, Problem] = {}
-    here = size = marks = 0
-
-    def finished() -> tuple[int, Records]:
-        nonlocal size, marks
-        records = admit_rows(spec, texts, None, problems)
-        records.num_marks, size, marks = marks, 0, 0
-        texts.clear()
-        problems.clear()
-        return here, records
-
-    for place, text, num_bytes, num_marks in _split(read, spec):
-        if texts and (place != here or size >= CHUNK_BYTES or len(texts) >= ROWS_PER_CHUNK):
-            yield finished()
-        here, size, marks = place, size + len(text), marks + num_marks
-        if num_bytes > _max_line_bytes(spec):
-            problems[len(texts)] = _too_long(spec, "paragraph", num_bytes)
-        texts.append(text)
-    if texts:
-        yield finished()
+    for place, found in itertools.groupby(_split(read, spec), lambda one: one[0]):
+        for held, _ in batches(found, lambda one: len(one[1])):
+            _, texts, sizes, marks = zip(*held, strict=True)
+            too_long = [number for number, size in enumerate(sizes) if size > _max_line_bytes(spec)]
+            problems = {number: _too_long(spec, "paragraph", sizes[number]) for number in too_long}
+            records = admit_rows(spec, texts, None, problems)
+            records.num_marks = sum(marks)
+            yield place, records
 
 
 def _split(read: Callable[[int], bytes], spec: RecordSpec) -> Iterator[tuple[int, bytes, int, int]]:

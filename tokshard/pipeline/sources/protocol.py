@@ -10,9 +10,9 @@ from tokshard.pipeline.sources.inputs import TEXT, Input, Needs
 from tokshard.pipeline.sources.records import Chunk, RecordSpec
 from tokshard.store import Entry, Store
 
-# Yields the chunks of a span, each with its place in the decompressed stream, or None where segments of a stream are
-# measured by what their chunks hold.
 Read = Callable[[Input, Span, RecordSpec], Iterator[tuple[int | None, Chunk]]]
+"""Yields the chunks of a span, each with its place in the decompressed stream, or None where segments of a stream are
+measured by what their chunks hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,14 +28,14 @@ SPECIAL_TOKEN = "special token in text"
 NOT_ENCODED = "tokenizer fails on the text"
 EMPTY = "empty"
 
-# The most records that are handled at once.
 ROWS_PER_CHUNK = 1_024
+"""The most records that are handled at once."""
 
-# Field of a member of an archive and of a text file: its name in the archive, or its path below the argument.
 NAME = "__name__"
+"""Field of a member of an archive and of a text file: its name in the archive, or its path below the argument."""
 
-# Values of ``--text-mode``.
-FILE, LINE, PARAGRAPH = TEXT_MODES = ("file", "line", "paragraph")
+FILE, LINE = "file", "line"
+"""Values of ``--text-mode``; the third is ``paragraph``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class RecordSpec:
         text_field: dotted path of the text. As with every path, a field of that very name is preferred to a nested one.
         columns: kept column to (dotted path, type name).
         max_document_bytes: a longer text is a bad record; UTF-8 bytes.
-        text_mode: what counts as a document in plain text: one of `TEXT_MODES`.
+        text_mode: what counts as a document in plain text: `FILE`, `LINE` or ``paragraph``.
         tokens: how tokens are read; None where texts are.
     """
 
@@ -72,8 +72,8 @@ class RecordSpec:
         return 8 * self.max_document_bytes + (1 << 20)
 
 
-# Why a record is bad: one of the constants of this module, and what was found, for a person.
 Problem = tuple[str, str]
+"""Why a record is bad: one of the constants of this module, and what was found, for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Records:
             return False
         # a character has 1 to 4 bytes in UTF-8, so most texts need not be encoded to know that they fit
         if len(text) * 4 > spec.max_document_bytes:
-            num_bytes = utf8_size(text)
+            num_bytes = len(text.encode())
             if num_bytes > spec.max_document_bytes:
                 detail = f"text has {num_bytes:,} bytes, at most {spec.max_document_bytes:,} are allowed"
                 self.bad.append(BadRecord(position, TOO_LONG, detail))
@@ -170,17 +170,6 @@ def no_records(spec: RecordSpec) -> Records:
     return Records(columns={name: [] for name in spec.columns})
 
 
-def utf8_size(text: str) -> int:
-    """Bytes of a text in UTF-8."""
-    return len(text) if text.isascii() else len(text.encode())
-
-
-def utf8_sizes(texts: Sequence[str]) -> int:
-    """Bytes of all texts in UTF-8: the sum of `utf8_size`, at a quarter of its cost for short texts."""
-    others = [text for text in texts if not text.isascii()]
-    return sum(map(len, texts)) + sum(len(text.encode()) - len(text) for text in others)
-
-
 @dataclass(slots=True)
 class LineChunk:
     """Whole lines of one input, before they are parsed.
@@ -198,8 +187,8 @@ class LineChunk:
 
 Chunk = LineChunk | Records | TokenBatch
 
-C = TypeVar("C", LineChunk, Records)
 P = TypeVar("P", int, None)
+T = TypeVar("T")
 
 _CONTENTS: Sequence[tuple[bytes, str]] = (
     (b"\x1f\x8b", "gzip; give the file a name that ends in .gz"),
@@ -305,36 +294,35 @@ def chunks_of_rows(
     Args:
         rows: the text and the kept values of each record as `admit_rows` takes them, and what is wrong with it.
     """
-    held: list[Sequence[Any]] = []
-    problems: dict[int, Problem] = {}
-    num_bytes = 0
-
-    def finished() -> tuple[None, Records]:
-        nonlocal num_bytes
-        texts, *columns = zip(*held, strict=True)
+    for held, num_bytes in batches(rows, lambda row: sum(map(value_bytes, row[0]))):
+        texts, *columns = zip(*(row for row, _ in held), strict=True)
+        problems = {place: problem for place, (_, problem) in enumerate(held) if problem is not None}
         records = admit_rows(spec, texts, columns, problems)
-        records.input_bytes, num_bytes = num_bytes, 0
-        held.clear()
-        problems.clear()
-        return None, records
+        records.input_bytes = num_bytes
+        yield None, records
 
-    for row, problem in rows:
-        if problem is not None:
-            problems[len(held)] = problem
-        held.append(row)
-        num_bytes += sum(map(value_bytes, row))
-        if num_bytes >= CHUNK_BYTES or len(held) >= ROWS_PER_CHUNK:
-            yield finished()
+
+def batches(items: Iterable[T], num_bytes: Callable[[T], int]) -> Iterator[tuple[list[T], int]]:
+    """Consecutive items, at most `ROWS_PER_CHUNK` and until they have `CHUNK_BYTES`; and the bytes that they have."""
+    held: list[T] = []
+    size = 0
+    for item in items:
+        held.append(item)
+        size += num_bytes(item)
+        if size >= CHUNK_BYTES or len(held) >= ROWS_PER_CHUNK:
+            yield held, size
+            held, size = [], 0
     if held:
-        yield finished()
+        yield held, size
 
 
-def counted(chunks: Iterable[tuple[P, C]], position: Callable[[], int], reported: int = 0) -> Iterator[tuple[P, C]]:
+def counted(chunks: Iterable[tuple[P, Records]], position: Callable[[], int]) -> Iterator[tuple[P, Records]]:
     """Chunks with the bytes of the input that were read for each.
 
     Args:
-        position: returns the bytes that were read so far, of which `reported` count for nothing.
+        position: returns the bytes that were read so far.
     """
+    reported = 0
     for place, chunk in chunks:
         here = position()
         chunk.input_bytes, reported = here - reported, here

@@ -12,7 +12,7 @@ from pyarrow import ipc
 
 from tokshard.errors import SourceError, UsageError
 from tokshard.pipeline.sources.columns import Columns
-from tokshard.pipeline.sources.division import Divisibility, Grouped, Groups, Indivisible, Span
+from tokshard.pipeline.sources.division import Divisibility, Grouped, Indivisible, Span
 from tokshard.pipeline.sources.inputs import Input
 from tokshard.pipeline.sources.opening import check_not_cut, damaged, open_for_arrow
 from tokshard.pipeline.sources.protocol import Format
@@ -59,7 +59,7 @@ def _parquet_batches(
     input_: Input, file: pq.ParquetFile, span: Span, rows: int, columns: Columns
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     groups = range(file.metadata.num_row_groups)
-    chosen = list(groups[span.start : span.stop] if isinstance(span, Groups) else groups)
+    chosen = list(groups[span.start : span.stop])
     num_rows = sum(file.metadata.row_group(group).num_rows for group in chosen)
     share = input_.num_bytes * len(chosen) / max(1, len(groups)) / max(1, num_rows)
     for batch in file.iter_batches(batch_size=rows, row_groups=chosen, columns=columns.paths, use_threads=False):
@@ -71,7 +71,7 @@ def _file_batches(
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     reader = ipc.open_file(file, options=columns.read_options)
     batches = range(reader.num_record_batches)
-    for index in batches[span.start : span.stop] if isinstance(span, Groups) else batches:
+    for index in batches[span.start : span.stop]:
         with _errors_of(input_, f"batch {index}: "):
             batch = reader.get_batch(index)
             batch.validate()

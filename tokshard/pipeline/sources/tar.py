@@ -7,6 +7,7 @@ their pax headers in memory. So only its header parser is used.
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -34,18 +35,18 @@ from tokshard.pipeline.sources.records import (
     no_records,
 )
 
-# Why a member is left out, under every policy. Directories are not counted at all.
 OTHER_MEMBER = "archive member of another format"
 HIDDEN_MEMBER = "hidden archive member"
 LINK_MEMBER = "archive member that is a link"
 SPECIAL_MEMBER = "archive member that is no regular file"
+"""Why a member is left out, under every policy. Directories are not counted at all."""
 
-# Field of a WebDataset sample: the path of its members up to the first dot of their names.
 KEY = "__key__"
+"""Field of a WebDataset sample: the path of its members up to the first dot of their names."""
 
 _BLOCK = 512
-# The most bytes of a long name or pax header: a hostile archive may announce any size.
 _MAX_EXTRA_BYTES = 1 << 20
+"""The most bytes of a long name or pax header: a hostile archive may announce any size."""
 _LINES = frozenset({"jsonl", "ndjson"})
 _SAMPLE_FIELDS = frozenset({"txt", "json"})
 _FIELDS_SHOWN = 12
@@ -189,9 +190,9 @@ def _sample(key: str, fields: Mapping[str, bytes | None], parse: JsonLinesParser
                 continue
             text, mark = without_mark(data)
             num_marks += mark
+            if name == "json":
+                msgspec.json.decode(text)  # alone, so that broken JSON cannot change the meaning of the line below
             parts[name] = text.decode() if name == "txt" else msgspec.Raw(_one_line(text))
-        # checked alone, so that broken JSON cannot change the meaning of the line below
-        msgspec.json.decode(parts.get("json", b"null"))
     except UnicodeDecodeError as error:
         return _bad(INVALID_UTF8, str(error))
     except (msgspec.DecodeError, RecursionError) as error:
@@ -305,25 +306,22 @@ class _Archive:
         fields = {}
         place, stop = 0, len(data.rstrip(b"\0"))
         while place < stop:
-            space = data.find(b" ", place, place + _MAX_PAX_DIGITS)
-            length = data[place : max(place, space)]
-            end = place + int(length) if length.isdigit() else place
-            equals = data.find(b"=", space, end)
-            if equals < 0 or end > len(data) or data[end - 1 : end] != b"\n":
+            found = _PAX_RECORD.match(data, place)
+            end = place + int(found[1]) if found else 0
+            if found is None or not found.end() < end <= len(data) or data[end - 1 : end] != b"\n":
                 raise damaged(self._input, f"the pax header before byte {self.position:,} is broken")
-            key = data[space + 1 : equals]
-            if key in {b"path", b"size"} or key.startswith(_SPARSE):
-                name = _SPARSE.decode() if key.startswith(_SPARSE) else key.decode()
-                fields[name] = data[equals + 1 : end - 1].decode("utf-8", "backslashreplace")
+            key = found[2] or found[3]
+            if key in {b"path", b"size", _SPARSE}:
+                fields[key.decode()] = data[found.end() : end - 1].decode("utf-8", "backslashreplace")
             place = end
         return fields
 
 
 _SPARSE = b"GNU.sparse."
-# The most characters of a record's length and the space after it: a header has at most 1 MiB.
-_MAX_PAX_DIGITS = 9
-# long names and links of GNU, pax headers of members and of the whole archive
+_PAX_RECORD = re.compile(rb"(\d{1,8}) ((?:GNU\.sparse\.)?)([^=]*)=")
+"""Its length, which has few digits because a header has at most 1 MiB; what `_SPARSE` says, or nothing; its key."""
 _EXTRA = frozenset({tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XGLTYPE, tarfile.XHDTYPE, b"X"})
+"""Long names and links of GNU, pax headers of members and of the whole archive."""
 _LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
 _EMPTY = (*_LINKS, tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
 

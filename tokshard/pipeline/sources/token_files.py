@@ -10,7 +10,7 @@ from typing import Any
 from tokshard.errors import BadSourceError
 from tokshard.interop.tokens import ends, flat, megatron, sample_index, samples
 from tokshard.interop.tokens.batches import TokenBatch, TokenSpec, damaged
-from tokshard.pipeline.sources.division import ByteRange, Divisibility, Indivisible, Lines, Span
+from tokshard.pipeline.sources.division import Divisibility, Indivisible, Lines, Span
 from tokshard.pipeline.sources.inputs import TOKENS, Input
 from tokshard.pipeline.sources.opening import store_of
 from tokshard.pipeline.sources.protocol import Format, Read
@@ -26,8 +26,7 @@ def _reader(read: Callable[[Store, str, int, int | None, TokenSpec], Iterator[To
     """
 
     def chunks(input_: Input, span: Span, spec: RecordSpec) -> Iterator[tuple[None, TokenBatch]]:
-        start, stop = (span.start, span.stop) if isinstance(span, ByteRange) else (0, None)
-        for batch in read(*store_of(input_.location), start, stop, _token_spec(spec)):
+        for batch in read(*store_of(input_.location), span.start, span.stop, _token_spec(spec)):
             yield None, with_columns(batch, spec, batch.columns)
 
     return chunks
@@ -133,8 +132,8 @@ def _format(name: str, read: Any, divisibility: Divisibility, *suffixes: str, **
     )
 
 
-# what files of samples need: the index in their folder
 _INDEX = (("/", sample_index.INDEX),)
+"""What files of samples need: the index in their folder."""
 
 _MEGATRON = (megatron.SUFFIX, megatron.INDEX_SUFFIX)
 

@@ -21,7 +21,7 @@ from tokshard.interop.tokens.batches import BATCH_BYTES, TokenBatch, damaged
 from tokshard.interop.tokens.lists import find_field, ids_of, is_flat, join, list_batches
 from tokshard.pipeline.sources import tables
 from tokshard.pipeline.sources.columns import Columns
-from tokshard.pipeline.sources.division import Span, Whole
+from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.inputs import TOKENS, Input
 from tokshard.pipeline.sources.opening import store_of
 from tokshard.pipeline.sources.protocol import Format
@@ -62,7 +62,7 @@ def _columns(input_: Input, schema: pa.Schema, spec: RecordSpec) -> Columns:
 
 def _other_columns(input_: Input, spec: RecordSpec) -> Sequence[str]:
     """The names of the columns next to that of the ids."""
-    with tables.open_table(input_, Whole()) as (schema, _):
+    with tables.open_table(input_, Span()) as (schema, _):
         field = _columns(input_, schema, spec).paths[0]
         return [name for name in schema.names if name != field]
 
@@ -102,7 +102,7 @@ def _joined(
     if held:
         yield join(held, input_bytes)
     if input_.format == tables.ARROW.name:
-        is_whole = isinstance(span, Whole)
+        is_whole = span == Span()
         found = num_documents if is_whole else len(tables.group_sizes(input_))
         _check_counts(input_, found, num_tokens if is_whole else None)
 

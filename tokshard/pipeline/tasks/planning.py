@@ -13,15 +13,12 @@ import msgspec
 
 from tokshard.pipeline.sources.division import (
     CHUNK_BYTES,
-    ByteRange,
     Divisibility,
     Grouped,
-    Groups,
     Indivisible,
     Lines,
     Span,
     Stream,
-    Whole,
 )
 from tokshard.pipeline.workspace.receipts import Key
 
@@ -49,7 +46,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     key: Key
     stop: int
-    span: Span = Whole()
+    span: Span = Span()
 
     @property
     def inputs(self) -> range:
@@ -59,7 +56,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     @property
     def is_group(self) -> bool:
         """Whether it reads inputs as a whole."""
-        return isinstance(self.span, Whole)
+        return self.span == Span()
 
 
 class StreamTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -163,10 +160,10 @@ def _divide(index: int, size: int, divisibility: Divisibility, task_bytes: int) 
         for segment, start in enumerate(starts):
             # the last range is open, so that a file never loses its end
             stop = None if segment == len(starts) - 1 else start + task_bytes
-            yield Task(key=(index, segment), stop=index + 1, span=ByteRange(start, stop))
+            yield Task(key=(index, segment), stop=index + 1, span=Span(start, stop))
     elif isinstance(divisibility, Grouped):
         for segment, (start, stop) in enumerate(pairwise(_group_bounds(divisibility.group_bytes, task_bytes))):
-            yield Task(key=(index, segment), stop=index + 1, span=Groups(start, stop))
+            yield Task(key=(index, segment), stop=index + 1, span=Span(start, stop))
     elif isinstance(divisibility, Stream):
         yield StreamTask(key=(index, 0), is_here=divisibility.is_here)
 

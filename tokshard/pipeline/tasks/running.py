@@ -15,7 +15,7 @@ from tokshard.pipeline.encode.documents import Made, ruled, split_documents
 from tokshard.pipeline.encode.maker import Maker
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import CorporaReader
-from tokshard.pipeline.sources.division import Span, Whole
+from tokshard.pipeline.sources.division import Span
 from tokshard.pipeline.sources.formats import read_span, read_stream
 from tokshard.pipeline.sources.inputs import DOCUMENTS, Input
 from tokshard.pipeline.sources.opening import check_unchanged, open_file, vanished
@@ -244,7 +244,7 @@ class TaskRunner:
         found = {}
         for index in inputs:
             try:
-                for _ in self._reader.chunks(index, Whole()):
+                for _ in self._reader.chunks(index, Span()):
                     pass
             except TaskFailedError as error:
                 found[index] = error.failure.problem
