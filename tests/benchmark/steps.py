@@ -79,7 +79,7 @@ def tokshard_way(tokenizer: str) -> Callable[[list[str]], int]:
     """The call that workers of a build make."""
     from tokshard.pipeline.encode.encoder import Encoder
 
-    encoder = Encoder(Path(tokenizer))
+    encoder = Encoder(Path(tokenizer).read_bytes())
 
     def work(batch: list[str]) -> int:
         return sum(map(len, encoder(batch)))
