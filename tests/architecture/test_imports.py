@@ -34,7 +34,7 @@ WRONG_ARROWS = [
     ("pipeline/workspace/receipts.py", "tokshard.pipeline.tasks.planning"),
     ("pipeline/tasks/planning.py", "tokshard.pipeline.executors.base"),
     ("pipeline/judge.py", "tokshard.pipeline.tasks.running"),
-    ("pipeline/executors/inline.py", "tokshard.pipeline.work"),
+    ("pipeline/executors/base.py", "tokshard.pipeline.work"),
     ("pipeline/work.py", "tokshard.pipeline.commit"),
     ("pipeline/build.py", "tokshard.pipeline.jobs"),
     ("pipeline/resolve.py", "tokshard.pipeline.work"),

@@ -37,8 +37,7 @@ from tokshard.numbers import read_count
 from tokshard.pipeline.adopt import adopt, finished_corpora
 from tokshard.pipeline.build import run_stages
 from tokshard.pipeline.commit import commit
-from tokshard.pipeline.executors.base import Ended, Event, Usage
-from tokshard.pipeline.executors.inline import InlineExecutor
+from tokshard.pipeline.executors.base import Ended, Event, InlineExecutor, Usage
 from tokshard.pipeline.options import BuildOptions
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.resolve import resolve

@@ -26,8 +26,7 @@ from tokshard.errors import TokshardError
 from tokshard.format import names
 from tokshard.format.opening import open_corpus
 from tokshard.pipeline.executors import choice
-from tokshard.pipeline.executors.base import Ended, Event, OnProgress
-from tokshard.pipeline.executors.inline import InlineExecutor
+from tokshard.pipeline.executors.base import Ended, Event, InlineExecutor, OnProgress
 from tokshard.pipeline.progress import Report, StageStarted
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import Run

@@ -1,4 +1,4 @@
-"""The interface of executors, which run tasks: in this process, in worker processes, or on other machines."""
+"""What an executor is, and the simplest one: it runs tasks in this process, one after another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol, Self
 from tokshard.errors import BuildError, TokshardError
 from tokshard.pipeline.request import Build
 from tokshard.pipeline.tasks.planning import AnyTask, Run
-from tokshard.pipeline.tasks.running import Stage
+from tokshard.pipeline.tasks.running import Stage, TaskRunner
 from tokshard.pipeline.workspace.receipts import Progress, Receipt
 
 
@@ -126,6 +126,42 @@ class Executor(Protocol):
         Raises:
             TokshardError: a task failed in a way that need not come again.
         """
+
+
+class InlineExecutor:
+    """An `Executor` without workers: a task runs while its events are asked for."""
+
+    num_workers = 1
+    run_mapped: None = None
+
+    def __init__(self, build: Build, stage: Stage, on_progress: OnProgress) -> None:
+        self._runner = TaskRunner(build, stage, on_progress)
+        self._run: Run | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """The peak of memory only: CPU time is counted as the caller's."""
+        return Usage(peak_worker_bytes=peak_bytes(), num_workers=1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def has_room(self) -> bool:
+        """Whether no task waits to run."""
+        return self._run is None
+
+    def submit(self, run: Run) -> None:
+        """Run the task when the next events are asked for."""
+        self._run = run
+
+    def events(self) -> Iterator[Event]:
+        """Run the task that was submitted."""
+        run, self._run = self._run, None
+        assert run is not None, "there are events only while a task runs"
+        yield from self._runner.run(run)
+        yield Ended(run.task)
 
 
 MakeExecutor = Callable[[Build, Stage, int, OnProgress], Executor]

@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator
 
 from tokshard.errors import UsageError
-from tokshard.pipeline.executors.base import Executor, MakeExecutor, OnProgress
-from tokshard.pipeline.executors.inline import InlineExecutor
+from tokshard.pipeline.executors.base import Executor, InlineExecutor, MakeExecutor, OnProgress
 from tokshard.pipeline.executors.processes import ProcessExecutor
 from tokshard.pipeline.executors.worker import prepare_workers
 from tokshard.pipeline.options import RAY, BuildOptions
