@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,8 @@ from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import NOT_COPIED
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.workspace.places import WRITE
-from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts
+from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipt
+from tokshard.store import side_by_side
 
 SOURCES_PER_BATCH = 65_536
 
@@ -68,9 +70,10 @@ class Totals:
         store = self._build.workspace.store
         stage, counted = self._settled.counts
         if stage != WRITE:
-            for receipt in read_receipts(store, stage, (one.key for one in counted)):
+            for receipt in side_by_side(store, partial(read_receipt, store, stage), (one.key for one in counted)):
                 self._add(receipt)
-        for receipt in read_receipts(store, WRITE, (one.key for one in self._settled.shards)):
+        written_by = (one.key for one in self._settled.shards)
+        for receipt in side_by_side(store, partial(read_receipt, store, WRITE), written_by):
             if stage == WRITE:
                 self._add(receipt)
             output = receipt.outputs[self._number]
