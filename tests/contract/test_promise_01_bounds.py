@@ -107,7 +107,7 @@ def test_a_build_opens_as_many_files_per_task_however_many_tasks_it_has(run: Run
 def test_all_jobs_of_an_array_together_read_what_one_process_reads_and_little_for_each(
     launcher: Launcher, run: Run, tmp_path: Path
 ) -> None:
-    """If each job read the receipts of all tasks, four times as many jobs would read four times as much."""
+    """Each job judges the stages before the last: it reads all of their receipts, and no other file of other tasks."""
 
     def opens(jobs: int) -> int:
         steps: list[str] = []
@@ -123,7 +123,7 @@ def test_all_jobs_of_an_array_together_read_what_one_process_reads_and_little_fo
         return len(reads(steps))
 
     few, many = opens(2), opens(8)
-    assert many - few < (8 - 2) * 32, (few, many)
+    assert many - few < (8 - 2) * 3 * 32, (few, many)
 
 
 def test_the_memory_of_the_search_for_duplicates_does_not_grow_with_the_texts(

@@ -31,6 +31,7 @@ class Begun:
     Args:
         kept: what it left.
         reference: what it makes in the end.
+        steps: in which it does, if nothing happens to it.
     """
 
     launcher: Launcher
@@ -38,6 +39,7 @@ class Begun:
     out: Path
     kept: Path
     reference: State
+    steps: list[str]
 
     def run(self, *more: str, fault: Fault | None = None) -> Outcome:
         return self.launcher.start([*self.words, *more], out=self.out, fault=fault).end()
@@ -65,9 +67,10 @@ def begun(launcher: Launcher, byte_tokenizer: Path, tmp_path_factory: pytest.Tem
     place = tmp_path_factory.mktemp("place")
     sources = write_sources(place / "sources", documents=20)
     words = build_words(sources, place / "out", byte_tokenizer, *OPTIONS, "--workers", "1")
-    build = Begun(launcher, words, place / "out", place / "kept", {})
-    assert build.run().exit_code == 0
-    build.reference = state(build.out)
+    build = Begun(launcher, words, place / "out", place / "kept", {}, [])
+    done = build.run()
+    assert done.exit_code == 0
+    build.reference, build.steps = state(build.out), done.steps
     build.clear()
     assert build.run(fault=Fault(on=r"open .*/\.manifest\.json")).exit_code == -9
     shutil.copytree(build.out, build.kept)
@@ -213,10 +216,11 @@ def test_what_goes_while_a_build_ends_is_named_and_made_again(begun: Begun, fold
 def test_hashes_and_duplicates_that_go_before_they_are_used_are_named_and_made_again(
     begun: Begun, command: str
 ) -> None:
-    for on, folder in ((small.SEARCHES, small.HASHED), (r"open .*/\.shard-", small.FOUND)):
+    for stage, folder in (("hash", small.HASHED), ("find", small.FOUND)):
         begun.clear()
         where = begun.out / names.WORK / folder
-        lost = begun.run(fault=Fault(on=on, act="run", command=command.format(where)))
+        at = max(at for at, step in enumerate(begun.steps, 1) if re.search(rf"replace .*/{stage}/receipts/", step))
+        lost = begun.run(fault=Fault(at=at, is_after=True, act="run", command=command.format(where)))
         assert lost.exit_code == 1, lost.errors
         problem, hint = messages(lost, begun.out)
         assert f"{folder}/" in problem

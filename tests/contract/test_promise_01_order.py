@@ -427,12 +427,6 @@ def test_a_failure_behind_the_document_that_reaches_the_limit_does_not_count(ben
     bench.check(bench.build(case, paths, bench.out, workers=2, faults=[held(0, shard(1, 1))]), alone)
 
 
-def test_a_segment_that_was_given_more_room_than_a_limit_leaves_is_cut_there(bench: Bench) -> None:
-    case = Case((Source(STREAM, "d" * 11),), limit=7)
-    paths, alone = bench.begin(case)
-    bench.check(bench.build(case, paths, bench.out, workers=2, faults=[held(0, shard(0, 2), segment=0)]), alone)
-
-
 def test_the_lowest_failure_counts_however_late_it_comes(bench: Bench) -> None:
     case = Case((lines("dddx"), lines("dddddx")), task_bytes=1024)
     paths, alone = bench.begin(case)

@@ -26,7 +26,7 @@ def build_lines(result: BuildResult) -> list[tuple[str, str]]:
         lines.append(("normalizer", f"{result.normalizer}: text is changed before it is encoded"))
     lines += _shard_lines(result)
     if result.is_new:
-        processes = "1 process" if result.num_workers == 1 else f"{result.num_workers} processes"
+        processes = "1 process" if result.num_workers <= 1 else f"{result.num_workers} processes"
         lines.append(("time", f"{result.seconds:.1f} s with {processes}, {result.cpu_seconds:.1f} CPU-seconds"))
         if result.tokens_written:
             rate = count_text(result.tokens_written / max(result.seconds, 1e-9))

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from tokshard.errors import BuildError, ConfigurationChangedError
+from tokshard.format import names
 from tokshard.format.manifest import BuildConfig, TokenizerInfo
 from tokshard.format.schema import ShardFacts, token_dtype
 from tokshard.interop.tokens.batches import TokenSpec
@@ -22,7 +23,7 @@ from tokshard.pipeline.options import SKIP, BuildOptions, asked_for, change_text
 from tokshard.pipeline.sources.inputs import DOCUMENTS, TEXT, TOKENS, InputTable, read_once_name, saved_inputs
 from tokshard.pipeline.sources.records import RecordSpec, parse_columns
 from tokshard.pipeline.workspace.places import INPUTS, REQUEST, Output, Workspace
-from tokshard.store import is_uri
+from tokshard.store import is_uri, present
 from tokshard.version import __version__
 
 _MAX_SHOWN = 5
@@ -177,7 +178,15 @@ def load_request(workspace: Workspace) -> Request | None:
     Raises:
         BuildError: the file is damaged.
     """
+    try:
+        return _load_request(workspace)
+    except BuildError:
+        if REQUEST.removeprefix(f"{names.WORK}/") in present(workspace.store, names.WORK):
+            raise
+        return None  # the build ended between two reads
 
+
+def _load_request(workspace: Workspace) -> Request | None:
     def inputs(_: type, reference: object) -> InputTable:
         roots, digest = msgspec.convert(reference, tuple[list[str], str])
         return saved_inputs(roots, workspace.store, INPUTS, digest)

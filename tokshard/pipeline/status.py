@@ -100,7 +100,7 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         return _finished(workspace)  # the build ended meanwhile, and what it had left is gone
     done = [receipt for receipt in receipts if receipt.failure is None]
     tasks_done, segments_done = _tasks_done(done)
-    is_reading = kind in (HASH, reading)
+    is_reading = stage in (HASH, reading)
     total, made = progress_of(done), progress_of(one for one in written if one.failure is None)
     # a root of another directory was joined to it, and these are not paths
     read_once = tuple(read_once_name(os.path.relpath(root, request.directory)) for root in request.inputs.read_once)

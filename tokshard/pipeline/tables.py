@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice, zip_longest
 
 import numpy as np
@@ -22,7 +23,8 @@ from tokshard.pipeline.request import Build
 from tokshard.pipeline.sources.corpora import NOT_COPIED
 from tokshard.pipeline.stages import Settled
 from tokshard.pipeline.workspace.places import WRITE
-from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts, written_rows
+from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipt, written_rows
+from tokshard.store import side_by_side
 
 SOURCES_PER_BATCH = 65_536
 
@@ -72,9 +74,9 @@ class Totals:
         store = self._build.workspace.store
         stage, counted = self._settled.counts
         if stage != WRITE:
-            for receipt in read_receipts(store, stage, (one.key for one in counted)):
+            for receipt in side_by_side(store, partial(read_receipt, store, stage), (one.key for one in counted)):
                 self._add(receipt)
-        receipts = read_receipts(store, WRITE, (one.key for one in self._settled.shards))
+        receipts = side_by_side(store, partial(read_receipt, store, WRITE), (one.key for one in self._settled.shards))
         while part := list(islice(receipts, _RECEIPTS_AT_ONCE)):
             for receipt in part if stage == WRITE else ():
                 self._add(receipt)

@@ -252,4 +252,8 @@ def run_stage(build: Build, stage: Stage, run: RunsTasks) -> Judge:
     """
     judge = judge_of(build, stage)
     run_share(build, stage, judge, run)
-    return settle(build, stage, judge)
+    while True:
+        try:
+            return settle(build, stage, judge)
+        except UnfinishedStageError as error:  # a task that ran again gave less than it had, and a limit falls later
+            run.tasks(build, stage, error.missing, judge)

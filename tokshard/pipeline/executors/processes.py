@@ -233,9 +233,11 @@ class ProcessExecutor:
         task = worker.task
         what = "" if task is None else f" while it {self._purpose(task)}"
         memory = "; SIGKILL often means that memory ran out: try fewer --workers" if code == -signal.SIGKILL else ""
+        again = "run the same command again: finished tasks are kept"
+        way_out = self._build.start_over if self._build.inputs.read_once else again
         return BuildError(
             f"worker {worker.number} (pid {worker.process.pid}) {how}{what}",
-            hint=f"run the same command again: finished tasks are kept{memory}",
+            hint=f"{way_out}{memory}",
         )
 
     def _purpose(self, task: AnyTask) -> str:
