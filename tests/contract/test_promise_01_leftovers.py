@@ -121,27 +121,11 @@ def check_way_out(build: Begun, path: Path, what: str) -> None:
     assert state(build.out) == build.reference, what
 
 
-UNMENDED = [
-    # a group of inputs keeps its receipt, and the input that it left out does not count as left out
-    (f"{names.WORK}/bad-inputs.json", "gone"),
-    # --force, as the hint says, meets the same error
-    *((f"{names.WORK}/assembled.json", how) for how in ("short", "empty", "garbage")),
-    # to run again, as the hint says, is not enough, where the size is right
-    (f"{names.WORK}/rejects/*.jsonl", "garbage"),
-]
-"""Files, by a pattern of their paths, that are lost in a way that no run finds its way out of."""
-
-
-def is_unmended(path: Path, how: str) -> bool:
-    return any(path.match(pattern) and how == way for pattern, way in UNMENDED)
-
-
 @pytest.mark.parametrize("how", ["gone", "short"])
 def test_receipts_and_what_they_promise_are_made_again_or_named_if_they_are_damaged_between_two_runs(
     begun: Begun, how: str
 ) -> None:
-    kinds = (path for path in begun.kinds() if not is_unmended(path, how))
-    paths = [path for path in kinds if re.search(small.PROMISED, str(path))]
+    paths = [path for path in begun.kinds() if re.search(small.PROMISED, str(path))]
     assert len(paths) >= 8
     for path in paths:
         check_damaged(begun, path, how)
@@ -151,7 +135,7 @@ def test_receipts_and_what_they_promise_are_made_again_or_named_if_they_are_dama
 @pytest.mark.parametrize("how", WAYS)
 def test_every_file_is_made_again_or_named_if_it_is_damaged_between_two_runs(begun: Begun, how: str) -> None:
     for path in begun.kinds():
-        if not is_unmended(path, how) and (how != "garbage" or may_be_garbage(path)):
+        if how != "garbage" or may_be_garbage(path):
             check_damaged(begun, path, how)
 
 
@@ -161,11 +145,9 @@ def check_damaged(begun: Begun, path: Path, how: str) -> None:
     check_way_out(begun, path, f"{path} {how}")
 
 
-@pytest.mark.xfail(reason="see UNMENDED")
-@pytest.mark.parametrize(("pattern", "how"), UNMENDED)
-def test_what_is_damaged_in_these_ways_is_made_again_or_named(begun: Begun, pattern: str, how: str) -> None:
-    path = next(path for path in begun.kinds() if path.match(pattern))
-    check_damaged(begun, path, how)
+def test_a_list_of_bad_records_that_is_garbage_is_named_and_made_again(begun: Begun) -> None:
+    path = next(path for path in begun.kinds() if path.match(f"{names.WORK}/{small.REJECTS}/*.jsonl"))
+    check_damaged(begun, path, "garbage")
 
 
 def test_a_build_that_is_killed_between_its_two_manifests_has_no_corpus_to_train_on_yet(begun: Begun) -> None:

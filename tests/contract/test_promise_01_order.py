@@ -126,7 +126,7 @@ def expected(case: Case) -> list[str] | str | None:
         try:
             if case.dedup:
                 in_order(replace(case, limit=None), left_out)  # all texts are hashed, whatever the limit
-            return in_order(case, left_out) or "wrote no document"
+            return in_order(case, left_out) or "no document was written"
         except LeftOutError as found:
             left_out.add(found.args[0])
         except FailureError as failure:

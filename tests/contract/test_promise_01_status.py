@@ -190,9 +190,6 @@ def test_the_status_may_be_asked_for_all_the_time(command: Command) -> None:
     assert state(command.out) == command.reference
 
 
-@pytest.mark.xfail(
-    reason="it counts the bytes of the files that were dealt, and compares them with those of the corpora"
-)
 def test_a_shuffled_copy_has_not_read_more_than_there_is(launcher: Launcher, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", documents_of([9] * 40), tokenizer=TINY_TOKENIZER, shard_tokens=60)
     words = ["copy", str(corpus), "--out", str(tmp_path / "out"), "--shuffle", "7", "--workers", "1"]

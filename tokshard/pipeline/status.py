@@ -116,7 +116,8 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         num_tasks=len(tasks) if is_reading else 0,
         failed=len(receipts) - len(done),
         segments_done=segments_done,
-        bytes_done=total.input_bytes,
+        # other stages read about as many bytes of files
+        bytes_done=total.input_bytes if is_reading else min(total.input_bytes, request.inputs.num_bytes),
         total_bytes=request.inputs.num_bytes,
         records=total.records,
         documents=made.documents,

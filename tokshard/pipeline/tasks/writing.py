@@ -231,9 +231,10 @@ def read_rejects(store: Store, stage: str, key: Key) -> Iterator[dict[str, Any]]
             for line in lines:
                 yield json.loads(line)
     except (OSError, ValueError) as error:
+        first = "" if isinstance(error, OSError) else "delete that file and "
         raise BuildError(
             f"{store.where(name)} cannot be read: {error}",
-            hint="run the same command again: the task that left it runs again",
+            hint=f"{first}run the same command again: the task that left it runs again",
         ) from error
 
 
