@@ -9,6 +9,7 @@ import gzip
 import io
 import itertools
 import lzma
+import tempfile
 import tracemalloc
 import zlib
 from collections.abc import Iterator
@@ -25,8 +26,9 @@ from tests.pipeline.inputs import frames, patch_chunk_bytes, zstd
 from tokshard.errors import SourceError
 from tokshard.pipeline.sources.decompress import open_bytes
 from tokshard.pipeline.sources.discover import discover
-from tokshard.pipeline.sources.lines import line_chunks
-from tokshard.pipeline.sources.records import counted
+from tokshard.pipeline.sources.division import Span
+from tokshard.pipeline.sources.inputs import Input
+from tokshard.pipeline.sources.lines import line_chunks, lines_of
 
 LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(40))
 
@@ -48,15 +50,26 @@ def lines_of_range(
     data: bytes, start: int, stop: int | None, max_line_bytes: int
 ) -> tuple[list[tuple[int, bytes | int]], int]:
     """(place of the chunk, line) for each line of a range, an oversized one as its size; and the input bytes."""
-    file = io.BytesIO(data)
-    file.seek(max(0, start - 1))
     lines: list[tuple[int, bytes | int]] = []
     input_bytes = 0
-    for place, chunk in counted(line_chunks(file.read, max_line_bytes, start, stop), file.tell, start):
-        lines += [(place, line) for line in _split_at_newlines(chunk.data)]
-        if chunk.oversized_bytes:
-            lines.append((place, chunk.oversized_bytes))
-        input_bytes += chunk.input_bytes
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        source = Input(
+            index=0,
+            argument=0,
+            path="",
+            location=file.name,
+            num_bytes=len(data),
+            version="",
+            format="jsonl",
+            compression=None,
+        )
+        for place, chunk in lines_of(source, Span(start, stop), max_line_bytes):
+            lines += [(place, line) for line in _split_at_newlines(chunk.data)]
+            if chunk.oversized_bytes:
+                lines.append((place, chunk.oversized_bytes))
+            input_bytes += chunk.input_bytes
     return lines, input_bytes
 
 

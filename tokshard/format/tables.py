@@ -141,8 +141,9 @@ def write_table(
     """Write an Arrow IPC file whose record batches all have `rows_per_batch` rows, but for the last."""
     pending: list[pa.RecordBatch] = []
     num_rows = 0
+    hashed = file if isinstance(file, HashingFile) else HashingFile(file)
     # Arrow writes each buffer of each column by itself, most of them a few bytes
-    buffered = pa.BufferedOutputStream(pa.PythonFile(file, "w"), _WRITE_BYTES)
+    buffered = pa.BufferedOutputStream(pa.PythonFile(hashed, "w"), _WRITE_BYTES)
     try:
         with ipc.new_file(buffered, schema) as writer:
             for batch in batches:
@@ -159,8 +160,7 @@ def write_table(
         buffered.flush()
         buffered.detach()
     except BaseException:
-        if isinstance(file, HashingFile):
-            file.abandon()
+        hashed.abandon()
         raise
 
 
