@@ -36,20 +36,24 @@ class StrideHasher:
             return
         content = tokens.data.cast("B")
         stride_bytes = HASH_STRIDE * tokens.itemsize
-        start = 0
-        while start < len(content):
-            stop = min(start + stride_bytes - self._num_bytes, len(content))
-            self._hash = zlib.crc32(content[start:stop], self._hash)
-            self._num_bytes += stop - start
-            start = stop
-            if self._num_bytes == stride_bytes:
-                self._close_stride()
+        start = min(-self._num_bytes % stride_bytes, len(content))
+        self._take(content[:start], stride_bytes)
+        stop = len(content) - (len(content) - start) % stride_bytes
+        self._hashes.extend([zlib.crc32(content[at : at + stride_bytes]) for at in range(start, stop, stride_bytes)])
+        self._take(content[stop:], stride_bytes)
 
     def finish(self) -> NDArray[np.uint32]:
         """The hashes of all strides; the last one may be short. uint32 [strides]."""
         if self._num_bytes:
             self._close_stride()
         return np.array(self._hashes, np.uint32)
+
+    def _take(self, part: memoryview, stride_bytes: int) -> None:
+        """Take a part of one stride."""
+        self._hash = zlib.crc32(part, self._hash)
+        self._num_bytes += len(part)
+        if self._num_bytes == stride_bytes:
+            self._close_stride()
 
     def _close_stride(self) -> None:
         self._hashes.append(self._hash)
