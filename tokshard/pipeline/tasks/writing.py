@@ -261,7 +261,9 @@ class _Tally:
         if made.sources is None:
             self._count(index, made.count, made, part)
         else:
-            for source in np.unique(made.sources[: made.count]).tolist():
+            sources = made.sources[: made.count]
+            starts = np.flatnonzero(np.diff(sources, prepend=-1))  # np.unique imports masked arrays, which take 50 ms
+            for source in sorted(set(sources[starts].tolist())):
                 is_its = made.sources == source
                 self._count(
                     source, int(is_its[: made.count].sum()), made.of(is_its), part.select(is_its[part.positions])
