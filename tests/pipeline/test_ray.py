@@ -22,12 +22,13 @@ from tests.store.faulty_proxy import FaultyProxy, status
 from tokshard import build_corpus
 from tokshard.errors import BadRecordError, BuildError, UsageError
 from tokshard.format import names
+from tokshard.pipeline import request, resolve
 from tokshard.store import files_below, open_store
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
-RECEIPTS = f"{names.WORK}/receipts/*.arrow"
+RECEIPTS = f"{names.WORK}/write/receipts/*.receipt"
 BAD = '{"text": 1}\n'
 
 
@@ -201,11 +202,10 @@ def test_a_node_without_the_output_or_the_sources_is_named_at_the_start(what, cl
 
 
 def test_a_node_with_other_versions_is_refused(cluster, sources, tmp_path, monkeypatch):
-    from tokshard.pipeline.executors import ray_worker
-
-    here = ray_worker._versions()
-    monkeypatch.setattr(ray_worker, "_versions", lambda: {**here, "tokenizers": "0.0.1"})
-    with pytest.raises(BuildError, match=rf"node .* has tokenizers {here['tokenizers']}, and the driver 0.0.1"):
+    here = request.versions_here("text")
+    monkeypatch.setattr(resolve, "versions_here", lambda _: {**here, "tokenizers": "0.0.1"})
+    other = rf"tokenizers was 0.0.1 when the build began, and is {here['tokenizers']} here"
+    with pytest.raises(BuildError, match=rf"node .* has other packages: {other}"):
         build_corpus([sources[2]], **options(tmp_path / "out", executor="ray", ray_address=cluster.address))
 
 
