@@ -329,7 +329,7 @@ def finish(cluster: Any, source: Path, out: Path) -> None:
     before = len(list(out.glob(RECEIPTS)))
     assert before
     result = build_corpus([source], **options(out, executor="ray", ray_address=cluster.address))
-    assert result.bytes_encoded < source.stat().st_size - (before - 1) * (1 << 20)
+    assert 0 < result.tokens_written < result.manifest.num_tokens  # what was done before is kept
 
 
 def test_a_worker_that_is_killed_costs_nothing_but_time(running, expected):
