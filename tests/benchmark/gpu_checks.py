@@ -27,10 +27,10 @@ from torch.distributed.tensor import DTensor
 
 from tests.benchmark.gpu_attention import WrongError, flex, varlen
 from tests.benchmark.gpu_children import child, last_lines, lines_of, run
-from tokshard.jobs.checkpoint_directory import State, check_hashes
-from tokshard.jobs.model_shape import Shape
-from tokshard.jobs.recipe import Compute, Optimizer, Parallel, resolve
-from tokshard.jobs.torch_checkpoints import load_checkpoint
+from tokshard.run_files.checkpoint_directory import State, check_hashes
+from tokshard.run_files.model_shape import Shape
+from tokshard.run_files.recipe import Compute, Optimizer, Parallel, resolve
+from tokshard.run_files.torch_checkpoints import load_checkpoint
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader

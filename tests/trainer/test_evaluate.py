@@ -14,16 +14,16 @@ import torch
 from tests.corpora import write_corpus
 from tests.trainer.runs import configuration, corpora, corpus, evaluations_of, lines_of, steps_of, tokenizer
 from tokshard.errors import TrainerError, UsageError
-from tokshard.jobs.launcher import Interrupted
-from tokshard.jobs.metrics_file import MetricsFile
-from tokshard.jobs.model_shape import Shape
-from tokshard.jobs.recipe import resolve
+from tokshard.run_files.model_shape import Shape
+from tokshard.run_files.recipe import resolve
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer.evaluate import Evaluation
+from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.loop import train
 from tokshard.trainer.losses import sum_of_losses
+from tokshard.trainer.metrics_file import MetricsFile
 from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 

@@ -19,12 +19,12 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.trainer.runs import SMALL, configuration, corpora, steps_of
 from tokshard.errors import LoaderError, TokshardError, TrainerError, UsageError
-from tokshard.jobs.metrics_file import MetricsFile
-from tokshard.jobs.recipe import Parallel, resolve
+from tokshard.run_files.recipe import Parallel, resolve
 from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer import loop
 from tokshard.trainer.loop import gradient_scale, train
 from tokshard.trainer.metrics import Sums
+from tokshard.trainer.metrics_file import MetricsFile
 from tokshard.trainer.parallel import process_group
 from tokshard.trainer.upkeep import held
 

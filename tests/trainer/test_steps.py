@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.trainer.runs import configuration, corpora, steps_of
 from tokshard.errors import PlanError, UsageError
 from tokshard.inspect.plan.run import open_run
-from tokshard.jobs.metrics_file import scalars
-from tokshard.jobs.model_shape import PRESETS, Shape, peak_tflops, training_flops
-from tokshard.jobs.recipe import resolve
+from tokshard.run_files.model_shape import PRESETS, Shape, peak_tflops, training_flops
+from tokshard.run_files.recipe import resolve
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import loop, metrics, upkeep
 from tokshard.trainer.loop import train
 from tokshard.trainer.metrics import Meter
+from tokshard.trainer.metrics_file import scalars
 from tokshard.trainer.model import Transformer
 
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}

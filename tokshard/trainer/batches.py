@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokshard.errors import TokshardError
-from tokshard.jobs.recipe import Config, check_ranks, vocabulary_of
+from tokshard.run_files.recipe import Config, check_ranks, vocabulary_of
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import stop_of

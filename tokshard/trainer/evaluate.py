@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from tokshard.errors import TokshardError
-from tokshard.jobs.launcher import Interrupted
-from tokshard.jobs.recipe import Config
+from tokshard.run_files.recipe import Config
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import Batch, StreamingLoader
+from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer
 from tokshard.trainer.parallel import raise_together

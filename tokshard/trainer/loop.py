@@ -11,21 +11,21 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
-from tokshard.jobs.checkpoint_directory import State
-from tokshard.jobs.launcher import Interrupted, stop_signals
-from tokshard.jobs.model_shape import model_shape
-from tokshard.jobs.recipe import Config, check_start, vocabulary_of
+from tokshard.run_files.checkpoint_directory import State
+from tokshard.run_files.model_shape import model_shape
+from tokshard.run_files.recipe import Config, check_start, vocabulary_of
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
 from tokshard.trainer.batches import Batches
 from tokshard.trainer.evaluate import Evaluation
+from tokshard.trainer.hugging_face import load_weights
+from tokshard.trainer.launcher import Interrupted, stop_signals
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.metrics import Meter, Sums
 from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
 from tokshard.trainer.parallel import check_same, make_mesh, process_group, sharded_model, together
 from tokshard.trainer.upkeep import Upkeep, held, say
-from tokshard.trainer.weights import load_weights
 
 
 def train(settings: Config) -> int:

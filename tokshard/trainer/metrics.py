@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 from tokshard.errors import TrainerError
-from tokshard.jobs.launcher import STOP_SIGNALS
-from tokshard.jobs.metrics_file import MetricsFile, progress_line, row_digest, step_digest
-from tokshard.jobs.model_shape import Shape, peak_tflops, training_flops
-from tokshard.jobs.recipe import Train
+from tokshard.run_files.model_shape import Shape, peak_tflops, training_flops
+from tokshard.run_files.recipe import Train
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer.batches import Batches
+from tokshard.trainer.launcher import STOP_SIGNALS
+from tokshard.trainer.metrics_file import MetricsFile, progress_line, row_digest, step_digest
 from tokshard.trainer.parallel import raise_together, together
 from tokshard.trainer.upkeep import say
 

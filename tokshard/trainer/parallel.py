@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tokshard.errors import TokshardError, TrainerError, UsageError
-from tokshard.jobs.launcher import device_index, rank_of
-from tokshard.jobs.model_shape import Shape
-from tokshard.jobs.recipe import Compute, Parallel
-from tokshard.torch_gaps.chunked_loss import token_losses
+from tokshard.run_files.model_shape import Shape
+from tokshard.run_files.recipe import Compute, Parallel
+from tokshard.trainer.backports.chunked_loss import token_losses
+from tokshard.trainer.launcher import device_index, rank_of
 from tokshard.trainer.model import Transformer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from torch import distributed
 from torch.profiler import profile
 
-from tokshard.jobs.recipe import Train
-from tokshard.jobs.run_lock import locked, look_for
+from tokshard.run_files.recipe import Train
 from tokshard.trainer.parallel import together
+from tokshard.trainer.run_lock import locked, look_for
 
 
 class Upkeep(AbstractContextManager["Upkeep"]):

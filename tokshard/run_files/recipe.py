@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
-from tokshard.jobs.model_shape import Model, Positive, model_shape
-from tokshard.jobs.plan_file import Mix
-from tokshard.jobs.plan_file import TrainerData as Data
-from tokshard.jobs.strict_toml import convert, read_toml
+from tokshard.run_files.model_shape import Model, Positive, model_shape
+from tokshard.run_files.plan_file import Mix
+from tokshard.run_files.plan_file import TrainerData as Data
+from tokshard.run_files.strict_toml import convert, read_toml
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.steps import Ranks
@@ -236,7 +236,7 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
     Raises:
         UsageError: as for `load_config`.
     """
-    config = convert(fields, Config, where=where, hint="see tokshard/jobs/recipe.py")
+    config = convert(fields, Config, where=where, hint="see tokshard/run_files/recipe.py")
     _check_ranges(config, where)
     if is_uri(config.train.out):
         raise UsageError(

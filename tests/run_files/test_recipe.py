@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokshard.errors import UsageError
-from tokshard.jobs.recipe import load_config
+from tokshard.run_files.recipe import load_config
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """

@@ -9,8 +9,8 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.errors import CorpusError, PlanError, UsageError
-from tokshard.jobs import plan_file as mix_module
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files import plan_file as mix_module
+from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime.plan import StreamPlan
 
 ROOT = Path(__file__).parents[2]
