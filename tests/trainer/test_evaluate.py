@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tokshard.run_files.recipe import resolve
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer.evaluate import Evaluation
+from tokshard.trainer.evaluate import Evaluation, evaluation_plan
 from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.loop import train
 from tokshard.trainer.losses import sum_of_losses
@@ -60,6 +61,16 @@ def test_a_run_that_is_evaluated_trains_as_one_that_is_not(paths: dict[str, str]
     assert found[3]["held out"]["loss"] < found[2]["held out"]["loss"]
     saved = tmp_path / "evaluated" / "checkpoints"
     assert sorted(path.name for path in saved.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_evaluation_corpora_share_the_memory_of_the_trained_ones_also_in_another_process(paths: dict[str, str]) -> None:
+    """`memory_bytes` limits a process, whatever it reads."""
+    settings = resolve(small(paths, Path("out"), evaluation__corpora=paths, data__memory_bytes="1MiB"))
+    trained = settings.data.plan()
+    plans = [trained, *(evaluation_plan(name, settings, trained) for name in paths)]
+    for each in (plans, pickle.loads(pickle.dumps(plans))):
+        caches = {id(source.cache): source.cache for plan in each for source in plan.sources}
+        assert [cache.memory_bytes for cache in caches.values()] == [1 << 20]
 
 
 def test_the_loss_is_that_of_every_target_of_the_corpus(paths: dict[str, str], tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from msgspec import Meta
 
 from tokshard.errors import UsageError
 from tokshard.run_files.model_shape import Model, Positive, model_shape
-from tokshard.run_files.plan_file import Mix
 from tokshard.run_files.plan_file import TrainerData as Data
 from tokshard.run_files.strict_toml import convert, read_toml
 from tokshard.runtime.plan import StreamPlan
@@ -176,38 +175,6 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     evaluation: Evaluation = field(default_factory=Evaluation)
-
-    def evaluation_plan(self, name: str, trained: StreamPlan) -> StreamPlan:
-        """One finite pass over a corpus of ``[evaluation]``, in an order that does not depend on `data.seed`.
-
-        Args:
-            trained: what the run trains on.
-
-        Raises:
-            TokshardError: the corpus cannot be read, or has another tokenizer.
-        """
-        data = self.data
-        mix = Mix(
-            corpora={name: self.evaluation.corpora[name]},
-            seq_len=data.seq_len,
-            global_batch_size=data.global_batch_size,
-            epochs=1,
-            take=self.evaluation.take,
-            block_tokens=data.block_tokens,
-            window_blocks=data.window_blocks,
-            loss_across_documents=data.loss_across_documents,
-            allow_small_blocks=data.allow_small_blocks,
-            memory_bytes=data.memory_bytes,
-            cache_dir=data.cache_dir,
-            cache_bytes=data.cache_bytes,
-        )
-        plan = mix.plan()
-        if plan.sources[0].tokenizer != trained.sources[0].tokenizer:
-            raise UsageError(
-                f"evaluation.corpora: {name!r} has another tokenizer than the corpora of [data]",
-                hint="build it with the same tokenizer.json",
-            )
-        return plan
 
 
 def vocabulary_of(plan: StreamPlan) -> int:
