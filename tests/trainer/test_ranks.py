@@ -114,7 +114,7 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
     from tests.trainer.test_checkpoint import trained
     from tokshard.run_files import checkpoint_directory
     from tokshard.trainer import checkpoint
-    from tokshard.trainer.upkeep import held
+    from tokshard.trainer.run_directory import run_directory
 
     state = checkpoint_directory.State(step=1, loader={}, config={})
 
@@ -137,10 +137,10 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
     yield "a flipped bit in a file of rank 1's part", lambda: checkpoint.load(str(path), *trained(seed=1))
 
     def hold() -> None:
-        with held(str(directory / f"disk-{rank}")):
+        with run_directory(str(directory / f"disk-{rank}")):
             pass
 
-    with patch("tokshard.trainer.run_lock.SEEN_SECONDS", 0):
+    with patch("tokshard.trainer.run_directory.SEEN_SECONDS", 0):
         yield "the disks differ at the start", hold
     yield "the disks differ in a save", lambda: save(f"disk-{rank}")
     yield from cases_of_asynchronous_saves(directory)

@@ -109,8 +109,6 @@ class Train:
         on_non_finite: a loss or gradient that is not finite ends the run, or its step changes no parameter.
         skip: ranges of steps whose samples are not read. Later steps read what they would have read anyway.
         profile_steps: steps of which rank 0 writes a trace of torch.profiler into `out`.
-        gc_every: steps between runs of Python's garbage collector, the same on all ranks; 0: whenever Python wants.
-        tensorboard: write the metrics for TensorBoard as well, into `out`.
         peak_tflops: of one device in `precision`, for MFU; default: that of a known GPU.
     """
 
@@ -123,8 +121,6 @@ class Train:
     on_non_finite: Literal["stop", "skip"] = "stop"
     skip: list[Steps] = field(default_factory=list)
     profile_steps: Steps | None = None
-    gc_every: Count = 50
-    tensorboard: bool = False
     peak_tflops: Annotated[float, Meta(gt=0)] | None = None
 
 

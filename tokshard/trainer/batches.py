@@ -17,8 +17,7 @@ from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import stop_of
 from tokshard.runtime.tensors import Batch, StreamingLoader
-from tokshard.trainer.parallel import check_same, limit_waits, together
-from tokshard.trainer.upkeep import say
+from tokshard.trainer.parallel import check_same, limit_waits, say, together
 
 
 class Batches:

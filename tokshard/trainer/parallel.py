@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -107,6 +108,14 @@ def raise_together(error: TokshardError | None, group: ProcessGroup | None = Non
         if first is not None:
             problem = first.problem if len(errors) == 1 else f"rank {rank}: {first.problem}"
             raise type(first)(problem, hint=first.hint) from error
+
+
+def say(line: str) -> None:
+    """A line for people, from rank 0. A closed or full stdout does not end a run."""
+    if distributed.get_rank() == 0:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
 
 
 def check_same(value: str, problem: str, *, hint: str) -> None:

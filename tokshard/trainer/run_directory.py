@@ -1,4 +1,4 @@
-"""The lock of a run's directory: one job at a time, and all of its processes see the same directory."""
+"""The directory of a run: one job at a time holds it, and all of its ranks see the same one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from torch import distributed
+
 from tokshard.errors import TrainerError
 from tokshard.store.posix import PosixStore
+from tokshard.trainer.parallel import together
 
 LOCK = "run.lock"
 SEEN_SECONDS = 10.0
@@ -19,11 +22,29 @@ SEEN_SECONDS = 10.0
 
 
 @contextmanager
-def locked(out: str) -> Iterator[str]:
-    """Make the directory of a run, and lock it. The system frees the lock when this process ends, for whatever reason.
+def run_directory(out: str) -> Iterator[None]:
+    """Make the directory of a run, and lock it. Every rank calls this.
+
+    Raises:
+        TrainerError: the directory cannot be made, another job holds it, or a rank sees a different directory.
+    """
+    holder = [""]
+    with ExitStack() as stack:
+        with together(f"{out} cannot be the directory of a run", hint="give a train.out that can be made and written"):
+            if distributed.get_rank() == 0:
+                holder = [stack.enter_context(_locked(out))]
+        distributed.broadcast_object_list(holder)
+        with together():
+            _look_for(out, holder[0])
+        yield
+
+
+@contextmanager
+def _locked(out: str) -> Iterator[str]:
+    """Make a directory, and lock it. The system frees the lock when this process ends, for whatever reason.
 
     Yields:
-        What the lock file now holds, for `look_for`.
+        What the lock file now holds, for `_look_for`.
 
     Raises:
         TrainerError: another job holds it.
@@ -45,7 +66,7 @@ def locked(out: str) -> Iterator[str]:
         yield holder
 
 
-def look_for(out: str, holder: str) -> None:
+def _look_for(out: str, holder: str) -> None:
     """Wait until this process sees what the one that locked the directory wrote there.
 
     Raises:
