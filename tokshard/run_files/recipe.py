@@ -270,9 +270,6 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 
 def _check_ranges(config: Config, where: str) -> None:
     """Check the ranges that the types of this module do not express."""
-    for name, low in (("seq_len", 1), ("global_batch_size", 1), ("num_workers", 0)):
-        if (value := getattr(config.data, name)) < low:
-            raise UsageError(f"{where}: data.{name} is {value}, expected at least {low}", hint="change it")
     ramp, windows = config.data.batch_ramp, config.train.profile_steps
     if ramp != sorted({step: (step, size) for step, size in ramp if min(step, size) >= 1}.values()):
         raise UsageError(
