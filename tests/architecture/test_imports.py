@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,9 @@ WRONG_ARROWS = [
     ("runtime/plan.py", "tokshard.trainer.loop"),
     ("runtime/plan.py", "tokshard.run_files.plan_file"),
     ("runtime/order/windows.py", "pyarrow"),
+    ("runtime/order/windows.py", "tokshard.runtime.plan"),
+    ("runtime/order/windows.py", "tokshard.store.posix"),
+    ("runtime/plan.py", "tokshard.format.corpus"),
     ("runtime/loader.py", "torch"),
     ("runtime/prefetch.py", "tokshard.runtime.tensors"),
     ("runtime/shards.py", "tokshard.pipeline"),
@@ -62,6 +66,12 @@ WRONG_ARROWS = [
     ("run_files/checkpoint_directory.py", "tokshard.trainer.checkpoint"),
     ("trainer/backports/chunked_loss.py", "tokshard.runtime.batches"),
     ("trainer/backports/chunked_loss.py", "tokshard.errors"),
+    ("run_files/recipe.py", "tokshard.runtime.tensors"),
+    ("run_files/strict_toml.py", "tokshard.run_files.plan_file"),
+    ("interop/tokens/flat.py", "tokshard.interop.export.files"),
+    ("interop/conversion.py", "tokshard.interop.tokenizers"),
+    ("trainer/model.py", "tokshard.trainer.parallel"),
+    ("trainer/launcher.py", "tokshard.trainer.loop"),
     ("trainer/loop.py", "tokshard.pipeline"),
     ("trainer/loop.py", "tokshard.inspect"),
     ("trainer/loop.py", "tokshard.format.opening"),
@@ -198,6 +208,18 @@ def test_help_answers_without_a_heavy_library():
     modules = imported_modules("-m", "tokshard", "--help")
     assert "tokshard.cli.main" in modules
     assert modules.isdisjoint({"torch", "pyarrow", "tokenizers", "numpy"})
+
+
+def test_interop_and_what_describes_a_job_import_no_torch_also_late():
+    """But for the module that reads what torch has saved, which is imported where such a file is given."""
+    rooms = [ROOT / "tokshard" / name for name in ("interop", "run_files")]
+    paths = {_name_of(path, ROOT / "tokshard"): path for room in rooms for path in room.rglob("*.py")}
+    late = {
+        name for name, path in paths.items() if re.search(r"^\s*(import|from) torch\b", path.read_text(), re.MULTILINE)
+    }
+    assert late == {"tokshard.run_files.torch_checkpoints"}
+    modules = imported_modules("-c", f"import {', '.join(sorted(paths.keys() - late))}")
+    assert modules.isdisjoint({"torch"})
 
 
 def test_the_order_of_a_plan_imports_neither_torch_nor_arrow():
