@@ -22,15 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tokshard.errors import (
-    RESTORE,
-    CorpusError,
-    DamagedCorpusError,
-    StoreError,
-    TokshardError,
-    TrainerError,
-    UsageError,
-)
+from tokshard.errors import RESTORE, DamagedCorpusError, TokshardError, TrainerError, UsageError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.opening import open_corpus
@@ -141,7 +133,7 @@ def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "") -> Ite
         try:
             found = open_corpus(corpus or min(recipe.data.corpora.values()))
             num_ids, special = found.vocab_size, _write_tokenizer(place, found)
-        except (CorpusError, StoreError) as error:
+        except TokshardError as error:  # also one that asks for an extra
             if corpus:
                 raise
             yield f"no tokenizer, and {num_ids:,} ids, maybe padded: {error.problem}; see --corpus"

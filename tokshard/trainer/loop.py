@@ -174,8 +174,8 @@ class _Run:
             self.report.flush()
             try:
                 self.report.write_evaluation(step, self.evaluation.losses(self.model, step))
-            except Interrupted as signal:
-                self.report.stop(step, signal.number)
+            except Interrupted as interrupted:
+                self.report.stop(step, *interrupted.args)
             self.report.restart_clock()
 
 

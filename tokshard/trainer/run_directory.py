@@ -25,54 +25,44 @@ SEEN_SECONDS = 10.0
 def run_directory(out: str) -> Iterator[None]:
     """Make the directory of a run, and lock it. Every rank calls this.
 
+    The system frees the lock when this process ends, for whatever reason.
+
     Raises:
         TrainerError: the directory cannot be made, another job holds it, or a rank sees a different directory.
     """
-    holder = [""]
+    path, holder = os.path.join(out, LOCK), f"process {os.getpid()} on {platform.node()}, {secrets.token_hex(8)}"
+    seen = [holder]
     with ExitStack() as stack:
         with together(f"{out} cannot be the directory of a run", hint="give a train.out that can be made and written"):
             if distributed.get_rank() == 0:
-                holder = [stack.enter_context(_locked(out))]
-        distributed.broadcast_object_list(holder)
+                _lock(out, holder, stack)
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())  # a network file system shows it to others then
+        distributed.broadcast_object_list(seen)
         with together():
-            _look_for(out, holder[0])
+            _look_for(path, seen[0])
         yield
 
 
-@contextmanager
-def _locked(out: str) -> Iterator[str]:
-    """Make a directory, and lock it. The system frees the lock when this process ends, for whatever reason.
-
-    Yields:
-        What the lock file now holds, for `_look_for`.
-
-    Raises:
-        TrainerError: another job holds it.
-        OSError: the directory cannot be made or written.
-    """
-    path, holder = os.path.join(out, LOCK), f"process {os.getpid()} on {platform.node()}, {secrets.token_hex(8)}"
+def _lock(out: str, holder: str, stack: ExitStack) -> None:
     lease = PosixStore(out).lease(LOCK)
-    with ExitStack() as stack:
-        try:
-            if not stack.enter_context(lease.hold(holder)):
-                sys.stderr.write(f"warning: {path} cannot be locked here: run one job at a time in {out}\n")
-        except BlockingIOError as error:
-            raise TrainerError(
-                f"{out} is in use by another job: {(lease.holder() or 'a process').partition(',')[0]} holds {path}",
-                hint="wait until that job has ended, or give another train.out",
-            ) from error
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())  # a network file system shows it to others then
-        yield holder
+    try:
+        if not stack.enter_context(lease.hold(holder)):
+            sys.stderr.write(f"warning: {out}/{LOCK} cannot be locked here: run one job at a time in {out}\n")
+    except BlockingIOError as error:
+        raise TrainerError(
+            f"{out} is in use by another job: {(lease.holder() or 'a process').partition(',')[0]} holds {out}/{LOCK}",
+            hint="wait until that job has ended, or give another train.out",
+        ) from error
 
 
-def _look_for(out: str, holder: str) -> None:
+def _look_for(path: str, holder: str) -> None:
     """Wait until this process sees what the one that locked the directory wrote there.
 
     Raises:
         TrainerError: it sees something else: another directory of the same name, as on a disk of its own.
     """
-    path, deadline = os.path.join(out, LOCK), time.monotonic() + SEEN_SECONDS
+    deadline = time.monotonic() + SEEN_SECONDS
     while True:
         with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
             if file.read() == holder:
