@@ -75,8 +75,8 @@ quickstart/raw/stamp: recipes/quickstart_corpus.py | $(VENV)/stamp-run
 # A file of tokshard/ROOM or tests/ROOM stands for the tests of that room; if nothing differs, all rooms are tested.
 BASE ?= HEAD
 ROOMS = $(shell { git diff --name-only $(BASE); git ls-files --others --exclude-standard; } | cut -d/ -f1,2 \
-	| sed -n -E -e 's,^tokshard/jobs$$,tests/runtime tests/trainer,p' -e 's,^tokshard/interop$$,tests/interop tests/pipeline,p' \
-	-e 's,^tokshard/[a-z]+\.py$$,tests/cli,p' -e 's,^(tokshard|tests)/([a-z]+)$$,tests/\2,p' | sort -u)
+	| sed -n -E -e 's,^tokshard/run_files$$,tests/run_files tests/trainer,p' -e 's,^tokshard/interop$$,tests/interop tests/pipeline,p' \
+	-e 's,^tokshard/[a-z]+\.py$$,tests/cli,p' -e 's,^(tokshard|tests)/([a-z_]+)$$,tests/\2,p' | sort -u)
 
 check: lint
 	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -q -n 2 tests/architecture $(or $(wildcard $(ROOMS)),tests)

@@ -12,8 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-from tokshard.jobs.metrics_file import row_digest, step_digest
-from tokshard.jobs.recipe import load_config
+from tokshard.run_files.recipe import load_config
+from tokshard.trainer.metrics_file import row_digest, step_digest
 
 
 def main() -> None:

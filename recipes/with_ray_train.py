@@ -13,7 +13,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 
 def run(arguments):
-    from tokshard.jobs.recipe import load_config
+    from tokshard.run_files.recipe import load_config
     from tokshard.trainer.loop import train
 
     train(load_config(arguments["recipe"], arguments["overrides"]))  # uses the process group that Ray Train has made

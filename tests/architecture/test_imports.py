@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import shutil
 import subprocess
 import sys
@@ -42,26 +43,35 @@ WRONG_ARROWS = [
     ("interop/tokens/megatron.py", "tokshard.pipeline.options"),
     ("interop/tokens/megatron.py", "tokshard.runtime.plan"),
     ("interop/tokens/lists.py", "tokenizers"),
-    ("interop/llama.py", "torch"),
-    ("interop/llama.py", "tokshard.jobs.recipe"),
+    ("interop/export/destination.py", "torch"),
+    ("interop/export/destination.py", "tokshard.run_files.recipe"),
     ("pipeline/build.py", "tokshard.runtime.plan"),
     ("pipeline/build.py", "tokshard.trainer.loop"),
     ("runtime/plan.py", "torch"),
     ("runtime/plan.py", "tokshard.trainer.loop"),
-    ("runtime/plan.py", "tokshard.jobs.plan_file"),
+    ("runtime/plan.py", "tokshard.run_files.plan_file"),
     ("runtime/order/windows.py", "pyarrow"),
+    ("runtime/order/windows.py", "tokshard.runtime.plan"),
+    ("runtime/order/windows.py", "tokshard.store.posix"),
+    ("runtime/plan.py", "tokshard.format.corpus"),
     ("runtime/loader.py", "torch"),
     ("runtime/prefetch.py", "tokshard.runtime.tensors"),
     ("runtime/shards.py", "tokshard.pipeline"),
     ("runtime/shards.py", "torch"),
     ("inspect/corpus/report.py", "tokshard.inspect.plan.run"),
-    ("jobs/plan_file.py", "tokshard.inspect.plan.run"),
-    ("jobs/plan_file.py", "torch"),
-    ("jobs/recipe.py", "torch"),
-    ("jobs/recipe.py", "tokshard.interop.llama"),
-    ("jobs/checkpoint_directory.py", "tokshard.trainer.checkpoint"),
-    ("torch_gaps/chunked_loss.py", "tokshard.runtime.batches"),
-    ("torch_gaps/chunked_loss.py", "tokshard.errors"),
+    ("run_files/plan_file.py", "tokshard.inspect.plan.run"),
+    ("run_files/plan_file.py", "torch"),
+    ("run_files/recipe.py", "torch"),
+    ("run_files/recipe.py", "tokshard.interop.export.destination"),
+    ("run_files/checkpoint_directory.py", "tokshard.trainer.checkpoint"),
+    ("trainer/backports/chunked_loss.py", "tokshard.runtime.batches"),
+    ("trainer/backports/chunked_loss.py", "tokshard.errors"),
+    ("run_files/recipe.py", "tokshard.runtime.tensors"),
+    ("run_files/strict_toml.py", "tokshard.run_files.plan_file"),
+    ("interop/tokens/flat.py", "tokshard.interop.export.files"),
+    ("interop/conversion.py", "tokshard.interop.tokenizers"),
+    ("trainer/model.py", "tokshard.trainer.parallel"),
+    ("trainer/launcher.py", "tokshard.trainer.loop"),
     ("trainer/loop.py", "tokshard.pipeline"),
     ("trainer/loop.py", "tokshard.inspect"),
     ("trainer/loop.py", "tokshard.format.opening"),
@@ -198,6 +208,18 @@ def test_help_answers_without_a_heavy_library():
     modules = imported_modules("-m", "tokshard", "--help")
     assert "tokshard.cli.main" in modules
     assert modules.isdisjoint({"torch", "pyarrow", "tokenizers", "numpy"})
+
+
+def test_interop_and_what_describes_a_job_import_no_torch_also_late():
+    """But for the module that reads what torch has saved, which is imported where such a file is given."""
+    rooms = [ROOT / "tokshard" / name for name in ("interop", "run_files")]
+    paths = {_name_of(path, ROOT / "tokshard"): path for room in rooms for path in room.rglob("*.py")}
+    late = {
+        name for name, path in paths.items() if re.search(r"^\s*(import|from) torch\b", path.read_text(), re.MULTILINE)
+    }
+    assert late == {"tokshard.run_files.torch_checkpoints"}
+    modules = imported_modules("-c", f"import {', '.join(sorted(paths.keys() - late))}")
+    assert modules.isdisjoint({"torch"})
 
 
 def test_the_order_of_a_plan_imports_neither_torch_nor_arrow():

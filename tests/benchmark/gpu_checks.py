@@ -27,10 +27,10 @@ from torch.distributed.tensor import DTensor
 
 from tests.benchmark.gpu_attention import WrongError, flex, varlen
 from tests.benchmark.gpu_children import child, last_lines, lines_of, run
-from tokshard.jobs.checkpoint_directory import State, check_hashes
-from tokshard.jobs.model_shape import Shape
-from tokshard.jobs.recipe import Compute, Optimizer, Parallel, resolve
-from tokshard.jobs.torch_checkpoints import load_checkpoint
+from tokshard.run_files.checkpoint_directory import State, check_hashes
+from tokshard.run_files.model_shape import Shape
+from tokshard.run_files.recipe import Compute, Optimizer, Parallel, resolve
+from tokshard.run_files.torch_checkpoints import load_checkpoint
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
@@ -138,14 +138,14 @@ def batches(place: Place) -> dict[str, Any]:
 def no_sync(place: Place) -> dict[str, Any]:
     """Five steps of the trainer in which torch raises when the host waits for the device."""
     switched: list[int] = []
-    before = loop.Upkeep.before
+    end_step = loop.Report.end_step
 
-    def switch(upkeep: Any, step: int) -> None:
-        before(upkeep, step)
-        if step in (4, 9):  # 4 to 8 are strict
+    def switch(report: Any, step: int, rate: float) -> None:
+        end_step(report, step, rate)
+        if step in (3, 8):  # 4 to 8 are strict
             switched.append(step)
             if place.has_gpu:
-                torch.cuda.set_sync_debug_mode("error" if step == 4 else "default")
+                torch.cuda.set_sync_debug_mode("error" if step == 3 else "default")
 
     if place.has_gpu:
         torch.cuda.set_sync_debug_mode("error")
@@ -155,10 +155,10 @@ def no_sync(place: Place) -> dict[str, Any]:
             torch.cuda.set_sync_debug_mode("default")
         else:
             raise WrongError("torch does not notice a sync")
-    with patch.object(loop.Upkeep, "before", switch):
+    with patch.object(loop.Report, "end_step", switch):
         train(place, "out", train__stop_after=10)
-    if switched != [4, 9]:
-        raise WrongError(f"the mode was switched before steps {switched}")
+    if switched != [3, 8]:
+        raise WrongError(f"the mode was switched after steps {switched}")
     if not place.has_gpu:
         raise NotRun("syncs are seen on CUDA only; the steps ran")
     return {"steps": 5}

@@ -137,7 +137,7 @@ def test_a_finite_pass_is_read_again_until_the_time_is_over(shell, mix, tmp_path
         (["nowhere.toml"], "nowhere.toml: No such file or directory", "give a mix such as mix.toml, or a corpus"),
         (["mix.toml", "--workers", "one"], "'one' is not a list of whole numbers such as 0,1,2", "bench --help"),
         (["mix.toml", "--gpu-tokens", "0"], "invalid value for '--gpu-tokens': must be at least 1", "bench --help"),
-        (["mix.toml", "--seq-len", "0"], "mix.toml: seq_len is 0, expected at least 1", "change it"),
+        (["mix.toml", "--seq-len", "0"], "mix.toml: Expected `int` >= 1 - at `seq_len`", "seq_len = 4096"),
         (["mix.toml", "--gpu-token", "5"], "no option --gpu-token", "did you mean --gpu-tokens?"),
         (["wrong.toml"], "wrong.toml: no key sed", "did you mean seed?"),
     ],

@@ -14,7 +14,7 @@ from tests.inspect.pages import write_mix
 from tokshard.cli.main import run
 from tokshard.cli.output_file import is_stdout, output_file
 from tokshard.errors import UsageError
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime.cursor_json import save_cursor
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.cli.main import run
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime.tensors import StreamingLoader
 
 MIX = 'corpora = { code = "code", prose = "prose" }\nweights = { code = 3, prose = 1 }\n'

@@ -15,7 +15,7 @@ from tests.contract.builds import WORDS
 from tokshard import open_corpus
 from tokshard.cli.main import run
 from tokshard.errors import PlanError
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime.tensors import StreamingLoader
 
 TOKENIZER = Path(__file__).parents[2] / "recipes" / "tokenizer"

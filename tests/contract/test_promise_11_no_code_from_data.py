@@ -1,7 +1,7 @@
 """Promise 11: no file that a user is handed is unpickled or executed.
 
 Checkpoints are tested where they are read, in ``tests/trainer/test_checkpoint.py`` and
-``tests/runtime/test_checkpoints.py``; repositories of the hub in ``tests/pipeline/test_hub.py``.
+``tests/run_files/test_saved_state.py``; repositories of the hub in ``tests/pipeline/test_hub.py``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes
 from tokshard.inspect.corpus.documents import search
 from tokshard.inspect.verify.verification import check_hashes
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files.plan_file import load_mix
 
 TEXTS = ["def main(): pass", "nothing here\x1b[2J", "a main and a main", "M\u00e4in \u6570\u636e", "(main"]
 

@@ -10,7 +10,7 @@ from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import DocumentReader, RankView, trace_samples, trace_steps
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime.cursor_json import save_cursor
 from tokshard.runtime.plan import StreamPlan
 

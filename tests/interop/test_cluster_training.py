@@ -276,7 +276,7 @@ def test_deleted_pods_save_and_the_next_ones_continue(
 
 
 def test_the_recipe_of_the_clusters_is_one_that_the_trainer_reads() -> None:
-    from tokshard.jobs.recipe import load_config
+    from tokshard.run_files.recipe import load_config
 
     config = load_config(str(RECIPES / "train_7b.toml"), ["parallel.replicas=8"])
     assert config.data.global_batch_size % 64 == 0

@@ -348,9 +348,6 @@ def test_a_document_that_the_format_cannot_hold_is_named(corpus, tmp_path, monke
         (["--format", "hf", "--file-bytes", "100"], "too small"),
         (["--format", "hf", "--split", "../train"], "name of a split"),
         (["--format", "mds", "--no-columns"], "mds holds no columns but the ids"),
-        (["--format", "mds", "--push", "me/data"], "--push goes with"),
-        (["--format", "hf", "--push", "data"], "not the name of a data set"),
-        (["--format", "hf", "--public"], "--public goes with"),
         (["--format", "pickle"], "pickle"),
     ],
 )

@@ -18,7 +18,7 @@ from typing import Self
 
 import pytest
 
-from tokshard.jobs.plan_file import Mix
+from tokshard.run_files.plan_file import Mix
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -26,7 +26,7 @@ PAGES = [
     for name in (
         "README.md",
         "tokshard/cli/README.md",
-        "tokshard/jobs/README.md",
+        "tokshard/run_files/README.md",
         "recipes/README.md",
         "recipes/clusters.md",
     )
@@ -115,7 +115,7 @@ def serve() -> None:
     import tokshard.cli.inspect
     import tokshard.cli.main
     import tokshard.cli.trace
-    import tokshard.jobs.torch_checkpoints
+    import tokshard.run_files.torch_checkpoints
     import tokshard.runtime.tensors  # noqa: F401
 
     for line in sys.stdin:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
 from tokshard.errors import PlanError, PlanMismatchError, UsageError
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource

@@ -22,7 +22,7 @@ from tests.store import memory
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard.errors import DamagedCorpusError, PlanError, StoreError, UsageError
 from tokshard.format import stride_hashes
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime import NumpyLoader, StreamPlan, ranged, steps
 from tokshard.runtime.cache import Cache
 from tokshard.runtime.order.tables import AHEAD

@@ -76,7 +76,7 @@ def test_a_store_that_fails_for_one_rank_ends_the_trainer_on_all_and_a_plain_loa
 
 def run_rank(rank: int, directory: Path, bucket: str, group_port: int) -> None:
     from tokshard.errors import TokshardError
-    from tokshard.jobs.recipe import Parallel, resolve
+    from tokshard.run_files.recipe import Parallel, resolve
     from tokshard.runtime import StreamingLoader
     from tokshard.store.requests import RemoteOptions
     from tokshard.trainer.loop import train

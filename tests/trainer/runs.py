@@ -114,7 +114,7 @@ def free_port() -> int:
 
 
 def fork_rank(rank: int, world_size: int, port: int, jobs: list[dict[str, Any]]) -> int:
-    from tokshard.jobs.recipe import Parallel, resolve
+    from tokshard.run_files.recipe import Parallel, resolve
     from tokshard.trainer.loop import train
     from tokshard.trainer.parallel import process_group
 

@@ -21,12 +21,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError, TokshardError, TrainerError
-from tokshard.jobs.checkpoint_directory import COMPLETE, STATE_FILE, State, delete_old
-from tokshard.jobs.model_shape import Shape
-from tokshard.jobs.plan_file import load_mix
-from tokshard.jobs.recipe import Optimizer, Parallel
-from tokshard.jobs.saved_state import read_state
-from tokshard.jobs.torch_checkpoints import read_metadata
+from tokshard.run_files.checkpoint_directory import COMPLETE, STATE_FILE, State, delete_old
+from tokshard.run_files.model_shape import Shape
+from tokshard.run_files.plan_file import load_mix
+from tokshard.run_files.recipe import Optimizer, Parallel
+from tokshard.run_files.saved_state import read_state
+from tokshard.run_files.torch_checkpoints import read_metadata
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import checkpoint

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import UsageError
-from tokshard.jobs.model_shape import Shape
-from tokshard.jobs.recipe import Compute, Optimizer, Parallel, check_ranks, resolve
+from tokshard.run_files.model_shape import Shape
+from tokshard.run_files.recipe import Compute, Optimizer, Parallel, check_ranks, resolve
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer import attention

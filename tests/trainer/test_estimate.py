@@ -12,9 +12,9 @@ import torch
 from torch import distributed
 
 from tokshard.errors import CorpusError
-from tokshard.jobs.recipe import resolve
-from tokshard.torch_gaps.step_ledger import COLLECTIVES, StepLedger, fake_group
+from tokshard.run_files.recipe import resolve
 from tokshard.trainer.estimate import Estimate, estimate, main
+from tokshard.trainer.step_ledger import COLLECTIVES, StepLedger, fake_group
 
 NUM_LAYERS, DIM, IDS = 2, 64, 256
 SMALL = {"dim": DIM, "num_layers": NUM_LAYERS, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 128, "vocab_size": IDS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,16 @@ import torch
 from tests.corpora import write_corpus
 from tests.trainer.runs import configuration, corpora, corpus, evaluations_of, lines_of, steps_of, tokenizer
 from tokshard.errors import TrainerError, UsageError
-from tokshard.jobs.launcher import Interrupted
-from tokshard.jobs.metrics_file import MetricsFile
-from tokshard.jobs.model_shape import Shape
-from tokshard.jobs.recipe import resolve
+from tokshard.run_files.model_shape import Shape
+from tokshard.run_files.recipe import resolve
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer.evaluate import Evaluation
+from tokshard.trainer.evaluate import Evaluation, evaluation_plan
+from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.loop import train
 from tokshard.trainer.losses import sum_of_losses
+from tokshard.trainer.metrics_file import MetricsFile
 from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 
@@ -60,6 +61,16 @@ def test_a_run_that_is_evaluated_trains_as_one_that_is_not(paths: dict[str, str]
     assert found[3]["held out"]["loss"] < found[2]["held out"]["loss"]
     saved = tmp_path / "evaluated" / "checkpoints"
     assert sorted(path.name for path in saved.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_evaluation_corpora_share_the_memory_of_the_trained_ones_also_in_another_process(paths: dict[str, str]) -> None:
+    """`memory_bytes` limits a process, whatever it reads."""
+    settings = resolve(small(paths, Path("out"), evaluation__corpora=paths, data__memory_bytes="1MiB"))
+    trained = settings.data.plan()
+    plans = [trained, *(evaluation_plan(name, settings, trained) for name in paths)]
+    for each in (plans, pickle.loads(pickle.dumps(plans))):
+        caches = {id(source.cache): source.cache for plan in each for source in plan.sources}
+        assert [cache.memory_bytes for cache in caches.values()] == [1 << 20]
 
 
 def test_the_loss_is_that_of_every_target_of_the_corpus(paths: dict[str, str], tmp_path: Path) -> None:
@@ -113,7 +124,7 @@ def test_a_signal_ends_an_evaluation_and_leaves_the_parameters_sharded(paths: di
         model.register_forward_hook(lambda *_: received.append(15))
         with pytest.raises(Interrupted) as stop:
             evaluation.losses(model, 1)
-        assert stop.value.number == 15
+        assert stop.value.args == (15,)
         assert received == [15]
         assert {name: type(value) for name, value in model.named_parameters()} == before
 

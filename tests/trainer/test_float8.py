@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.trainer.runs import configuration
 from tests.trainer.test_compute import SHAPE, batches, gradients
 from tokshard.errors import UsageError
-from tokshard.jobs.recipe import Parallel, resolve
+from tokshard.run_files.recipe import Parallel, resolve
 from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.parallel import make_mesh, process_group, sharded_model
 

@@ -19,14 +19,13 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.trainer.runs import SMALL, configuration, corpora, steps_of
 from tokshard.errors import LoaderError, TokshardError, TrainerError, UsageError
-from tokshard.jobs.metrics_file import MetricsFile
-from tokshard.jobs.recipe import Parallel, resolve
+from tokshard.run_files.recipe import Parallel, resolve
 from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer import loop
 from tokshard.trainer.loop import gradient_scale, train
-from tokshard.trainer.metrics import Sums
+from tokshard.trainer.metrics_file import MetricsFile
 from tokshard.trainer.parallel import process_group
-from tokshard.trainer.upkeep import held
+from tokshard.trainer.run_directory import run_directory
 
 # DCP of torch 2.13 itself warns
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -85,8 +84,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path: Pa
 @pytest.mark.parametrize(("clip_norm", "expected"), [(0.0, 5.0), (1.0, 1.0), (7.0, 5.0)])
 def test_a_gradient_is_clipped_to_the_largest_norm_and_0_means_no_limit(clip_norm: float, expected: float) -> None:
     gradient, targets = torch.tensor([30.0, 40.0]), torch.tensor(10.0, dtype=torch.float64)
-    sums = Sums(targets=targets, norm=gradient.double().norm() / targets, is_lost=torch.tensor(False))
-    assert (gradient / gradient_scale(sums, clip_norm)).norm().item() == pytest.approx(expected, rel=1e-4)
+    scale = gradient_scale(targets, gradient.double().norm() / targets, clip_norm)
+    assert (gradient / scale).norm().item() == pytest.approx(expected, rel=1e-4)
 
 
 def with_an_infinite_gradient(monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
@@ -166,7 +165,7 @@ def test_a_run_continues_without_an_output_that_takes_its_lines(
 
 def test_a_second_job_with_the_same_out_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:
     fields = small(tmp_path, train__stop_after=1)
-    with process_group(Parallel(device="cpu")), held(str(tmp_path / "out")):
+    with process_group(Parallel(device="cpu")), run_directory(str(tmp_path / "out")):
         with pytest.raises(TrainerError, match=rf"in use by another job: process {os.getpid()} on "):
             train(resolve(fields))
         assert os.listdir(tmp_path / "out") == ["run.lock"]

@@ -10,7 +10,7 @@ import pytest
 from msgspec.json import decode
 
 from tokshard.errors import TrainerError
-from tokshard.jobs.metrics_file import MetricsFile
+from tokshard.trainer.metrics_file import MetricsFile
 
 
 def lines(*steps: int) -> str:

@@ -12,8 +12,8 @@ import torch
 from tests.runtime.sources import ListSource
 from tests.trainer.runs import corpora
 from tokshard.errors import UsageError
-from tokshard.jobs.model_shape import PRESETS, Model, Shape, model_shape
-from tokshard.jobs.recipe import Optimizer, vocabulary_of
+from tokshard.run_files.model_shape import PRESETS, Model, Shape, model_shape
+from tokshard.run_files.recipe import Optimizer, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer.attention import Documents

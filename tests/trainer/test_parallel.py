@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokshard.errors import UsageError
-from tokshard.jobs.launcher import device_index, rank_of
+from tokshard.trainer.launcher import device_index, rank_of
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node", "MASTER_PORT": "1"}
 

@@ -112,9 +112,9 @@ def run_of(directory: Path, name: str, **changes: Any) -> dict[str, Any]:
 
 def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from tests.trainer.test_checkpoint import trained
-    from tokshard.jobs import checkpoint_directory
+    from tokshard.run_files import checkpoint_directory
     from tokshard.trainer import checkpoint
-    from tokshard.trainer.upkeep import held
+    from tokshard.trainer.run_directory import run_directory
 
     state = checkpoint_directory.State(step=1, loader={}, config={})
 
@@ -137,10 +137,10 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
     yield "a flipped bit in a file of rank 1's part", lambda: checkpoint.load(str(path), *trained(seed=1))
 
     def hold() -> None:
-        with held(str(directory / f"disk-{rank}")):
+        with run_directory(str(directory / f"disk-{rank}")):
             pass
 
-    with patch("tokshard.jobs.run_lock.SEEN_SECONDS", 0):
+    with patch("tokshard.trainer.run_directory.SEEN_SECONDS", 0):
         yield "the disks differ at the start", hold
     yield "the disks differ in a save", lambda: save(f"disk-{rank}")
     yield from cases_of_asynchronous_saves(directory)
@@ -148,8 +148,8 @@ def cases(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object
 
 
 def cases_of_asynchronous_saves(directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    from tokshard.jobs import checkpoint_directory
-    from tokshard.jobs.recipe import resolve
+    from tokshard.run_files import checkpoint_directory
+    from tokshard.run_files.recipe import resolve
     from tokshard.runtime.tensors import StreamingLoader
     from tokshard.trainer import checkpoint
     from tokshard.trainer.loop import train
@@ -179,7 +179,7 @@ def cases_of_asynchronous_saves(directory: Path) -> Iterator[tuple[str, Callable
 
 def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from tokshard.errors import LoaderError, TrainerError
-    from tokshard.jobs.recipe import resolve
+    from tokshard.run_files.recipe import resolve
     from tokshard.runtime.tensors import StreamingLoader
     from tokshard.trainer import loop, metrics
     from tokshard.trainer.loop import train
@@ -244,7 +244,7 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
 
 
 def cases_of_masks(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    from tokshard.jobs.recipe import resolve
+    from tokshard.run_files.recipe import resolve
     from tokshard.runtime import masks
     from tokshard.trainer.loop import train
 
@@ -277,21 +277,20 @@ def differences_of_an_import(directory: Path) -> str:
     from torch import distributed
     from torch.distributed.tensor import DTensor
 
-    from tokshard.interop import llama
-    from tokshard.jobs.model_shape import Shape
-    from tokshard.jobs.recipe import Compute, Parallel
+    from tokshard.run_files.model_shape import Shape
+    from tokshard.run_files.recipe import Compute, Parallel
+    from tokshard.trainer.hugging_face import WEIGHTS, load_weights, name_of, write_config
     from tokshard.trainer.model import Transformer, initialise
     from tokshard.trainer.parallel import make_mesh, sharded_model
-    from tokshard.trainer.weights import load_weights
 
     shape = Shape(dim=12, num_layers=1, num_heads=2, num_kv_heads=1, hidden_dim=10, vocab_size=21)
     whole = Transformer(shape)
     initialise(whole, seed=1)
-    expected = {llama.name_of(name): value.detach() for name, value in whole.named_parameters()}
+    expected = {name_of(name): value.detach() for name, value in whole.named_parameters()}
     if distributed.get_rank() == 0:
         directory.mkdir()
-        save_file(expected, directory / llama.WEIGHTS)
-        llama.write_config(str(directory), dataclasses.asdict(shape), seq_len=8, dtype="fp32", special={})
+        save_file(expected, directory / WEIGHTS)
+        write_config(str(directory), shape, seq_len=8, dtype="fp32", special={})
     distributed.barrier()
     padded = dataclasses.replace(shape, vocab_size=32)
     sharded = sharded_model(padded, make_mesh(Parallel(), torch.device("cpu")), Parallel(), Compute())
@@ -299,7 +298,7 @@ def differences_of_an_import(directory: Path) -> str:
     different = []
     for name, parameter in sharded.named_parameters():
         assert isinstance(parameter, DTensor)
-        value, of_file = parameter.full_tensor(), expected[llama.name_of(name)]
+        value, of_file = parameter.full_tensor(), expected[name_of(name)]
         if not torch.equal(value[: len(of_file)], of_file) or value[len(of_file) :].any():
             different.append(name)
     return ", ".join(different) or f"none of {len(expected)}"
@@ -307,7 +306,7 @@ def differences_of_an_import(directory: Path) -> str:
 
 def wait_for_a_rank_that_hangs(rank: int, directory: Path) -> None:
     """Rank 1 has no batch for the third step until rank 0 has ended with an error."""
-    from tokshard.jobs.recipe import resolve
+    from tokshard.run_files.recipe import resolve
     from tokshard.runtime.tensors import StreamingLoader
     from tokshard.trainer.loop import train
 
@@ -327,7 +326,7 @@ def run_rank(rank: int, directory: Path, port: int) -> None:
     from torch import distributed
 
     from tokshard.errors import TokshardError, TrainerError
-    from tokshard.jobs.recipe import Parallel
+    from tokshard.run_files.recipe import Parallel
     from tokshard.trainer.parallel import process_group
 
     place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}

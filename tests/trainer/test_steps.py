@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trainer.runs import configuration, corpora, steps_of
-from tokshard.errors import PlanError, UsageError
+from tests.trainer.runs import ROOT, configuration, corpora, lines_of, steps_of
+from tokshard.errors import PlanError
 from tokshard.inspect.plan.run import open_run
-from tokshard.jobs.metrics_file import scalars
-from tokshard.jobs.model_shape import PRESETS, Shape, peak_tflops, training_flops
-from tokshard.jobs.recipe import resolve
+from tokshard.run_files import recipe
+from tokshard.run_files.model_shape import PRESETS, Shape, peak_tflops, training_flops
+from tokshard.run_files.recipe import resolve
 from tokshard.runtime.tensors import Batch
-from tokshard.trainer import loop, metrics, upkeep
+from tokshard.trainer import garbage, loop, metrics
 from tokshard.trainer.loop import train
-from tokshard.trainer.metrics import Meter
+from tokshard.trainer.metrics import Report
+from tokshard.trainer.metrics_file import scalars
 from tokshard.trainer.model import Transformer
 
 SMALL = {"preset": "10M", "dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "hidden_dim": 16}
@@ -78,15 +79,15 @@ def test_a_step_has_one_collective_of_its_own_and_is_read_when_the_next_is_under
                 steps[-1][name] += 1
             return function(*args, **(kwargs or {}))
 
-    end, add, tolist = Meter.end_step, Meter.add_up, torch.Tensor.tolist
+    end, add, tolist = Report.end_step, Report.add_up, torch.Tensor.tolist
 
     def listed(tensor: torch.Tensor) -> Any:
         if tensor.dtype == torch.float64:
             reads.append(len(added))
         return tolist(tensor)
 
-    monkeypatch.setattr(Meter, "add_up", lambda *given, **by_name: added.append(1) or add(*given, **by_name))
-    monkeypatch.setattr(Meter, "end_step", lambda *given: steps.append(Counter()) or end(*given))
+    monkeypatch.setattr(Report, "add_up", lambda *given, **by_name: added.append(1) or add(*given, **by_name))
+    monkeypatch.setattr(Report, "end_step", lambda *given: steps.append(Counter()) or end(*given))
     monkeypatch.setattr(torch.Tensor, "tolist", listed)
     for name in ("item", "cpu", "__float__", "__bool__", "__int__"):
         waits = getattr(torch.Tensor, name)
@@ -252,9 +253,10 @@ def test_garbage_is_collected_every_few_steps_and_by_python_again_afterwards(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected: list[bool] = []
-    monkeypatch.setattr(upkeep.gc, "collect", lambda *_: collected.append(gc.isenabled()))
-    run(train__steps=5, train__gc_every=2)
-    assert collected == [False] * 3  # before steps 2, 4 and 6
+    monkeypatch.setattr(gc, "collect", lambda *_: collected.append(gc.isenabled()))
+    monkeypatch.setattr(garbage, "EVERY_STEPS", 2)
+    run(train__steps=5)
+    assert collected == [False] * 2  # after steps 2 and 4
     assert gc.isenabled()
 
 
@@ -270,23 +272,37 @@ def test_numbers_of_a_step_are_scalars_by_name() -> None:
     assert list(scalars(record)) == [("loss", 1.5), ("corpora/code/tokens", 4)]
 
 
-def test_tensorboard_that_is_not_installed_is_named_with_its_command(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UsageError, match=r"train\.tensorboard needs the package tensorboard") as error:
-        run(train__steps=1, train__tensorboard=True)
-    assert error.value.hint == "pip install 'tokshard[tensorboard]'"
+def test_a_program_gets_every_line_of_the_metrics(paths: dict[str, str], tmp_path: Path) -> None:
+    given: list[dict[str, Any]] = []
+    steps = {"train__steps": 3, "train__skip": [[2, 3]], "optimizer__warmup_steps": 0}
+    fields = configuration(paths, tmp_path / "out", **steps, evaluation__corpora={"held out": paths["code"]})
+    assert (
+        train(resolve(fields | {"model": SMALL}), on_record=lambda record: given.append(json.loads(json.dumps(record))))
+        == 0
+    )
+    assert given == lines_of(tmp_path / "out")
+    assert [("evaluation" in record, record["step"]) for record in given] == [
+        (False, 1),
+        (False, 2),
+        (False, 3),
+        (True, 3),
+    ]
 
 
 @pytest.mark.interop
-def test_tensorboard_shows_what_the_metrics_say_once(run: Any, tmp_path: Path) -> None:
+def test_tensorboard_shows_what_the_metrics_say_as_the_page_has_it(
+    paths: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run(train__steps=4, train__stop_after=3, checkpoint__every=2, train__tensorboard=True)
-    path = tmp_path / "out" / "checkpoints" / "step-00000003"
-    path.rename(path.with_suffix(".bak"))
-    run(train__steps=4, train__tensorboard=True)
-    board = EventAccumulator(str(tmp_path / "out" / "tensorboard")).Reload()
-    steps = steps_of(tmp_path / "out")
+    page = (ROOT / "tokshard" / "trainer" / "README.md").read_text(encoding="utf-8")
+    (program,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "SummaryWriter" in block)
+    fields = configuration(paths, tmp_path / "run", train__steps=3, optimizer__warmup_steps=0) | {"model": SMALL}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(recipe, "load_config", lambda *_: resolve(fields))
+    exec(program, {})
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    steps = steps_of(tmp_path / "run")
     assert [(of.step, of.value) for of in board.Scalars("loss")] == [
         (of["step"], pytest.approx(of["loss"])) for of in steps
     ]

@@ -13,7 +13,7 @@ from tokshard.cli.plans import plan_options
 from tokshard.cli.progress import stage_progress
 from tokshard.cli.sizes import POSITIVE_COUNT, WholeNumbers
 from tokshard.inspect.plan.bench import measure_speed
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files.plan_file import load_mix
 
 DEFAULTS = {"seq_len": 4_096, "global_batch_size": 8}
 """Good enough for a measurement; for training these must be given."""

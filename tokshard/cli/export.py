@@ -13,7 +13,6 @@ from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import BYTES
 from tokshard.interop.export.export import FORMATS, Export, export_corpus
-from tokshard.interop.export.hub import Pushed, check_repository, push
 from tokshard.wording import aligned, bytes_text, counted
 
 _DELIMITERS = click.Choice(["keep", "drop"])
@@ -47,8 +46,6 @@ _DELIMITERS = click.Choice(["keep", "drop"])
     "fms 1GiB, megatron one file]",
 )
 @click.option("--no-columns", is_flag=True, help="With hf: leave out the kept columns.")
-@click.option("--push", "repository", metavar="OWNER/NAME", help="With hf: upload the result to the Hugging Face hub.")
-@click.option("--public", is_flag=True, help="With --push: make a new data set public.  [default: private]")
 @json_option
 @debug_option
 def export(
@@ -61,8 +58,6 @@ def export(
     bos: str,
     file_bytes: int | None,
     no_columns: bool,
-    repository: str | None,
-    public: bool,
     as_json: bool,
 ) -> None:
     """Write the documents of CORPUS, in order, in the format of another loader.
@@ -72,14 +67,8 @@ def export(
     \b
     tokshard export shards/code --format megatron --out megatron/code
     tokshard export shards/code --format mds --out s3://bucket/code --split train
-    tokshard export shards/code --format hf --out hf/code --push OWNER/NAME
+    tokshard export shards/code --format hf --out hf/code
     """  # noqa: D301 - click's mark for lines that are kept
-    if repository is not None:
-        if format_name != "hf":
-            raise click.UsageError("--push goes with --format hf.")
-        check_repository(repository, split=split)
-    elif public:
-        raise click.UsageError("--public goes with --push.")
     started = time.monotonic()
     with byte_progress(f"export {corpus}", unit="tokens") as on_progress:
         done = export_corpus(
@@ -93,16 +82,14 @@ def export(
             with_columns=not no_columns,
             on_progress=on_progress,
         )
-    pushed = None if repository is None else push(done.location, repository, split=split, is_private=not public)
     seconds = time.monotonic() - started
     if as_json:
-        address = {} if pushed is None else {"pushed": dataclasses.asdict(pushed)}
-        click.echo(json.dumps({**dataclasses.asdict(done), **address, "seconds": seconds}))
+        click.echo(json.dumps({**dataclasses.asdict(done), "seconds": seconds}))
     else:
-        click.echo(_text(done, pushed, seconds))
+        click.echo(_text(done, seconds))
 
 
-def _text(done: Export, pushed: Pushed | None, seconds: float) -> str:
+def _text(done: Export, seconds: float) -> str:
     speed = f"{bytes_text(done.num_bytes / max(seconds, 1e-9))}/s"
     lines = [
         ("exported", f"{counted(done.num_documents, 'document')}, {counted(done.num_tokens, 'token')} as {done.dtype}"),
@@ -112,10 +99,6 @@ def _text(done: Export, pushed: Pushed | None, seconds: float) -> str:
     if done.num_left_out:
         lines.append(("left out", f"{counted(done.num_left_out, 'document')} without a token but the delimiters"))
     lines.append(("read it as", done.reading))
-    if pushed is not None:
-        lines.append(
-            ("pushed", f"{pushed.repository}, {'private' if pushed.is_private else 'public'}: {pushed.commit}")
-        )
     return aligned(lines, width=shutil.get_terminal_size().columns)
 
 

@@ -28,7 +28,7 @@ from tokshard.inspect.page.plan import plan_page
 from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import open_run
 from tokshard.inspect.verify.verification import check_hashes
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files.plan_file import load_mix
 from tokshard.wording import bytes_text, one_line
 
 _SAMPLES = 3

@@ -6,7 +6,7 @@ import os
 import sys
 
 from tokshard.errors import TokshardError
-from tokshard.jobs.recipe import load_config
+from tokshard.run_files.recipe import load_config
 
 
 def main(arguments: list[str]) -> int:

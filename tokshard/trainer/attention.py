@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tokshard.torch_gaps.varlen_on_cpu import varlen_attn
+from tokshard.trainer.backports.varlen_on_cpu import varlen_attn
 
 TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """Since torch 2.12."""

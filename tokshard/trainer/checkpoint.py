@@ -1,6 +1,6 @@
 """The tensors of a run in its checkpoints: saved and loaded by any number of ranks.
 
-`tokshard.jobs.checkpoint_directory` says what makes a checkpoint complete, and torch.distributed.checkpoint (DCP)
+`tokshard.run_files.checkpoint_directory` says what makes a checkpoint complete, and torch.distributed.checkpoint (DCP)
 writes and reads the tensors.
 """
 
@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from tokshard.errors import TrainerError
-from tokshard.jobs import checkpoint_directory
-from tokshard.jobs.checkpoint_directory import File, State
-from tokshard.jobs.torch_checkpoints import METADATA_FILE, files_of, load_checkpoint, read_index, read_metadata
+from tokshard.run_files import checkpoint_directory
+from tokshard.run_files.checkpoint_directory import File, State
+from tokshard.run_files.torch_checkpoints import METADATA_FILE, files_of, load_checkpoint, read_index, read_metadata
 from tokshard.trainer.parallel import together
 
 

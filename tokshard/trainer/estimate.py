@@ -16,14 +16,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokshard.errors import TokshardError, UsageError
-from tokshard.jobs.model_shape import model_shape
-from tokshard.jobs.recipe import Config, check_ranks, load_config, vocabulary_of
-from tokshard.torch_gaps.step_ledger import StepLedger, fake_group
+from tokshard.run_files.model_shape import model_shape
+from tokshard.run_files.recipe import Config, check_ranks, load_config, vocabulary_of
 from tokshard.trainer.batches import padding
 from tokshard.trainer.loop import num_parameters
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import make_mesh, sharded_model
+from tokshard.trainer.step_ledger import StepLedger, fake_group
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,13 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from tokshard.errors import TokshardError
-from tokshard.jobs.launcher import Interrupted
-from tokshard.jobs.recipe import Config
+from tokshard.errors import TokshardError, UsageError
+from tokshard.run_files.recipe import Config
 from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.tensors import Batch, StreamingLoader
+from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer
 from tokshard.trainer.parallel import raise_together
@@ -39,7 +40,7 @@ class Evaluation:
 
     def __init__(self, settings: Config, trained: StreamPlan, mesh: DeviceMesh, *, received: Sequence[int]) -> None:
         self._settings, self._mesh, self._received = settings, mesh, received
-        self._plans = {name: settings.evaluation_plan(name, trained) for name in settings.evaluation.corpora}
+        self._plans = {name: evaluation_plan(name, settings, trained) for name in settings.evaluation.corpora}
         self._last_step = 0
 
     def is_due(self, step: int, *, is_end: bool) -> bool:
@@ -89,6 +90,34 @@ class Evaluation:
                 sums[1] += (batch["labels"] != IGNORED).sum()
         distributed.all_reduce(sums)
         return sums
+
+
+def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamPlan:
+    """One finite pass over a corpus of ``[evaluation]``, in an order that does not depend on `data.seed`.
+
+    What is read of it shares the memory of what is trained on, so that `data.memory_bytes` limits the process.
+
+    Raises:
+        TokshardError: the corpus cannot be read, or has another tokenizer.
+    """
+    data = settings.data
+    plan = StreamPlan(
+        {name: settings.evaluation.corpora[name]},
+        seq_len=data.seq_len,
+        epochs=1,
+        take=settings.evaluation.take,
+        block_tokens=data.block_tokens,
+        window_blocks=data.window_blocks,
+        loss_across_documents=data.loss_across_documents,
+        allow_small_blocks=data.allow_small_blocks,
+        cache=next((source.cache for source in trained.sources if isinstance(source, CorpusSource)), None),
+    )
+    if plan.sources[0].tokenizer != trained.sources[0].tokenizer:
+        raise UsageError(
+            f"evaluation.corpora: {name!r} has another tokenizer than the corpora of [data]",
+            hint="build it with the same tokenizer.json",
+        )
+    return plan
 
 
 def _agreed(loader: StreamingLoader, received: Sequence[int]) -> Iterator[Batch]:

@@ -11,25 +11,30 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
-from tokshard.jobs.checkpoint_directory import State
-from tokshard.jobs.launcher import Interrupted, stop_signals
-from tokshard.jobs.model_shape import model_shape
-from tokshard.jobs.recipe import Config, check_start, vocabulary_of
+from tokshard.run_files.checkpoint_directory import State
+from tokshard.run_files.model_shape import model_shape
+from tokshard.run_files.recipe import Config, check_start, vocabulary_of
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer import checkpoint
 from tokshard.trainer.batches import Batches
 from tokshard.trainer.evaluate import Evaluation
+from tokshard.trainer.garbage import collect_after, collected_between_steps
+from tokshard.trainer.hugging_face import load_weights
+from tokshard.trainer.launcher import Interrupted, stop_signals
 from tokshard.trainer.losses import backward, micro_batches
-from tokshard.trainer.metrics import Meter, Sums
+from tokshard.trainer.metrics import OnRecord, Report, StepSums
 from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import learning_rate, make_optimizer
-from tokshard.trainer.parallel import check_same, make_mesh, process_group, sharded_model, together
-from tokshard.trainer.upkeep import Upkeep, held, say
-from tokshard.trainer.weights import load_weights
+from tokshard.trainer.parallel import check_same, make_mesh, process_group, say, sharded_model, together
+from tokshard.trainer.profiling import Profiler
+from tokshard.trainer.run_directory import run_directory
 
 
-def train(settings: Config) -> int:
+def train(settings: Config, *, on_record: OnRecord | None = None) -> int:
     """Run a recipe to its end, continuing from its latest checkpoint if it has one.
+
+    Args:
+        on_record: gets each line of metrics.jsonl on rank 0, as for TensorBoard; an exception of it ends the run.
 
     Returns:
         0, or the number of the signal that stopped the run after a save.
@@ -48,13 +53,13 @@ def train(settings: Config) -> int:
         )
         mesh = make_mesh(settings.parallel, device)
         shape = model_shape(settings.model, vocabulary_of(plan))
-        with held(settings.train.out):
+        with run_directory(settings.train.out):
             model = sharded_model(shape, mesh, settings.parallel, settings.compute)
             optimizer = make_optimizer(model, settings.optimizer)
             with together():
                 batches = Batches(settings, plan, mesh, pin_memory=device.type == "cuda")
                 evaluation = Evaluation(settings, plan, mesh, received=received)
-            meter = Meter(settings.train, batches, shape, device=device, received=received)
+            report = Report(settings.train, batches, shape, device=device, received=received, on_record=on_record)
             saver = checkpoint.Saver(
                 os.path.join(settings.train.out, "checkpoints"),
                 keep=settings.checkpoint.keep,
@@ -62,8 +67,9 @@ def train(settings: Config) -> int:
                 timeout_seconds=settings.parallel.init_timeout_seconds,
                 say=say,
             )
-            with closing(batches), closing(saver), Upkeep(settings.train) as upkeep:
-                return _Run(settings, model, optimizer, batches, meter, saver, upkeep, evaluation).run()
+            profiler = Profiler(settings.train)
+            with closing(batches), closing(saver), closing(profiler), collected_between_steps():
+                return _Run(settings, model, optimizer, batches, report, saver, profiler, evaluation).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,51 +80,51 @@ class _Run:
     model: Transformer
     optimizer: torch.optim.AdamW
     batches: Batches
-    meter: Meter
+    report: Report
     saver: checkpoint.Saver
-    upkeep: Upkeep
+    profiler: Profiler
     evaluation: Evaluation
 
     def run(self) -> int:
         step = saved = self._resume()
         last = min(self.settings.train.steps, self.settings.train.stop_after or self.settings.train.steps)
         is_done = step >= last or self.batches.is_over
-        if not self.meter.open(last_step=step):  # a signal or a crash may have ended the evaluation after this step
+        if not self.report.open(last_step=step):  # a signal or a crash may have ended the evaluation after this step
             self._evaluate(step, is_end=is_done)
         if is_done:
             say(f"step {step}: nothing is left to do")
-            return self.meter.close(step)
-        self.upkeep.before(step + 1)
+            return self.report.close(step)
         for batch in self.batches.after(step):
+            self.profiler.before(step + 1)
             rate = learning_rate(self.settings.optimizer, step, self.settings.train.steps)
             if batch is not None:
                 losses = self.forward_backward(batch)
-                sums = self.meter.add_up(batch, losses, self.squared_norm(), has_failed=self.saver.has_failed)
+                sums = self.report.add_up(batch, losses, self.squared_norm(), has_failed=self.saver.has_failed)
                 self.update(sums, rate)
             step += 1
-            self.meter.end_step(step, rate)
-            self.upkeep.before(step + 1)
+            self.report.end_step(step, rate)
+            collect_after(step)
             if self.settings.checkpoint.every and step % self.settings.checkpoint.every == 0:
                 self._save(step)
                 saved = step
-            if step != last and not self.meter.is_stopped:
+            if step != last and not self.report.is_stopped:
                 self._evaluate(step)
-            if step == last or self.meter.is_stopped:
+            if step == last or self.report.is_stopped:
                 break
-        self.meter.flush()
+        self.report.flush()
         if saved != step:
             self._save(step)
-        self._evaluate(step, is_end=not self.meter.is_stopped)
+        self._evaluate(step, is_end=not self.report.is_stopped)
         self.saver.wait()
-        return self.meter.close(step)
+        return self.report.close(step)
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """The gradient of the sum of all losses, and this rank's losses summed by corpus: float64 [corpora]."""
         num_corpora = len(self.batches.plan.names)
-        losses = torch.zeros(num_corpora, dtype=torch.float64, device=self.meter.device)
+        losses = torch.zeros(num_corpora, dtype=torch.float64, device=self.report.device)
         parts = list(micro_batches(batch, self.settings.train.micro_batch_size))
-        for part, row_losses in backward(self.model, parts, self.meter.device):
-            index = part["corpus_index"].to(self.meter.device, non_blocking=True).clamp(min=0)  # padding: losses of 0
+        for part, row_losses in backward(self.model, parts, self.report.device):
+            index = part["corpus_index"].to(self.report.device, non_blocking=True).clamp(min=0)  # padding: losses of 0
             losses.index_add_(0, index, row_losses.double())
         return losses
 
@@ -127,12 +133,12 @@ class _Run:
         gradients = [_local(parameter.grad) for parameter in self.model.parameters() if parameter.grad is not None]
         return nn.utils.get_total_norm(gradients).double() ** 2 / self.settings.parallel.replicas
 
-    def update(self, sums: Sums, rate: float) -> None:
+    def update(self, sums: StepSums, rate: float) -> None:
         """One step of AdamW with the gradient of the mean loss, clipped. Nothing here waits for the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         # fused AdamW divides by the one, and leaves everything as it was if the other is not 0
-        self.optimizer.grad_scale = gradient_scale(sums, self.settings.optimizer.clip_norm)  # type: ignore[attr-defined]
+        self.optimizer.grad_scale = gradient_scale(sums.targets, sums.norm, self.settings.optimizer.clip_norm)  # type: ignore[attr-defined]
         self.optimizer.found_inf = sums.is_lost.float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -157,30 +163,30 @@ class _Run:
         return state.step
 
     def _save(self, step: int) -> None:
-        self.meter.flush()
+        self.report.flush()
         loader = self.batches.loader.state_dict()
         state = State(step=step, loader=loader, config=dataclasses.asdict(self.settings))
         self.saver.save(self.model, self.optimizer, state)
-        self.meter.restart_clock()
+        self.report.restart_clock()
 
     def _evaluate(self, step: int, *, is_end: bool = False) -> None:
         if self.evaluation.is_due(step, is_end=is_end):
-            self.meter.flush()
+            self.report.flush()
             try:
-                self.meter.write_evaluation(step, self.evaluation.losses(self.model, step))
-            except Interrupted as signal:
-                self.meter.stop(step, signal.number)
-            self.meter.restart_clock()
+                self.report.write_evaluation(step, self.evaluation.losses(self.model, step))
+            except Interrupted as interrupted:
+                self.report.stop(step, *interrupted.args)
+            self.report.restart_clock()
 
 
-def gradient_scale(sums: Sums, clip_norm: float) -> Tensor:
+def gradient_scale(targets: Tensor, norm: Tensor, clip_norm: float) -> Tensor:
     """What divides the gradient of the sum of all losses: fp32 [].
 
     Args:
         clip_norm: largest norm of the gradient of the mean loss; 0: no limit.
     """
-    factor = (clip_norm / (sums.norm + 1e-6)).clamp(max=1) if clip_norm else 1.0
-    return (sums.targets / factor).float()
+    factor = (clip_norm / (norm + 1e-6)).clamp(max=1) if clip_norm else 1.0
+    return (targets / factor).float()
 
 
 def num_parameters(model: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""The figures of a step: added up over all ranks in one vector, and read a step later."""
+"""The figures of a step: added up over all ranks in one vector, and reported a step later."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,32 +18,61 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 from tokshard.errors import TrainerError
-from tokshard.jobs.launcher import STOP_SIGNALS
-from tokshard.jobs.metrics_file import MetricsFile, progress_line, row_digest, step_digest
-from tokshard.jobs.model_shape import Shape, peak_tflops, training_flops
-from tokshard.jobs.recipe import Train
+from tokshard.run_files.model_shape import Shape, peak_tflops, training_flops
+from tokshard.run_files.recipe import Train
 from tokshard.runtime.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer.batches import Batches
-from tokshard.trainer.parallel import raise_together, together
-from tokshard.trainer.upkeep import say
+from tokshard.trainer.launcher import STOP_SIGNALS
+from tokshard.trainer.metrics_file import MetricsFile, progress_line, row_digest, step_digest
+from tokshard.trainer.parallel import raise_together, say, together
+
+OnRecord = Callable[[Mapping[str, Any]], object]
+"""Takes a line of metrics.jsonl."""
 
 DIGEST_SHIFTS = (0, 16, 32, 48)
 """Parts of 16 bits, whose sums over ranks are exact in float64."""
 
 
-class Sums(NamedTuple):
-    """A step over all ranks, on the device.
+class StepSums:
+    """A step over all ranks: one vector of float64, which one all-reduce adds up.
+
+    That is the only collective of a step besides those of FSDP. The sums are copied to the host meanwhile, and `read`
+    there when the next step is under way, so that the host waits for no step that it has just begun.
 
     Args:
-        targets: float64 [], at least 1.
-        norm: float64 [], of the gradient of the mean loss.
-        is_lost: bool [], the step must not change any parameter.
+        losses: float64 [corpora], on the device: the losses of this rank's targets summed by corpus.
+        squared_norm: float64 [], on the device: of this rank's part of the gradient of the sum of all losses.
+        figures: what the host of this rank knows; the sum over ranks of each has a meaning.
+
+    Attributes:
+        targets: float64 [], on the device, at least 1.
+        norm: float64 [], on the device, of the gradient of the mean loss.
+        is_lost: bool [], on the device: the step must not change any parameter.
     """
 
-    targets: Tensor
-    norm: Tensor
-    is_lost: Tensor
+    def __init__(self, losses: Tensor, squared_norm: Tensor, figures: Mapping[str, NDArray[np.float64]]) -> None:
+        sizes = {"losses": len(losses), "squared_norm": 1} | {name: len(of) for name, of in figures.items()}
+        here, self._sizes = torch.from_numpy(np.concatenate(list(figures.values()))), sizes
+        if losses.is_cuda:
+            here = here.pin_memory()
+        sums = torch.cat((losses, squared_norm[None], here.to(losses.device, non_blocking=True)))
+        distributed.all_reduce(sums)
+        self._on_host = sums.to("cpu", non_blocking=True)
+        self._arrival = torch.Event(losses.device) if losses.is_cuda else None
+        if self._arrival is not None:
+            self._arrival.record()
+        of = dict(zip(sizes, torch.split(sums, list(sizes.values())), strict=True))
+        self.targets = of["targets"].sum().clamp(min=1)
+        self.norm = of["squared_norm"][0].sqrt() / self.targets
+        self.is_lost = (of["has_no_batch"][0] > 0) | ~(of["losses"].sum() + self.norm).isfinite()
+
+    def read(self) -> dict[str, list[float]]:
+        """The sums, by name."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        values = iter(self._on_host.tolist())
+        return {name: list(islice(values, size)) for name, size in self._sizes.items()}
 
 
 class _Step(NamedTuple):
@@ -50,32 +80,35 @@ class _Step(NamedTuple):
 
     record: dict[str, Any]
     seconds: float
-    sums: Tensor
-    arrival: torch.Event | None
+    sums: StepSums
 
 
-class Meter:
-    """All figures of the steps, over all ranks.
+class Report:
+    """What the steps were, for ``metrics.jsonl`` and people, and whether the run has to end.
 
-    A rank's figures of a step are one vector on its device, float64, which one all-reduce adds up. The host reads it
-    when the next step is under way, so it waits for no step that it has just begun. Memory and waiting time, of which
-    the largest counts, have a place per rank in the vector.
+    Memory and waiting time, of which the largest counts, have a place per rank in the vector of a step.
 
     Args:
         received: signals, as `stop_signals` collects them.
     """
 
     def __init__(
-        self, settings: Train, batches: Batches, shape: Shape, *, device: torch.device, received: list[int]
+        self,
+        settings: Train,
+        batches: Batches,
+        shape: Shape,
+        *,
+        device: torch.device,
+        received: list[int],
+        on_record: OnRecord | None,
     ) -> None:
         self._settings, self._batches, self._shape, self.device = settings, batches, shape, device
-        self._received = received
+        self._received, self._on_record = received, on_record
         self._rank, self._world_size = distributed.get_rank(), distributed.get_world_size()
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._peak_tflops = settings.peak_tflops or peak_tflops(name)
-        self._sums: tuple[Tensor, torch.Event | None] | None = None
+        self._sums: StepSums | None = None
         self._last: _Step | None = None
-        self._layout = dict[str, int]()
         self._log: MetricsFile | None = None
         self._signal_number, self._has_failed = 0, False
         self.restart_clock()
@@ -91,12 +124,10 @@ class Meter:
         Raises:
             TokshardError: it cannot be written, or its end is not of this run; the same error on all ranks.
         """
-        out = self._settings.out
-        path = os.path.join(out, "metrics.jsonl")
+        path = os.path.join(self._settings.out, "metrics.jsonl")
         with together(f"{path} cannot be written", hint="make room or repair the directory"):
             if self._rank == 0:
-                board = os.path.join(out, "tensorboard") if self._settings.tensorboard else None
-                self._log = MetricsFile(path, last_step=last_step, tensorboard=board)
+                self._log = MetricsFile(path, last_step=last_step)
         is_evaluated = [self._log is not None and self._log.is_evaluated]
         distributed.broadcast_object_list(is_evaluated)
         self.restart_clock()
@@ -118,30 +149,27 @@ class Meter:
         """Leave the time since the last step out of the next one."""
         self._started = time.perf_counter()
 
-    def add_up(self, batch: Batch, losses: Tensor, squared_norm: Tensor, *, has_failed: bool) -> Sums:
-        """The sums of a step over all ranks. The only collective of a step besides those of FSDP.
+    def add_up(self, batch: Batch, losses: Tensor, squared_norm: Tensor, *, has_failed: bool) -> StepSums:
+        """The sums of a step.
 
         Args:
             batch: of this rank, on the host.
-            losses: float64 [corpora], the losses of this rank's targets summed by corpus.
-            squared_norm: float64 [], of this rank's part of the gradient of the sum of all losses.
+            losses, squared_norm: as for `StepSums`.
             has_failed: this rank cannot save.
         """
-        figures = self._figures(batch, len(losses), has_failed=has_failed)
-        self._layout = {"losses": len(losses), "squared_norm": 1} | {name: len(of) for name, of in figures.items()}
-        here = torch.from_numpy(np.concatenate(list(figures.values())))
-        if self.device.type == "cuda":
-            here = here.pin_memory()
-        sums = torch.cat((losses, squared_norm[None], here.to(self.device, non_blocking=True)))
-        distributed.all_reduce(sums)
-        arrival = torch.Event(self.device) if self.device.type == "cuda" else None
-        self._sums = sums.to("cpu", non_blocking=True), arrival
-        if arrival is not None:
-            arrival.record()
-        of = dict(zip(self._layout, torch.split(sums, list(self._layout.values())), strict=True))
-        targets, is_without_batch = of["targets"].sum().clamp(min=1), of["has_no_batch"][0] > 0
-        norm = of["squared_norm"][0].sqrt() / targets
-        return Sums(targets, norm, is_without_batch | ~(of["losses"].sum() + norm).isfinite())
+        has_failed = has_failed or (self._log is not None and self._log.failure is not None)
+        here = np.arange(self._world_size) == self._rank
+        figures = {
+            **figures_of(batch, len(losses)),
+            "has_no_batch": [self._batches.failure is not None],
+            "has_failed": [has_failed],
+            "signals": [number in self._received for number in STOP_SIGNALS],
+            "wait_seconds": here * self._batches.wait_seconds,
+            "memory_bytes": here * memory_bytes(self.device),
+        }
+        arrays = {name: np.asarray(of, dtype=np.float64) for name, of in figures.items()}
+        self._sums = StepSums(losses, squared_norm, arrays)
+        return self._sums
 
     def end_step(self, step: int, lr: float) -> None:
         """Report the step before this one, whose sums should have arrived by now.
@@ -152,14 +180,14 @@ class Meter:
         now = time.perf_counter()
         seconds, self._started = now - self._started, now
         self.flush()
-        record: dict[str, Any] = {"step": step, "lr": lr, "samples": self._batches.samples}
         if self._sums is None:
             self._write({"step": step, "skipped": "train.skip", "samples": self._batches.samples})
             return
+        record: dict[str, Any] = {"step": step, "lr": lr, "samples": self._batches.samples}
         if self._log is not None:
             corpora = self._batches.loader.stats()["corpora"]
             record["corpora"] = {name: {key: of[key] for key in ("tokens", "epoch")} for name, of in corpora.items()}
-        self._last, self._sums = _Step(record, seconds, *self._sums), None
+        self._last, self._sums = _Step(record, seconds, self._sums), None
 
     def flush(self) -> None:
         """Wait for the last step, and report it: before a save, and at the end.
@@ -168,8 +196,15 @@ class Meter:
             TokshardError: as for `end_step`.
         """
         last, self._last = self._last, None
-        if last is not None:
-            self._read(last)
+        if last is None:
+            return
+        sums = last.sums.read()
+        if any(sums["has_no_batch"]):
+            raise_together(self._batches.failure)
+        self._has_failed |= any(sums["has_failed"])
+        signals = [number for number, ranks in zip(STOP_SIGNALS, sums["signals"], strict=True) if ranks]
+        self._signal_number = signals[0] if signals else 0
+        self._write(last.record | self._record(last, sums))
 
     def stop(self, step: int, number: int) -> None:
         """A signal ended the evaluation after a step, and ends the run. Every rank calls this."""
@@ -178,46 +213,15 @@ class Meter:
 
     def write_evaluation(self, step: int, losses: dict[str, dict[str, float | None]]) -> None:
         """Report an evaluation after a step."""
-        if self._log is not None:
-            self._log.write({"step": step, "evaluation": losses})
+        self._write({"step": step, "evaluation": losses})
         shown = {name: "not finite" if of["loss"] is None else f"{of['loss']:.3f}" for name, of in losses.items()}
         say(f"step {step}: evaluation  " + ", ".join(f"{name} {loss}" for name, loss in shown.items()))
 
-    def _figures(self, batch: Batch, num_corpora: int, *, has_failed: bool) -> dict[str, NDArray[np.float64]]:
-        """What this rank's host knows of a step; the sum over ranks of each figure has a meaning."""
-        ids, labels, samples, index, bounds = (
-            batch[key].numpy() for key in ("input_ids", "labels", "sample_index", "corpus_index", "cu_seqlens")
-        )
-        rows = np.flatnonzero(samples != PADDING_INDEX)
-        lengths = np.diff(bounds[bounds <= len(rows) * labels.shape[1]].astype(np.int64))
-        digest = sum(row_digest(int(samples[row]), ids[row], labels[row]) for row in rows)
-        here = np.arange(self._world_size) == self._rank
-        figures = {
-            "targets": np.bincount(index.clip(0), weights=(labels != IGNORED).sum(1), minlength=num_corpora),
-            "has_no_batch": [self._batches.failure is not None],
-            "has_failed": [has_failed or (self._log is not None and self._log.failure is not None)],
-            "signals": [number in self._received for number in STOP_SIGNALS],
-            "num_samples": [len(rows)],
-            "pairs": [(lengths * (lengths + 1) // 2).sum()],
-            "digest": [digest >> shift & 0xFFFF for shift in DIGEST_SHIFTS],
-            "wait_seconds": here * self._batches.wait_seconds,
-            "memory_bytes": here * memory_bytes(self.device),
-        }
-        return {name: np.asarray(of, dtype=np.float64) for name, of in figures.items()}
-
-    def _read(self, step: _Step) -> None:
-        if step.arrival is not None:
-            step.arrival.synchronize()
-        values, names, seq_len = iter(step.sums.tolist()), self._batches.plan.names, self._batches.plan.seq_len
-        of = {name: list(islice(values, size)) for name, size in self._layout.items()}
-        if any(of["has_no_batch"]):
-            raise_together(self._batches.failure)
-        self._has_failed |= any(of["has_failed"])
-        signals = [number for number, ranks in zip(STOP_SIGNALS, of["signals"], strict=True) if ranks]
-        self._signal_number = signals[0] if signals else 0
-        (num_samples,), (pairs,), (squared_norm,) = of["num_samples"], of["pairs"], of["squared_norm"]
-        tokens, num_targets = num_samples * seq_len, sum(of["targets"])
-        loss, norm = (figure / max(1.0, num_targets) for figure in (sum(of["losses"]), math.sqrt(squared_norm)))
+    def _record(self, step: _Step, sums: dict[str, list[float]]) -> dict[str, Any]:
+        names, seq_len = self._batches.plan.names, self._batches.plan.seq_len
+        (num_samples,), (pairs,), (squared_norm,) = sums["num_samples"], sums["pairs"], sums["squared_norm"]
+        tokens, num_targets = num_samples * seq_len, sum(sums["targets"])
+        loss, norm = (figure / max(1.0, num_targets) for figure in (sum(sums["losses"]), math.sqrt(squared_norm)))
         is_finite = math.isfinite(loss + norm)
         if not is_finite and self._settings.on_non_finite == "stop":
             raise TrainerError(
@@ -225,26 +229,23 @@ class Meter:
                 hint="resume from the last checkpoint with a lower optimizer.lr, with train.skip for the steps there, "
                 "or with train.on_non_finite=skip",
             )
-        digest = (int(part) << shift for part, shift in zip(of["digest"], DIGEST_SHIFTS, strict=True))
-        by_corpus = {name: s / n if n else None for name, s, n in zip(names, of["losses"], of["targets"], strict=True)}
-        self._write(
-            step.record
-            | ({} if is_finite else {"skipped": f"loss is {loss}, gradient norm {norm}"})
-            | {
-                "loss": loss if is_finite else None,
-                "loss_by_corpus": by_corpus if is_finite else {},
-                "grad_norm": norm if is_finite else None,
-                "targets": int(num_targets),
-                "num_samples": int(num_samples),
-                "tokens": int(tokens),
-                "digest": step_digest(digest),
-                "tokens_per_second": tokens / step.seconds,
-                "mfu": self._mfu(tokens, pairs, step.seconds),
-                "mfu_full_rows": self._mfu(tokens, tokens * seq_len, step.seconds),
-                "loader_wait_seconds": max(of["wait_seconds"]),
-                "memory_bytes": int(max(of["memory_bytes"])),
-            }
-        )
+        parts = zip(names, sums["losses"], sums["targets"], strict=True)
+        digest = (int(part) << shift for part, shift in zip(sums["digest"], DIGEST_SHIFTS, strict=True))
+        return {
+            **({} if is_finite else {"skipped": f"loss is {loss}, gradient norm {norm}"}),
+            "loss": loss if is_finite else None,
+            "loss_by_corpus": {name: of / n if n else None for name, of, n in parts} if is_finite else {},
+            "grad_norm": norm if is_finite else None,
+            "targets": int(num_targets),
+            "num_samples": int(num_samples),
+            "tokens": int(tokens),
+            "digest": step_digest(digest),
+            "tokens_per_second": tokens / step.seconds,
+            "mfu": self._mfu(tokens, pairs, step.seconds),
+            "mfu_full_rows": self._mfu(tokens, tokens * seq_len, step.seconds),
+            "loader_wait_seconds": max(sums["wait_seconds"]),
+            "memory_bytes": int(max(sums["memory_bytes"])),
+        }
 
     def _mfu(self, tokens: float, pairs: float, seconds: float) -> float | None:
         if self._peak_tflops is None:
@@ -252,10 +253,30 @@ class Meter:
         return training_flops(self._shape, tokens, pairs) / (self._peak_tflops * 1e12 * self._world_size * seconds)
 
     def _write(self, record: dict[str, Any]) -> None:
-        if self._log is not None:
-            self._log.write(record)
-            if record["step"] % self._settings.log_every == 0 or record["step"] == self._settings.steps:
-                say(progress_line(record, self._settings.steps))
+        if self._log is None:
+            return
+        self._log.write(record)
+        if self._on_record is not None:
+            self._on_record(record)
+        step, num_steps = record["step"], self._settings.steps
+        if "evaluation" not in record and (step % self._settings.log_every == 0 or step == num_steps):
+            say(progress_line(record, num_steps))
+
+
+def figures_of(batch: Batch, num_corpora: int) -> dict[str, Any]:
+    """What the host of a rank knows of its batch."""
+    ids, labels, samples, index, bounds = (
+        batch[key].numpy() for key in ("input_ids", "labels", "sample_index", "corpus_index", "cu_seqlens")
+    )
+    rows = np.flatnonzero(samples != PADDING_INDEX)
+    lengths = np.diff(bounds[bounds <= len(rows) * labels.shape[1]].astype(np.int64))
+    digest = sum(row_digest(int(samples[row]), ids[row], labels[row]) for row in rows)
+    return {
+        "targets": np.bincount(index.clip(0), weights=(labels != IGNORED).sum(1), minlength=num_corpora),
+        "num_samples": [len(rows)],
+        "pairs": [(lengths * (lengths + 1) // 2).sum()],
+        "digest": [digest >> shift & 0xFFFF for shift in DIGEST_SHIFTS],
+    }
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from tokshard.jobs.model_shape import Shape
-from tokshard.torch_gaps.chunked_loss import TokenLosses, chunked_losses, token_losses
+from tokshard.run_files.model_shape import Shape
 from tokshard.trainer.attention import Documents, attend
+from tokshard.trainer.backports.chunked_loss import TokenLosses, chunked_losses, token_losses
 
 Recompute = Literal["none", "selective", "full"]
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from tokshard.jobs.recipe import Optimizer
+from tokshard.run_files.recipe import Optimizer
 
 
 def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,10 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tokshard.errors import TokshardError, TrainerError, UsageError
-from tokshard.jobs.launcher import device_index, rank_of
-from tokshard.jobs.model_shape import Shape
-from tokshard.jobs.recipe import Compute, Parallel
-from tokshard.torch_gaps.chunked_loss import token_losses
+from tokshard.run_files.model_shape import Shape
+from tokshard.run_files.recipe import Compute, Parallel
+from tokshard.trainer.backports.chunked_loss import token_losses
+from tokshard.trainer.launcher import device_index, rank_of
 from tokshard.trainer.model import Transformer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -107,6 +108,14 @@ def raise_together(error: TokshardError | None, group: ProcessGroup | None = Non
         if first is not None:
             problem = first.problem if len(errors) == 1 else f"rank {rank}: {first.problem}"
             raise type(first)(problem, hint=first.hint) from error
+
+
+def say(line: str) -> None:
+    """A line for people, from rank 0. A closed or full stdout does not end a run."""
+    if distributed.get_rank() == 0:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
 
 
 def check_same(value: str, problem: str, *, hint: str) -> None:

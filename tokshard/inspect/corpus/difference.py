@@ -12,7 +12,7 @@ import numpy as np
 
 from tokshard.errors import DamagedCorpusError
 from tokshard.format.corpus import Corpus
-from tokshard.jobs.plan_file import Mix
+from tokshard.run_files.plan_file import Mix
 
 _MAX_NAMES = 10
 

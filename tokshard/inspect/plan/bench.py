@@ -18,7 +18,7 @@ from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.format.opening import open_corpus
 from tokshard.inspect.plan.store_speed import StoreSpeed, is_elsewhere, measure_store
-from tokshard.jobs.plan_file import Mix
+from tokshard.run_files.plan_file import Mix
 from tokshard.runtime.cache import fetched
 
 DOCUMENT_TOKENS = 1_000

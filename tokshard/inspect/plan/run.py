@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from tokshard.errors import UsageError
-from tokshard.jobs.checkpoint_directory import is_checkpoint
-from tokshard.jobs.plan_file import load_mix
-from tokshard.jobs.saved_state import read_state
+from tokshard.run_files.checkpoint_directory import is_checkpoint
+from tokshard.run_files.plan_file import load_mix
+from tokshard.run_files.saved_state import read_state
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import load_cursor
 from tokshard.runtime.plan import StreamPlan

@@ -1,4 +1,4 @@
-"""What a run of the trainer reports: a line of JSON per step, the same as scalars, and as a line for people."""
+"""What a run reports of a step: a line of JSON, the same as scalars, and a line for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import TrainerError, UsageError
+from tokshard.errors import TrainerError
 
 
 class _Line(msgspec.Struct):
@@ -31,7 +31,6 @@ class MetricsFile:
     Args:
         path: the file.
         last_step: later steps are cut off: the job that wrote them died before it saved them.
-        tensorboard: a directory for TensorBoard, which gets the numbers as well.
 
     Attributes:
         is_evaluated: whether it had an evaluation of `last_step`.
@@ -39,14 +38,12 @@ class MetricsFile:
     Raises:
         OSError: the file cannot be written.
         TrainerError: its end is not of a run that reached `last_step`.
-        UsageError: TensorBoard is not installed.
     """
 
-    def __init__(self, path: str, *, last_step: int, tensorboard: str | None = None) -> None:
+    def __init__(self, path: str, *, last_step: int) -> None:
         self.failure: TrainerError | None = None
         self.is_evaluated = False
         self._path, self._unwritten = path, b""
-        self._board = _tensorboard_writer(tensorboard, last_step) if tensorboard else None
         with open(path, "a+b") as file:
             if os.path.getsize(path):
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -60,10 +57,6 @@ class MetricsFile:
             with open(self._path, "ab", buffering=0) as file:
                 while self._unwritten:
                     self._unwritten = self._unwritten[file.write(self._unwritten) :]
-            if self._board is not None:
-                for name, value in scalars(record):
-                    self._board.add_scalar(name, value, record["step"])
-                self._board.flush()
         except OSError as error:
             self.failure = TrainerError(
                 f"{self._path} cannot be written: {error.strerror}",
@@ -105,21 +98,6 @@ def row_digest(sample: int, input_ids: NDArray[np.int64], labels: NDArray[np.int
 def step_digest(rows: Iterable[int]) -> str:
     """The digest of a step: the sum of those of its samples, so that ranks and their order do not matter."""
     return f"{sum(rows) % 2**64:016x}"
-
-
-def _tensorboard_writer(directory: str, last_step: int) -> Any:
-    """A writer for TensorBoard, which shows no steps after `last_step` of a job that died.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError(
-            f"train.tensorboard needs the package tensorboard: {error}", hint="pip install 'tokshard[tensorboard]'"
-        ) from error
-    return SummaryWriter(directory, purge_step=last_step + 1)
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -9,8 +9,7 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
 from tokshard.errors import CorpusError, PlanError, UsageError
-from tokshard.jobs import plan_file as mix_module
-from tokshard.jobs.plan_file import load_mix
+from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime.plan import StreamPlan
 
 ROOT = Path(__file__).parents[2]
@@ -67,18 +66,22 @@ def test_what_a_file_leaves_out_is_what_python_leaves_out(corpora: dict[str, str
     assert plan.cursor() == StreamPlan(corpora, seq_len=8).cursor()
 
 
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("", {}),
+        ("take = 0.5", {"take": 0.5}),
+        ("take = { code = 0.5 }\nmax_epochs = 4", {"take": {"code": 0.5}, "max_epochs": 4.0}),
+    ],
+)
 def test_one_number_or_one_per_corpus_is_handed_to_the_plan_only_if_it_is_given(
-    corpora: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    corpora: dict[str, str], text: str, options: dict[str, Any]
 ) -> None:
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(mix_module, "StreamPlan", lambda _, **options: seen.append(options))
-    for text in ("", "take = 0.1", "take = { code = 0.5 }\nmax_epochs = 4"):
-        load_mix(written(SMALL + text)).plan()
-    assert [{key: each[key] for key in ("take", "max_epochs") if key in each} for each in seen] == [
-        {},
-        {"take": 0.1},
-        {"take": {"code": 0.5}, "max_epochs": 4.0},
-    ]
+    found, expected = (
+        load_mix(written(f"{SMALL}block_tokens = 40\n{text}")).plan(),
+        StreamPlan(corpora, seq_len=8, block_tokens=40, **options),
+    )
+    assert (found.fingerprint, found.max_epochs) == (expected.fingerprint, expected.max_epochs)
 
 
 def test_a_uri_is_not_taken_for_a_path_next_to_the_file(tmp_path: Path) -> None:
@@ -148,7 +151,11 @@ def test_paths_are_relative_to_the_file_and_those_of_a_recipe_to_the_working_dir
         ("seq_len = 8", "mix.toml: no corpora", 'give corpora = { code = "shards/code" } in a mix.toml'),
         ("corpora = {}\nglobal_batch_size = 2", "mix.toml: no seq_len", "or --seq-len on the command line"),
         ("corpora = {}\nseq_len = 2", "mix.toml: no global_batch_size", "or --global-batch-size on"),
-        ("corpora = {}\nseq_len = 0\nglobal_batch_size = 2", "mix.toml: seq_len is 0, expected at least 1", "change"),
+        (
+            "corpora = {}\nseq_len = 0\nglobal_batch_size = 2",
+            "mix.toml: Expected `int` >= 1 - at `seq_len`",
+            "for example: seq_len = 4096",
+        ),
         ("[data]\nseq_lem = 8", "mix.toml: no data.corpora", "give corpora"),
         (f"[data]\n{SMALL}seq_lem = 8", "mix.toml: no key data.seq_lem", "did you mean data.seq_len?"),
         (

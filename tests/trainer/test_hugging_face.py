@@ -14,20 +14,18 @@ import torch
 
 from tests.trainer.runs import VOCABULARY, configuration, corpus
 from tokshard.errors import CorpusError, TokshardError, TrainerError, UsageError
-from tokshard.interop import weights
-from tokshard.interop.weights import export, main
-from tokshard.jobs.checkpoint_directory import State
-from tokshard.jobs.model_shape import Shape
-from tokshard.jobs.recipe import Parallel, resolve
+from tokshard.run_files.checkpoint_directory import State
+from tokshard.run_files.model_shape import Shape
+from tokshard.run_files.recipe import Parallel, resolve
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
-from tokshard.trainer import checkpoint
+from tokshard.trainer import checkpoint, hugging_face
 from tokshard.trainer.attention import Documents
+from tokshard.trainer.hugging_face import export, load_weights, main
 from tokshard.trainer.loop import train
 from tokshard.trainer.model import Transformer, initialise
 from tokshard.trainer.optimizer import make_optimizer
 from tokshard.trainer.parallel import process_group
-from tokshard.trainer.weights import load_weights
 
 SIZES = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 48, "rope_theta": 5_000.0}
 PADDED = Shape(**SIZES, vocab_size=128)
@@ -83,7 +81,7 @@ def test_what_was_exported_is_imported_bit_for_bit_and_padding_becomes_zeros(exp
 def test_several_files_and_bf16_round_once(
     saved: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(hugging_face, "FILE_BYTES", 20_000)
     list(export(saved[0], str(tmp_path / "out"), dtype="bf16"))
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
     found = model(seed=2)
@@ -197,7 +195,7 @@ def test_the_command_exports_once_and_refuses_what_exists(
     assert "out is not empty: it has config.json" in capsys.readouterr().err
     assert main([str(tmp_path), "--out", str(tmp_path / "other")]) == 1
     assert "not a complete checkpoint" in capsys.readouterr().err
-    with patch("tokshard.interop.weights.check_hashes", side_effect=OSError(5, "Input/output error")):
+    with patch("tokshard.trainer.hugging_face.check_hashes", side_effect=OSError(5, "Input/output error")):
         assert main([saved[0], "--out", str(tmp_path / "other")]) == 1
     assert "step-00000007 cannot be read: [Errno 5]" in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == ["out"]

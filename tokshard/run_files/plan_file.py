@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from tokshard.errors import UsageError
-from tokshard.jobs.checkpoint_directory import STATE_FILE, is_checkpoint
-from tokshard.jobs.strict_toml import convert, example_of, key, read_toml
 from tokshard.numbers import read_bytes, read_count, read_length
+from tokshard.run_files.checkpoint_directory import STATE_FILE, is_checkpoint
+from tokshard.run_files.strict_toml import convert, example_of, key, read_toml
 from tokshard.runtime.cache import CACHE_BYTES, MEMORY_BYTES, Cache
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.plan import StreamPlan
 from tokshard.store import is_uri
 
 _HINT = "the keys are the arguments of StreamPlan, and global_batch_size, uneven and mask of StreamingLoader"
+
+Positive = Annotated[int, Meta(ge=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +46,8 @@ class Mix:
     """
 
     corpora: dict[str, str] = field(metadata=key('corpora = { code = "shards/code" }'))
-    seq_len: int = field(metadata=key("seq_len = 4096", read=read_length))
-    global_batch_size: int = field(metadata=key("global_batch_size = 512", read=read_count))
+    seq_len: Positive = field(metadata=key("seq_len = 4096", read=read_length))
+    global_batch_size: Positive = field(metadata=key("global_batch_size = 512", read=read_count))
     weights: dict[str, float] = field(default_factory=dict, metadata=key("weights = { code = 0.7, prose = 0.3 }"))
     seed: int = field(default=0, metadata=key("seed = 17"))
     epochs: int = field(default=0, metadata=key("epochs = 1"))
@@ -73,28 +78,11 @@ class Mix:
             PlanError: a value is refused.
             CorpusError: a corpus cannot be opened.
         """
-        # StreamPlan has no value that stands for "not given" here
-        given: dict[str, Any] = {
-            name: value for name in ("take", "max_epochs") if (value := getattr(self, name)) is not None
-        }
-        return StreamPlan(
-            self.corpora,
-            seq_len=self.seq_len,
-            seed=self.seed,
-            weights=self.weights or None,
-            epochs=self.epochs or None,
-            generations=self.generations,
-            block_tokens=self.block_tokens,
-            window_blocks=self.window_blocks,
-            num_streams=self.num_streams,
-            schedule=self.schedule,
-            start_epoch=self.start_epoch,
-            on_max_epochs=self.on_max_epochs,
-            loss_across_documents=self.loss_across_documents,
-            allow_small_blocks=self.allow_small_blocks,
-            cache=Cache(memory_bytes=self.memory_bytes, cache_dir=self.cache_dir, cache_bytes=self.cache_bytes),
-            **given,
-        )
+        names = inspect.signature(StreamPlan).parameters.keys() & {item.name for item in dataclasses.fields(Mix)}
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        given |= {"weights": self.weights or None, "epochs": self.epochs or None}
+        cache = Cache(memory_bytes=self.memory_bytes, cache_dir=self.cache_dir, cache_bytes=self.cache_bytes)
+        return StreamPlan(**given, cache=cache)
 
     def masked(self, plan: StreamPlan, cursor: Cursor) -> Cursor:
         """A cursor with the documents of `mask` out of the loss, from its sample on if they were not before.
@@ -118,7 +106,7 @@ class TrainerData(Mix):
         synthetic: random tokens in place of the corpora's, to measure what reading them costs.
     """
 
-    num_workers: int = 0
+    num_workers: Annotated[int, Meta(ge=0)] = field(default=0, metadata=key("num_workers = 4"))
     batch_ramp: list[tuple[int, int]] = field(
         default_factory=list, metadata=key("batch_ramp = [[1_000, 256], [5_000, 512]]")
     )
@@ -171,9 +159,6 @@ def load_mix(
             hint = f"give {example_of(Mix, name)} in a mix.toml{option}"
             raise UsageError(f"{location}: no {prefix}{name}", hint=hint)
     found = convert(fields, kind, where=location, hint=_HINT, prefix=prefix)
-    for name in ("seq_len", "global_batch_size"):
-        if (value := getattr(found, name)) < 1:
-            raise UsageError(f"{location}: {prefix}{name} is {value}, expected at least 1", hint="change it")
     mix = Mix(**{item.name: getattr(found, item.name) for item in dataclasses.fields(Mix)})
     return _beside(mix, os.path.dirname(location)) if is_mix_file else mix
 

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from tests.runtime.sources import ListSource
 from tokshard.errors import LoaderError, UsageError
-from tokshard.jobs.saved_state import read_state
-from tokshard.jobs.torch_checkpoints import load_checkpoint, read_metadata
+from tokshard.run_files.saved_state import read_state
+from tokshard.run_files.torch_checkpoints import load_checkpoint, read_metadata
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 

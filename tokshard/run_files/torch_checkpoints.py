@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from tokshard.errors import LoaderError
-from tokshard.jobs import checkpoint_directory
-from tokshard.jobs.checkpoint_directory import State
+from tokshard.run_files import checkpoint_directory
+from tokshard.run_files.checkpoint_directory import State
 
 T = TypeVar("T")
 

@@ -16,10 +16,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
-from tokshard.jobs.model_shape import Model, Positive, model_shape
-from tokshard.jobs.plan_file import Mix
-from tokshard.jobs.plan_file import TrainerData as Data
-from tokshard.jobs.strict_toml import convert, read_toml
+from tokshard.run_files.model_shape import Model, Positive, model_shape
+from tokshard.run_files.plan_file import TrainerData as Data
+from tokshard.run_files.strict_toml import convert, read_toml
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.steps import Ranks
@@ -110,8 +109,6 @@ class Train:
         on_non_finite: a loss or gradient that is not finite ends the run, or its step changes no parameter.
         skip: ranges of steps whose samples are not read. Later steps read what they would have read anyway.
         profile_steps: steps of which rank 0 writes a trace of torch.profiler into `out`.
-        gc_every: steps between runs of Python's garbage collector, the same on all ranks; 0: whenever Python wants.
-        tensorboard: write the metrics for TensorBoard as well, into `out`.
         peak_tflops: of one device in `precision`, for MFU; default: that of a known GPU.
     """
 
@@ -124,8 +121,6 @@ class Train:
     on_non_finite: Literal["stop", "skip"] = "stop"
     skip: list[Steps] = field(default_factory=list)
     profile_steps: Steps | None = None
-    gc_every: Count = 50
-    tensorboard: bool = False
     peak_tflops: Annotated[float, Meta(gt=0)] | None = None
 
 
@@ -177,38 +172,6 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     evaluation: Evaluation = field(default_factory=Evaluation)
 
-    def evaluation_plan(self, name: str, trained: StreamPlan) -> StreamPlan:
-        """One finite pass over a corpus of ``[evaluation]``, in an order that does not depend on `data.seed`.
-
-        Args:
-            trained: what the run trains on.
-
-        Raises:
-            TokshardError: the corpus cannot be read, or has another tokenizer.
-        """
-        data = self.data
-        mix = Mix(
-            corpora={name: self.evaluation.corpora[name]},
-            seq_len=data.seq_len,
-            global_batch_size=data.global_batch_size,
-            epochs=1,
-            take=self.evaluation.take,
-            block_tokens=data.block_tokens,
-            window_blocks=data.window_blocks,
-            loss_across_documents=data.loss_across_documents,
-            allow_small_blocks=data.allow_small_blocks,
-            memory_bytes=data.memory_bytes,
-            cache_dir=data.cache_dir,
-            cache_bytes=data.cache_bytes,
-        )
-        plan = mix.plan()
-        if plan.sources[0].tokenizer != trained.sources[0].tokenizer:
-            raise UsageError(
-                f"evaluation.corpora: {name!r} has another tokenizer than the corpora of [data]",
-                hint="build it with the same tokenizer.json",
-            )
-        return plan
-
 
 def vocabulary_of(plan: StreamPlan) -> int:
     """Ids that the corpora of a plan may hold."""
@@ -236,7 +199,7 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
     Raises:
         UsageError: as for `load_config`.
     """
-    config = convert(fields, Config, where=where, hint="see tokshard/jobs/recipe.py")
+    config = convert(fields, Config, where=where, hint="see tokshard/run_files/recipe.py")
     _check_ranges(config, where)
     if is_uri(config.train.out):
         raise UsageError(
@@ -307,9 +270,6 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 
 def _check_ranges(config: Config, where: str) -> None:
     """Check the ranges that the types of this module do not express."""
-    for name, low in (("seq_len", 1), ("global_batch_size", 1), ("num_workers", 0)):
-        if (value := getattr(config.data, name)) < low:
-            raise UsageError(f"{where}: data.{name} is {value}, expected at least {low}", hint="change it")
     ramp, windows = config.data.batch_ramp, config.train.profile_steps
     if ramp != sorted({step: (step, size) for step, size in ramp if min(step, size) >= 1}.values()):
         raise UsageError(

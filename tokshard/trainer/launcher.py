@@ -13,11 +13,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
-    """A rank received one of `STOP_SIGNALS`, which ends an evaluation on all ranks."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A rank received one of `STOP_SIGNALS`, its argument, which ends an evaluation on all ranks."""
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:

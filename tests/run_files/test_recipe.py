@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokshard.errors import UsageError
-from tokshard.jobs.recipe import load_config
+from tokshard.run_files.recipe import load_config
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -69,7 +69,7 @@ def test_a_configuration_cannot_be_changed(recipe: str) -> None:
         ("optimizer.eps=-1e-8", "Expected `float` >= 0.0 - at `optimizer.eps`", "recipe.py"),
         ("model.num_heads=0", "Expected `int` >= 1 - at `model.num_heads`", "recipe.py"),
         ("model.rope_theta=0.0", "Expected `float` > 0.0 - at `model.rope_theta`", "recipe.py"),
-        ("data.num_workers=-1", "data.num_workers is -1, expected at least 0", "change it"),
+        ("data.num_workers=-1", "Expected `int` >= 0 - at `data.num_workers`", "recipe.py"),
         ("parallel.init_timeout_seconds=10_000_000", "Expected `int` <= 1000000 - at", "recipe.py"),
         ("parallel.precision=fp64", "Invalid enum value 'fp64' - at `parallel.precision`", "recipe.py"),
         ("train.skip=[[5, 5]]", "train.skip has the range [5, 5]", "the one after it"),

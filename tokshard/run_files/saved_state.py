@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokshard.errors import UsageError
-from tokshard.jobs.checkpoint_directory import STATE_FILE, is_checkpoint
+from tokshard.run_files.checkpoint_directory import STATE_FILE, is_checkpoint
 
 _KEY = "cursor"
 _MARK = '{"tokshard_cursor":'
@@ -59,7 +59,7 @@ def _read(path: str) -> Any:
                     return json.load(file)
         elif not os.path.isdir(path):
             raise UsageError(f"{path}: no such checkpoint", hint=_HINT)
-        from tokshard.jobs.torch_checkpoints import read_values
+        from tokshard.run_files.torch_checkpoints import read_values
 
         return read_values(path, _KEY)
     except ModuleNotFoundError as error:

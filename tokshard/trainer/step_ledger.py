@@ -1,4 +1,7 @@
-"""What one step of training communicates and keeps in memory, on tensors without content."""
+"""What one step of training communicates and keeps in memory, on tensors without content.
+
+The FSDPMemTracker of torch 2.13 wraps hooks of FSDP, and units of two modules are gathered twice: hence this one.
+"""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ def convert(fields: Mapping[str, Any], kind: type[Settings], *, where: str, hint
     Raises:
         UsageError: an unknown key, with the nearest known one; a missing key; a wrong type, with what was expected.
     """
-    check_keys(kind, fields, where=where, prefix=prefix)
+    ready = _ready(fields, kind, where=where, prefix=prefix)
     try:
-        return msgspec.convert(_with_numbers(fields, kind, where=where, prefix=prefix), kind)
+        return msgspec.convert(ready, kind)
     except msgspec.ValidationError as error:
         text = str(error).replace("`$.", f"`{prefix}")
         if prefix and " - at " not in text:
@@ -69,41 +69,28 @@ def convert(fields: Mapping[str, Any], kind: type[Settings], *, where: str, hint
         raise UsageError(f"{where}: {text}", hint=f"for example: {example}" if example else hint) from error
 
 
-def check_keys(kind: type, fields: Any, *, where: str, prefix: str = "") -> None:
-    """Refuse keys that are not fields of a dataclass.
-
-    Raises:
-        UsageError: names the key, and the nearest known one.
-    """
-    if not isinstance(fields, Mapping):
-        raise UsageError(f"{where}: {prefix.rstrip('.')} is {fields!r}, expected a section", hint="write [section]")
-    types = get_type_hints(kind)
-    for key, value in fields.items():
-        if key not in types:
-            near = get_close_matches(key, types, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(types)}"
-            raise UsageError(f"{where}: no key {prefix}{key}", hint=hint)
-        if dataclasses.is_dataclass(types[key]) and isinstance(types[key], type):
-            check_keys(types[key], value, where=where, prefix=f"{prefix}{key}.")
-
-
-def _with_numbers(fields: Mapping[str, Any], kind: type, *, where: str, prefix: str) -> dict[str, Any]:
-    """The fields, in which texts such as ``"1.5B"`` have become numbers."""
-    found = dict(fields)
-    types = get_type_hints(kind)
-    for item in dataclasses.fields(kind):
-        value, read = found.get(item.name), item.metadata.get("read")
-        if isinstance(value, Mapping) and dataclasses.is_dataclass(types[item.name]):
-            found[item.name] = _with_numbers(value, types[item.name], where=where, prefix=f"{prefix}{item.name}.")
-        elif isinstance(value, str) and read is not None:
-            try:
-                found[item.name] = read(value)
-            except UsageError as error:
-                raise UsageError(f"{where}: {prefix}{item.name}: {error.problem}", hint=error.hint) from error
-    return found
-
-
 def example_of(kind: type, name: str) -> str:
     """An example of a key; empty if its field lacks one."""
     found = [item for item in dataclasses.fields(kind) if item.name == name]
     return str(found[0].metadata.get("example", "")) if found else ""
+
+
+def _ready(fields: Any, kind: type, *, where: str, prefix: str) -> dict[str, Any]:
+    """Fields that all exist, in which texts such as ``"1.5B"`` have become numbers."""
+    if not isinstance(fields, Mapping):
+        raise UsageError(f"{where}: {prefix.rstrip('.')} is {fields!r}, expected a section", hint="write [section]")
+    found, types = dict(fields), get_type_hints(kind)
+    readers = {item.name: item.metadata.get("read") for item in dataclasses.fields(kind)}
+    for name, value in fields.items():
+        if name not in types:
+            near = get_close_matches(name, types, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(types)}"
+            raise UsageError(f"{where}: no key {prefix}{name}", hint=hint)
+        if isinstance(types[name], type) and dataclasses.is_dataclass(types[name]):
+            found[name] = _ready(value, types[name], where=where, prefix=f"{prefix}{name}.")
+        elif isinstance(value, str) and (read := readers[name]) is not None:
+            try:
+                found[name] = read(value)
+            except UsageError as error:
+                raise UsageError(f"{where}: {prefix}{name}: {error.problem}", hint=error.hint) from error
+    return found

@@ -1,0 +1,337 @@
+"""Weights as Hugging Face's Llama has them: ``python -m tokshard.trainer.hugging_face CHECKPOINT --out DIR``.
+
+`load_weights` starts a run with such weights, or with those of a checkpoint. `export` writes those of a checkpoint; it
+needs no model, since a checkpoint has the names and sizes of its tensors, and the recipe of the run. Nothing is
+unpickled or executed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from tokshard.errors import RESTORE, DamagedCorpusError, TokshardError, TrainerError, UsageError
+from tokshard.format import names
+from tokshard.format.corpus import Corpus
+from tokshard.format.opening import open_corpus
+from tokshard.interop.export.destination import new_place
+from tokshard.run_files.checkpoint_directory import STATE_FILE, check_hashes, is_checkpoint
+from tokshard.run_files.model_shape import Shape, model_shape
+from tokshard.run_files.recipe import Config, resolve
+from tokshard.run_files.torch_checkpoints import load_checkpoint, read_index
+from tokshard.trainer import checkpoint
+from tokshard.trainer.model import Transformer, fill
+from tokshard.trainer.parallel import DTYPES, together
+
+FILE_BYTES = 5 * 10**9
+"""Of the tensors of one file, which are in memory together."""
+CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
+
+_HINT = "give the sizes of its config.json in [model] of the recipe; models of other families cannot be imported"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_NAMES = {
+    "embedding": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
+_SIZES = {
+    "dim": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "hidden_dim": "intermediate_size",
+}
+_DEFAULTS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False}
+_FIXED = _DEFAULTS | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_type": "default"}
+"""What the model of the trainer cannot vary."""
+
+_Places = dict[str, tuple[str, str]]
+"""Name of each tensor to its file, and its name there. A tied head is the embedding."""
+
+
+def load_weights(path: str, model: Transformer, *, num_ids: int) -> list[str]:
+    """Fill a model with the weights of a checkpoint, without optimizer and cursor, or of a Hugging Face directory.
+
+    Every rank calls this, and reads all files: one tensor is in memory at a time. Ids that the directory does not have
+    (padding of the vocabulary) get zeros.
+
+    Args:
+        num_ids: ids that the corpora may hold.
+
+    Returns:
+        What the reader should know: lines for people.
+
+    Raises:
+        TokshardError: the weights are damaged, or of another model; the same error on all ranks.
+    """
+    notes = [f"{path}: weights alone"]
+    if is_checkpoint(path):
+        checkpoint.load(path, model, None)
+        return notes
+    with together(
+        f"{path} cannot be read", hint="give a checkpoint, or a directory with config.json and *.safetensors"
+    ):
+        damage = (_safetensors().SafetensorError, ValueError, KeyError, TypeError, AttributeError)
+        try:
+            config, places = _read(os.path.join(path, CONFIG)), _places(path)
+            if config.get("tie_word_embeddings") and _HEAD not in places:
+                places[_HEAD] = places[_EMBEDDING]
+                notes.append("its head is its embedding: here both start with these values, and are trained apart")
+            _check(path, config, model.shape, num_ids)
+            _fill(model, path, places, config["vocab_size"])
+        except damage as error:
+            raise TrainerError(f"{path} is damaged: {error}", hint="download it again") from error
+    return notes
+
+
+def export(path: str, out: str, *, dtype: str = "fp32", corpus: str = "") -> Iterator[str]:
+    """Write the weights of a checkpoint for ``AutoModelForCausalLM.from_pretrained(out)`` of transformers.
+
+    The vocabulary is cut to that of the corpus, whose tokenizer is written as well. If no corpus can be read, it stays
+    as the model has it, padded. Takes one process, and memory for `FILE_BYTES`.
+
+    Args:
+        path: a checkpoint of the trainer.
+        out: a directory that does not exist, or is empty; it appears when it is complete.
+        dtype: ``"fp32"`` or ``"bf16"``.
+        corpus: that the model was trained on; default: the first one of the checkpoint's recipe.
+
+    Yields:
+        What was written, and what was not and why: lines for people.
+
+    Raises:
+        UsageError: `out` has content, or safetensors is not installed.
+        ExportError: `out` cannot be written.
+        TokshardError: the checkpoint, or the corpus that was asked for, is damaged or cannot be read.
+    """
+    save_file = _safetensors().torch.save_file
+    with new_place(out, is_marked=False) as store:
+        place, files, special = store.where(""), dict[str, str](), dict[str, int]()
+        recipe, sizes = _described(path)
+        num_rows = num_ids = sizes["model.embedding.weight"][0]
+        try:
+            found = open_corpus(corpus or min(recipe.data.corpora.values()))
+            num_ids, special = found.vocab_size, _write_tokenizer(place, found)
+        except TokshardError as error:  # also one that asks for an extra
+            if corpus:
+                raise
+            yield f"no tokenizer, and {num_ids:,} ids, maybe padded: {error.problem}; see --corpus"
+        groups = _groups(sizes)
+        for number, group in enumerate(groups, start=1):
+            tensors = {name: torch.empty(size) for name, size in group.items()}
+            load_checkpoint(tensors, path, no_dist=True)
+            ready = dict(_converted(tensors, DTYPES[dtype], num_ids))
+            file = WEIGHTS if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
+            save_file(ready, os.path.join(place, file), metadata={"format": "pt"})
+            files |= dict.fromkeys(ready, file)
+            yield f"{file}: {len(ready)} tensors"
+        if len(groups) > 1:
+            _write(os.path.join(place, INDEX), {"metadata": {}, "weight_map": files})
+        shape = dataclasses.replace(model_shape(recipe.model, num_rows), vocab_size=num_ids)
+        write_config(place, shape, seq_len=recipe.data.seq_len, dtype=dtype, special=special)
+    yield f"wrote {out}: {num_ids:,} of {num_rows:,} ids, {dtype}"
+
+
+def write_config(path: str, shape: Shape, *, seq_len: int, dtype: str, special: Mapping[str, int]) -> None:
+    """Write the config.json of a model of the trainer.
+
+    Args:
+        dtype: of the tensors, ``"fp32"`` or ``"bf16"``.
+        special: ids of delimiters, such as ``eos_token_id``.
+    """
+    fields = {
+        "architectures": ["LlamaForCausalLM"],
+        **_FIXED,
+        **{theirs: getattr(shape, ours) for ours, theirs in _SIZES.items()},
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": seq_len,
+        "rope_theta": shape.rope_theta,  # of transformers 4
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "tie_word_embeddings": False,
+        "torch_dtype": {"fp32": "float32", "bf16": "bfloat16"}[dtype],
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **special,
+    }
+    _write(os.path.join(path, CONFIG), fields)
+
+
+def name_of(parameter: str) -> str:
+    """The name of a parameter of the trainer's model in Hugging Face's Llama."""
+    layer, name = re.fullmatch(r"(layers\.\d+\.)?(.+)\.weight", parameter).groups("")  # type: ignore[union-attr]
+    return f"{layer and 'model.' + layer}{_NAMES[name]}.weight"
+
+
+def _check(path: str, config: Mapping[str, Any], shape: Shape, num_ids: int) -> None:
+    """Refuse weights that would mean something else in a model of the trainer."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    found = {**_DEFAULTS, **config} | {"rope_type": rope.get("rope_type", rope.get("type", "default"))}
+    found |= {"num_key_value_heads": config.get("num_key_value_heads") or config.get("num_attention_heads")}
+    found["rope_theta"] = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    needed = _FIXED | {theirs: getattr(shape, ours) for ours, theirs in _SIZES.items()}
+    needed |= {"rope_theta": shape.rope_theta}
+    if config.get("head_dim"):
+        needed["head_dim"] = shape.dim // shape.num_heads
+    different = [
+        f"{key} is {found.get(key)!r} there, {value!r} here" for key, value in needed.items() if found.get(key) != value
+    ]
+    if different:
+        raise TrainerError(f"{path}/{CONFIG} is of another model: {'; '.join(different)}", hint=_HINT)
+    num_rows = config.get("vocab_size")
+    if not isinstance(num_rows, int) or not num_ids <= num_rows <= shape.vocab_size:
+        raise TrainerError(
+            f"{path} has {num_rows} ids, the corpora {num_ids:,} and the model {shape.vocab_size:,}",
+            hint="build the corpora with the tokenizer of these weights, and give their ids as model.vocab_size",
+        )
+
+
+def _places(path: str) -> _Places:
+    """The tensors of a directory, by name."""
+    files, places = {WEIGHTS}, _Places()
+    if os.path.exists(os.path.join(path, INDEX)):
+        files = set(_read(os.path.join(path, INDEX))["weight_map"].values())
+    for name in sorted(files):
+        if os.path.basename(name) != name:
+            raise TrainerError(f"{path}/{INDEX} names {name!r}, a file elsewhere", hint="download it again")
+        file = os.path.join(path, name)
+        with _safetensors().safe_open(file, framework="pt") as tensors:
+            keys = [key for key in tensors.keys() if not key.endswith("rotary_emb.inv_freq")]  # noqa: SIM118
+            places |= {key: (file, key) for key in keys}
+    return places
+
+
+@torch.no_grad()
+def _fill(model: Transformer, path: str, places: _Places, num_rows: int) -> None:
+    parameters = {name_of(name): parameter for name, parameter in model.named_parameters()}
+    if different := sorted(places.keys() ^ parameters.keys()):
+        raise TrainerError(f"{path} is of another model: {different[0]} is only in one of them", hint=_HINT)
+    for name, parameter in parameters.items():
+        file, key = places[name]
+        with _safetensors().safe_open(file, framework="pt") as tensors:
+            tensor = tensors.get_tensor(key)
+        rows = num_rows if name in (_EMBEDDING, _HEAD) else len(parameter)
+        if tensor.shape != (expected := (rows, *parameter.shape[1:])):
+            raise TrainerError(f"{path}: {name} is {tuple(tensor.shape)}, expected {expected}", hint=_HINT)
+        full = torch.zeros(parameter.shape)
+        full[:rows] = tensor
+        fill(parameter, full)
+
+
+def _described(path: str) -> tuple[Config, dict[str, torch.Size]]:
+    """The recipe of an undamaged checkpoint, and the sizes of its weights by name."""
+    try:
+        check_hashes(path)
+        index, state = read_index(path)
+    except OSError as error:
+        raise TrainerError(
+            f"{path} cannot be read: {error}", hint="repair the disk, or use another checkpoint"
+        ) from error
+    entries = {name: of for name, of in index.state_dict_metadata.items() if name.startswith("model.")}
+    sizes = {name: of.size for name, of in entries.items() if isinstance(of, TensorStorageMetadata)}
+    return resolve(state.config, where=os.path.join(path, STATE_FILE)), sizes
+
+
+def _groups(sizes: Mapping[str, torch.Size]) -> list[dict[str, torch.Size]]:
+    """The tensors of each file: fp32, by name."""
+    groups: list[dict[str, torch.Size]] = [{}]
+    for name, size in sizes.items():
+        if groups[-1] and 4 * sum(map(math.prod, (*groups[-1].values(), size))) > FILE_BYTES:
+            groups.append({})
+        groups[-1][name] = size
+    return groups
+
+
+def _converted(tensors: Mapping[str, Tensor], dtype: torch.dtype, num_ids: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a checkpoint by their names in the export, without the rows that pad the vocabulary."""
+    for name, tensor in tensors.items():
+        theirs = name_of(name.removeprefix("model."))
+        yield theirs, tensor[: num_ids if theirs in (_EMBEDDING, _HEAD) else None].to(dtype, copy=True)
+
+
+def _write_tokenizer(path: str, corpus: Corpus) -> dict[str, int]:
+    """Copy the tokenizer of a corpus. Returns its delimiters, by their names in config.json.
+
+    Raises:
+        DamagedCorpusError: it is missing, or not that of the manifest.
+    """
+    source = corpus.store.where(names.TOKENIZER)
+    try:
+        content = corpus.store.get(names.TOKENIZER)
+    except OSError as error:
+        raise DamagedCorpusError(f"{source} cannot be read: {error.strerror}", hint=RESTORE) from error
+    if hashlib.sha256(content).hexdigest() != corpus.manifest.files[names.TOKENIZER].sha256:
+        raise DamagedCorpusError(f"{source} is not that of the manifest", hint=RESTORE)
+    with open(os.path.join(path, "tokenizer.json"), "wb") as file:
+        file.write(content)
+    special = {name: index for name, index in (("bos", corpus.bos_id), ("eos", corpus.eos_id)) if index is not None}
+    texts = {token["id"]: token["content"] for token in json.loads(content).get("added_tokens", [])}
+    settings = {f"{name}_token": texts[index] for name, index in special.items() if index in texts}
+    _write(os.path.join(path, "tokenizer_config.json"), {"tokenizer_class": "PreTrainedTokenizerFast"} | settings)
+    return {f"{name}_token_id": index for name, index in special.items()}
+
+
+def _safetensors() -> Any:
+    """The package.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise UsageError("safetensors is not installed", hint="pip install 'tokshard[safetensors]'") from error
+    return safetensors
+
+
+def _read(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        return dict(json.load(file))
+
+
+def _write(path: str, fields: Mapping[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(fields, file, indent=2)
+
+
+def main(arguments: list[str]) -> int:
+    """Export a checkpoint. Exit codes: 0, 1 the checkpoint is damaged or a disk failed, 2 wrong usage."""
+    parser = argparse.ArgumentParser(prog="python -m tokshard.trainer.hugging_face", description=export.__doc__)
+    parser.add_argument("checkpoint")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--corpus", default="", help="that the model was trained on; default: of the recipe")
+    given = parser.parse_args(arguments)
+    try:
+        for line in export(given.checkpoint, given.out, dtype=given.dtype, corpus=given.corpus):
+            sys.stdout.write(line + "\n")
+    except TokshardError as error:
+        sys.stderr.write(f"error: {error.problem}\nhint: {error.hint}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
