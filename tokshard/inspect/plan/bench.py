@@ -1,28 +1,30 @@
-"""How fast this machine reads a plan in each loader mode, compared with memory and with what stores give."""
+"""How fast this machine reads a plan, compared with the fastest that memory, or the stores of its corpora, allow."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.errors import UsageError
+from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
+from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.plan.store_speed import StoreSpeed, is_elsewhere, measure_store
+from tokshard.format.schema import HASH_STRIDE
 from tokshard.jobs.plan_file import Mix
-from tokshard.runtime.cache import fetched
+from tokshard.runtime.cache import CONNECTIONS
 
 DOCUMENT_TOKENS = 1_000
-"""Length of the documents that the gather speed is measured with."""
+"""Length of the documents that the speed of memory is measured with."""
 
 CACHED_TOKENS = 16 << 20
 """Fewer tokens than this may fit into the processor's caches."""
@@ -30,23 +32,25 @@ CACHED_TOKENS = 16 << 20
 _BATCH_TOKENS = 8 * 4_096
 _ENOUGH_TOKENS = 64 << 20
 _MEMORY_SECONDS = 0.25
-_RANK_SECONDS = 0.5
+_REQUESTS_ALONE = 9
+
+_READINGS: Mapping[str, Mapping[str, bool]] = {"full": {}, "compact": {"compact": True}, "one row": {}}
+"""What is measured, with arguments of `StreamingLoader`; the last one is what a rank of many does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySpeed:
-    """Tokens per second of one core, from mapped shards, or what was read of a store, to new int64 arrays.
-
-    No loader can be faster.
+class StoreSpeed:
+    """What the stores of a mix give to one process that reads blocks from random places, many at once.
 
     Args:
-        contiguous: reading one shard after another.
-        gather: reading slices of `document_tokens` tokens from random places.
+        latency_seconds: the median time of a request when there is no other.
+        bytes_per_second: with `CONNECTIONS` requests at once.
+        tokens_per_second: of the whole mix, of which they have a part.
     """
 
-    contiguous: float
-    gather: float
-    document_tokens: int
+    latency_seconds: float
+    bytes_per_second: float
+    tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,22 +75,22 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModeSpeed:
-    """The speed of one loader mode.
+class Reading:
+    """The speed of one way to read.
 
     Args:
-        num_workers: None: in the calling process; 0: with the prefetch thread; otherwise worker processes.
+        batches: ``"full"``, ``"compact"``, or ``"one row"``: full batches of a rank that has one row of each step.
         first_batch_seconds: time to the first batch, including opening the corpora.
         steps: the batches after the first.
-        cpu_seconds: CPU time of this process for these batches, without workers.
-        fetched: what was read by range for these batches, as `ReadCounts` has it; None: in workers, or all is mapped.
+        cpu_seconds: CPU time of this process for these batches.
+        fetched: what was read by range for these batches, as `StreamingLoader.stats` has it.
     """
 
-    num_workers: int | None
+    batches: str
     first_batch_seconds: float
     steps: Steps
     cpu_seconds: float
-    fetched: Mapping[str, float] | None = None
+    fetched: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +101,10 @@ class SpeedReport:
         shares: corpus to its share of the samples at the start.
         mean_document_tokens: over all corpora, weighted by `shares`.
         num_tokens: tokens in the corpora.
-        stores: what the stores of those give that are not on this machine.
-        memory: medians of one measurement before each mode.
-        memory_tokens: tokens that `memory` was measured on.
-        rank_cpu_seconds: CPU time per token of a rank that reads one row of each step with the prefetch thread; a
-            token costs more the fewer rows a rank has.
+        store: what the stores of those give that are not on this machine; None: all are.
+        memory: tokens per second that one core copies from random places of mapped shards, or of what was read of
+            stores, to new int64 arrays; the median of one measurement before each reading.
+        memory_tokens, memory_document_tokens: how many tokens that was measured on, and how many it copied at a time.
         load: share of the CPUs that was busy before the measurement, averaged over a minute.
     """
 
@@ -110,23 +113,30 @@ class SpeedReport:
     shares: dict[str, float]
     mean_document_tokens: float
     num_tokens: int
-    stores: Sequence[StoreSpeed]
-    memory: MemorySpeed
+    store: StoreSpeed | None
+    memory: float
     memory_tokens: int
-    modes: Sequence[ModeSpeed]
-    rank_cpu_seconds: float
+    memory_document_tokens: int
+    readings: Sequence[Reading]
     load: float
 
+    @property
+    def limit(self) -> float:
+        """Tokens per second that no loader in one process can exceed."""
+        return self.memory if self.store is None else min(self.memory, self.store.tokens_per_second)
 
-def measure_speed(
-    mix: Mix, *, seconds: float, workers: Sequence[int], on_mode: Callable[[str], None] = lambda _: None
-) -> SpeedReport:
-    """Read a mix in every mode.
+    @property
+    def rank_cpu_seconds(self) -> float:
+        """CPU time per token of a rank that reads one row of each step: the fewer rows, the more a token costs."""
+        return self.readings[-1].cpu_seconds / self.readings[-1].steps.num_tokens
+
+
+def measure_speed(mix: Mix, *, seconds: float, on_stage: Callable[[str], None] = lambda _: None) -> SpeedReport:
+    """Read a mix with the prefetch thread, in every form of its batches.
 
     Args:
-        seconds: time per mode, after its first batch.
-        workers: numbers of worker processes; 0 is the prefetch thread. In process is always measured.
-        on_mode: receives a name for what is measured next.
+        seconds: time per reading, after its first batch.
+        on_stage: receives a name for what is measured next.
 
     Raises:
         UsageError: torch is missing, or the mix is not a valid plan.
@@ -136,23 +146,23 @@ def measure_speed(
     _require_torch()
     plan = mix.plan()  # refuses a wrong mix before anything is measured
     corpora = [open_corpus(location, generation=mix.generations.get(name)) for name, location in mix.corpora.items()]
-    stores, arrays = [], mapped_tokens([corpus for corpus in corpora if not is_elsewhere(corpus)])
-    for corpus in filter(is_elsewhere, corpora):
-        on_mode(f"store of {corpus.location}")
-        speed, read = measure_store(corpus, block_tokens=plan.shape.block_tokens, seconds=seconds)
-        stores.append(speed)
-        arrays += read
-    reader = MemoryReader(arrays)
-    memory, modes = [], []
-    for num_workers in (None, *workers):
-        on_mode("memory")
-        memory.append(reader.measure(_MEMORY_SECONDS))
-        on_mode("in process" if num_workers is None else f"num_workers={num_workers}")
-        modes.append(measure_mode(mix, num_workers, seconds=seconds))
-    on_mode("one rank of many")
-    rank = measure_mode(mix, 0, seconds=min(_RANK_SECONDS, seconds), world_size=mix.global_batch_size)
     weights = plan.cursor().segments[0].weights
     shares = [weight / sum(weights) for weight in weights]
+    is_here = [corpus.store.local_path(names.MANIFEST) is not None for corpus in corpora]
+    arrays, store = mapped_tokens([corpus for corpus, here in zip(corpora, is_here, strict=True) if here]), None
+    elsewhere = {
+        corpus: share for corpus, share, here in zip(corpora, shares, is_here, strict=True) if share and not here
+    }
+    if elsewhere:
+        on_stage("stores")
+        store, read = measure_stores(elsewhere, block_tokens=plan.shape.block_tokens, seconds=seconds)
+        arrays += read
+    memory, speeds, readings = MemoryReader(arrays), [], []
+    for batches in _READINGS:
+        on_stage("memory")
+        speeds.append(memory.measure(_MEMORY_SECONDS))
+        on_stage(f"batches: {batches}")
+        readings.append(_measure_reading(mix, batches, seconds=seconds))
     documents = sum(share * each.num_documents / each.num_tokens for share, each in zip(shares, corpora, strict=True))
     return SpeedReport(
         mix=mix,
@@ -160,50 +170,34 @@ def measure_speed(
         shares=dict(zip(plan.names, shares, strict=True)),
         mean_document_tokens=1 / documents,
         num_tokens=sum(corpus.num_tokens for corpus in corpora),
-        stores=stores,
-        memory=MemorySpeed(
-            contiguous=statistics.median(each.contiguous for each in memory),
-            gather=statistics.median(each.gather for each in memory),
-            document_tokens=reader.document_tokens,
-        ),
-        memory_tokens=reader.num_tokens,
-        modes=modes,
-        rank_cpu_seconds=rank.cpu_seconds / rank.steps.num_tokens,
+        store=store,
+        memory=statistics.median(speeds),
+        memory_tokens=memory.num_tokens,
+        memory_document_tokens=memory.document_tokens,
+        readings=readings,
         load=load,
     )
 
 
-def measure_mode(mix: Mix, num_workers: int | None, *, seconds: float, world_size: int = 1) -> ModeSpeed:
-    """Read a mix in one mode, as the first of `world_size` data-parallel ranks.
+def _measure_reading(mix: Mix, batches: str, *, seconds: float) -> Reading:
+    from tokshard.runtime.tensors import StreamingLoader
 
-    Args:
-        num_workers: see `ModeSpeed`.
-        seconds: time after the first batch.
-    """
-    from tokshard.runtime.tensors import StreamDataset, StreamingLoader
-
-    started = time.perf_counter()
-    plan, size = mix.plan(), mix.global_batch_size
-    with ExitStack() as stack:
-        source: Iterable[Any] = StreamDataset(plan, global_batch_size=size, dp_rank=0, dp_world_size=world_size)
-        if num_workers is not None:
-            loader = StreamingLoader(
-                plan, global_batch_size=size, dp_rank=0, dp_world_size=world_size, num_workers=num_workers
-            )
-            source = stack.enter_context(closing(loader))
-        batches = endless(source)
-        next(batches)
+    started, size = time.perf_counter(), mix.global_batch_size
+    world_size = size if batches == "one row" else 1
+    with StreamingLoader(
+        mix.plan(), global_batch_size=size, dp_rank=0, dp_world_size=world_size, **_READINGS[batches]
+    ) as loader:
+        taken = endless(loader)
+        next(taken)
         first_batch_seconds = time.perf_counter() - started
-        cpu, before = time.process_time(), fetched(plan.sources)
-        steps = take_steps(batches, seconds=seconds)
-        counts = {name: count - before[name] for name, count in fetched(plan.sources).items()}
-        is_counted = not num_workers and not all(source.is_in_memory for source in plan.sources)
-        return ModeSpeed(
-            num_workers=num_workers,
+        cpu, before = time.process_time(), loader.stats()["fetched"]
+        steps = take_steps(taken, seconds=seconds)
+        return Reading(
+            batches=batches,
             first_batch_seconds=first_batch_seconds,
             steps=steps,
             cpu_seconds=time.process_time() - cpu,
-            fetched=counts if is_counted else None,
+            fetched={name: count - before[name] for name, count in loader.stats()["fetched"].items()},
         )
 
 
@@ -229,7 +223,7 @@ def take_steps(batches: Iterator[Any], *, seconds: float = 0.0, num_steps: int =
 
 
 class MemoryReader:
-    """Reads mapped tokens in the two ways of `MemorySpeed`.
+    """Copies tokens in slices from random places of memory to new int64 arrays.
 
     Reads all arrays once when it is made, so that memory is measured and not the disk.
 
@@ -242,19 +236,16 @@ class MemoryReader:
         self.document_tokens = min(DOCUMENT_TOKENS, max(map(len, arrays)))
         for array in arrays:
             array.max()
-        self._batches = itertools.cycle(
-            array[start : start + _BATCH_TOKENS] for array in arrays for start in range(0, len(array), _BATCH_TOKENS)
-        )
         self._documents = itertools.cycle(_random_slices(arrays, self.document_tokens))
 
-    def measure(self, seconds: float) -> MemorySpeed:
-        """Measure both ways, each for `seconds`."""
-        num_documents = -(-_BATCH_TOKENS // self.document_tokens)
-        return MemorySpeed(
-            contiguous=_throughput(seconds, lambda: next(self._batches)),
-            gather=_throughput(seconds, lambda: np.concatenate(list(itertools.islice(self._documents, num_documents)))),
-            document_tokens=self.document_tokens,
-        )
+    def measure(self, seconds: float) -> float:
+        """Tokens per second."""
+        num_documents, num_tokens = -(-_BATCH_TOKENS // self.document_tokens), 0
+        started = time.perf_counter()
+        while (passed := time.perf_counter() - started) < seconds or not num_tokens:
+            batch = np.concatenate(list(itertools.islice(self._documents, num_documents)))
+            num_tokens += len(batch.astype(np.int64))
+        return num_tokens / passed
 
 
 def mapped_tokens(corpora: Sequence[Corpus], *, num_tokens: int = _ENOUGH_TOKENS) -> list[NDArray[Any]]:
@@ -295,17 +286,78 @@ def _random_slices(arrays: Sequence[NDArray[Any]], length: int) -> list[NDArray[
     ]
 
 
-def _throughput(seconds: float, read: Callable[[], NDArray[Any]]) -> float:
-    num_tokens = 0
+def measure_stores(
+    shares: Mapping[Corpus, float], *, block_tokens: int, seconds: float
+) -> tuple[StoreSpeed, list[NDArray[Any]]]:
+    """Read blocks from random places of corpora, as often of each as its share of the samples says.
+
+    Args:
+        seconds: time to read many at once.
+
+    Returns:
+        The speed, and what was read of up to 64M tokens: arrays of token ids, unchecked.
+
+    Raises:
+        DamagedCorpusError: a shard is missing or too short.
+        StoreError: the store does not answer.
+    """
+    places, alone = _random_places(shares, block_tokens + HASH_STRIDE), []
+    for place in itertools.islice(places, _REQUESTS_ALONE):
+        started = time.perf_counter()
+        _read(*place)
+        alone.append(time.perf_counter() - started)
+    kept: list[NDArray[Any]] = []
+    lock, most_kept = threading.Lock(), max(1, _ENOUGH_TOKENS // block_tokens)
     started = time.perf_counter()
-    while (passed := time.perf_counter() - started) < seconds or not num_tokens:
-        num_tokens += len(read().astype(np.int64))
-    return num_tokens / passed
+
+    def read_on() -> int:
+        num_tokens = 0
+        while time.perf_counter() - started < seconds or not num_tokens:
+            with lock:
+                place = next(places)
+            tokens = _read(*place)
+            num_tokens += len(tokens)
+            if len(kept) < most_kept:
+                kept.append(tokens)
+        return num_tokens
+
+    with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="tokshard-bench") as pool:
+        num_tokens = sum(task.result() for task in [pool.submit(read_on) for _ in range(CONNECTIONS)])
+    speed = num_tokens / (time.perf_counter() - started)
+    return StoreSpeed(
+        latency_seconds=statistics.median(alone),
+        bytes_per_second=speed * kept[0].itemsize,
+        tokens_per_second=speed / sum(shares.values()),
+    ), kept
+
+
+def _read(corpus: Corpus, name: str, position: int, num_bytes: int) -> NDArray[Any]:
+    try:
+        (content,) = corpus.store.read(name, [(position, num_bytes)])
+    except OSError as error:
+        raise DamagedCorpusError(
+            f"{corpus.store.where(name)} cannot be read: {error.strerror or error}", hint=RESTORE
+        ) from error
+    return np.frombuffer(content, corpus.dtype)
+
+
+def _random_places(shares: Mapping[Corpus, float], num_tokens: int) -> Iterator[tuple[Corpus, str, int, int]]:
+    """Random places of tokens: corpus, name of a shard, first byte and length; shorter where a record batch is."""
+    rng, corpora = np.random.default_rng(0), list(shares)
+    chances = np.array(list(shares.values())) / sum(shares.values())
+    while True:
+        corpus = corpora[rng.choice(len(corpora), p=chances)]
+        index = int(corpus.shards.first_tokens.searchsorted(rng.integers(corpus.num_tokens), "right")) - 1
+        batches, size = corpus.shards.batch_places(index), corpus.dtype.itemsize
+        place = batches[int(rng.integers(len(batches)))]
+        tokens = min(num_tokens, place.num_tokens)
+        start = int(rng.integers(place.num_tokens - tokens + 1))
+        yield corpus, corpus.shards[index].name, place.values_position + start * size, tokens * size
 
 
 def _require_torch() -> None:
     try:
-        import tokshard.runtime.tensors  # noqa: F401 - also so that no mode pays for the import
+        import tokshard.runtime.tensors  # noqa: F401 - also so that no reading pays for the import
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
