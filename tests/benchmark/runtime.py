@@ -64,10 +64,6 @@ class Bench:
             for number, size in enumerate(sizes)
         ]
 
-    def limits(self) -> Path:
-        """What limits are read from: not the corpora that are measured, which may have to leave the page cache."""
-        return corpus(self.folder, num_tokens=self.run_tokens, document_tokens=1_000, number=99)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
@@ -89,10 +85,8 @@ def measure_speed(bench: Bench, groups: set[str]) -> dict[Case, list[Speed]]:
     """Every case once, and then all again; the limit before each set of corpora."""
     from tests.benchmark import page_cache
     from tests.benchmark.reading import MODES, read, shards
-    from tokshard.format.opening import open_corpus
-    from tokshard.inspect.plan.bench import MemoryReader, mapped_tokens
+    from tokshard.inspect.plan.bench import memory_speed
 
-    memory_reader = MemoryReader(mapped_tokens([open_corpus(bench.limits())]))
     found: dict[Case, list[Speed]] = {}
     for repetition in range(bench.repetitions):
         for length in bench.lengths:
@@ -101,7 +95,7 @@ def measure_speed(bench: Bench, groups: set[str]) -> dict[Case, list[Speed]]:
                 cases = [(mode, False) for mode in MODES if "speed" in groups]
                 cases += [(mode, True) for mode in COLD_MODES if "cold" in groups and count == 1]
                 page_cache.warm(shards(corpora))
-                limit = memory_reader.measure(LIMIT_SECONDS) if cases else 0.0
+                limit = memory_speed(LIMIT_SECONDS) if cases else 0.0
                 for mode, is_cold in cases:
                     reading = read(corpora, mode, num_tokens=bench.run_tokens, is_cold=is_cold)
                     key = (length, count, mode, "cold" if is_cold else "warm")

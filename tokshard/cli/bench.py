@@ -58,7 +58,7 @@ def bench(
 
     A loader is measured with full batches, with compact ones, and as a rank that has one row of each step. Each result
     is shown as a share of an upper limit: the speed at which one core copies documents of 1,000 tokens from random
-    places of the memory-mapped shards to int64, or at which the stores give what the mix reads of corpora in buckets
+    places of memory to int64, or at which the stores give what the mix reads of corpora in buckets
     and on web servers, if that is lower.
 
     \b

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,15 +36,13 @@ def speed_text(report: SpeedReport, *, gpu_tokens: int, gpu_reason: str, width: 
         ),
         ("limit", f"{_millions(report.limit)} M tokens/s, {_origin(report)}"),
     ]
-    if report.store is not None:
+    if report.store_bytes_per_second is not None:
         fetched, seconds = full.fetched, full.steps.wall_seconds
         in_memory = fetched["hits"] / max(1, fetched["hits"] + fetched["misses"])
-        speeds = [f"{speed / 1e6:,.0f} MB/s" for speed in (report.store.bytes_per_second, fetched["fetched_bytes"] / seconds)]
-        alone = f"alone, one takes {_milliseconds(report.store.latency_seconds)}"
-        head += [
-            ("stores", f"{speeds[0]} with {CONNECTIONS} requests at once; {alone}"),
-            ("fetched", f"{speeds[1]}; {in_memory:.1%} of the pieces were in memory when they were needed"),
-        ]
+        given = f"{report.store_bytes_per_second / 1e6:,.0f} MB/s with {CONNECTIONS} requests at once"
+        taken = f"{fetched['fetched_bytes'] / seconds / 1e6:,.0f} MB/s"
+        pieces = f"{in_memory:.1%} of the pieces were in memory when they were needed"
+        head += [("stores", f"give {given}"), ("", f"the loader fetched {taken}; {pieces}")]
     gpus = counted(int(full.steps.tokens_per_second // gpu_tokens), "GPU")
     reason = f" ({gpu_reason})" if gpu_reason else ""
     cores = f"{report.rank_cpu_seconds * gpu_tokens * 100:.2g} % of a core"
@@ -61,8 +58,7 @@ def speed_text(report: SpeedReport, *, gpu_tokens: int, gpu_reason: str, width: 
 def _origin(report: SpeedReport) -> str:
     if report.limit < report.memory:
         return "with which stores give what the mix reads of them"
-    documents = f"documents of {counted(report.memory_document_tokens, 'token')}"
-    return f"with which one core copies {documents} from random places of memory to int64"
+    return f"with which one core copies documents of {DOCUMENT_TOKENS:,} tokens from random places of memory to int64"
 
 
 def _rows(report: SpeedReport, gpu_tokens: int) -> Iterator[Sequence[str]]:
@@ -102,8 +98,7 @@ def speed_json(report: SpeedReport, *, gpu_tokens: int) -> dict[str, Any]:
         "mean_document_tokens": report.mean_document_tokens,
         "limit_tokens_per_second": report.limit,
         "memory_tokens_per_second": report.memory,
-        "memory_document_tokens": report.memory_document_tokens,
-        "store": None if report.store is None else dataclasses.asdict(report.store),
+        "store_bytes_per_second": report.store_bytes_per_second,
         "readings": [
             {
                 "batches": reading.batches,
@@ -132,14 +127,9 @@ def notes_of(report: SpeedReport) -> list[str]:
             f"this machine was busy: {report.load:.0%} of its CPUs were in use before the measurement, so the speeds "
             "may be too low"
         )
-    if report.memory_document_tokens < DOCUMENT_TOKENS:
+    if report.num_tokens < CACHED_TOKENS:
         notes.append(
-            f"no shard has {DOCUMENT_TOKENS:,} tokens in a row: the limit is that of documents of "
-            f"{report.memory_document_tokens:,}"
-        )
-    if report.memory_tokens < CACHED_TOKENS:
-        notes.append(
-            f"{report.memory_tokens:,} tokens are few: they may fit into the processor's caches, which raises the "
-            "limit, and windows end with their epoch and are made more often, which lowers the speeds"
+            f"{report.num_tokens:,} tokens are few: they may fit into the processor's caches, which raises the speeds, "
+            "and windows end with their epoch and are made more often, which lowers them"
         )
     return notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 import threading
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
 from tokshard.format import names
@@ -27,30 +27,14 @@ DOCUMENT_TOKENS = 1_000
 """Length of the documents that the speed of memory is measured with."""
 
 CACHED_TOKENS = 16 << 20
-"""Fewer tokens than this may fit into the processor's caches."""
+"""Fewer tokens than this may fit into the processor's caches, which raises speeds."""
 
-_BATCH_TOKENS = 8 * 4_096
-_ENOUGH_TOKENS = 64 << 20
+_BATCH_DOCUMENTS = 32
+_MEMORY_TOKENS = 64 << 20
 _MEMORY_SECONDS = 0.25
-_REQUESTS_ALONE = 9
 
 _READINGS: Mapping[str, Mapping[str, bool]] = {"full": {}, "compact": {"compact": True}, "one row": {}}
 """What is measured, with arguments of `StreamingLoader`; the last one is what a rank of many does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreSpeed:
-    """What the stores of a mix give to one process that reads blocks from random places, many at once.
-
-    Args:
-        latency_seconds: the median time of a request when there is no other.
-        bytes_per_second: with `CONNECTIONS` requests at once.
-        tokens_per_second: of the whole mix, of which they have a part.
-    """
-
-    latency_seconds: float
-    bytes_per_second: float
-    tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +85,9 @@ class SpeedReport:
         shares: corpus to its share of the samples at the start.
         mean_document_tokens: over all corpora, weighted by `shares`.
         num_tokens: tokens in the corpora.
-        store: what the stores of those give that are not on this machine; None: all are.
-        memory: tokens per second that one core copies from random places of mapped shards, or of what was read of
-            stores, to new int64 arrays; the median of one measurement before each reading.
-        memory_tokens, memory_document_tokens: how many tokens that was measured on, and how many it copied at a time.
+        memory: as of `memory_speed`; the median of one measurement before each reading.
+        store_bytes_per_second: what the stores of those give that are not on this machine; None: all are.
+        store: tokens per second of the whole mix that this is enough for; infinite: all are on this machine.
         load: share of the CPUs that was busy before the measurement, averaged over a minute.
     """
 
@@ -113,17 +96,16 @@ class SpeedReport:
     shares: dict[str, float]
     mean_document_tokens: float
     num_tokens: int
-    store: StoreSpeed | None
     memory: float
-    memory_tokens: int
-    memory_document_tokens: int
+    store_bytes_per_second: float | None
+    store: float
     readings: Sequence[Reading]
     load: float
 
     @property
     def limit(self) -> float:
         """Tokens per second that no loader in one process can exceed."""
-        return self.memory if self.store is None else min(self.memory, self.store.tokens_per_second)
+        return min(self.memory, self.store)
 
     @property
     def rank_cpu_seconds(self) -> float:
@@ -148,19 +130,20 @@ def measure_speed(mix: Mix, *, seconds: float, on_stage: Callable[[str], None] =
     corpora = [open_corpus(location, generation=mix.generations.get(name)) for name, location in mix.corpora.items()]
     weights = plan.cursor().segments[0].weights
     shares = [weight / sum(weights) for weight in weights]
-    is_here = [corpus.store.local_path(names.MANIFEST) is not None for corpus in corpora]
-    arrays, store = mapped_tokens([corpus for corpus, here in zip(corpora, is_here, strict=True) if here]), None
     elsewhere = {
-        corpus: share for corpus, share, here in zip(corpora, shares, is_here, strict=True) if share and not here
+        corpus: share
+        for corpus, share in zip(corpora, shares, strict=True)
+        if share and corpus.store.local_path(names.MANIFEST) is None
     }
+    store_bytes, store = None, math.inf
     if elsewhere:
         on_stage("stores")
-        store, read = measure_stores(elsewhere, block_tokens=plan.shape.block_tokens, seconds=seconds)
-        arrays += read
-    memory, speeds, readings = MemoryReader(arrays), [], []
+        store_bytes = store_speed(elsewhere, block_tokens=plan.shape.block_tokens, seconds=seconds)
+        store = store_bytes / plan.sources[0].dtype.itemsize / sum(elsewhere.values())
+    speeds, readings = [], []
     for batches in _READINGS:
         on_stage("memory")
-        speeds.append(memory.measure(_MEMORY_SECONDS))
+        speeds.append(memory_speed(_MEMORY_SECONDS))
         on_stage(f"batches: {batches}")
         readings.append(_measure_reading(mix, batches, seconds=seconds))
     documents = sum(share * each.num_documents / each.num_tokens for share, each in zip(shares, corpora, strict=True))
@@ -170,10 +153,9 @@ def measure_speed(mix: Mix, *, seconds: float, on_stage: Callable[[str], None] =
         shares=dict(zip(plan.names, shares, strict=True)),
         mean_document_tokens=1 / documents,
         num_tokens=sum(corpus.num_tokens for corpus in corpora),
-        store=store,
         memory=statistics.median(speeds),
-        memory_tokens=memory.num_tokens,
-        memory_document_tokens=memory.document_tokens,
+        store_bytes_per_second=store_bytes,
+        store=store,
         readings=readings,
         load=load,
     )
@@ -222,123 +204,49 @@ def take_steps(batches: Iterator[Any], *, seconds: float = 0.0, num_steps: int =
     )
 
 
-class MemoryReader:
-    """Copies tokens in slices from random places of memory to new int64 arrays.
-
-    Reads all arrays once when it is made, so that memory is measured and not the disk.
-
-    Args:
-        arrays: token ids, such as `mapped_tokens` returns; together at least one token.
-    """
-
-    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
-        self.num_tokens = sum(map(len, arrays))
-        self.document_tokens = min(DOCUMENT_TOKENS, max(map(len, arrays)))
-        for array in arrays:
-            array.max()
-        self._documents = itertools.cycle(_random_slices(arrays, self.document_tokens))
-
-    def measure(self, seconds: float) -> float:
-        """Tokens per second."""
-        num_documents, num_tokens = -(-_BATCH_TOKENS // self.document_tokens), 0
-        started = time.perf_counter()
-        while (passed := time.perf_counter() - started) < seconds or not num_tokens:
-            batch = np.concatenate(list(itertools.islice(self._documents, num_documents)))
-            num_tokens += len(batch.astype(np.int64))
-        return num_tokens / passed
+def memory_speed(seconds: float) -> float:
+    """Tokens per second that one core copies, as documents of uint16 from random places of memory, to int64 arrays."""
+    tokens, num_tokens = np.ones(_MEMORY_TOKENS, np.uint16), 0  # far more than fit into the processor's caches
+    starts = np.random.default_rng(0).integers(0, len(tokens) - DOCUMENT_TOKENS, len(tokens) // DOCUMENT_TOKENS)
+    places = itertools.cycle(starts.tolist())
+    started = time.perf_counter()
+    while (passed := time.perf_counter() - started) < seconds or not num_tokens:
+        batch = [tokens[start : start + DOCUMENT_TOKENS] for start in itertools.islice(places, _BATCH_DOCUMENTS)]
+        num_tokens += len(np.concatenate(batch).astype(np.int64))
+    return num_tokens / passed
 
 
-def mapped_tokens(corpora: Sequence[Corpus], *, num_tokens: int = _ENOUGH_TOKENS) -> list[NDArray[Any]]:
-    """Token ids of record batches, from all corpora in turn, until there are enough: read-only memory maps.
-
-    Raises:
-        DamagedCorpusError: a shard is missing or does not match its manifest.
-    """
-    found: list[NDArray[Any]] = []
-    for arrays in itertools.zip_longest(*map(_batches, corpora)):
-        for array in arrays:
-            if array is not None:
-                found.append(array)
-                num_tokens -= len(array)
-            if num_tokens <= 0:
-                return found
-    return found
-
-
-def _batches(corpus: Corpus) -> Iterator[NDArray[Any]]:
-    for index in range(len(corpus.shards)):
-        shard = corpus.shard(index)
-        for batch in range(len(shard.places)):
-            yield shard.batch(batch)[1]
-
-
-def _random_slices(arrays: Sequence[NDArray[Any]], length: int) -> list[NDArray[Any]]:
-    """Slices from random places; together about as many tokens as there are."""
-    long_enough = [array for array in arrays if len(array) >= length]
-    rooms = np.array([len(array) - length + 1 for array in long_enough], np.int64)
-    stops = np.cumsum(rooms)
-    places = np.random.default_rng(0).integers(0, stops[-1], max(1_000, int(stops[-1]) // length))
-    chosen = np.searchsorted(stops, places, "right")
-    starts = places - (stops - rooms)[chosen]
-    return [
-        long_enough[number][start : start + length]
-        for number, start in zip(chosen.tolist(), starts.tolist(), strict=True)
-    ]
-
-
-def measure_stores(
-    shares: Mapping[Corpus, float], *, block_tokens: int, seconds: float
-) -> tuple[StoreSpeed, list[NDArray[Any]]]:
-    """Read blocks from random places of corpora, as often of each as its share of the samples says.
-
-    Args:
-        seconds: time to read many at once.
-
-    Returns:
-        The speed, and what was read of up to 64M tokens: arrays of token ids, unchecked.
+def store_speed(shares: Mapping[Corpus, float], *, block_tokens: int, seconds: float) -> float:
+    """Bytes per second from random blocks of corpora, `CONNECTIONS` at once, of each as often as its share says.
 
     Raises:
         DamagedCorpusError: a shard is missing or too short.
         StoreError: the store does not answer.
     """
-    places, alone = _random_places(shares, block_tokens + HASH_STRIDE), []
-    for place in itertools.islice(places, _REQUESTS_ALONE):
-        started = time.perf_counter()
-        _read(*place)
-        alone.append(time.perf_counter() - started)
-    kept: list[NDArray[Any]] = []
-    lock, most_kept = threading.Lock(), max(1, _ENOUGH_TOKENS // block_tokens)
+    places, lock = _random_places(shares, block_tokens + HASH_STRIDE), threading.Lock()
     started = time.perf_counter()
 
     def read_on() -> int:
-        num_tokens = 0
-        while time.perf_counter() - started < seconds or not num_tokens:
+        num_bytes = 0
+        while time.perf_counter() - started < seconds or not num_bytes:
             with lock:
                 place = next(places)
-            tokens = _read(*place)
-            num_tokens += len(tokens)
-            if len(kept) < most_kept:
-                kept.append(tokens)
-        return num_tokens
+            num_bytes += _read(*place)
+        return num_bytes
 
     with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="tokshard-bench") as pool:
-        num_tokens = sum(task.result() for task in [pool.submit(read_on) for _ in range(CONNECTIONS)])
-    speed = num_tokens / (time.perf_counter() - started)
-    return StoreSpeed(
-        latency_seconds=statistics.median(alone),
-        bytes_per_second=speed * kept[0].itemsize,
-        tokens_per_second=speed / sum(shares.values()),
-    ), kept
+        num_bytes = sum(task.result() for task in [pool.submit(read_on) for _ in range(CONNECTIONS)])
+    return num_bytes / (time.perf_counter() - started)
 
 
-def _read(corpus: Corpus, name: str, position: int, num_bytes: int) -> NDArray[Any]:
+def _read(corpus: Corpus, name: str, position: int, num_bytes: int) -> int:
     try:
         (content,) = corpus.store.read(name, [(position, num_bytes)])
     except OSError as error:
         raise DamagedCorpusError(
             f"{corpus.store.where(name)} cannot be read: {error.strerror or error}", hint=RESTORE
         ) from error
-    return np.frombuffer(content, corpus.dtype)
+    return len(content)
 
 
 def _random_places(shares: Mapping[Corpus, float], num_tokens: int) -> Iterator[tuple[Corpus, str, int, int]]:
