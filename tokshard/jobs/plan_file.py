@@ -136,7 +136,7 @@ class TrainerData(Mix):
 def load_mix(
     location: str, options: Mapping[str, Any] | None = None, *, defaults: Mapping[str, Any] | None = None
 ) -> Mix:
-    """A mix from a TOML file, a trainer's recipe (its ``[data]`` table) or checkpoint, or from one corpus directory.
+    """A mix from a TOML file or one corpus directory; `TrainerData` from a trainer's recipe or checkpoint.
 
     The paths of the corpora in a mix.toml are relative to the file; in a recipe or checkpoint of the trainer they are
     relative to the working directory, as they are for the trainer itself.
@@ -174,8 +174,7 @@ def load_mix(
     for name in ("seq_len", "global_batch_size"):
         if (value := getattr(found, name)) < 1:
             raise UsageError(f"{location}: {prefix}{name} is {value}, expected at least 1", hint="change it")
-    mix = Mix(**{item.name: getattr(found, item.name) for item in dataclasses.fields(Mix)})
-    return _beside(mix, os.path.dirname(location)) if is_mix_file else mix
+    return _beside(found, os.path.dirname(location)) if is_mix_file else found
 
 
 def _beside(mix: Mix, directory: str) -> Mix:

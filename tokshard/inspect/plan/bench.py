@@ -33,8 +33,8 @@ _BATCH_DOCUMENTS = 32
 _MEMORY_TOKENS = 64 << 20
 _MEMORY_SECONDS = 0.25
 
-_READINGS: Mapping[str, Mapping[str, bool]] = {"full": {}, "compact": {"compact": True}, "one row": {}}
-"""What is measured, with arguments of `StreamingLoader`; the last one is what a rank of many does."""
+_READINGS = ("full", "compact", "one row")
+"""What is measured, see `Reading`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,11 @@ def _measure_reading(mix: Mix, batches: str, *, seconds: float) -> Reading:
     started, size = time.perf_counter(), mix.global_batch_size
     world_size = size if batches == "one row" else 1
     with StreamingLoader(
-        mix.plan(), global_batch_size=size, dp_rank=0, dp_world_size=world_size, **_READINGS[batches]
+        mix.plan(),
+        global_batch_size=size,
+        dp_rank=0,
+        dp_world_size=world_size,
+        compact=batches == "compact",
     ) as loader:
         taken = endless(loader)
         next(taken)

@@ -111,8 +111,8 @@ def report_plan(
     plan, size = run.plan, run.global_batch_size
     if num_tokens is None:
         num_tokens = sum(corpus.num_tokens for corpus in plan.corpora) * (plan.epochs or 1)
-    wanted = max(1, -(-num_tokens // (size * plan.seq_len)))
-    steps, samples, reason = _end_of(run, wanted)
+    wanted, _ = run.step_with(max(0, -(-num_tokens // plan.seq_len) - 1))
+    steps, samples = _end_of(run, wanted)
     check_sample(samples)
     mixture = plan.mixture(run.cursor)
     if samples < mixture.segments[0].start:
@@ -122,6 +122,7 @@ def report_plan(
             hint="give more --tokens, or leave out --checkpoint",
         )
     corpora = _corpora(run, mixture.counts_before(samples), samples)
+    reason = "it is finite" if run.stop.corpus is None else f"corpus {run.stop.corpus!r} is used up"
     ended = [f"the pass ends after step {steps:,} of {wanted:,}: {reason}"] if steps < wanted else []
     return PlanReport(
         fingerprint=plan.fingerprint,
@@ -138,17 +139,15 @@ def report_plan(
     )
 
 
-def _end_of(run: Run, num_steps: int) -> tuple[int, int, str]:
-    """Steps and samples that are read if so many steps are wanted, and why they may be fewer."""
-    size, limit = run.global_batch_size, run.limit
-    steps, samples = num_steps, num_steps * size
-    if run.plan.num_samples is not None:
-        samples = min(samples, run.plan.num_samples)
-        steps = -(-samples // size)
-    if limit is not None and samples > limit.sample:
-        steps = limit.sample // size
-        samples = steps * size
-    return steps, samples, "it is finite" if limit is None else f"corpus {limit.corpus!r} is used up"
+def _end_of(run: Run, num_steps: int) -> tuple[int, int]:
+    """Steps and samples that are read if so many steps are wanted."""
+    samples, stop = run.samples_in(num_steps), run.stop.sample
+    if stop is None or samples <= stop:
+        return num_steps, samples
+    step, within = run.step_with(stop)  # which is not read
+    if run.stop.pads_last_step:
+        return step - (within == 0), stop
+    return step - 1, stop - within
 
 
 def _changes(run: Run) -> list[WeightChange]:
