@@ -89,19 +89,18 @@ def verify_corpus(
     manifest = _manifest_or_problem(store)
     if isinstance(manifest, Problem):
         return VerifyReport(directory=store.location, problems=(manifest,))
-    found = find_generations(store, manifest)
-    manifests = list(found.manifests.values())
+    by_folder, problems = find_generations(store, manifest)
+    manifests = list(by_folder.values())
     to_check = sum(each.num_bytes + sum(facts.num_bytes for facts in each.files.values()) for each in manifests)
     settings = _Settings(
         counter=ByteCounter(to_check, on_progress), is_quick=is_quick, num_threads=workers or _default_workers()
     )
-    problems = list(found.problems)
-    for folder, each in found.manifests.items():
+    for folder, each in by_folder.items():
         problems += (
-            Problem(file=names.in_folder(folder, problem.file), message=problem.message)
+            Problem(names.in_folder(folder, problem.file), problem.message)
             for problem in _problems(store.below(folder) if folder else store, each, settings)
         )
-    if not problems:
+    if not problems and len(manifests) > 1:
         problems += check_contents(store, manifests)
     return VerifyReport(
         directory=store.location,
