@@ -35,11 +35,13 @@ class StepPlace(NamedTuple):
     Args:
         step: from 1.
         row: row in the global batch, from 0.
-        size: rows of that batch.
+        start: the first sample of the step.
+        size: rows of the global batch.
     """
 
     step: int
     row: int
+    start: int
     size: int
 
 
@@ -190,8 +192,8 @@ class Run:
             step, within = self.step_with(sample - skipped - self._surplus)
             if step < 1:
                 return None
-        size = self.size_of(step)
-        return StepPlace(step, self.ranks(size=size).row_of(sample, sample - within), size)
+        start, size = sample - within, self.size_of(step)
+        return StepPlace(step, self.ranks(size=size).row_of(sample, start), start, size)
 
     @cached_property
     def _surplus(self) -> int:
