@@ -130,6 +130,16 @@ def test_without_tokens_a_plan_covers_what_the_corpora_hold(shell, tmp_path):
     )
 
 
+def test_a_recipe_whose_batches_grow_has_the_steps_of_all_their_sizes(shell, tmp_path):
+    (tmp_path / "recipe.toml").write_text("[data]\n" + MIX + SIZES + "batch_ramp = [[3, 16], [4, 32]]\n")
+    report = report_of(shell, "recipe.toml", "--tokens", "6k")
+    # steps of 8, 8, 16 and twice 32 samples of 64 tokens are 6,144
+    assert (report["num_steps"], report["num_samples"]) == (5, 96)
+    _, out, _ = shell("recipe.toml", "--tokens", "6k")
+    assert "6,144 tokens in 5 steps of 512\n            from step 3 on, a step has 16 samples" in out
+    assert report_of(shell, "recipe.toml", "--tokens", "6k", "--global-batch-size", "8")["num_steps"] == 12
+
+
 def test_one_corpus_needs_its_sizes_as_options(shell):
     report = report_of(shell, "prose", "--seq-len", "16", "--global-batch-size", "4", "--seed", "9")
     assert report["sizes"]["seq_len"] == 16

@@ -23,6 +23,7 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
     size = bytes_text(report.num_tokens * report.bytes_per_token)
     head = [
         ("reads", f"{tokens_text(report.num_tokens)} tokens in {counted(report.num_steps, 'step')} of {step_tokens:,}"),
+        *(("", f"from step {step:,} on, a step has {counted(each, 'sample')}") for step, each in report.batch_ramp),
         ("", f"{size} of token ids, {counted(report.bytes_per_token, 'byte')} each"),
     ]
     for change in report.changes:

@@ -105,7 +105,7 @@ def blocks_of_steps(run: Run) -> tuple[int, dict[str, float]]:
 
 def _charts_over_time(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[Section]:
     """Shares and epochs; `counts` are the samples of each corpus before some samples: int64 [marks, corpora]."""
-    steps = (marks / run.global_batch_size).tolist()
+    steps = [step - 1 + within / run.size_of(step) for step, within in map(run.step_with, marks.tolist())]
     shares = np.diff(counts, axis=0) / np.diff(marks)[:, None]
     epochs = counts * (run.plan.seq_len / np.array([corpus.num_tokens for corpus in run.plan.corpora]))
 

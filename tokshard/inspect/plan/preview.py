@@ -71,6 +71,7 @@ class PlanReport:
         fingerprint: hash of the order.
         sizes: order_version, seed, seq_len, block_tokens, window_blocks, and num_streams if there are several.
         num_steps, num_samples, num_tokens: how much is read; samples that a checkpoint skipped count as read.
+        batch_ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
         bytes_per_token: on disk.
         changes: changes of the weights after the start.
         warnings: what is probably not intended.
@@ -80,6 +81,7 @@ class PlanReport:
     fingerprint: str
     sizes: dict[str, int]
     global_batch_size: int
+    batch_ramp: Sequence[tuple[int, int]]
     num_steps: int
     num_samples: int
     num_tokens: int
@@ -108,7 +110,7 @@ def report_plan(
         UsageError: there are more nodes than samples in a step, or the checkpoint does not say what was read up to
             there.
     """
-    plan, size = run.plan, run.global_batch_size
+    plan = run.plan
     if num_tokens is None:
         num_tokens = sum(corpus.num_tokens for corpus in plan.corpora) * (plan.epochs or 1)
     wanted, _ = run.step_with(max(0, -(-num_tokens // plan.seq_len) - 1))
@@ -127,7 +129,8 @@ def report_plan(
     return PlanReport(
         fingerprint=plan.fingerprint,
         sizes=dict(plan.identity.fields),
-        global_batch_size=size,
+        global_batch_size=run.global_batch_size,
+        batch_ramp=run.ramp,
         num_steps=steps,
         num_samples=samples,
         num_tokens=samples * plan.seq_len,
