@@ -23,7 +23,6 @@ from tests.benchmark.shards import corpus
 
 if TYPE_CHECKING:
     from tests.benchmark.reading import Reading
-    from tokshard.inspect.plan.bench import MemorySpeed
 
 # what reads is imported by the functions that use it: a worker imports this module again, and torch takes a second
 
@@ -65,25 +64,17 @@ class Bench:
             for number, size in enumerate(sizes)
         ]
 
-    def limits(self) -> Path:
-        """What limits are read from: not the corpora that are measured, which may have to leave the page cache."""
-        return corpus(self.folder, num_tokens=self.run_tokens, document_tokens=1_000, number=99)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """One case in one repetition, and its limits."""
+    """One case in one repetition, and the limit: tokens per second that one core copies."""
 
     reading: Reading
-    limits: MemorySpeed
+    limit: float
 
     @property
-    def of_gather(self) -> float:
-        return self.reading.steps.tokens_per_second / self.limits.gather
-
-    @property
-    def of_contiguous(self) -> float:
-        return self.reading.steps.tokens_per_second / self.limits.contiguous
+    def of_limit(self) -> float:
+        return self.reading.steps.tokens_per_second / self.limit
 
 
 Case = tuple[int, int, str, str]
@@ -91,13 +82,11 @@ Case = tuple[int, int, str, str]
 
 
 def measure_speed(bench: Bench, groups: set[str]) -> dict[Case, list[Speed]]:
-    """Every case once, and then all again; the limits before each set of corpora."""
+    """Every case once, and then all again; the limit before each set of corpora."""
     from tests.benchmark import page_cache
     from tests.benchmark.reading import MODES, read, shards
-    from tokshard.format.opening import open_corpus
-    from tokshard.inspect.plan.bench import MemoryReader, mapped_tokens
+    from tokshard.inspect.plan.bench import memory_speed
 
-    memory_reader = MemoryReader(mapped_tokens([open_corpus(bench.limits())]))
     found: dict[Case, list[Speed]] = {}
     for repetition in range(bench.repetitions):
         for length in bench.lengths:
@@ -106,12 +95,11 @@ def measure_speed(bench: Bench, groups: set[str]) -> dict[Case, list[Speed]]:
                 cases = [(mode, False) for mode in MODES if "speed" in groups]
                 cases += [(mode, True) for mode in COLD_MODES if "cold" in groups and count == 1]
                 page_cache.warm(shards(corpora))
-                limits = memory_reader.measure(LIMIT_SECONDS) if cases else None
+                limit = memory_speed(LIMIT_SECONDS) if cases else 0.0
                 for mode, is_cold in cases:
-                    assert limits is not None
                     reading = read(corpora, mode, num_tokens=bench.run_tokens, is_cold=is_cold)
                     key = (length, count, mode, "cold" if is_cold else "warm")
-                    found.setdefault(key, []).append(Speed(reading=reading, limits=limits))
+                    found.setdefault(key, []).append(Speed(reading=reading, limit=limit))
                     speed = reading.steps.tokens_per_second / 1e6
                     _log(f"{repetition + 1}/{bench.repetitions}  {', '.join(map(str, key))}: {speed:.0f} M tokens/s")
     cached = [each.reading.cached for speeds in found.values() for each in speeds if each.reading.cached is not None]
@@ -130,8 +118,7 @@ def speed_rows(found: dict[Case, list[Speed]]) -> Iterator[list[str]]:
         "page cache",
         "M tokens/s",
         "spread",
-        "of gather",
-        "of contiguous",
+        "of limit",
         "median step",
         "longest step",
         "longest / median",
@@ -147,8 +134,7 @@ def speed_rows(found: dict[Case, list[Speed]]) -> Iterator[list[str]]:
             cache,
             f"{middle:.0f}",
             f"{(max(per_second) - min(per_second)) / middle:.0%}",
-            f"{statistics.median(each.of_gather for each in speeds):.2f}",
-            f"{statistics.median(each.of_contiguous for each in speeds):.2f}",
+            f"{statistics.median(each.of_limit for each in speeds):.2f}",
             f"{_median(speeds, lambda each: each.reading.steps.median_seconds) * 1e3:.2f} ms",
             f"{_median(speeds, lambda each: each.reading.steps.longest_seconds) * 1e3:.1f} ms",
             f"{_median(speeds, lambda each: each.reading.pause):.0f}x",
@@ -165,8 +151,7 @@ def speed_json(found: dict[Case, list[Speed]]) -> Iterator[dict[str, Any]]:
             "read": mode,
             "page_cache": cache,
             "tokens_per_second": spread_of([each.steps.tokens_per_second for each in readings]),
-            "of_gather_limit": spread_of([each.of_gather for each in speeds]),
-            "of_contiguous_limit": spread_of([each.of_contiguous for each in speeds]),
+            "of_limit": spread_of([each.of_limit for each in speeds]),
             "median_step_seconds": spread_of([each.steps.median_seconds for each in readings]),
             "longest_step_seconds": spread_of([each.steps.longest_seconds for each in readings]),
             "longest_to_median": spread_of([each.pause for each in readings]),
@@ -176,13 +161,8 @@ def speed_json(found: dict[Case, list[Speed]]) -> Iterator[dict[str, Any]]:
 
 def limit_json(found: dict[Case, list[Speed]]) -> dict[str, Any]:
     """The limits of all repetitions; empty if none was measured."""
-    limits = {id(each.limits): each.limits for speeds in found.values() for each in speeds}.values()
-    if not limits:
-        return {}
-    return {
-        "contiguous_tokens_per_second": spread_of([each.contiguous for each in limits]),
-        "gather_tokens_per_second": spread_of([each.gather for each in limits]),
-    }
+    limits = list({each.limit for speeds in found.values() for each in speeds})
+    return {"tokens_per_second": spread_of(limits)} if limits else {}
 
 
 def measure_start(bench: Bench) -> list[dict[str, Any]]:
@@ -298,8 +278,8 @@ def main() -> None:
     _say(f"with  {', '.join(f'{name} {version}' for name, version in versions(PACKAGES).items() if version)}")
     _say(f"on    {here['cores']} x {here['cpu']}, {here['memory_gb']} GB; load {here['load']} before", "")
     if limits:
-        told = [f"{name.partition('_')[0]} {each['median'] / 1e6:,.0f}" for name, each in limits.items()]
-        _say(f"Limits of one core, M tokens/s: {', '.join(told)}. Samples of 4,096 tokens, 8 in a batch.", "")
+        told = f"{limits['tokens_per_second']['median'] / 1e6:,.0f} M tokens/s"
+        _say(f"Limit of one core: {told}. Samples of 4,096 tokens, 8 in a batch.", "")
     tables = [speed_rows(speed), start_rows(start), state_rows(state), memory_rows(memory)]
     for rows, num_left in zip(tables, (4, 1, 1, 1), strict=True):
         if len(table := list(rows)) > 1:

@@ -6,7 +6,6 @@ import os
 import stat
 import threading
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
@@ -14,8 +13,6 @@ from tests.inspect.pages import write_mix
 from tokshard.cli.main import run
 from tokshard.cli.output_file import is_stdout, output_file
 from tokshard.errors import UsageError
-from tokshard.run_files.plan_file import load_mix
-from tokshard.runtime.cursor_json import save_cursor
 
 
 @pytest.fixture(autouse=True)
@@ -28,15 +25,10 @@ def mix(tmp_path):
     return write_mix(tmp_path)
 
 
-@pytest.fixture(params=["--html", "--parquet"])
-def write(request, mix):
-    """Writes an output of each kind about the mix: exit code."""
-
-    def write(path):
-        command = ["inspect", str(mix)] if request.param == "--html" else ["trace", str(mix), "--step", "1"]
-        return run([*command, request.param, str(path)])
-
-    return write
+@pytest.fixture
+def write(mix):
+    """Writes a page about the mix: exit code."""
+    return lambda path: run(["inspect", str(mix), "--html", str(path)])
 
 
 def snapshot(directory):
@@ -119,18 +111,6 @@ def test_a_file_that_a_corpus_links_to_is_an_input(tmp_path):
     assert (tmp_path / "elsewhere.json").read_bytes() == TINY_TOKENIZER
 
 
-def test_a_checkpoint_that_a_trace_reads_is_not_overwritten(mix, tmp_path, capsys):
-    plan = load_mix(str(mix)).plan()
-    state = save_cursor(plan.cursor().advanced(8), plan.identity, plan.names, plan.schedule)
-    checkpoint = tmp_path / "state.json"
-    checkpoint.write_text(state)
-    trace = ["trace", str(mix), "--step", "3", "--checkpoint", str(checkpoint), "--parquet"]
-    assert run([*trace, str(tmp_path / "rows")]) == 0
-    assert run([*trace, str(checkpoint)]) == 2
-    assert f"--parquet {checkpoint} is {checkpoint}, which this command reads" in capsys.readouterr().err
-    assert checkpoint.read_text() == state
-
-
 @pytest.mark.parametrize("output", ["", "no/page", "mix.toml/page", "loop", "a"])
 def test_an_output_that_cannot_be_written_is_a_one_line_error(write, tmp_path, output, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -179,9 +159,3 @@ def test_a_name_that_would_steer_the_terminal_is_escaped(write, tmp_path, capsys
     assert write(tmp_path / "no" / "\x1b]0;x\x07") == 2
     captured = capsys.readouterr()
     assert "\x1b" not in captured.out + captured.err
-
-
-def test_parquet_that_went_through_a_link_can_be_read(mix, tmp_path):
-    (tmp_path / "link").symlink_to("rows.parquet")
-    assert run(["trace", str(mix), "--step", "1", "--parquet", str(tmp_path / "link")]) == 0
-    assert pq.read_table(tmp_path / "rows.parquet").num_rows > 0

@@ -6,7 +6,6 @@ import json
 import random
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.distributed import checkpoint as dcp
@@ -190,17 +189,6 @@ def test_without_text_the_tokenizer_is_not_loaded(shell, tmp_path, directory):
     assert all(json.loads(line)["text"] is None for line in out.splitlines())
 
 
-def test_parquet_holds_the_same_rows(shell, rows, tmp_path):
-    exit_code, out, _ = shell("mix.toml", "--step", "1:9", "--parquet", tmp_path / "rows.parquet")
-    table = pq.read_table(tmp_path / "rows.parquet")
-    assert (exit_code, out) == (0, f"{tmp_path / 'rows.parquet'}: {table.num_rows} rows\n")
-    expected = [
-        {**one, "metadata": one["metadata"] or {"score": None, "lang": None}}
-        for one in rows("mix.toml", "--step", "1:9")
-    ]
-    assert table.to_pylist() == expected
-
-
 def test_a_document_is_found_at_the_steps_whose_trace_shows_it_and_at_no_other(rows):
     traced = rows("mix.toml", "--sample", "0:400", "--no-text")
     for name, documents in (("code", range(0, 60, 7)), ("prose", range(0, 90, 11))):
@@ -338,7 +326,6 @@ def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, r
         (["mix.toml", "--document", "prose:-1"], "has no document '-1'", "give prose:0 to prose:89"),
         (["mix.toml", "--document", "code:7"], "no document with id '7'", "code:#0 is its first document"),
         (["mix.toml", "--document", "code:#60"], "has no document '#60'", "give code:0 to code:59"),
-        (["mix.toml", "--document", "code:#1", "--parquet", "x"], "--parquet goes with --step or --sample", "--help"),
         (["mix.toml", "--step", "1", "--epochs", "1"], "--epochs goes with --document", "--help"),
         (["shards/code", "--step", "1"], "shards/code: no seq_len", "--seq-len"),
         (["mix.toml", "--checkpoint", "nowhere", "--step", "1"], "nowhere: no such checkpoint", "give a checkpoint"),
@@ -416,8 +403,6 @@ def test_a_trace_shows_masked_documents_from_the_sample_on_from_which_they_are(s
     for row in found:
         is_masked = row in of_document and row["sample"] >= 30
         assert row["masked"] == ("labels and inputs" if is_masked else None)
-    assert shell("mix.toml", "--checkpoint", state, "--sample", "40", "--parquet", tmp_path / "rows.parquet")[0] == 0
-    assert "labels and inputs" in pq.read_table(tmp_path / "rows.parquet").column("masked").to_pylist()
     _, out, _ = shell("mix.toml", "--checkpoint", state, "--sample", 40)
     assert "masked: labels and inputs" in out
     assert f"1 document of {first['corpus']}, from sample 30 on, and their inputs are EOS" in out

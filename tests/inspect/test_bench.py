@@ -1,38 +1,13 @@
-"""Limits and speeds: what is read, how much of it, and how steps are counted."""
+"""How steps are counted."""
 
 from __future__ import annotations
 
 import itertools
 
-import numpy as np
-import pytest
 import torch
 
-from tests.corpora import TINY_TOKENIZER, documents_of, write_corpus
-from tokshard.cli.bench_text import mode_name
-from tokshard.format.opening import open_corpus
 from tokshard.inspect.plan import bench
-from tokshard.inspect.plan.bench import MemoryReader, endless, mapped_tokens, take_steps
-
-
-def test_the_limits_are_read_from_the_shards_of_all_corpora_in_turn(tmp_path):
-    lengths = {"a": [60, 60, 60], "b": [70, 50]}
-    corpora = [
-        open_corpus(write_corpus(tmp_path / name, documents_of(each), tokenizer=TINY_TOKENIZER, shard_tokens=100))
-        for name, each in lengths.items()
-    ]
-    assert [len(array) for array in mapped_tokens(corpora)] == [60, 70, 60, 50, 60]
-    assert [len(array) for array in mapped_tokens(corpora, num_tokens=125)] == [60, 70]
-    assert np.array_equal(mapped_tokens(corpora)[1], corpora[1].document(0))
-
-
-def test_limits_are_positive_even_for_one_token():
-    for arrays in ([np.zeros(1, np.uint16)], [np.zeros(1_500, np.uint16), np.zeros(3, np.uint16)]):
-        reader = MemoryReader(arrays)
-        limits = reader.measure(0.001)
-        assert limits.contiguous > 0
-        assert limits.gather > 0
-        assert limits.document_tokens == min(1_000, len(arrays[0]))
+from tokshard.inspect.plan.bench import endless, take_steps
 
 
 def test_steps_go_on_until_both_the_time_and_the_number_are_reached(monkeypatch):
@@ -53,12 +28,3 @@ def test_the_longest_step_is_reported_with_the_median(monkeypatch):
 
 def test_a_finite_pass_is_read_again():
     assert list(itertools.islice(endless([1, 2]), 5)) == [1, 2, 1, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "name"), [(None, "in process"), (0, "thread"), (1, "1 worker"), (2, "2 workers")]
-)
-def test_each_loader_mode_has_a_name(num_workers, name):
-    steps = bench.Steps(num_tokens=1, wall_seconds=1.0, median_seconds=1.0, longest_seconds=1.0)
-    mode = bench.ModeSpeed(num_workers=num_workers, first_batch_seconds=1, steps=steps, cpu_seconds=1)
-    assert mode_name(mode) == name

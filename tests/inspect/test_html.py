@@ -61,10 +61,14 @@ def test_a_page_of_a_corpus_has_totals_lengths_tokens_samples_and_every_shard(pa
     corpus = write_evil_corpus(tmp_path / "corpus")
     found = sections(page(corpus))
     assert [section["kind"] for section in found] == [
-        "heading", "cards", "facts", "chart", "chart", "table", "tokens", "table",
+        "heading", "facts", "chart", "chart", "table", "tokens", "table",
     ]  # fmt: skip
     assert len(found[-1]["rows"]) == len(list(corpus.glob("shard-*")))
-    documents, tokens = found[3]["traces"]
+    documents, tokens = found[2]["traces"]
+    known = dict(found[1]["rows"])
+    assert known["documents"].startswith("3, of ")
+    assert "at most, in tokens: 1 % " in known["lengths"]
+    assert " ids in use (" in known["vocabulary"]
     assert sum(documents["y"]) == pytest.approx(1)
     assert sum(tokens["y"]) == pytest.approx(1)
 
@@ -91,19 +95,19 @@ def test_a_page_of_a_plan_shows_the_steps_that_tokshard_plan_counts(page, tmp_pa
     capsys.readouterr()
     assert run(["plan", str(mix), *tokens, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    for chart in found[3:5]:
+    for chart in found[2:4]:
         assert [max(trace["x"]) for trace in chart["traces"]] == [report["num_steps"]] * 2
-    assert {trace["name"]: trace["y"][-1] for trace in found[4]["traces"]} == {
+    assert {trace["name"]: trace["y"][-1] for trace in found[3]["traces"]} == {
         corpus["name"]: pytest.approx(corpus["epochs"]) for corpus in report["corpora"]
     }
-    assert f"{report['num_steps']:,}" in [card["value"] for card in found[1]["items"]]
+    assert dict(found[1]["rows"])["steps"].startswith(f"{report['num_steps']:,}, {report['num_tokens']:,} tokens")
 
 
 @pytest.mark.parametrize("weight", ["1e-3", "1e-18", "5e-324"])
 def test_a_page_of_a_plan_with_a_corpus_that_is_hardly_read(page, tmp_path, weight):
     mix = write_mix(tmp_path)
     mix.write_text(mix.read_text().replace("b = 1.0", f"b = {weight}").partition("schedule")[0])
-    shares = {trace["name"]: trace["y"] for trace in sections(page(mix))[3]["traces"]}
+    shares = {trace["name"]: trace["y"] for trace in sections(page(mix))[2]["traces"]}
     assert max(shares["b"]) <= 0.25
 
 
@@ -138,7 +142,7 @@ def test_a_page_of_several_corpora_starts_with_them_side_by_side(page, tmp_path)
     write_mix(tmp_path)
     found = sections(page(tmp_path / "a", tmp_path / "b"))
     assert [section["title"] for section in found[:3]] == ["Side by side", "Corpora", "Document lengths"]
-    assert [row[:2] for row in found[1]["rows"]] == [["a", 200], ["b", 100]]
+    assert [row[:2] for row in found[1]["rows"]] == [["a", "200"], ["b", "100"]]
     assert [trace["name"] for trace in found[2]["traces"]] == ["a", "b"]
 
 
@@ -146,7 +150,7 @@ def test_a_page_of_a_plan_ends_where_a_corpus_is_used_up(page, tmp_path):
     mix = write_mix(tmp_path)
     mix.write_text("max_epochs = { a = 0.5 }\n" + mix.read_text())
     found = sections(page(mix))
-    assert "a is used up" in [row[0] for row in found[2]["rows"]]
+    assert "a is used up" in [row[0] for row in found[1]["rows"]]
     epochs = next(section for section in found if section.get("title") == "Epochs per corpus")["traces"][0]["y"]
     assert epochs[-1] == pytest.approx(0.5, abs=0.01)
 

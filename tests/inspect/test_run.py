@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.sources import ListSource
+from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run
 from tokshard.runtime.plan import StreamPlan
@@ -22,25 +24,31 @@ def run_of(plan, size, cursor, step):
 
 @given(
     size=st.integers(1, 7),
+    ramp=st.dictionaries(st.integers(2, 20), st.integers(1, 9), max_size=3).map(lambda ramp: sorted(ramp.items())),
     history=st.lists(st.one_of(st.just("step"), st.integers(1, 20)), max_size=30),
     after=st.integers(0, 5),
 )
-def test_every_step_before_and_after_a_checkpoint_has_the_samples_that_the_loop_received(size, history, after):
-    plan = plan_of()
+def test_every_step_before_and_after_a_checkpoint_has_the_samples_that_the_loop_received(size, ramp, history, after):
+    plan, sizes = plan_of(), [dict(ramp).get(1, size)]
+    for step in range(2, 40):
+        sizes.append(dict(ramp).get(step, sizes[-1]))
     cursor, starts, skipped = plan.cursor(), [], set()
     for event in history:
         if event == "step":
             starts.append(cursor.sample)
-            cursor = cursor.advanced(size)
+            cursor = cursor.advanced(sizes[len(starts) - 1])
         else:
             skipped |= set(range(cursor.sample, cursor.sample + event))
             cursor = cursor.skipping(event)
-    run = run_of(plan, size, cursor, len(starts))
-    starts += [cursor.sample + number * size for number in range(after)]
+    run = replace(run_of(plan, size, cursor, len(starts)), ramp=ramp)
+    sample = cursor.sample
+    for _ in range(after):
+        starts.append(sample)
+        sample += sizes[len(starts) - 1]
     assert [run.start_of(step) for step in range(1, len(starts) + 1)] == starts
     assert not run.had_other_batch_size
-    for step, start in enumerate(starts, 1):
-        assert [run.place_of(start + row) for row in range(size)] == [(step, row) for row in range(size)]
+    for step, (start, rows) in enumerate(zip(starts, sizes, strict=False), 1):
+        assert [run.place_of(start + row) for row in range(rows)] == [(step, row, start, rows) for row in range(rows)]
     assert all(run.place_of(sample) is None for sample in skipped)
 
 
@@ -52,7 +60,9 @@ def test_the_steps_of_a_finite_pass_end_where_it_ends_wherever_it_is_looked_at_f
     run = run_of(plan, size, plan.cursor().advanced(min(done * size, plan.num_samples)), done)
     assert [run.start_of(step) for step in range(1, last + 1)] == list(range(0, plan.num_samples, size))
     places = [run.place_of(sample) for sample in range(plan.num_samples)]
-    assert places == [(1 + sample // size, sample % size) for sample in range(plan.num_samples)]
+    assert places == [
+        (1 + sample // size, sample % size, sample // size * size, size) for sample in range(plan.num_samples)
+    ]
     with pytest.raises(UsageError, match=f"there is no step {last + 1}"):
         run.start_of(last + 1)
 
@@ -65,7 +75,7 @@ def test_a_run_ends_where_a_corpus_is_used_up():
         UsageError, match=r"no step 3: it would start at sample 10, and corpus 'corpus' is used up at 12"
     ):
         run.start_of(3)
-    assert run.place_of(9) == (2, 4)
+    assert run.place_of(9) == (2, 4, 5, 5)
     assert run.place_of(10) is None
 
 
@@ -84,8 +94,22 @@ def test_after_a_change_of_the_batch_size_steps_are_counted_back_from_the_checkp
         UsageError, match="step 1 is not known: checkpoint has read 28 samples in 5 steps, fewer than 8"
     ):
         run.start_of(1)
-    assert run.place_of(0) == (2, 4)
+    assert run.place_of(0) == (2, 4, -4, 8)
     unknown = run_of(plan, 8, run.cursor, None)
     with pytest.raises(UsageError, match="not a multiple of a batch of 8"):
         unknown.start_of(1)
     assert unknown.place_of(3) is None
+
+
+@pytest.mark.timeout(20)
+def test_places_of_many_samples_of_many_corpora_that_may_be_used_up_take_no_time():
+    """Where the pass ends is a search for each corpus, which takes milliseconds: 40 seconds if each sample asks."""
+    corpora = {f"corpus {number}": PeriodicSource(10**9 + number) for number in range(20)}
+    plan = StreamPlan(corpora, seq_len=4096, max_epochs=4)
+    run = Run(plan=plan, global_batch_size=512, cursor=plan.cursor())
+    assert [run.place_of(sample) for sample in (0, 512, 4095)] == [
+        (1, 0, 0, 512),
+        (2, 0, 512, 512),
+        (8, 511, 3584, 512),
+    ]
+    assert all(run.place_of(sample)[:2] == (1 + sample // 512, sample % 512) for sample in range(4096))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -130,7 +132,7 @@ def test_names_that_would_steer_the_terminal_are_escaped_in_every_report(corpus,
 
 
 def test_ranks_get_contiguous_rows(finite):
-    ranks = RankView(world_size=2)
-    assert [ranks.rank_of(row, 4) for row in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    ranks, four = RankView(world_size=2), replace(finite, global_batch_size=4)
+    assert [ranks.place_of(four, row) for row in range(4)] == [(1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
     (rows,) = trace_steps(finite, range(1, 2), ranks=RankView(world_size=2, rank=1))
     assert np.unique([row.sample for row in rows]).tolist() == [1]

@@ -11,7 +11,7 @@ from tokshard.cli.bench_text import speed_json, speed_text
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.progress import stage_progress
-from tokshard.cli.sizes import POSITIVE_COUNT, WholeNumbers
+from tokshard.cli.sizes import POSITIVE_COUNT
 from tokshard.inspect.plan.bench import measure_speed
 from tokshard.run_files.plan_file import load_mix
 
@@ -31,15 +31,7 @@ GPU_REASON = "IBM's figure for training 7B parameters on an A100; --gpu-tokens g
     default=3.0,
     show_default=True,
     metavar="N",
-    help="Time to measure each loader mode.",
-)
-@click.option(
-    "--workers",
-    type=WholeNumbers(),
-    default="0,1,2",
-    show_default=True,
-    metavar="N,...",
-    help="Numbers of worker processes to measure; 0 is the prefetch thread. Reading in process is always measured.",
+    help="Time to measure each form of batches.",
 )
 @click.option(
     "--gpu-tokens",
@@ -56,7 +48,6 @@ def bench(
     seed: int | None,
     global_batch_size: int | None,
     seconds: float,
-    workers: tuple[int, ...],
     gpu_tokens: int | None,
     as_json: bool,
 ) -> None:
@@ -65,18 +56,19 @@ def bench(
     Give a corpus directory, or a file that names corpora with weights: a mix.toml or a recipe of the trainer. Options
     override the file.
 
-    Each result is shown as a share of two upper limits, which are measured for one core: copying the memory-mapped
-    shards to int64 one after another (contiguous), and in documents of 1,000 tokens from random places (gather). Of
-    corpora in buckets and on web servers, also what the store gives: bytes and requests per second, and latency.
+    A loader is measured with full batches, with compact ones, and as a rank that has one row of each step. Each result
+    is shown as a share of an upper limit: the speed at which one core copies documents of 1,000 tokens from random
+    places of memory to int64, or at which the stores give what the mix reads of corpora in buckets
+    and on web servers, if that is lower.
 
     \b
     tokshard bench shards/code
-    tokshard bench mix.toml --workers 0,4 --gpu-tokens 12k
+    tokshard bench mix.toml --gpu-tokens 12k
     """  # noqa: D301 - click reads the escape
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     mix = load_mix(corpus, options, defaults=DEFAULTS)
     with stage_progress("bench") as on_stage:
-        report = measure_speed(mix, seconds=seconds, workers=workers, on_mode=on_stage)
+        report = measure_speed(mix, seconds=seconds, on_stage=on_stage)
     gpu_reason = GPU_REASON if gpu_tokens is None else ""
     gpu_tokens = gpu_tokens or GPU_TOKENS
     if as_json:

@@ -51,7 +51,7 @@ def report_text(report: CorpusReport, *, width: int, encoding: str, all_shards: 
 
 def comparison_text(reports: Sequence[CorpusReport], *, width: int) -> str:
     """Several corpora next to each other: a line per fact, a column per corpus."""
-    columns = [_column_of(report) for report in reports]
+    columns = [column_of(report) for report in reports]
     labels = dict.fromkeys(label for column in columns for label in column)
     return table([[label, *(column.get(label, "-") for column in columns)] for label in labels], width=width)
 
@@ -105,14 +105,19 @@ def _rejects(manifest: Manifest) -> dict[str, int]:
 
 def distribution_text(report: CorpusReport, *, width: int, encoding: str) -> str:
     """Percentiles, vocabulary and the histogram of document lengths."""
+    histogram = length_histogram(report.manifest.document_lengths, width=width, encoding=encoding)
+    return f"{aligned(distribution_lines(report), width=width)}\n\n{histogram}"
+
+
+def distribution_lines(report: CorpusReport) -> list[tuple[str, str]]:
+    """Percentiles and vocabulary as labels and values."""
     lines = [("lengths", _percentiles_text(report.lengths))]
     if report.tokens is not None:
         frequent = [f"{token.text!r} {token.share:.1%}" for token in report.tokens.most_frequent(_NUM_FREQUENT)]
         lines += [("vocabulary", _vocabulary_text(report.tokens)), ("frequent", ", ".join(frequent))]
         if normalizers := report.tokens.vocabulary.normalizers:
             lines.append(("normalizer", f"{', '.join(normalizers)}: text is changed before it is encoded"))
-    histogram = length_histogram(report.manifest.document_lengths, width=width, encoding=encoding)
-    return f"{aligned(lines, width=width)}\n\n{histogram}"
+    return lines
 
 
 def length_histogram(lengths: DocumentLengths, *, width: int, encoding: str) -> str:
@@ -272,8 +277,8 @@ def _bucket_text(index: int) -> str:
     return f"{first:,}" if first == last else f"{first:,}-{last:,}"
 
 
-def _column_of(report: CorpusReport) -> dict[str, str]:
-    """What `comparison_text` shows of a corpus: label to a short value."""
+def column_of(report: CorpusReport) -> dict[str, str]:
+    """What a comparison shows of a corpus: label to a short value, first the corpus itself."""
     manifest, about = report.manifest, "" if report.lengths.is_exact else "~"
     percentiles = report.lengths.percentiles().items()
     column = {

@@ -11,7 +11,15 @@ import sys
 
 import click
 
-from tokshard.cli.corpus_text import comparison_text, distribution_text, report_json, report_text, summary_lines
+from tokshard.cli.corpus_text import (
+    column_of,
+    comparison_text,
+    distribution_lines,
+    distribution_text,
+    report_json,
+    report_text,
+    summary_lines,
+)
 from tokshard.cli.document_text import difference_json, difference_text, match_json, match_text, view_json, view_text
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.output_file import is_stdout, output_file, refuse_inputs
@@ -251,8 +259,11 @@ def _page(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: b
         _report(location, num_samples, is_full=is_full, with_boundaries=True, characters=characters)
         for location in locations
     ]
-    facts = [summary_lines(report.manifest, report.sources, width=_PAGE_WIDTH) for report in reports]
-    return corpora_page.corpora_page(list(zip(reports, facts, strict=True)))
+    facts = [
+        [*summary_lines(report.manifest, report.sources, width=_PAGE_WIDTH), *distribution_lines(report)]
+        for report in reports
+    ]
+    return corpora_page.corpora_page(reports, facts, list(map(column_of, reports)))
 
 
 def _is_mix(location: str) -> bool:

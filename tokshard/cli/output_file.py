@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tokshard.errors import UsageError
 from tokshard.store import open_store, written
@@ -44,29 +44,15 @@ def output_file(path: str, *, option: str, inputs: Iterable[str] = ()) -> Iterat
 class OutputFile:
     """The file of `output_file`; only its own errors are reported as a file that cannot be written."""
 
-    closed = False
-
     def __init__(self, file: IO[bytes], path: str, option: str) -> None:
         self._file = file
         self._path = path
         self._option = option
 
-    def write(self, content: Any) -> int:
-        """Write all of a buffer."""
+    def write(self, content: bytes) -> int:
+        """Write all of it."""
         with _own_errors(self._path, self._option):
             return self._file.write(content)
-
-    def tell(self) -> int:
-        """Bytes written so far."""
-        return self._file.tell()
-
-    def flush(self) -> None:
-        """Pass buffered data to the operating system."""
-        with _own_errors(self._path, self._option):
-            self._file.flush()
-
-    def close(self) -> None:
-        """Do nothing: the context closes the file."""
 
 
 def is_stdout(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""The preview of a plan as text: the order as a tree, what is read, and how well it is mixed."""
+"""The preview of a plan as text: the order as a tree, and what is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from tokshard.cli.tables import can_encode, table
 from tokshard.inspect.plan.preview import CorpusPlan, PlanReport
-from tokshard.inspect.plan.simulation import UNIFORM_DISTANCE, Simulation
 from tokshard.inspect.plan.streams import StreamsAdvice
 from tokshard.wording import aligned, bytes_text, counted, one_line, wrapped
 
@@ -24,6 +23,7 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
     size = bytes_text(report.num_tokens * report.bytes_per_token)
     head = [
         ("reads", f"{tokens_text(report.num_tokens)} tokens in {counted(report.num_steps, 'step')} of {step_tokens:,}"),
+        *(("", f"from step {step:,} on, a step has {counted(each, 'sample')}") for step, each in report.batch_ramp),
         ("", f"{size} of token ids, {counted(report.bytes_per_token, 'byte')} each"),
     ]
     for change in report.changes:
@@ -35,8 +35,6 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
         aligned(head, width=width),
         table(list(_corpus_rows(report.corpora)), width=width),
     ]
-    if report.simulation is not None:
-        parts.append(_simulation_text(report.simulation, width=width))
     if report.streams is not None:
         parts.append(_streams_text(report.streams, report.sizes.get("num_streams", 1), width=width))
     if report.warnings:
@@ -115,24 +113,6 @@ def _streams_text(advice: StreamsAdvice, num_streams: int, *, width: int) -> str
     if wanted > 1:
         rows.append(("", "a run cannot change its number of streams: choose for the most nodes that it will have"))
     return aligned(rows, width=width)
-
-
-def _simulation_text(simulation: Simulation, *, width: int) -> str:
-    fewest, median, most = simulation.blocks_per_step
-    last = simulation.first + simulation.num_samples - 1
-    head = [
-        ("simulated", f"samples {simulation.first:,} to {last:,}"),
-        ("places", f"a step draws from {median:,.0f} blocks in the median, {fewest:,} to {most:,}"),
-        (
-            "distance",
-            f"of successive samples in the corpus, in the median; random places are {UNIFORM_DISTANCE:.0%} apart",
-        ),
-    ]
-    rows = [["corpus", "samples", "worst error", "distance"]]
-    for corpus in simulation.corpora:
-        distance = "-" if corpus.median_distance is None else f"{corpus.median_distance:.1%}"
-        rows.append([one_line(corpus.name), f"{corpus.num_samples:,}", f"{corpus.worst_error:.2f} samples", distance])
-    return aligned(head, width=width) + "\n\n" + table(rows, width=width)
 
 
 def tokens_text(number: int) -> str:

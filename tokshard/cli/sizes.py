@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -55,21 +54,6 @@ COUNT = Number("count", read_count)
 POSITIVE_COUNT = Number("count", read_count, 1)
 LENGTH = Number("number", read_length)
 BYTES = Number("bytes", read_bytes)
-
-
-class WholeNumbers(click.ParamType):  # type: ignore[type-arg] # as above
-    """Whole numbers from 0 with commas between: ``0,1,2``."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """The numbers, each once and in order; anything else is a usage error."""
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in value.split(",")]
-        if not all(re.fullmatch("[0-9]{1,4}", part, re.ASCII) for part in parts):
-            self.fail(f"{value!r} is not a list of whole numbers such as 0,1,2.", param, ctx)
-        return tuple(dict.fromkeys(map(int, parts)))
 
 
 class Span(click.ParamType):  # type: ignore[type-arg] # as above

@@ -9,16 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from tokshard.cli.options import debug_option, json_option
-from tokshard.cli.output_file import is_stdout
 from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT, Span
-from tokshard.cli.trace_parquet import write_parquet
 from tokshard.cli.trace_text import notes_of, occurrences_json, occurrences_text, run_text, trace_json, trace_text
 from tokshard.errors import PlanError
 from tokshard.inspect.plan.occurrences import find_documents
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import RankView, TraceRow, trace_samples, trace_steps
-from tokshard.wording import counted, one_line
+from tokshard.wording import one_line
 
 
 @click.command()
@@ -66,7 +64,6 @@ from tokshard.wording import counted, one_line
     help="Number of characters to show of each document.",
 )
 @click.option("--no-text", is_flag=True, help="Show no text, and do not load the tokenizer.")
-@click.option("--parquet", metavar="FILE", help="Write the rows to a parquet file instead of printing them.")
 @json_option
 @debug_option
 def trace(
@@ -85,7 +82,6 @@ def trace(
     global_batch_size: int | None,
     num_characters: int,
     no_text: bool,
-    parquet: str | None,
     as_json: bool,
 ) -> None:
     """Show every document that a training step reads, or every step that reads a document.
@@ -99,16 +95,16 @@ def trace(
     tokshard trace mix.toml --checkpoint checkpoint.pt --document code:1234
 
     Steps count from 1, as in the trainer's log: step n is the n-th batch that the training loop received, so skipped
-    samples belong to no step. With --checkpoint, steps are counted from the checkpoint, backwards and forwards, in
-    batches of the plan's size. A checkpoint is a directory written by the trainer or by torch.distributed.checkpoint, a
-    file written by torch.save, or the loader's state as JSON.
+    samples belong to no step. Steps up to a checkpoint of the trainer are those of its run's metrics.jsonl. All others
+    are counted from the checkpoint, in batches of the plan's sizes. A checkpoint is a directory written by the trainer
+    or by torch.distributed.checkpoint, a file written by torch.save, or the loader's state as JSON.
 
     A document is given as CORPUS:ID, where ID is its number in the corpus, from 0. If the corpus was built with
     --id-field, ID is the document's id, and CORPUS:#N gives its number instead.
 
     --json prints one line per row or, with --document, per document.
     """  # noqa: D301 - click reads the escape
-    _check_options({"--step": steps, "--sample": samples, "--document": document}, epochs, parquet)
+    _check_options({"--step": steps, "--sample": samples, "--document": document}, epochs)
     ranks = _ranks(dp_rank, dp_world_size)
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size, "uneven": uneven}
     run = open_run(plan, options, checkpoint=checkpoint)
@@ -124,17 +120,12 @@ def trace(
     else:
         assert samples is not None
         parts = trace_samples(run, samples, ranks=ranks, num_characters=length)
-    if parquet is None:
-        _show_rows(run, parts, as_json=as_json)
-    else:
-        _write_rows(run, parts, parquet, inputs=[name for name in (plan, checkpoint) if name], as_json=as_json)
+    _show_rows(run, parts, as_json=as_json)
 
 
-def _check_options(asked: Mapping[str, object], epochs: range | None, parquet: str | None) -> None:
+def _check_options(asked: Mapping[str, object], epochs: range | None) -> None:
     if sum(value is not None for value in asked.values()) != 1:
         raise click.UsageError(f"give one of {', '.join(asked)}.")
-    if asked["--document"] is not None and parquet is not None:
-        raise click.UsageError("--parquet goes with --step or --sample.")
     if asked["--document"] is None and epochs is not None:
         raise click.UsageError("--epochs goes with --document.")
 
@@ -173,14 +164,6 @@ def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool) 
         click.echo(run_text(run, width=width) + "\n\n" + first)
         for part in text:
             click.echo(part)
-
-
-def _write_rows(
-    run: Run, parts: Iterator[Sequence[TraceRow]], path: str, *, inputs: Sequence[str], as_json: bool
-) -> None:
-    count = write_parquet(path, run, parts, inputs=inputs)
-    text = json.dumps({"file": path, "rows": count}) if as_json else f"{one_line(path)}: {counted(count, 'row')}"
-    click.echo(text, err=is_stdout(path))
 
 
 def _show_occurrences(run: Run, document: str, epochs: range | None, ranks: RankView, *, as_json: bool) -> None:

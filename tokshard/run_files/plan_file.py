@@ -124,7 +124,7 @@ class TrainerData(Mix):
 def load_mix(
     location: str, options: Mapping[str, Any] | None = None, *, defaults: Mapping[str, Any] | None = None
 ) -> Mix:
-    """A mix from a TOML file, a trainer's recipe (its ``[data]`` table) or checkpoint, or from one corpus directory.
+    """A mix from a TOML file or one corpus directory; `TrainerData` from a trainer's recipe or checkpoint.
 
     The paths of the corpora in a mix.toml are relative to the file; in a recipe or checkpoint of the trainer they are
     relative to the working directory, as they are for the trainer itself.
@@ -159,8 +159,7 @@ def load_mix(
             hint = f"give {example_of(Mix, name)} in a mix.toml{option}"
             raise UsageError(f"{location}: no {prefix}{name}", hint=hint)
     found = convert(fields, kind, where=location, hint=_HINT, prefix=prefix)
-    mix = Mix(**{item.name: getattr(found, item.name) for item in dataclasses.fields(Mix)})
-    return _beside(mix, os.path.dirname(location)) if is_mix_file else mix
+    return _beside(found, os.path.dirname(location)) if is_mix_file else found
 
 
 def _beside(mix: Mix, directory: str) -> Mix:

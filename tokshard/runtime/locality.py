@@ -1,4 +1,4 @@
-"""How local the shuffle of a plan is: how long a window lasts, and how many blocks a step reads from."""
+"""How local the shuffle of a plan is: how long a window lasts, and whether what is read at a time fits into memory."""
 
 from __future__ import annotations
 
@@ -54,30 +54,6 @@ def enough_window_blocks(corpus: PlannedCorpus, steps_per_window: float) -> int:
 def _window_tokens(corpus: PlannedCorpus) -> int:
     """Tokens of the windows that all streams read at a time."""
     return corpus.num_parts * corpus.part_shape.window_blocks * corpus.shape.block_tokens
-
-
-def blocks_per_step(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
-    """Random blocks that a step reads from, by corpus. Makes the table of one window of each.
-
-    This is the expected number of blocks of a window that are hit by as many random draws as the step has pieces; with
-    streams, of one window of each.
-    """
-    found = {}
-    per_step = _tokens_per_step(plan, global_batch_size, _weights(plan, cursor))
-    for name, corpus, tokens in zip(plan.names, plan.corpora, per_step, strict=True):
-        part = corpus.part(0)
-        window = part.window(0, 0)
-        table = part.table(window)
-        draws = table.num_pieces * tokens / corpus.num_parts / (window.stop - window.start)
-        found[name] = corpus.num_parts * hit_blocks(len(table.block_starts), draws)
-    return found
-
-
-def hit_blocks(num_blocks: int, num_draws: float) -> float:
-    """How many of some blocks are expected to be hit by so many random draws."""
-    if num_blocks == 1:
-        return float(bool(num_draws))
-    return num_blocks * -math.expm1(num_draws * math.log1p(-1 / num_blocks))
 
 
 def warn_of_short_windows(plan: StreamPlan, global_batch_size: int, *, stacklevel: int) -> None:

@@ -88,7 +88,9 @@ def compare_mixes(first: Mix, second: Mix) -> Difference:
     plans = [mix.plan() for mix in (first, second)]
     same_order = plans[0].fingerprint == plans[1].fingerprint
     same_weights = plans[0].cursor() == plans[1].cursor()
-    fields = _differing(dataclasses.asdict(first), dataclasses.asdict(second))
+    # a recipe of the trainer says more, of how it loads a mix
+    given = [{item.name: getattr(mix, item.name) for item in dataclasses.fields(Mix)} for mix in (first, second)]
+    fields = _differing(given[0], given[1])
     identities: list[dict[str, Any]] = []
     for plan in plans:
         corpora = {

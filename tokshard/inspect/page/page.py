@@ -19,41 +19,42 @@ from tokshard.errors import UsageError
 from tokshard.inspect.corpus.documents import TokenPiece
 
 Section = dict[str, Any]
-"""A part of the page, by ``kind``: heading, cards, facts, chart, tokens, table or note; see assets/page.js."""
+"""A part of the page, by ``kind``: heading, facts, chart, tokens or table; see assets/page.js."""
+
+Facts = Iterable[tuple[str, str]]
+"""Labels and values; a value without a label continues the one before."""
 
 _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
-def cards(items: Iterable[tuple[str, str, str]]) -> Section:
-    """Large figures: label, value, and a remark below the value."""
-    return {"kind": "cards", "items": [{"label": label, "value": value, "more": more} for label, value, more in items]}
+def heading(title: str) -> Section:
+    """The begin of a chapter."""
+    return {"kind": "heading", "title": title}
 
 
-def chart(title: str, note: str, traces: Sequence[Mapping[str, Any]], xaxis: Any, yaxis: Any, **more: Any) -> Section:
-    """A plot: plotly's traces and axes."""
-    return {
-        "kind": "chart",
-        "title": title,
-        "note": note,
-        "traces": traces,
-        "xaxis": _axis(xaxis),
-        "yaxis": _axis(yaxis),
-        **more,
+def facts(title: str, known: Facts) -> Section:
+    """Labels and values."""
+    rows: list[list[str]] = []
+    for label, value in known:
+        if label:
+            rows.append([label, value])
+        else:
+            rows[-1][1] += f"; {value}"
+    return {"kind": "facts", "title": title, "rows": rows}
+
+
+def table(title: str, columns: Sequence[Section], rows: Sequence[Sequence[Any]], **more: str) -> Section:
+    """A table that a reader can sort, and search if `search` gives a label for that."""
+    return {"kind": "table", "title": title, "columns": columns, "rows": rows, **more}
+
+
+def chart(title: str, note: str, traces: Sequence[Mapping[str, Any]], x: Any, y: Any, **more: Any) -> Section:
+    """A plot: plotly's traces, the options of its axes, and of the layout."""
+    axes = {
+        axis: {name: {"text": value} if name == "title" else value for name, value in options.items()}
+        for axis, options in (("xaxis", x), ("yaxis", y))
     }
-
-
-def token_section(
-    title: str, note: str, specials: Iterable[int], items: Iterable[tuple[str, Iterable[Section]]]
-) -> Section:
-    """Texts token by token: the ids to mark, and for each item a title and its `token_part`s."""
-    shown = [{"title": heading, "parts": list(parts)} for heading, parts in items]
-    return {"kind": "tokens", "title": title, "note": note, "specials": sorted(specials), "items": shown}
-
-
-def token_part(title: str, pieces: Iterable[TokenPiece]) -> Section:
-    """A part of an item of `token_section`."""
-    part: Section = {"pieces": [[piece.text, *piece.ids] for piece in pieces]}
-    return {"title": title, **part} if title else part
+    return {"kind": "chart", "title": title, "note": note, "traces": traces, **axes, **more}
 
 
 def lines(**more: Any) -> dict[str, Any]:
@@ -61,8 +62,23 @@ def lines(**more: Any) -> dict[str, Any]:
     return {"type": "scatter", "mode": "lines", **more}
 
 
-def _axis(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: {"text": value} if name == "title" else value for name, value in options.items()}
+def token_section(
+    title: str,
+    note: str,
+    specials: Iterable[int],
+    items: Iterable[tuple[str, Iterable[tuple[str, Iterable[TokenPiece]]]]],
+) -> Section:
+    """Texts token by token: the ids to mark, and for each item a title and its parts, each with a title or none."""
+    shown = [
+        {
+            "title": item,
+            "parts": [
+                {"title": part, "pieces": [[piece.text, *piece.ids] for piece in pieces]} for part, pieces in parts
+            ],
+        }
+        for item, parts in items
+    ]
+    return {"kind": "tokens", "title": title, "note": note, "specials": sorted(specials), "items": shown}
 
 
 def render_page(*, title: str, subtitle: str, sections: Sequence[Section]) -> str:

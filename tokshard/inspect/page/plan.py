@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.corpus.documents import token_pieces
+from tokshard.inspect.corpus.documents import TokenPiece, token_pieces
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
-from tokshard.inspect.page.page import Section, cards, chart, lines, render_page, token_part, token_section
+from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, lines, render_page, token_section
 from tokshard.inspect.plan.preview import PlanReport
 from tokshard.inspect.plan.run import Run
-from tokshard.runtime.locality import blocks_per_step
 from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
@@ -25,6 +24,9 @@ _WINDOWS = 8
 _POINTS = 2_400
 _SAMPLE_TOKENS = 400
 _MAX_PICTURES = 8
+_COUNTED_STEPS = 8
+_COUNTED_SAMPLES = 1_024
+"""Blocks are counted over so many steps, or fewer if these have more samples."""
 
 
 def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> str:
@@ -44,89 +46,92 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
     counts = np.array([plan.mixture(cursor).counts_before(mark) for mark in marks.tolist()], np.int64)
     with open_corpus(run.directories[0]) as corpus:
         decode, vocabulary = load_decoder(corpus.store, corpus.manifest), load_vocabulary(corpus)
+    is_read = [any(segment.weights[number] for segment in cursor.segments) for number in range(len(plan.names))]
+    last = num_samples if plan.num_samples is None else min(num_samples, plan.num_samples)
     sections: list[Section] = [
-        {"kind": "heading", "title": "Plan"},
-        _cards(run, report),
-        {"kind": "facts", "title": "Order and corpora", "rows": _facts(run, report)},
-        _mixture_chart(run, marks, counts),
-        _epochs_chart(run, marks, counts),
-        {"kind": "heading", "title": "Shuffle"},
-        *(
-            _shuffle_chart(plan, number)
-            for number in range(min(len(plan.names), _MAX_PICTURES))
-            if any(segment.weights[number] for segment in cursor.segments)
+        heading("Plan"),
+        facts("Order and corpora", _facts(run, report)),
+        *_charts_over_time(run, marks, counts),
+        heading("Shuffle"),
+        *(_shuffle_chart(plan, number) for number in np.flatnonzero(is_read).tolist() if number < _MAX_PICTURES),
+        heading("Samples"),
+        token_section(
+            "The first samples",
+            f"The first {_SAMPLE_TOKENS} tokens of each, document by document.",
+            vocabulary.special_ids,
+            ((f"sample {sample:,}", _parts(plan, decode, sample)) for sample in range(last)),
         ),
-        {"kind": "heading", "title": "Samples"},
-        _samples(plan, decode, vocabulary.special_ids, num_samples),
     ]
     return render_page(title=name, subtitle=f"plan {plan.fingerprint[:16]}", sections=sections)
 
 
-def _cards(run: Run, report: PlanReport) -> Section:
+def _facts(run: Run, report: PlanReport) -> Facts:
     plan, size = run.plan, run.global_batch_size
-    total = sum(corpus.num_tokens for corpus in plan.corpora)
-    items = [
-        ("corpora", f"{len(plan.names)}", f"{total:,} tokens"),
-        ("steps shown", f"{report.num_steps:,}", f"{report.num_tokens:,} tokens; --tokens shows more or fewer"),
-        ("sample", f"{plan.seq_len:,}", "tokens"),
-        ("step", f"{size:,}", f"samples, {size * plan.seq_len:,} tokens"),
-        ("block", f"{plan.shape.block_tokens:,}", "consecutive tokens, the unit of the global shuffle"),
-        ("window", f"{plan.shape.window_blocks:,}", "blocks whose documents are shuffled together"),
-        ("seed", f"{plan.seed}", ""),
-    ]
-    return cards(items)
-
-
-def _facts(run: Run, report: PlanReport) -> list[list[str]]:
-    plan = run.plan
-    places = blocks_per_step(plan, run.global_batch_size)
-    rows = [["fingerprint", plan.fingerprint]]
+    num_steps, places = blocks_of_steps(run)
+    yield "fingerprint", plan.fingerprint
+    yield "steps", f"{report.num_steps:,}, {report.num_tokens:,} tokens; --tokens shows more or fewer"
+    yield "a step", f"{size:,} samples of {plan.seq_len:,} tokens, {size * plan.seq_len:,} tokens"
+    yield "block", f"{plan.shape.block_tokens:,} consecutive tokens, the unit of the global shuffle"
+    yield "window", f"{plan.shape.window_blocks:,} blocks, whose documents are shuffled together"
+    yield "seed", f"{plan.seed}"
+    first = "the first step draws" if num_steps == 1 else f"each of the first {num_steps} steps draws"
     for corpus in report.corpora:
         steps = corpus.steps_per_window
         mixed = "one window holds all of it" if steps is None else f"a window lasts {steps:,.0f} steps"
         share = f"{corpus.weight_share:.2%} of the first samples, {corpus.epoch_tokens:,} tokens"
-        rows.append([corpus.name, f"{share}, {mixed}, a step draws from {places[corpus.name]:,.0f} blocks"])
-        rows.append(["", corpus.directory])
-    rows += [
-        [f"{name} is used up", f"before sample {sample:,}, which would exceed its max_epochs"]
-        for sample, name in used_up(plan, run.cursor)
-    ]
-    return rows
+        yield corpus.name, f"{share}, {mixed}, {first} from {places[corpus.name]:,.1f} blocks on average"
+        yield "", corpus.directory
+    for sample, name in used_up(plan, run.cursor):
+        yield f"{name} is used up", f"before sample {sample:,}, which would exceed its max_epochs"
 
 
-def _mixture_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
+def blocks_of_steps(run: Run) -> tuple[int, dict[str, float]]:
+    """The number of some steps from the cursor on, and the mean number of blocks that one reads from, by corpus.
+
+    Counts the blocks of every piece that these steps read, from the tables of their windows; reads no token.
+    """
+    plan, size, first = run.plan, run.global_batch_size, run.cursor.sample
+    starts = range(first, first + size * max(1, min(_COUNTED_STEPS, _COUNTED_SAMPLES // size)), size)
+    num_steps = sum(run.stop.has_step(start, size) for start in starts)
+    stop = run.stop.end_of_step(starts[num_steps - 1], size) if num_steps else first
+    found: dict[str, set[tuple[int, int]]] = {name: set() for name in plan.names}
+    sources = dict(zip(plan.names, plan.sources, strict=True))
+    for sample, pieces in enumerate(plan.traces(np.arange(first, stop), run.cursor)):
+        for piece in pieces:
+            position = sources[piece.corpus].place_of(piece.document).start + piece.start
+            found[piece.corpus].add((sample // size, position // plan.shape.block_tokens))
+    return num_steps, {name: len(blocks) / max(1, num_steps) for name, blocks in found.items()}
+
+
+def _charts_over_time(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[Section]:
+    """Shares and epochs; `counts` are the samples of each corpus before some samples: int64 [marks, corpora]."""
+    steps = [step - 1 + within / run.size_of(step) for step, within in map(run.step_with, marks.tolist())]
     shares = np.diff(counts, axis=0) / np.diff(marks)[:, None]
-    shares = np.concatenate([shares, shares[-1:]])
-    style = {"stackgroup": "shares", "shape": "hv", "hovertemplate": "%{y:.2%}"}
-    return chart(
+    epochs = counts * (run.plan.seq_len / np.array([corpus.num_tokens for corpus in run.plan.corpora]))
+
+    def over_steps(title: str, note: str, values: NDArray[Any], y: Any, **style: str) -> Section:
+        traces = [
+            lines(name=name, color=number, x=steps, y=values[:, number].tolist(), **style)
+            for number, name in enumerate(run.plan.names)
+        ]
+        return chart(title, note, traces, {"title": "step", "rangemode": "tozero"}, y, hovermode="x unified")
+
+    yield over_steps(
         "Mixture over time",
         "The share of samples from each corpus, by the weights of the plan and its schedule.",
-        _over_steps(run, marks, shares, **style),
-        {"title": "step", "rangemode": "tozero"},
+        np.concatenate([shares, shares[-1:]]),
         {"tickformat": ".0%", "range": [0, 1]},
-        hovermode="x unified",
+        stackgroup="shares",
+        shape="hv",
+        hovertemplate="%{y:.2%}",
     )
-
-
-def _epochs_chart(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Section:
-    epochs = counts * (run.plan.seq_len / np.array([corpus.num_tokens for corpus in run.plan.corpora]))
-    return chart(
+    yield over_steps(
         "Epochs per corpus",
         "How often each corpus has been read.",
-        _over_steps(run, marks, epochs, hovertemplate="%{y:.2f}"),
-        {"title": "step", "rangemode": "tozero"},
+        epochs,
         {"title": "epochs", "rangemode": "tozero"},
-        hovermode="x unified",
+        hovertemplate="%{y:.2f}",
     )
-
-
-def _over_steps(run: Run, marks: NDArray[np.int64], values: NDArray[Any], **style: str) -> list[dict[str, Any]]:
-    """A line per corpus; `values` is [marks, corpora]."""
-    steps = (marks / run.global_batch_size).tolist()
-    return [
-        lines(name=name, color=number, x=steps, y=values[:, number].tolist(), **style)
-        for number, name in enumerate(run.plan.names)
-    ]
 
 
 def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
@@ -169,17 +174,7 @@ def _ordinals(shuffled: ShuffledCorpus, seq_len: int, per_epoch: int) -> NDArray
     return np.unique(np.concatenate(parts))
 
 
-def _samples(plan: StreamPlan, decode: Decode, specials: Iterable[int], num_samples: int) -> Section:
-    stop = num_samples if plan.num_samples is None else min(num_samples, plan.num_samples)
-    return token_section(
-        "The first samples",
-        f"The first {_SAMPLE_TOKENS} tokens of each, document by document.",
-        specials,
-        ((f"sample {sample:,}", _parts(plan, decode, sample)) for sample in range(stop)),
-    )
-
-
-def _parts(plan: StreamPlan, decode: Decode, sample: int) -> Iterator[Section]:
+def _parts(plan: StreamPlan, decode: Decode, sample: int) -> Iterator[tuple[str, Iterable[TokenPiece]]]:
     tokens, place = plan.sample(sample)["input_ids"], 0
     for piece in plan.trace(sample):
         length = piece.stop - piece.start
@@ -188,5 +183,5 @@ def _parts(plan: StreamPlan, decode: Decode, sample: int) -> Iterator[Section]:
             return
         title = f"document {piece.document:,} of {piece.corpus}, tokens {piece.start:,} to {piece.stop - 1:,}"
         more = f", the first {len(shown):,} shown" if len(shown) < length else ""
-        yield token_part(title + more, token_pieces(shown, decode))
+        yield title + more, token_pieces(shown, decode)
         place += length

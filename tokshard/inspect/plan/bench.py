@@ -1,52 +1,40 @@
-"""How fast this machine reads a plan in each loader mode, compared with memory and with what stores give."""
+"""How fast this machine reads a plan, compared with the fastest that memory, or the stores of its corpora, allow."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tokshard.errors import UsageError
+from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
+from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.opening import open_corpus
-from tokshard.inspect.plan.store_speed import StoreSpeed, is_elsewhere, measure_store
+from tokshard.format.schema import HASH_STRIDE
 from tokshard.run_files.plan_file import Mix
-from tokshard.runtime.cache import fetched
+from tokshard.runtime.cache import CONNECTIONS
 
 DOCUMENT_TOKENS = 1_000
-"""Length of the documents that the gather speed is measured with."""
+"""Length of the documents that the speed of memory is measured with."""
 
 CACHED_TOKENS = 16 << 20
-"""Fewer tokens than this may fit into the processor's caches."""
+"""Fewer tokens than this may fit into the processor's caches, which raises speeds."""
 
-_BATCH_TOKENS = 8 * 4_096
-_ENOUGH_TOKENS = 64 << 20
+_BATCH_DOCUMENTS = 32
+_MEMORY_TOKENS = 64 << 20
 _MEMORY_SECONDS = 0.25
-_RANK_SECONDS = 0.5
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySpeed:
-    """Tokens per second of one core, from mapped shards, or what was read of a store, to new int64 arrays.
-
-    No loader can be faster.
-
-    Args:
-        contiguous: reading one shard after another.
-        gather: reading slices of `document_tokens` tokens from random places.
-    """
-
-    contiguous: float
-    gather: float
-    document_tokens: int
+_READINGS = ("full", "compact", "one row")
+"""What is measured, see `Reading`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,22 +59,22 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModeSpeed:
-    """The speed of one loader mode.
+class Reading:
+    """The speed of one way to read.
 
     Args:
-        num_workers: None: in the calling process; 0: with the prefetch thread; otherwise worker processes.
+        batches: ``"full"``, ``"compact"``, or ``"one row"``: full batches of a rank that has one row of each step.
         first_batch_seconds: time to the first batch, including opening the corpora.
         steps: the batches after the first.
-        cpu_seconds: CPU time of this process for these batches, without workers.
-        fetched: what was read by range for these batches, as `ReadCounts` has it; None: in workers, or all is mapped.
+        cpu_seconds: CPU time of this process for these batches.
+        fetched: what was read by range for these batches, as `StreamingLoader.stats` has it.
     """
 
-    num_workers: int | None
+    batches: str
     first_batch_seconds: float
     steps: Steps
     cpu_seconds: float
-    fetched: Mapping[str, float] | None = None
+    fetched: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +85,9 @@ class SpeedReport:
         shares: corpus to its share of the samples at the start.
         mean_document_tokens: over all corpora, weighted by `shares`.
         num_tokens: tokens in the corpora.
-        stores: what the stores of those give that are not on this machine.
-        memory: medians of one measurement before each mode.
-        memory_tokens: tokens that `memory` was measured on.
-        rank_cpu_seconds: CPU time per token of a rank that reads one row of each step with the prefetch thread; a
-            token costs more the fewer rows a rank has.
+        memory: as of `memory_speed`; the median of one measurement before each reading.
+        store_bytes_per_second: what the stores of those give that are not on this machine; None: all are.
+        store: tokens per second of the whole mix that this is enough for; infinite: all are on this machine.
         load: share of the CPUs that was busy before the measurement, averaged over a minute.
     """
 
@@ -110,23 +96,29 @@ class SpeedReport:
     shares: dict[str, float]
     mean_document_tokens: float
     num_tokens: int
-    stores: Sequence[StoreSpeed]
-    memory: MemorySpeed
-    memory_tokens: int
-    modes: Sequence[ModeSpeed]
-    rank_cpu_seconds: float
+    memory: float
+    store_bytes_per_second: float | None
+    store: float
+    readings: Sequence[Reading]
     load: float
 
+    @property
+    def limit(self) -> float:
+        """Tokens per second that no loader in one process can exceed."""
+        return min(self.memory, self.store)
 
-def measure_speed(
-    mix: Mix, *, seconds: float, workers: Sequence[int], on_mode: Callable[[str], None] = lambda _: None
-) -> SpeedReport:
-    """Read a mix in every mode.
+    @property
+    def rank_cpu_seconds(self) -> float:
+        """CPU time per token of a rank that reads one row of each step: the fewer rows, the more a token costs."""
+        return self.readings[-1].cpu_seconds / self.readings[-1].steps.num_tokens
+
+
+def measure_speed(mix: Mix, *, seconds: float, on_stage: Callable[[str], None] = lambda _: None) -> SpeedReport:
+    """Read a mix with the prefetch thread, in every form of its batches.
 
     Args:
-        seconds: time per mode, after its first batch.
-        workers: numbers of worker processes; 0 is the prefetch thread. In process is always measured.
-        on_mode: receives a name for what is measured next.
+        seconds: time per reading, after its first batch.
+        on_stage: receives a name for what is measured next.
 
     Raises:
         UsageError: torch is missing, or the mix is not a valid plan.
@@ -136,23 +128,24 @@ def measure_speed(
     _require_torch()
     plan = mix.plan()  # refuses a wrong mix before anything is measured
     corpora = [open_corpus(location, generation=mix.generations.get(name)) for name, location in mix.corpora.items()]
-    stores, arrays = [], mapped_tokens([corpus for corpus in corpora if not is_elsewhere(corpus)])
-    for corpus in filter(is_elsewhere, corpora):
-        on_mode(f"store of {corpus.location}")
-        speed, read = measure_store(corpus, block_tokens=plan.shape.block_tokens, seconds=seconds)
-        stores.append(speed)
-        arrays += read
-    reader = MemoryReader(arrays)
-    memory, modes = [], []
-    for num_workers in (None, *workers):
-        on_mode("memory")
-        memory.append(reader.measure(_MEMORY_SECONDS))
-        on_mode("in process" if num_workers is None else f"num_workers={num_workers}")
-        modes.append(measure_mode(mix, num_workers, seconds=seconds))
-    on_mode("one rank of many")
-    rank = measure_mode(mix, 0, seconds=min(_RANK_SECONDS, seconds), world_size=mix.global_batch_size)
     weights = plan.cursor().segments[0].weights
     shares = [weight / sum(weights) for weight in weights]
+    elsewhere = {
+        corpus: share
+        for corpus, share in zip(corpora, shares, strict=True)
+        if share and corpus.store.local_path(names.MANIFEST) is None
+    }
+    store_bytes, store = None, math.inf
+    if elsewhere:
+        on_stage("stores")
+        store_bytes = store_speed(elsewhere, block_tokens=plan.shape.block_tokens, seconds=seconds)
+        store = store_bytes / plan.sources[0].dtype.itemsize / sum(elsewhere.values())
+    speeds, readings = [], []
+    for batches in _READINGS:
+        on_stage("memory")
+        speeds.append(memory_speed(_MEMORY_SECONDS))
+        on_stage(f"batches: {batches}")
+        readings.append(_measure_reading(mix, batches, seconds=seconds))
     documents = sum(share * each.num_documents / each.num_tokens for share, each in zip(shares, corpora, strict=True))
     return SpeedReport(
         mix=mix,
@@ -160,50 +153,37 @@ def measure_speed(
         shares=dict(zip(plan.names, shares, strict=True)),
         mean_document_tokens=1 / documents,
         num_tokens=sum(corpus.num_tokens for corpus in corpora),
-        stores=stores,
-        memory=MemorySpeed(
-            contiguous=statistics.median(each.contiguous for each in memory),
-            gather=statistics.median(each.gather for each in memory),
-            document_tokens=reader.document_tokens,
-        ),
-        memory_tokens=reader.num_tokens,
-        modes=modes,
-        rank_cpu_seconds=rank.cpu_seconds / rank.steps.num_tokens,
+        memory=statistics.median(speeds),
+        store_bytes_per_second=store_bytes,
+        store=store,
+        readings=readings,
         load=load,
     )
 
 
-def measure_mode(mix: Mix, num_workers: int | None, *, seconds: float, world_size: int = 1) -> ModeSpeed:
-    """Read a mix in one mode, as the first of `world_size` data-parallel ranks.
+def _measure_reading(mix: Mix, batches: str, *, seconds: float) -> Reading:
+    from tokshard.runtime.tensors import StreamingLoader
 
-    Args:
-        num_workers: see `ModeSpeed`.
-        seconds: time after the first batch.
-    """
-    from tokshard.runtime.tensors import StreamDataset, StreamingLoader
-
-    started = time.perf_counter()
-    plan, size = mix.plan(), mix.global_batch_size
-    with ExitStack() as stack:
-        source: Iterable[Any] = StreamDataset(plan, global_batch_size=size, dp_rank=0, dp_world_size=world_size)
-        if num_workers is not None:
-            loader = StreamingLoader(
-                plan, global_batch_size=size, dp_rank=0, dp_world_size=world_size, num_workers=num_workers
-            )
-            source = stack.enter_context(closing(loader))
-        batches = endless(source)
-        next(batches)
+    started, size = time.perf_counter(), mix.global_batch_size
+    world_size = size if batches == "one row" else 1
+    with StreamingLoader(
+        mix.plan(),
+        global_batch_size=size,
+        dp_rank=0,
+        dp_world_size=world_size,
+        compact=batches == "compact",
+    ) as loader:
+        taken = endless(loader)
+        next(taken)
         first_batch_seconds = time.perf_counter() - started
-        cpu, before = time.process_time(), fetched(plan.sources)
-        steps = take_steps(batches, seconds=seconds)
-        counts = {name: count - before[name] for name, count in fetched(plan.sources).items()}
-        is_counted = not num_workers and not all(source.is_in_memory for source in plan.sources)
-        return ModeSpeed(
-            num_workers=num_workers,
+        cpu, before = time.process_time(), loader.stats()["fetched"]
+        steps = take_steps(taken, seconds=seconds)
+        return Reading(
+            batches=batches,
             first_batch_seconds=first_batch_seconds,
             steps=steps,
             cpu_seconds=time.process_time() - cpu,
-            fetched=counts if is_counted else None,
+            fetched={name: count - before[name] for name, count in loader.stats()["fetched"].items()},
         )
 
 
@@ -228,84 +208,68 @@ def take_steps(batches: Iterator[Any], *, seconds: float = 0.0, num_steps: int =
     )
 
 
-class MemoryReader:
-    """Reads mapped tokens in the two ways of `MemorySpeed`.
-
-    Reads all arrays once when it is made, so that memory is measured and not the disk.
-
-    Args:
-        arrays: token ids, such as `mapped_tokens` returns; together at least one token.
-    """
-
-    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
-        self.num_tokens = sum(map(len, arrays))
-        self.document_tokens = min(DOCUMENT_TOKENS, max(map(len, arrays)))
-        for array in arrays:
-            array.max()
-        self._batches = itertools.cycle(
-            array[start : start + _BATCH_TOKENS] for array in arrays for start in range(0, len(array), _BATCH_TOKENS)
-        )
-        self._documents = itertools.cycle(_random_slices(arrays, self.document_tokens))
-
-    def measure(self, seconds: float) -> MemorySpeed:
-        """Measure both ways, each for `seconds`."""
-        num_documents = -(-_BATCH_TOKENS // self.document_tokens)
-        return MemorySpeed(
-            contiguous=_throughput(seconds, lambda: next(self._batches)),
-            gather=_throughput(seconds, lambda: np.concatenate(list(itertools.islice(self._documents, num_documents)))),
-            document_tokens=self.document_tokens,
-        )
-
-
-def mapped_tokens(corpora: Sequence[Corpus], *, num_tokens: int = _ENOUGH_TOKENS) -> list[NDArray[Any]]:
-    """Token ids of record batches, from all corpora in turn, until there are enough: read-only memory maps.
-
-    Raises:
-        DamagedCorpusError: a shard is missing or does not match its manifest.
-    """
-    found: list[NDArray[Any]] = []
-    for arrays in itertools.zip_longest(*map(_batches, corpora)):
-        for array in arrays:
-            if array is not None:
-                found.append(array)
-                num_tokens -= len(array)
-            if num_tokens <= 0:
-                return found
-    return found
-
-
-def _batches(corpus: Corpus) -> Iterator[NDArray[Any]]:
-    for index in range(len(corpus.shards)):
-        shard = corpus.shard(index)
-        for batch in range(len(shard.places)):
-            yield shard.batch(batch)[1]
-
-
-def _random_slices(arrays: Sequence[NDArray[Any]], length: int) -> list[NDArray[Any]]:
-    """Slices from random places; together about as many tokens as there are."""
-    long_enough = [array for array in arrays if len(array) >= length]
-    rooms = np.array([len(array) - length + 1 for array in long_enough], np.int64)
-    stops = np.cumsum(rooms)
-    places = np.random.default_rng(0).integers(0, stops[-1], max(1_000, int(stops[-1]) // length))
-    chosen = np.searchsorted(stops, places, "right")
-    starts = places - (stops - rooms)[chosen]
-    return [
-        long_enough[number][start : start + length]
-        for number, start in zip(chosen.tolist(), starts.tolist(), strict=True)
-    ]
-
-
-def _throughput(seconds: float, read: Callable[[], NDArray[Any]]) -> float:
-    num_tokens = 0
+def memory_speed(seconds: float) -> float:
+    """Tokens per second that one core copies, as documents of uint16 from random places of memory, to int64 arrays."""
+    tokens, num_tokens = np.ones(_MEMORY_TOKENS, np.uint16), 0  # far more than fit into the processor's caches
+    starts = np.random.default_rng(0).integers(0, len(tokens) - DOCUMENT_TOKENS, len(tokens) // DOCUMENT_TOKENS)
+    places = itertools.cycle(starts.tolist())
     started = time.perf_counter()
     while (passed := time.perf_counter() - started) < seconds or not num_tokens:
-        num_tokens += len(read().astype(np.int64))
+        batch = [tokens[start : start + DOCUMENT_TOKENS] for start in itertools.islice(places, _BATCH_DOCUMENTS)]
+        num_tokens += len(np.concatenate(batch).astype(np.int64))
     return num_tokens / passed
+
+
+def store_speed(shares: Mapping[Corpus, float], *, block_tokens: int, seconds: float) -> float:
+    """Bytes per second from random blocks of corpora, `CONNECTIONS` at once, of each as often as its share says.
+
+    Raises:
+        DamagedCorpusError: a shard is missing or too short.
+        StoreError: the store does not answer.
+    """
+    places, lock = _random_places(shares, block_tokens + HASH_STRIDE), threading.Lock()
+    started = time.perf_counter()
+
+    def read_on() -> int:
+        num_bytes = 0
+        while time.perf_counter() - started < seconds or not num_bytes:
+            with lock:
+                place = next(places)
+            num_bytes += _read(*place)
+        return num_bytes
+
+    with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="tokshard-bench") as pool:
+        num_bytes = sum(task.result() for task in [pool.submit(read_on) for _ in range(CONNECTIONS)])
+    return num_bytes / (time.perf_counter() - started)
+
+
+def _read(corpus: Corpus, name: str, position: int, num_bytes: int) -> int:
+    try:
+        (content,) = corpus.store.read(name, [(position, num_bytes)])
+    except OSError as error:
+        raise DamagedCorpusError(
+            f"{corpus.store.where(name)} cannot be read: {error.strerror or error}", hint=RESTORE
+        ) from error
+    return len(content)
+
+
+def _random_places(shares: Mapping[Corpus, float], num_tokens: int) -> Iterator[tuple[Corpus, str, int, int]]:
+    """Random places of tokens: corpus, name of a shard, first byte and length; shorter where a record batch is."""
+    rng, corpora = np.random.default_rng(0), list(shares)
+    chances = np.array(list(shares.values())) / sum(shares.values())
+    while True:
+        corpus = corpora[rng.choice(len(corpora), p=chances)]
+        index = int(corpus.shards.first_tokens.searchsorted(rng.integers(corpus.num_tokens), "right")) - 1
+        batches, size = corpus.shards.batch_places(index), corpus.dtype.itemsize
+        place = batches[int(rng.integers(len(batches)))]
+        tokens = min(num_tokens, place.num_tokens)
+        start = int(rng.integers(place.num_tokens - tokens + 1))
+        yield corpus, corpus.shards[index].name, place.values_position + start * size, tokens * size
 
 
 def _require_torch() -> None:
     try:
-        import tokshard.runtime.tensors  # noqa: F401 - also so that no mode pays for the import
+        import tokshard.runtime.tensors  # noqa: F401 - also so that no reading pays for the import
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

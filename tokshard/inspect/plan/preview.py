@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, check_sample
-from tokshard.inspect.plan.simulation import Simulation
 from tokshard.inspect.plan.streams import StreamsAdvice, advise
 from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, steps_per_window
 from tokshard.runtime.shards import CorpusSource
@@ -72,6 +71,7 @@ class PlanReport:
         fingerprint: hash of the order.
         sizes: order_version, seed, seq_len, block_tokens, window_blocks, and num_streams if there are several.
         num_steps, num_samples, num_tokens: how much is read; samples that a checkpoint skipped count as read.
+        batch_ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
         bytes_per_token: on disk.
         changes: changes of the weights after the start.
         warnings: what is probably not intended.
@@ -81,6 +81,7 @@ class PlanReport:
     fingerprint: str
     sizes: dict[str, int]
     global_batch_size: int
+    batch_ramp: Sequence[tuple[int, int]]
     num_steps: int
     num_samples: int
     num_tokens: int
@@ -88,7 +89,6 @@ class PlanReport:
     corpora: Sequence[CorpusPlan]
     changes: Sequence[WeightChange]
     warnings: Sequence[str]
-    simulation: Simulation | None = None
     streams: StreamsAdvice | None = None
 
 
@@ -97,7 +97,6 @@ def report_plan(
     *,
     num_tokens: int | None,
     max_epochs_warn: float = math.inf,
-    simulation: Simulation | None = None,
     num_nodes: int | None = None,
 ) -> PlanReport:
     """Compute what a run reads. Only arithmetic, so the cost does not depend on its size.
@@ -111,11 +110,11 @@ def report_plan(
         UsageError: there are more nodes than samples in a step, or the checkpoint does not say what was read up to
             there.
     """
-    plan, size = run.plan, run.global_batch_size
+    plan = run.plan
     if num_tokens is None:
         num_tokens = sum(corpus.num_tokens for corpus in plan.corpora) * (plan.epochs or 1)
-    wanted = max(1, -(-num_tokens // (size * plan.seq_len)))
-    steps, samples, reason = _end_of(run, wanted)
+    wanted, _ = run.step_with(max(0, -(-num_tokens // plan.seq_len) - 1))
+    steps, samples = _end_of(run, wanted)
     check_sample(samples)
     mixture = plan.mixture(run.cursor)
     if samples < mixture.segments[0].start:
@@ -125,11 +124,13 @@ def report_plan(
             hint="give more --tokens, or leave out --checkpoint",
         )
     corpora = _corpora(run, mixture.counts_before(samples), samples)
+    reason = "it is finite" if run.stop.corpus is None else f"corpus {run.stop.corpus!r} is used up"
     ended = [f"the pass ends after step {steps:,} of {wanted:,}: {reason}"] if steps < wanted else []
     return PlanReport(
         fingerprint=plan.fingerprint,
         sizes=dict(plan.identity.fields),
-        global_batch_size=size,
+        global_batch_size=run.global_batch_size,
+        batch_ramp=run.ramp,
         num_steps=steps,
         num_samples=samples,
         num_tokens=samples * plan.seq_len,
@@ -137,22 +138,19 @@ def report_plan(
         corpora=corpora,
         changes=_changes(run),
         warnings=ended + _warnings(run, corpora, max_epochs_warn),
-        simulation=simulation,
         streams=None if num_nodes is None else advise(run, num_nodes),
     )
 
 
-def _end_of(run: Run, num_steps: int) -> tuple[int, int, str]:
-    """Steps and samples that are read if so many steps are wanted, and why they may be fewer."""
-    size, limit = run.global_batch_size, run.limit
-    steps, samples = num_steps, num_steps * size
-    if run.plan.num_samples is not None:
-        samples = min(samples, run.plan.num_samples)
-        steps = -(-samples // size)
-    if limit is not None and samples > limit.sample:
-        steps = limit.sample // size
-        samples = steps * size
-    return steps, samples, "it is finite" if limit is None else f"corpus {limit.corpus!r} is used up"
+def _end_of(run: Run, num_steps: int) -> tuple[int, int]:
+    """Steps and samples that are read if so many steps are wanted."""
+    samples, stop = run.samples_in(num_steps), run.stop.sample
+    if stop is None or samples <= stop:
+        return num_steps, samples
+    step, within = run.step_with(stop)  # which is not read
+    if run.stop.pads_last_step:
+        return step - (within == 0), stop
+    return step - 1, stop - within
 
 
 def _changes(run: Run) -> list[WeightChange]:

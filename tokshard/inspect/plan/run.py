@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.run_files.checkpoint_directory import is_checkpoint
-from tokshard.run_files.plan_file import load_mix
+from tokshard.run_files.plan_file import TrainerData, load_mix
 from tokshard.run_files.saved_state import read_state
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import load_cursor
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.steps import Ranks
-from tokshard.runtime.stop import UsedUp, stop_of, used_up
+from tokshard.runtime.stop import Stop, stop_of
 from tokshard.wording import counted
+
+_NO_RECORD = np.empty((0, 3), np.int64)
 
 
 class StepPlace(NamedTuple):
@@ -26,44 +35,52 @@ class StepPlace(NamedTuple):
     Args:
         step: from 1.
         row: row in the global batch, from 0.
+        start: the first sample of the step.
+        size: rows of the global batch.
     """
 
     step: int
     row: int
+    start: int
+    size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
-    """A plan, a batch size, and the position of a job in the plan.
+    """A plan, the batch sizes of a job, and the position of the job in the plan.
 
     Steps count from 1, as in the trainer's log and in the names of its checkpoints: step n is the n-th batch that the
-    training loop received. It has the `global_batch_size` samples after those of the step before; skipped samples
-    belong to no step. Steps are computed forwards and backwards from the cursor, so they are right as long as the batch
-    size did not change between the cursor and the step.
+    training loop received. It has the samples after those of the step before; skipped samples belong to no step. Steps
+    up to the checkpoint are those of `record`, if the job has one. All others are counted from the checkpoint, forwards
+    and backwards, so they are right as long as they had the sizes of the plan.
 
     Args:
+        ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
         cursor: from a checkpoint, or the start of the plan.
-        step: steps done at the cursor; None if the checkpoint does not say and the batch size does not divide the
-            samples that were read.
+        step: steps done at the cursor; None if the checkpoint does not say and no number of steps has read the samples.
         checkpoint: path that the cursor was read from; empty for the start of the plan.
         uneven: what to do if the world size does not divide the batch, as for `StreamingLoader`.
+        record: int64 [steps, 3], ascending: steps up to `step`, with the first sample of each and the one after the
+            last. A step that was left out has skipped samples.
     """
 
     plan: StreamPlan
     global_batch_size: int
     cursor: Cursor
+    ramp: Sequence[tuple[int, int]] = ()
     step: int | None = 0
     checkpoint: str = ""
     uneven: Literal["refuse", "pad"] = "refuse"
+    record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
 
-    def ranks(self, rank: int = 0, world_size: int = 1) -> Ranks:
-        """The rows of each step that a rank reads.
+    def ranks(self, rank: int = 0, world_size: int = 1, *, size: int | None = None) -> Ranks:
+        """The rows that a rank reads of each step of a size.
 
         Raises:
             PlanError: the loader would refuse these sizes.
         """
         return Ranks(
-            global_batch_size=self.global_batch_size,
+            global_batch_size=self.global_batch_size if size is None else size,
             rank=rank,
             world_size=world_size,
             uneven=self.uneven,
@@ -82,14 +99,34 @@ class Run:
 
     @property
     def had_other_batch_size(self) -> bool:
-        """Whether some steps had another batch size, so that early steps cannot be located exactly."""
-        return self.step is None or self.step != -(-self.num_received // self.global_batch_size)
+        """Whether steps that are not on record had other sizes, so that early ones cannot be located exactly."""
+        return self.step is None or self._surplus != 0
 
-    @property
-    def limit(self) -> UsedUp | None:
-        """Where the run stops because a corpus is used up; None if it does not."""
-        limits = used_up(self.plan, self.cursor) if self.plan.on_max_epochs == "stop" else []
-        return limits[0] if limits else None
+    @cached_property
+    def stop(self) -> Stop:
+        """Where the pass ends."""
+        return stop_of(self.plan, self.cursor)
+
+    def size_of(self, step: int) -> int:
+        """Samples of a step."""
+        if len(self.record) and self.record[0, 0] <= step <= self.record[-1, 0]:
+            _, start, stop = self.record[step - int(self.record[0, 0])].tolist()
+            if stop != self.plan.num_samples:  # the last step of a pass may be short
+                return int(stop - start)
+        return next((size for first, size in reversed(self.ramp) if step >= first), self.global_batch_size)
+
+    def samples_in(self, num_steps: int) -> int:
+        """Samples of the first so many steps of the plan."""
+        bounds = [(1, self.global_batch_size), *self.ramp, (num_steps + 1, 0)]
+        return sum(size * max(0, min(after, num_steps + 1) - first) for (first, size), (after, _) in pairwise(bounds))
+
+    def step_with(self, number: int) -> tuple[int, int]:
+        """The step of the plan that has a sample, counted from 0 without skipped ones, and its place in the step."""
+        for (first, size), (after, _) in pairwise([(1, self.global_batch_size), *self.ramp, (math.inf, 0)]):
+            if number < (after - first) * size:
+                break
+            number -= int(after - first) * size
+        return int(first) + number // size, number % size
 
     def start_of(self, step: int) -> int:
         """The first sample of a step.
@@ -102,70 +139,74 @@ class Run:
                 f"there is no step {step}: steps count from 1, as in the trainer's log",
                 hint="--step 1 is the first; its rows are samples 0, 1, ...",
             )
-        done, size = self._steps_done(), self.global_batch_size
-        if step <= done:
-            start = self._received_before((done - step + 1) * size)
-            if start < 0:
-                raise UsageError(
-                    f"step {step} is not known: {self.checkpoint} has read {counted(self.num_received, 'sample')} "
-                    f"in {counted(done, 'step')}, fewer than {size} a step",
-                    hint="give the --global-batch-size that it had, or ask by --sample",
-                )
-            return start
-        start = self._end + (step - done - 1) * size
-        check_sample(start + size)
-        if self._is_beyond(start):
-            limit = self.limit
-            why = f"corpus {limit.corpus!r} is used up at {limit.sample}" if limit else "the pass is over"
-            raise UsageError(
-                f"there is no step {step}: it would start at sample {start}, and {why}", hint="ask for an earlier step"
-            )
-        return start
-
-    def place_of(self, sample: int) -> StepPlace | None:
-        """The step of a sample; None if it was skipped, is never read, or its step is unknown."""
-        size, done = self.global_batch_size, self.step
-        if done is None or any(start <= sample < stop for start, stop in self.cursor.skipped):
-            return None
-        if sample < self.cursor.sample:
-            passed = sum(stop - start for start, stop in self.cursor.skipped if start > sample)
-            back = self._end - sample - passed
-            step, within = done - (back - 1) // size, -back % size
-            is_read = step > 0
-        else:
-            step, within = divmod(sample - self._end, size)
-            step += done + 1
-            is_read = not self._is_beyond(sample - within)
-        return StepPlace(step, self.ranks().row_of(sample, sample - within)) if is_read else None
-
-    @property
-    def _end(self) -> int:
-        """The sample after the last step's; the last step of a finished pass is padded."""
-        is_finished = self.cursor.sample == self.plan.num_samples
-        return self.cursor.sample + (-self.num_received % self.global_batch_size if is_finished else 0)
-
-    def _steps_done(self) -> int:
         if self.step is None:
             raise UsageError(
                 f"{self.checkpoint} has read {counted(self.num_received, 'sample')}, not a multiple of a batch of "
                 f"{self.global_batch_size}: the batch size was different for a while, so steps cannot be counted",
                 hint="give the --global-batch-size that it had, or ask by --sample",
             )
-        return self.step
+        if len(self.record) and self.record[0, 0] <= step <= self.step:
+            _, start, stop = self.record[step - int(self.record[0, 0])].tolist()
+            if self._is_skipped(start):
+                raise UsageError(
+                    f"step {step} was left out of the run",
+                    hint=f"--sample {start}:{stop} shows what it would have read",
+                )
+            return int(start)
+        if step > self.step:
+            start = self.cursor.sample + self.samples_in(step - 1) - self.samples_in(self.step)
+            check_sample(start + self.size_of(step))
+            if not self.stop.has_step(start, self.size_of(step)):
+                corpus, sample = self.stop.corpus, self.stop.sample
+                why = f"corpus {corpus!r} is used up at {sample}" if corpus else "the pass is over"
+                raise UsageError(
+                    f"there is no step {step}: it would start at sample {start}, and {why}",
+                    hint="ask for an earlier step",
+                )
+            return start
+        number = self.samples_in(step - 1) + self._surplus
+        if number < 0:
+            raise UsageError(
+                f"step {step} is not known: {self.checkpoint} has read {counted(self.num_received, 'sample')} "
+                f"in {counted(self.step, 'step')}, fewer than {self.global_batch_size} a step",
+                hint="give the --global-batch-size that it had, or ask by --sample",
+            )
+        for start, stop in self.cursor.skipped:
+            if number >= start:
+                number += stop - start
+        return number
 
-    def _received_before(self, count: int) -> int:
-        """The sample from which exactly `count` samples were received up to the cursor."""
-        position = self._end
-        for start, stop in reversed(self.cursor.skipped):
-            if position - stop >= count:
-                break
-            count -= position - stop
-            position = start
-        return position - count
+    def place_of(self, sample: int) -> StepPlace | None:
+        """The step of a sample; None if it was skipped, is never read, or its step is unknown."""
+        if self.step is None or self._is_skipped(sample):
+            return None
+        if sample >= self.cursor.sample:
+            step, within = self.step_with(sample - self.cursor.sample + self.samples_in(self.step))
+            if not self.stop.has_step(sample - within, self.size_of(step)):
+                return None
+        elif len(self.record) and sample >= self.record[0, 1]:
+            index = int(np.searchsorted(self.record[:, 1], sample, "right")) - 1
+            step, within = int(self.record[index, 0]), sample - int(self.record[index, 1])
+        else:
+            skipped = sum(stop - start for start, stop in self.cursor.skipped if start < sample)
+            step, within = self.step_with(sample - skipped - self._surplus)
+            if step < 1:
+                return None
+        start, size = sample - within, self.size_of(step)
+        return StepPlace(step, self.ranks(size=size).row_of(sample, start), start, size)
 
-    def _is_beyond(self, start: int) -> bool:
-        """Whether the run ends before a step that would start at a sample."""
-        return not stop_of(self.plan, self.cursor).has_step(start, self.global_batch_size)
+    @cached_property
+    def _surplus(self) -> int:
+        """Samples received that steps of the plan's sizes do not have: up to the first on record, or the checkpoint."""
+        step, sample = self.step or 0, self.cursor.sample
+        if len(self.record):
+            step, sample = int(self.record[0, 0]) - 1, int(self.record[0, 1])
+        received = sample - sum(stop - start for start, stop in self.cursor.skipped if start < sample)
+        is_short = sample == self.plan.num_samples and self.samples_in(step - 1) < received <= self.samples_in(step)
+        return 0 if is_short else received - self.samples_in(step)
+
+    def _is_skipped(self, sample: int) -> bool:
+        return any(start <= sample < stop for start, stop in self.cursor.skipped)
 
 
 def check_sample(sample: int) -> None:
@@ -183,7 +224,7 @@ def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: st
 
     Args:
         location: as for `load_mix`; a checkpoint of the trainer serves as plan and checkpoint.
-        options: key to value; they override the file.
+        options: key to value; they override the file. One batch size replaces all those of a recipe.
         checkpoint: as for `read_state`; `location` may be omitted for a checkpoint of the trainer.
 
     Raises:
@@ -193,24 +234,56 @@ def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: st
         raise UsageError("no plan is given", hint="give a mix.toml, a corpus directory or a checkpoint")
     location = location or str(checkpoint)
     mix = load_mix(location, options)
+    ramp = mix.batch_ramp if isinstance(mix, TrainerData) and options.get("global_batch_size") is None else []
     plan = mix.plan()
+    cursor, record = plan.cursor(), _NO_RECORD
+    done: int | None = 0
     if checkpoint is None and is_checkpoint(location):
         checkpoint = location
-    if checkpoint is None:
-        start = mix.masked(plan, plan.cursor())
-        return Run(plan=plan, global_batch_size=mix.global_batch_size, cursor=start, uneven=mix.uneven)
-    state = read_state(checkpoint)
+    if checkpoint is not None:
+        state = read_state(checkpoint)
+        cursor, done = load_cursor(state.cursor, plan.identity, plan.schedule), state.step
+        record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
     run = Run(
         plan=plan,
         global_batch_size=mix.global_batch_size,
-        cursor=mix.masked(plan, load_cursor(state.cursor, plan.identity, plan.schedule)),
-        step=state.step,
-        checkpoint=os.path.normpath(checkpoint),
+        ramp=ramp,
+        cursor=mix.masked(plan, cursor),
+        step=done,
+        checkpoint=os.path.normpath(checkpoint) if checkpoint else "",
         uneven=mix.uneven,
+        record=record,
     )
     if run.step is not None:
         return run
-    steps, rest = divmod(run.num_received, run.global_batch_size)
-    if rest and run.cursor.sample != plan.num_samples:
+    step, rest = run.step_with(run.num_received)
+    if rest and cursor.sample != plan.num_samples:
         return run
-    return replace(run, step=steps + bool(rest))
+    return replace(run, step=step - 1 + bool(rest))
+
+
+class _Line(msgspec.Struct):
+    """What is read of a line of ``metrics.jsonl``; an evaluation has no samples."""
+
+    step: int
+    samples: tuple[int, int] | None = None
+
+
+def _read_record(checkpoint: str, step: int, sample: int) -> NDArray[np.int64]:
+    """The steps up to a checkpoint, from the ``metrics.jsonl`` of its run; none if there is none that leads to it."""
+    found: list[tuple[int, int, int]] = []
+    try:
+        with open(os.path.join(checkpoint, "..", "..", "metrics.jsonl"), "rb") as file:
+            for line in file:
+                one = msgspec.json.decode(line, type=_Line)
+                if one.step > step:
+                    break
+                if one.samples is not None:
+                    found.append((one.step, *one.samples))
+    except (OSError, msgspec.MsgspecError):
+        return _NO_RECORD
+    rows = np.array(found or _NO_RECORD, np.int64)
+    is_whole = (
+        len(rows) > 0 and rows[-1, 0] == step and rows[-1, 2] == sample and bool(np.all(np.diff(rows[:, 0]) == 1))
+    )
+    return rows if is_whole else _NO_RECORD

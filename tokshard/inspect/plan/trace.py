@@ -86,14 +86,12 @@ class RankView:
     world_size: int = 1
     rank: int | None = None
 
-    def rank_of(self, row: int, global_batch_size: int) -> tuple[int, int]:
-        """The rank that gets a row of the global batch, and the row in its own batch; slices are contiguous."""
-        return divmod(row, -(-global_batch_size // self.world_size))
-
     def place_of(self, run: Run, sample: int) -> tuple[int, int, int] | tuple[None, None, None]:
         """Step, rank and row of a sample; None for a sample that belongs to no step or whose step is unknown."""
         place = run.place_of(sample)
-        return (None, None, None) if place is None else (place.step, *self.rank_of(place.row, run.global_batch_size))
+        if place is None:
+            return None, None, None
+        return place.step, *divmod(place.row, -(-place.size // self.world_size))  # slices are contiguous
 
     def shows(self, rank: int | None) -> bool:
         """Whether rows of this rank are shown."""
@@ -173,7 +171,8 @@ def trace_steps(
     run.start_of(steps[-1])  # refuses a range that is too long before anything is shown
     for step in steps:
         start = np.array([run.start_of(step)], np.int64)
-        rows = run.ranks() if ranks.rank is None else run.ranks(ranks.rank, ranks.world_size)
+        place = (0, 1) if ranks.rank is None else (ranks.rank, ranks.world_size)
+        rows = run.ranks(*place, size=run.size_of(step))
         samples = rows.samples(start, Stop(sample=run.plan.num_samples))
         yield _rows(run, reader, samples[samples != PADDING_INDEX], ranks, num_characters)
         reader.forget()

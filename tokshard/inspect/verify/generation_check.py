@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from tokshard.errors import CorpusError
@@ -18,75 +17,48 @@ from tokshard.inspect.verify.shard_check import Problem, problem_of
 from tokshard.store import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundGenerations:
-    """The generations of a corpus.
-
-    Args:
-        manifests: by folder, in order; those that can be read.
-        problems: of the others, and of those that continue something else.
-    """
-
-    manifests: dict[str, Manifest]
-    problems: list[Problem]
-
-
-def find_generations(store: Store, first: Manifest) -> FoundGenerations:
-    """The generations of a corpus.
+def find_generations(store: Store, first: Manifest) -> tuple[dict[str, Manifest], list[Problem]]:
+    """The manifests of a corpus, by folder and in order, and the problems of those that are damaged or do not continue.
 
     Args:
         first: the manifest of generation 0, or of a generation that is looked at alone.
     """
-    found = FoundGenerations(manifests={"": first}, problems=[])
-    if first.generation is not None:
-        return found
+    manifests, problems = {"": first}, list[Problem]()
     try:
-        listed = list_names(store)
+        listed = list_names(store) if first.generation is None else []
     except CorpusError:
-        return found  # which is reported with the files of the folder
+        listed = []  # which is reported with the files of the folder
     if listed is None:
         listed = list(map(names.generation_folder, range(len(read_generations(store)))))
     is_building = names.WORK in {name.rstrip("/") for name in listed}
     before, folder_before = first, ""
-    for number in generation_numbers(listed):
-        folder = names.generation_folder(number)
-        file = f"{folder}/{names.MANIFEST}"
+    for folder in map(names.generation_folder, generation_numbers(listed)):
+        file = names.in_folder(folder, names.MANIFEST)
         try:
             store.stat(file)
+            manifest = manifests[folder] = read_manifest(store.below(folder))
+            before_hash = manifest_hash(store.get(names.in_folder(folder_before, names.MANIFEST)))
+            check_generation(before, before_hash, manifest, number=len(manifests) - 1, path=store.where(file))
         except (FileNotFoundError, NotADirectoryError):
             if not is_building:
-                found.problems.append(Problem(file=file, message="is missing, and no build has begun there"))
-            continue
+                problems.append(Problem(file, "is missing, and no build has begun there"))
         except OSError as error:
-            found.problems.append(Problem(file=file, message=f"cannot be read: {error.strerror or error}"))
-            continue
-        try:
-            manifest = read_manifest(store.below(folder))
-            found.manifests[folder] = manifest
-            before_hash = manifest_hash(store.get(names.in_folder(folder_before, names.MANIFEST)))
-            expected = len(found.manifests) - 1
-            check_generation(before, before_hash, manifest, number=expected, path=store.where(file))
+            problems.append(Problem(file, f"cannot be read: {error.strerror or error}"))
         except CorpusError as error:
-            found.problems.append(problem_of(store, file, error))
+            problems.append(problem_of(store, file, error))
         else:
             before, folder_before = manifest, folder
-    return found
+    return manifests, problems
 
 
 def check_contents(store: Store, manifests: Sequence[Manifest]) -> Iterator[Problem]:
     """The content fingerprint that each generation gives of all documents up to it."""
-    if len(manifests) < 2:
-        return
     corpus = Corpus(store, manifests, load_table=read_file)
-    tokens, num_documents = TokenHash(), 0
-    shards = iter(corpus.shards)
-    for number, manifest in enumerate(manifests):
+    tokens, num_documents, shards = TokenHash(), 0, iter(corpus.shards)
+    for folder, manifest in zip(map(names.generation_folder, range(len(manifests))), manifests, strict=True):
         tokens = tokens.then(join_hashes(info.tokens_hash for info in islice(shards, manifest.num_shards)))
         num_documents += manifest.num_documents
-        content = content_fingerprint(tokens, num_documents=num_documents, eos_id=corpus.eos_id, bos_id=corpus.bos_id)
-        if manifest.generation is not None and content != manifest.generation.content:
-            yield Problem(
-                file=f"{names.generation_folder(number)}/{names.MANIFEST}",
-                message=f"gives the content fingerprint {manifest.generation.content} of the corpus up to it, its "
-                f"shards have {content}",
-            )
+        found = content_fingerprint(tokens, num_documents=num_documents, eos_id=corpus.eos_id, bos_id=corpus.bos_id)
+        if manifest.generation is not None and found != manifest.generation.content:
+            stated = f"gives the content fingerprint {manifest.generation.content} of the corpus up to it"
+            yield Problem(names.in_folder(folder, names.MANIFEST), f"{stated}, its shards have {found}")

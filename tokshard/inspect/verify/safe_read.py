@@ -80,11 +80,12 @@ class SafeFile:
     def __init__(self, file: Any) -> None:
         self._file = file
 
-    def num_bytes(self) -> int:
-        """Its size now."""
+    def check_size(self, num_bytes: int, problem: str) -> None:
+        """Refuse another size, which replaces the braces in `problem`."""
         with _errors_of_file():
-            size: int = self._file.seek(0, 2)
-        return size
+            found = self._file.seek(0, 2)
+        if found != num_bytes:
+            raise UnreadableError(problem.format(found))
 
     def fill(self, view: memoryview, position: int) -> int:
         """Read until a view is full or the file ends; returns the number of bytes."""
@@ -104,29 +105,25 @@ def opened(store: Store, name: str, num_bytes: int) -> Iterator[SafeFile]:
         UnreadableError: the file is missing, of another kind or size, or its size has changed when the context ends.
         StoreError: the store does not answer.
     """
-    try:
+    with _errors_of_file():
         store.stat(name)  # opening a pipe would block
         file = store.open(name)
-    except FileNotFoundError:
-        raise UnreadableError("is missing") from None
-    except (NotRegularFileError, IsADirectoryError):
-        raise UnreadableError("is not a regular file") from None
-    except OSError as error:
-        raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
     with file:
         safe = SafeFile(getattr(file, "raw", file))
-        if (found := safe.num_bytes()) != num_bytes:
-            raise UnreadableError(f"has {found} bytes, expected {num_bytes}")
+        safe.check_size(num_bytes, f"has {{}} bytes, expected {num_bytes}")
         yield safe
-        if (found := safe.num_bytes()) != num_bytes:
-            raise UnreadableError(f"changed while it was read: it had {num_bytes} bytes and has {found}")
+        safe.check_size(num_bytes, f"changed while it was read: it had {num_bytes} bytes and has {{}}")
 
 
 @contextmanager
 def _errors_of_file() -> Iterator[None]:
-    """Only for calls that read the file: errors of anything else are not damage."""
+    """Only for calls that open or read the file: errors of anything else are not damage."""
     try:
         yield
+    except FileNotFoundError:
+        raise UnreadableError("is missing") from None
+    except (NotRegularFileError, IsADirectoryError):
+        raise UnreadableError("is not a regular file") from None
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
 
@@ -137,21 +134,15 @@ def hash_chunks(file: SafeFile, num_bytes: int, counter: ByteCounter, on_chunk: 
     Raises:
         UnreadableError: the file became shorter or longer meanwhile.
     """
-    digest = hashlib.sha256()
+    digest, position = hashlib.sha256(), 0
     chunk = memoryview(bytearray(min(CHUNK_BYTES, num_bytes + 1)))
-    position = 0
-    while True:
-        filled = file.fill(chunk, position)
-        if not filled:
-            break
+    while position <= num_bytes and (filled := file.fill(chunk, position)):
         digest.update(chunk[:filled])
         if on_chunk is not None:
             on_chunk(position, chunk[:filled])
         position += filled
         counter.read(filled)
         counter.settle(filled)
-        if position > num_bytes:
-            break
     if position != num_bytes:
         raise UnreadableError(f"changed while it was read: it had {num_bytes} bytes, {position} could be read")
     return digest.hexdigest()

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from tokshard.errors import RESTORE, CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
+from tokshard.errors import CorpusError, DamagedCorpusError, MissingCorpusError, UnfinishedCorpusError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
 from tokshard.format.files import read_file
@@ -89,19 +89,18 @@ def verify_corpus(
     manifest = _manifest_or_problem(store)
     if isinstance(manifest, Problem):
         return VerifyReport(directory=store.location, problems=(manifest,))
-    found = find_generations(store, manifest)
-    manifests = list(found.manifests.values())
+    by_folder, problems = find_generations(store, manifest)
+    manifests = list(by_folder.values())
     to_check = sum(each.num_bytes + sum(facts.num_bytes for facts in each.files.values()) for each in manifests)
     settings = _Settings(
         counter=ByteCounter(to_check, on_progress), is_quick=is_quick, num_threads=workers or _default_workers()
     )
-    problems = list(found.problems)
-    for folder, each in found.manifests.items():
+    for folder, each in by_folder.items():
         problems += (
-            Problem(file=names.in_folder(folder, problem.file), message=problem.message)
+            Problem(names.in_folder(folder, problem.file), problem.message)
             for problem in _problems(store.below(folder) if folder else store, each, settings)
         )
-    if not problems:
+    if not problems and len(manifests) > 1:
         problems += check_contents(store, manifests)
     return VerifyReport(
         directory=store.location,
@@ -121,12 +120,19 @@ def _manifest_or_problem(store: Store) -> Manifest | Problem:
         CorpusError: there is no finished corpus.
     """
     try:
-        _require_file(store, names.MANIFEST)
+        store.stat(names.MANIFEST)
+    except (NotRegularFileError, IsADirectoryError):  # a pipe or a device could be read forever
+        return Problem(names.MANIFEST, "is not a regular file")
+    except OSError:
+        pass  # reading it says more
+    try:
         return read_manifest(store)
     except MissingCorpusError:
         raise
     except CorpusError as error:
-        if isinstance(error, UnfinishedCorpusError) and not _has_lost_manifest(store):
+        # builds write the shard table just before the manifest, so a folder with it was a corpus
+        was_finished = not is_unfinished(store) and names.SHARD_TABLE in present(store)
+        if isinstance(error, UnfinishedCorpusError) and not was_finished:
             raise
         return problem_of(store, names.MANIFEST, error)
 
@@ -143,8 +149,7 @@ def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progres
     counter = ByteCounter(sum(corpus.manifest.num_bytes for corpus in corpora), on_progress)
     for corpus in corpora:
         for shard in corpus.shards:
-            problem = _check_file(corpus.store, shard.name, shard.num_bytes, shard.sha256, counter)
-            if problem is not None:
+            for problem in _check_file(corpus.store, shard.name, shard.num_bytes, shard.sha256, counter):
                 raise DamagedCorpusError(
                     f"{corpus.store.where(problem.file)} {problem.message}",
                     hint=f"'tokshard verify {corpus.location}' lists everything that is damaged",
@@ -163,77 +168,42 @@ def _default_workers() -> int:
     return min(MAX_WORKERS, usable)
 
 
-def _has_lost_manifest(store: Store) -> bool:
-    """Whether a folder without a manifest was a corpus: builds write the shard table just before the manifest."""
-    return not is_unfinished(store) and names.SHARD_TABLE in present(store)
-
-
-def _require_file(store: Store, name: str) -> None:
-    """Refuse a pipe or a device, which could be read forever. A missing file is reported elsewhere."""
-    try:
-        store.stat(name)
-    except (NotRegularFileError, IsADirectoryError):
-        raise DamagedCorpusError(f"{store.where(name)} is not a regular file", hint=RESTORE) from None
-    except OSError:
-        return
-
-
 def _problems(store: Store, manifest: Manifest, settings: _Settings) -> Iterator[Problem]:
-    problems = list(_check_other_files(store, manifest, settings.counter))
-    yield from problems
-    damaged = {problem.file for problem in problems}
-    corpus = None
+    """The problems of one generation."""
+    damaged, corpus = set(), None
+    for name, facts in sorted(manifest.files.items()):
+        for problem in _check_file(store, name, facts.num_bytes, facts.sha256, settings.counter):
+            damaged.add(name)
+            yield problem
+    if names.TOKENIZER not in damaged:
+        yield from check_tokenizer(store, manifest)
     if names.SHARD_TABLE in damaged:
         message = f"describes the {manifest.num_shards:,} shards: they were not checked without it"
-        yield Problem(file=names.SHARD_TABLE, message=message)
+        yield Problem(names.SHARD_TABLE, message)
     else:
         try:
             corpus = Corpus(store, [manifest], load_table=read_file)
         except CorpusError as error:
             yield problem_of(store, names.SHARD_TABLE, error)
     if corpus is not None:
-        # with flipped bytes it still says which strides differ
-        has_hashes = _size(store, names.STRIDE_HASHES) == manifest.files[names.STRIDE_HASHES].num_bytes
-        yield from _check_content(
-            corpus, settings, has_sources=names.SOURCE_TABLE not in damaged, has_hashes=has_hashes
-        )
+        yield from _check_content(corpus, settings, has_sources=names.SOURCE_TABLE not in damaged)
     records = manifest.records
     if (records.with_special_text or 0) > records.written:
         message = f"says that {records.with_special_text} documents spell a special token, of {records.written}"
-        yield Problem(file=names.MANIFEST, message=message)
+        yield Problem(names.MANIFEST, message)
     yield from check_split(store, manifest)
     yield from _check_folder(store, manifest, corpus)
 
 
-def _check_other_files(store: Store, manifest: Manifest, counter: ByteCounter) -> Iterator[Problem]:
-    """Hashes of all files except the shards, and the tokenizer."""
-    is_tokenizer_whole = True
-    for name, facts in sorted(manifest.files.items()):
-        problem = _check_file(store, name, facts.num_bytes, facts.sha256, counter)
-        if problem is not None:
-            is_tokenizer_whole = is_tokenizer_whole and name != names.TOKENIZER
-            yield problem
-    if is_tokenizer_whole:
-        yield from check_tokenizer(store, manifest)
-
-
-def _size(store: Store, name: str) -> int | None:
-    """Bytes of a file; None if it is not a file."""
-    try:
-        return store.stat(name).size
-    except OSError:
-        return None
-
-
-def _check_content(corpus: Corpus, settings: _Settings, *, has_sources: bool, has_hashes: bool) -> Iterator[Problem]:
+def _check_content(corpus: Corpus, settings: _Settings, *, has_sources: bool) -> Iterator[Problem]:
     """The shards, and every number that follows from them.
 
     Args:
-        has_sources, has_hashes: whether the source table and the stride hashes can be compared with the shards.
+        has_sources: whether the source table can be compared with the shards.
     """
     copied = [each.build.copied for each in corpus.manifests if each.build.copied is not None]
     tally = Tally(is_shuffled=any(each.shuffle is not None for each in copied))
-    for findings in _in_order(corpus, settings, has_hashes=has_hashes):
+    for findings in _in_order(corpus, settings):
         yield from findings.problems
         yield from tally.add(findings)
     yield from check_names(corpus)
@@ -248,8 +218,13 @@ def _check_content(corpus: Corpus, settings: _Settings, *, has_sources: bool, ha
             yield from check_sources(corpus.manifest, sources, tally)
 
 
-def _in_order(corpus: Corpus, settings: _Settings, *, has_hashes: bool) -> Iterator[ShardFindings]:
+def _in_order(corpus: Corpus, settings: _Settings) -> Iterator[ShardFindings]:
     """The findings of all shards in order. Threads do the work, because hashing releases the interpreter's lock."""
+    try:  # with flipped bytes it still says which strides differ
+        num_bytes = corpus.store.stat(names.STRIDE_HASHES).size
+    except OSError:
+        num_bytes = None
+    has_hashes = num_bytes == corpus.manifest.files[names.STRIDE_HASHES].num_bytes
     check = partial(check_shard, corpus, counter=settings.counter, is_quick=settings.is_quick, has_hashes=has_hashes)
     waiting: deque[Future[ShardFindings]] = deque()
     with ThreadPoolExecutor(settings.num_threads) as pool:
@@ -267,18 +242,19 @@ def _in_order(corpus: Corpus, settings: _Settings, *, has_hashes: bool) -> Itera
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _check_file(store: Store, name: str, num_bytes: int, sha256: str, counter: ByteCounter) -> Problem | None:
+def _check_file(store: Store, name: str, num_bytes: int, sha256: str, counter: ByteCounter) -> Iterator[Problem]:
     try:
         with opened(store, name, num_bytes) as file:
             found = hash_chunks(file, num_bytes, counter)
     except UnreadableError as error:
-        return Problem(file=name, message=str(error))
-    return None if found == sha256 else hash_problem(name, found, sha256)
+        yield Problem(name, str(error))
+    else:
+        if found != sha256:
+            yield hash_problem(name, found, sha256)
 
 
 def _check_folder(store: Store, manifest: Manifest, corpus: Corpus | None) -> Iterator[Problem]:
     known = {names.MANIFEST, names.REPORT, names.WORK, *manifest.files}
-    shards = None if corpus is None else set(corpus.shards.names())
     try:
         listed = {name.rstrip("/") for name in list_names(store) or ()}
     except CorpusError as error:
@@ -286,9 +262,9 @@ def _check_folder(store: Store, manifest: Manifest, corpus: Corpus | None) -> It
         return
     if manifest.generation is None:  # what is in the folders of generations is checked with them
         known |= set(map(names.generation_folder, generation_numbers(listed)))
+    known |= set(filter(names.is_shard_name, listed) if corpus is None else corpus.shards.names())
     for name in sorted(listed - known):
-        if names.is_shard_name(name):
-            if shards is not None and name not in shards:
-                yield Problem(file=name, message="is a shard that the manifest does not name")
-        else:
-            yield Problem(file=name, message="is not part of this corpus")
+        is_shard = names.is_shard_name(name)
+        yield Problem(
+            name, f"is {'a shard that the manifest does not name' if is_shard else 'not part of this corpus'}"
+        )

@@ -87,14 +87,6 @@
       document.querySelector("nav").append(make("a", { href: "#" + id }, printable(section.title)));
       return make("h2", { id }, printable(section.title));
     },
-    note: (section) => make("p", { class: "note" }, printable(section.note)),
-    cards: (section) =>
-      make("div", { class: "cards" }, ...section.items.map((item) =>
-        make("div", { class: "card" },
-          make("div", { class: "label" }, printable(item.label)),
-          make("div", { class: "value" }, printable(item.value)),
-          make("div", { class: "more" }, printable(item.more ?? "")))
-      )),
     facts: (section) =>
       framed(section, make("dl", {}, ...section.rows.flatMap(([name, value]) =>
         [make("dt", {}, printable(name)), make("dd", {}, printable(value))]

@@ -1,0 +1,97 @@
+"""Traces of a real run of the trainer, whose steps had several sizes, compared with what its metrics say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tokshard.run_files.recipe import resolve
+
+from tests.trainer.runs import SMALL, configuration, corpora
+from tokshard.cli.main import run
+from tokshard.trainer.loop import train
+
+# DCP of torch 2.13 itself warns
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of nine steps: a ramp, a step that was left out, and then other sizes after a resume."""
+    directory = tmp_path_factory.mktemp("run")
+    paths, out = corpora(directory), directory / "out"
+    sizes = {"data__global_batch_size": 4, "data__seq_len": 16, "checkpoint__every": 3, "optimizer__warmup_steps": 0}
+    for last, more in ((6, {"data__batch_ramp": [[3, 6]], "train__skip": [[2, 3]]}), (9, {"data__batch_ramp": []})):
+        fields = configuration(paths, out, **sizes, **more, train__steps=9, train__stop_after=last)
+        fields["checkpoint"]["keep"] = 9
+        assert train(resolve(fields | {"model": SMALL})) == 0
+    return out
+
+
+@pytest.fixture
+def rows(capsys):
+    """The rows of a trace without text: what its JSON says."""
+
+    def rows(*arguments):
+        exit_code = run(["trace", *map(str, arguments), "--no-text", "--json"])
+        captured = capsys.readouterr()
+        assert (exit_code, captured.err) == (0, "")
+        return [json.loads(line) for line in captured.out.splitlines()]
+
+    return rows
+
+
+def metrics(out):
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {one["step"]: one for one in found if "samples" in one}
+
+
+def test_every_step_of_a_run_has_the_samples_that_its_metrics_say_whatever_sizes_it_had(out, rows, capsys):
+    of = metrics(out)
+    assert [stop - start for start, stop in (of[step]["samples"] for step in range(1, 10))] == [
+        4,
+        4,
+        6,
+        6,
+        6,
+        6,
+        4,
+        4,
+        4,
+    ]
+    checkpoint = out / "checkpoints" / "step-00000009"
+    for step, one in of.items():
+        if "skipped" in one:
+            continue
+        found = rows(checkpoint, "--step", step, "--dp-world-size", 2)
+        assert sorted({row["sample"] for row in found}) == list(range(*one["samples"]))
+        assert {row["step"] for row in found} == {step}
+        half = (one["samples"][1] - one["samples"][0]) // 2
+        assert all((row["rank"], row["row"]) == divmod(row["sample"] - one["samples"][0], half) for row in found)
+        assert rows(checkpoint, "--sample", one["samples"][0], "--dp-world-size", 2)[0]["step"] == step
+    assert rows(checkpoint, "--step", 11)[0]["sample"] == of[9]["samples"][1] + 4
+    assert run(["trace", str(checkpoint), "--step", "2"]) == 2
+    error = capsys.readouterr().err
+    assert "step 2 was left out of the run" in error
+    assert "--sample 4:8 shows what it would have read" in error
+
+
+def test_a_step_after_a_checkpoint_has_the_size_that_the_recipe_plans(out, rows):
+    start, _ = metrics(out)[4]["samples"]
+    found = rows(out / "checkpoints" / "step-00000003", "--step", 4)
+    assert sorted({row["sample"] for row in found}) == list(range(start, start + 6))
+
+
+def test_without_the_metrics_of_its_run_steps_are_counted_back_with_a_note(out, tmp_path, capsys):
+    moved = tmp_path / "a" / "b" / "step"
+    shutil.copytree(out / "checkpoints" / "step-00000009", moved)
+    assert run(["trace", str(moved), "--step", "7", "--no-text", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert {json.loads(line)["sample"] for line in captured.out.splitlines()} == set(range(32, 36))
+    assert "earlier steps are counted back from it" in captured.err
+    (tmp_path / "metrics.jsonl").write_text('{"step": 9, "samples": [0, 4]}\n')  # of another run
+    shutil.copytree(moved, tmp_path / "checkpoints" / "step")
+    assert run(["trace", str(tmp_path / "checkpoints" / "step"), "--step", "7", "--no-text"]) == 0
+    assert "earlier steps are counted back from it" in capsys.readouterr().err
