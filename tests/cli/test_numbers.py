@@ -44,6 +44,7 @@ OPTIONS = {
     "inspect": {"--document": COUNT, "--sample": COUNT, "--limit": POSITIVE_COUNT, "--tokens": POSITIVE_COUNT},
     "plan": {
         "--tokens": POSITIVE_COUNT,
+        "--simulate": POSITIVE_COUNT,
         "--nodes": POSITIVE_COUNT,
         "--seq-len": LENGTH,
         "--global-batch-size": COUNT,

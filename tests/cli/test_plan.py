@@ -58,9 +58,9 @@ def test_a_plan_says_for_each_corpus_its_share_tokens_epochs_and_documents(shell
 
 
 def test_on_a_narrow_terminal_columns_go_below_and_no_word_is_broken(shell, monkeypatch):
-    wide = shell("mix.toml", "--tokens", "100k")[1]
+    wide = shell("mix.toml", "--tokens", "100k", "--simulate", "100")[1]
     monkeypatch.setenv("COLUMNS", "60")
-    narrow = shell("mix.toml", "--tokens", "100k")[1]
+    narrow = shell("mix.toml", "--tokens", "100k", "--simulate", "100")[1]
     assert all(len(line) <= 60 or len(line.split()) <= 2 for line in narrow.splitlines()), narrow  # a path or a hash
     assert set(narrow.split()) - {"│"} == set(wide.split())
     assert "\n│    1 window:\n│    /" in narrow
@@ -145,6 +145,22 @@ def test_one_corpus_needs_its_sizes_as_options(shell):
     assert report["sizes"]["seq_len"] == 16
     assert report["sizes"]["seed"] == 9
     assert [corpus["name"] for corpus in report["corpora"]] == ["prose"]
+
+
+def test_a_simulation_measures_the_next_samples(shell, tmp_path):
+    exit_code, out, _ = shell("mix.toml", "--simulate", "1k")
+    assert exit_code == 0
+    assert "simulated   samples 0 to 999" in out
+    assert "places      a step draws from" in out
+    found = report_of(shell, "mix.toml", "--simulate", "1k")["simulation"]
+    assert sum(corpus["num_samples"] for corpus in found["corpora"]) == 1000
+    assert all(corpus["worst_error"] < 1 for corpus in found["corpora"])
+    loader = StreamingLoader(load_mix("mix.toml").plan(), global_batch_size=8)
+    next(iter(loader))
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    loader.close()
+    after = report_of(shell, "mix.toml", "--simulate", "100", "--checkpoint", "state.json")["simulation"]
+    assert (after["first"], after["num_samples"]) == (8, 100)
 
 
 def test_a_terminal_without_line_drawing_gets_ascii(shell):

@@ -15,6 +15,7 @@ from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT
 from tokshard.inspect.plan.preview import report_plan
 from tokshard.inspect.plan.run import open_run
+from tokshard.inspect.plan.simulation import simulate
 
 
 @click.command()
@@ -33,7 +34,16 @@ from tokshard.inspect.plan.run import open_run
     metavar="N",
     help="Warn about a corpus that is read more than N times.",
 )
-@click.option("--checkpoint", metavar="PATH", help="Take the weights from a checkpoint of a run.")
+@click.option(
+    "--simulate",
+    "num_simulated",
+    type=POSITIVE_COUNT,
+    metavar="N",
+    help="Check how well the next N samples are mixed and shuffled.",
+)
+@click.option(
+    "--checkpoint", metavar="PATH", help="Take the weights from a checkpoint of a run; --simulate starts there."
+)
 @click.option(
     "--nodes",
     "num_nodes",
@@ -49,6 +59,7 @@ def plan(
     plan: str,
     tokens: int | None,
     max_epochs_warn: float,
+    num_simulated: int | None,
     checkpoint: str | None,
     num_nodes: int | None,
     seq_len: int | None,
@@ -62,17 +73,23 @@ def plan(
     --global-batch-size; options override the file. The tree at the top shows everything that the order depends on, with
     a fingerprint: jobs with the same fingerprint and the same weights read the same tokens in the same order.
 
+    --simulate checks mixing and shuffling without reading tokens: the largest deviation of each corpus from its share,
+    the distance in the corpus between successive samples, and the number of blocks that a step draws from.
+
     --nodes says how many streams (num_streams of the mix) a job on so many nodes should have, and what each node reads
     with them and without.
 
     \b
     tokshard plan mix.toml --tokens 2T
     tokshard plan mix.toml --nodes 64
-    tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512
+    tokshard plan shards/code --seq-len 4096 --seed 17 --global-batch-size 512 --simulate 100k
     """  # noqa: D301 - click reads the escape
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size}
     run = open_run(plan, options, checkpoint=checkpoint)
-    report = report_plan(run, num_tokens=tokens, max_epochs_warn=max_epochs_warn, num_nodes=num_nodes)
+    simulation = None if num_simulated is None else simulate(run, num_simulated)
+    report = report_plan(
+        run, num_tokens=tokens, max_epochs_warn=max_epochs_warn, simulation=simulation, num_nodes=num_nodes
+    )
     if as_json:
         click.echo(json.dumps(asdict(report)))
     else:

@@ -1,4 +1,4 @@
-"""The preview of a plan as text: the order as a tree, and what is read."""
+"""The preview of a plan as text: the order as a tree, what is read, and how well it is mixed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tokshard.cli.tables import can_encode, table
 from tokshard.inspect.plan.preview import CorpusPlan, PlanReport
+from tokshard.inspect.plan.simulation import UNIFORM_DISTANCE, Simulation
 from tokshard.inspect.plan.streams import StreamsAdvice
 from tokshard.wording import aligned, bytes_text, counted, one_line, wrapped
 
@@ -35,6 +36,8 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
         aligned(head, width=width),
         table(list(_corpus_rows(report.corpora)), width=width),
     ]
+    if report.simulation is not None:
+        parts.append(_simulation_text(report.simulation, width=width))
     if report.streams is not None:
         parts.append(_streams_text(report.streams, report.sizes.get("num_streams", 1), width=width))
     if report.warnings:
@@ -113,6 +116,24 @@ def _streams_text(advice: StreamsAdvice, num_streams: int, *, width: int) -> str
     if wanted > 1:
         rows.append(("", "a run cannot change its number of streams: choose for the most nodes that it will have"))
     return aligned(rows, width=width)
+
+
+def _simulation_text(simulation: Simulation, *, width: int) -> str:
+    fewest, median, most = simulation.blocks_per_step
+    last = simulation.first + simulation.num_samples - 1
+    head = [
+        ("simulated", f"samples {simulation.first:,} to {last:,}"),
+        ("places", f"a step draws from {median:,.0f} blocks in the median, {fewest:,} to {most:,}"),
+        (
+            "distance",
+            f"of successive samples in the corpus, in the median; random places are {UNIFORM_DISTANCE:.0%} apart",
+        ),
+    ]
+    rows = [["corpus", "samples", "worst error", "distance"]]
+    for corpus in simulation.corpora:
+        distance = "-" if corpus.median_distance is None else f"{corpus.median_distance:.1%}"
+        rows.append([one_line(corpus.name), f"{corpus.num_samples:,}", f"{corpus.worst_error:.2f} samples", distance])
+    return aligned(head, width=width) + "\n\n" + table(rows, width=width)
 
 
 def tokens_text(number: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, check_sample
+from tokshard.inspect.plan.simulation import Simulation
 from tokshard.inspect.plan.streams import StreamsAdvice, advise
 from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, steps_per_window
 from tokshard.runtime.shards import CorpusSource
@@ -89,6 +90,7 @@ class PlanReport:
     corpora: Sequence[CorpusPlan]
     changes: Sequence[WeightChange]
     warnings: Sequence[str]
+    simulation: Simulation | None = None
     streams: StreamsAdvice | None = None
 
 
@@ -97,6 +99,7 @@ def report_plan(
     *,
     num_tokens: int | None,
     max_epochs_warn: float = math.inf,
+    simulation: Simulation | None = None,
     num_nodes: int | None = None,
 ) -> PlanReport:
     """Compute what a run reads. Only arithmetic, so the cost does not depend on its size.
@@ -138,6 +141,7 @@ def report_plan(
         corpora=corpora,
         changes=_changes(run),
         warnings=ended + _warnings(run, corpora, max_epochs_warn),
+        simulation=simulation,
         streams=None if num_nodes is None else advise(run, num_nodes),
     )
 
