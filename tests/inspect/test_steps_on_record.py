@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tokshard.run_files.recipe import resolve
 
 from tests.trainer.runs import SMALL, configuration, corpora
 from tokshard.cli.main import run
+from tokshard.run_files.recipe import resolve
 from tokshard.trainer.loop import train
 
 # DCP of torch 2.13 itself warns

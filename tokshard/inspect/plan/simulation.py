@@ -60,8 +60,7 @@ def simulate(run: Run, num_samples: int) -> Simulation:
         CorpusError: a corpus cannot be read.
     """
     plan, size, first = run.plan, run.global_batch_size, run.cursor.sample
-    ends = [plan.num_samples, None if run.limit is None else run.limit.sample]
-    stop = min([first + num_samples, *(end for end in ends if end is not None)])
+    stop = first + num_samples if run.stop.sample is None else min(first + num_samples, run.stop.sample)
     if stop <= first:
         raise UsageError(f"no sample is left to simulate from sample {first} on", hint="leave out --simulate")
     mixture = plan.mixture(run.cursor)
@@ -72,13 +71,13 @@ def simulate(run: Run, num_samples: int) -> Simulation:
     first_blocks = np.cumsum([0, *(source.num_tokens // plan.shape.block_tokens + 1 for source in plan.sources)])
     for start in range(first, stop, at_once):
         samples = np.arange(start, min(start + at_once, stop))
-        located, ordinals = mixture.locate(samples)
+        located, corpus_samples = mixture.locate(samples)
         hit = []
         for number in np.unique(located).tolist():
             mine = np.flatnonzero(located == number)
             positions[number].append(samples[mine])
             starts = np.empty(len(mine), np.int64)
-            for part, here, part_samples in plan.corpora[number].by_part(samples[mine], ordinals[mine]):
+            for part, here, part_samples in plan.corpora[number].by_part(samples[mine], corpus_samples[mine]):
                 counts, pieces = part.pieces_of(part_samples, is_sequential=True)
                 starts[here] = pieces.starts[np.cumsum(counts) - counts]
                 steps = np.repeat(mine[here] // size, counts)
