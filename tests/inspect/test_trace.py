@@ -131,6 +131,6 @@ def test_names_that_would_steer_the_terminal_are_escaped_in_every_report(corpus,
 
 def test_ranks_get_contiguous_rows(finite):
     ranks = RankView(world_size=2)
-    assert [ranks.rank_of(row, 4) for row in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [ranks.part_of(row, 4) for row in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     (rows,) = trace_steps(finite, range(1, 2), ranks=RankView(world_size=2, rank=1))
     assert np.unique([row.sample for row in rows]).tolist() == [1]

@@ -183,11 +183,10 @@ def _row(
 class Node:
     """A node of the tree over corpora: it rounds the share of its left half, one sample after another."""
 
-    def __init__(self, corpora: list[int], keys: list[int]) -> None:
+    def __init__(self, corpora: list[int]) -> None:
         self.corpora = corpora
-        self.key = keys.pop(0)
         middle = len(corpora) // 2
-        self.halves = [Node(half, keys) if len(half) > 1 else half[0] for half in (corpora[:middle], corpora[middle:])]
+        self.halves = [Node(half) if len(half) > 1 else half[0] for half in (corpora[:middle], corpora[middle:])]
         self.left = corpora[:middle]
         self.given = 0
         self.remainder = 1 << 63
@@ -206,13 +205,8 @@ class Node:
         if self.share in (0, 1 << 64):
             is_left = self.share > 0
         else:
-            sway = min(self.share, (1 << 64) - self.share)
-            value = (self.key + self.given + 1) * 0x9E3779B97F4A7C15 & MASK
-            value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
-            value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
-            value ^= value >> 31
-            line = self.start + count * self.share - sway // 2 + (sway >> 32) * (value >> 32)
-            is_left = min(max(line // (1 << 64), 0), count) > self.gone_left
+            line = self.start + count * self.share
+            is_left = line // (1 << 64) > self.gone_left
             self.remainder += self.share - (is_left << 64)
         self.given += 1
         self.gone_left += is_left
@@ -220,12 +214,12 @@ class Node:
         return half.next() if isinstance(half, Node) else half
 
 
-def mixture(seed: int, changes: list[tuple[int, list[float]]], count: int) -> list[int]:
+def mixture(changes: list[tuple[int, list[float]]], count: int) -> list[int]:
     """The corpus of each of the first `count` global samples."""
     num_corpora = len(changes[0][1])
     if num_corpora == 1:
         return [0] * count
-    root = Node(list(range(num_corpora)), words(seed, "mixture", count=num_corpora - 1))
+    root = Node(list(range(num_corpora)))
     weights = dict(changes)
     found = []
     for sample in range(count):

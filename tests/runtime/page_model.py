@@ -253,7 +253,6 @@ class Mixture:
         self.streams = streams
         self.seed = seed
         self.corpora = len(segments[0][1])
-        self.key = Key("mixture", seed)
         self.nodes: dict[tuple[int, int], Node] = {}
         self.number_nodes(0, self.corpora)
 
@@ -265,8 +264,6 @@ class Mixture:
             self.number_nodes(h, b)
 
     def first_remainder(self, node: int) -> int:
-        if self.streams == 1:
-            return 1 << 63
         p = perm(self.streams, Key("phases", self.seed, window=node))(self.stream)
         return (2 * p + 1) * WORD // (2 * self.streams)
 
@@ -296,16 +293,7 @@ class Segment:
 
     def left(self, node: Node, n: int) -> int:
         """How many of the first n samples of a node its left half gets: L(n)."""
-        s = self.share(node)
-        if s in {0, WORD}:
-            return n if s else 0
-        if self.mixture.streams > 1:
-            return min(n, max(0, (self.remainders[node.number] + n * s) // WORD))
-        u = min(s, WORD - s)
-        n0 = sum(self.counts[node.a : node.b])
-        d = self.mixture.key.word(node.number)
-        dither = (u >> 32) * (mix((n0 + n + d) * G) >> 32)
-        return min(n, max(0, (self.remainders[node.number] - u // 2 + n * s + dither) // WORD))
+        return (self.remainders[node.number] + n * self.share(node)) // WORD
 
     def locate(self, n: int) -> tuple[int, int]:
         a, b = 0, self.mixture.corpora
@@ -327,9 +315,8 @@ class Segment:
                 counts[a] += n
                 return
             node = self.mixture.nodes[a, b]
-            left, s = self.left(node, n), self.share(node)
-            if s not in {0, WORD}:
-                remainders[node.number] += n * s - left * WORD
+            left = self.left(node, n)
+            remainders[node.number] = (remainders[node.number] + n * self.share(node)) % WORD
             give(a, node.h, left)
             give(node.h, b, n - left)
 
@@ -503,7 +490,8 @@ class Plan:
             if used_up is not None and cursor + batch_size > used_up:
                 return
             step = sorted(range(cursor, cursor + batch_size), key=lambda g: (g % self.C, g))
-            mine = [step[row] if row < batch_size else -1 for row in range(rank * rows, (rank + 1) * rows)]
+            part = (rank + (mix(cursor * G) if self.C == 1 else 0)) % ranks
+            mine = [step[row] if row < batch_size else -1 for row in range(part * rows, (part + 1) * rows)]
             yield self.batch([g if self.num_samples is None or g < self.num_samples else -1 for g in mine])
             cursor += batch_size
 

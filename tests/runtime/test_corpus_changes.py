@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.runtime import naive
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import expected_rows, rows_of, take
+from tests.runtime.test_loader import expected_rows, rows_of, rows_of_ranks, take
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
@@ -81,7 +81,7 @@ class Run:
                 loader.load_state_dict(self.state, corpora="plan")
         self.note_changes(corpora)
         per_rank = [take(loader, steps) if steps else [] for loader in loaders]
-        for row in (row for step in zip(*per_rank, strict=True) for row in rows_of(list(step))):
+        for row in rows_of_ranks(per_rank):
             corpus = corpora[row["corpus_index"]]
             expected = model(corpus)[self.reads[corpus]]
             assert row["sample_index"] == self.samples
@@ -100,7 +100,7 @@ class Run:
         for loader in loaders:
             loader.close()
         saved = json.loads(self.state["cursor"])["changes"]
-        assert [(one["sample"], one["action"], one["name"], one["count"]) for one in saved] == self.changes
+        assert [(one["sample"], one["action"], one["name"], *one["counts"]) for one in saved] == self.changes
 
     def note_changes(self, corpora: list[Corpus]) -> None:
         before = corpora if self.contents is None else corpora_of(self.contents)
@@ -292,12 +292,12 @@ def test_an_argument_that_says_neither_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [('"count":3', '"count":-3'), ('"action":"removed"', '"deed":"removed"'), ('"changes":[{', '"changes":[5,{')],
+    [('"counts":[3]', '"counts":[-3]'), ('"action":"removed"', '"deed":"removed"'), ('"changes":[{', '"changes":[5,{')],
 )
 def test_a_state_whose_changes_are_damaged_is_refused(old: str, new: str) -> None:
     loader = StreamingLoader(plan_of("y"), global_batch_size=2)
     loader.load_state_dict(state_of("xy"), corpora="plan")
-    text = loader.state_dict()["cursor"].replace('"count":4', '"count":3')
+    text = loader.state_dict()["cursor"].replace('"counts":[4]', '"counts":[3]')
     assert old in text
     with pytest.raises(PlanMismatchError, match="damaged"):
         loader.load_state_dict({"cursor": text.replace(old, new)})

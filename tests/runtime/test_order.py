@@ -34,7 +34,7 @@ def key_of(seed: int) -> NDArray[np.uint64]:
 fields = st.fixed_dictionaries(
     {
         "seed": seeds,
-        "purpose": st.sampled_from(["blocks", "pieces", "samples", "mixture"]),
+        "purpose": st.sampled_from(["blocks", "pieces", "samples", "phases"]),
         "corpus": st.binary(min_size=32, max_size=32),
         "copy_index": st.integers(0, 2**40),
         "epoch": st.integers(0, 2**60),
@@ -54,7 +54,7 @@ def test_two_keys_are_equal_only_if_all_their_fields_are(one: dict[str, Any], ot
 def test_purposes_corpora_ordinals_epochs_and_windows_never_share_a_key() -> None:
     every = list(
         itertools.product(
-            ["blocks", "pieces", "samples", "mixture"],
+            ["blocks", "pieces", "samples", "phases"],
             [0, 1, 2, 256],
             [b"", bytes(31) + b"\1", b"\1" + bytes(31)],
             [0, 1, 256],
@@ -372,7 +372,7 @@ def test_the_blocks_and_pieces_of_another_epoch_ordinal_or_seed_come_in_another_
 
 
 def test_items_of_equal_hashes_stay_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permutations, "_GOLDEN", np.uint64(1 << 63))  # two hashes: of even and of odd items
+    monkeypatch.setattr(permutations, "GOLDEN", np.uint64(1 << 63))  # two hashes: of even and of odd items
     for seed in range(4):
         found = Permutation(length=1_000, key=key_of(seed)).all().tolist()
         assert found in (

@@ -72,7 +72,7 @@ def test_every_sample_equals_the_naive_model(
         loss_across_documents=across,
         **shape,
     )
-    order = naive.mixture(seed, changes, count)
+    order = naive.mixture(changes, count)
     expected = [
         naive.corpus_samples(
             source.documents(),

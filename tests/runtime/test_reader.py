@@ -166,7 +166,7 @@ def test_samples_of_corpora_on_disk_equal_the_naive_model(
             seed=6,
             allow_small_blocks=True,
         )
-        order = naive.mixture(6, [(0, [1.0] * len(sources))], 15)
+        order = naive.mixture([(0, [1.0] * len(sources))], 15)
         expected = [
             naive.corpus_samples(
                 memory.documents(),

@@ -36,8 +36,7 @@ from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.identity import identity_of
 from tokshard.runtime.masks import Mask, MaskedTokens, make_mask, masked_tokens
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
-from tokshard.runtime.order.mixture import Balance
-from tokshard.runtime.order.streams import Mixtures
+from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.tracing import Occurrence, Piece, occurrences, pieces_of_samples
 from tokshard.runtime.transforms import Transform, transformed
@@ -150,9 +149,8 @@ class StreamPlan:
         default = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, self.corpora, strict=True)}
         self.schedule = options.schedule_of(self.names, default if weights is None else weights, schedule)
         # one object, so that `mixture` recognizes its weights
-        balances = (Balance.at_start(len(self.names)),) if self.num_streams == 1 else ()
-        self._start = Cursor(sample=0, segments=self.schedule.segments, balances=balances)
-        self._kept_mixture: Mixtures | None = None
+        self._start = Cursor(sample=0, segments=self.schedule.segments)
+        self._kept_mixture: Mixture | None = None
         self._kept_masks: tuple[tuple[Mask, ...], MaskedTokens | None] = ((), None)
         self.identity = identity_of(self.shape, self.seed, self.num_streams, self.corpora)
 
@@ -185,7 +183,7 @@ class StreamPlan:
         """The start of the plan."""
         return self._start
 
-    def mixture(self, cursor: Cursor) -> Mixtures:
+    def mixture(self, cursor: Cursor) -> Mixture:
         """The corpora of the samples under a cursor's weights."""
         if not isinstance(cursor, Cursor):
             raise PlanError(
@@ -193,7 +191,7 @@ class StreamPlan:
             )
         kept = self._kept_mixture
         # cursors of one run share their weights, whose samples are counted once
-        if kept is None or kept.balances is not cursor.balances:
+        if kept is None or kept.balance is not cursor.balance:
             kept = cursor.mixture(self.seed, self.num_streams)
         elif kept.segments is not cursor.segments:
             kept = kept.changed(cursor.segments)
@@ -301,7 +299,7 @@ class StreamPlan:
 
     def lay_out(
         self,
-        mixture: Mixtures,
+        mixture: Mixture,
         samples: NDArray[np.int64],
         *,
         masked: MaskedTokens | None = None,
@@ -364,7 +362,7 @@ class StreamPlan:
         return mask_rows(packed, getattr(self.sources[0], "eos_id", None))
 
 
-def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixtures:
+def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixture:
     if sample < 0 or (plan.num_samples is not None and sample >= plan.num_samples):
         raise IndexError(f"sample {sample} of a plan of {plan.num_samples or 'endless'} samples")
     mixture = plan.mixture(cursor or plan.cursor())

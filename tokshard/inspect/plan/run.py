@@ -26,10 +26,12 @@ class StepPlace(NamedTuple):
     Args:
         step: from 1.
         row: row in the global batch, from 0.
+        start: the first sample of the step.
     """
 
     step: int
     row: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,8 @@ class Run:
             step, within = divmod(sample - self._end, size)
             step += done + 1
             is_read = not self._is_beyond(sample - within)
-        return StepPlace(step, self.ranks().row_of(sample, sample - within)) if is_read else None
+        start = sample - within
+        return StepPlace(step, self.ranks().row_of(sample, start), start) if is_read else None
 
     @property
     def _end(self) -> int:

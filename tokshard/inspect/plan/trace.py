@@ -17,6 +17,7 @@ from tokshard.inspect.corpus.documents import origin_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.runtime.batches import PADDING_INDEX
 from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.steps import turns
 from tokshard.runtime.stop import Stop
 from tokshard.runtime.tracing import Piece
 
@@ -86,14 +87,18 @@ class RankView:
     world_size: int = 1
     rank: int | None = None
 
-    def rank_of(self, row: int, global_batch_size: int) -> tuple[int, int]:
-        """The rank that gets a row of the global batch, and the row in its own batch; slices are contiguous."""
+    def part_of(self, row: int, global_batch_size: int) -> tuple[int, int]:
+        """The part of the global batch that has one of its rows, and which row of the part it is."""
         return divmod(row, -(-global_batch_size // self.world_size))
 
     def place_of(self, run: Run, sample: int) -> tuple[int, int, int] | tuple[None, None, None]:
         """Step, rank and row of a sample; None for a sample that belongs to no step or whose step is unknown."""
         place = run.place_of(sample)
-        return (None, None, None) if place is None else (place.step, *self.rank_of(place.row, run.global_batch_size))
+        if place is None:
+            return None, None, None
+        part, row = self.part_of(place.row, run.global_batch_size)
+        (turn,) = turns(np.array([place.start]), self.world_size, run.plan.num_streams).tolist()
+        return place.step, (part - turn) % self.world_size, row
 
     def shows(self, rank: int | None) -> bool:
         """Whether rows of this rank are shown."""

@@ -28,6 +28,9 @@ MIN_PART_WINDOWS = 4
 MIN_PART_WINDOW_BLOCKS = 64
 """A window of a part has at least so many blocks, unless the windows of the plan have fewer."""
 
+_MANY = (1 << 63) - 1
+"""More samples than a run has."""
+
 
 def part_window_blocks(window_blocks: int, num_streams: int) -> int:
     """Blocks of the windows of parts. The windows of all streams together have as many as one of a plan without."""
@@ -162,11 +165,17 @@ class PlannedCorpus:
         corpus_sample, stream = divmod(part_sample, self.num_streams)
         return stream, corpus_sample
 
-    def num_samples(self, stream: int, epochs: float) -> int:
-        """Samples of this corpus in a stream before its part, or the whole corpus, was read so often."""
-        part = self.part(stream)
-        of_part = math.ceil(Fraction(epochs) * part.num_tokens / self.shape.seq_len)
-        return of_part if self.is_dealt else max(0, -(-(of_part - stream) // self.num_streams))
+    def num_samples(self, epochs: float) -> NDArray[np.int64]:
+        """Samples of this corpus in each stream before its part, or the whole corpus, was read so often."""
+        streams = np.arange(self.num_streams)
+        tokens = np.full(1, self.num_tokens)
+        if self.is_dealt:
+            tokens = -(-(self.num_full_blocks - streams) // self.num_streams) * self.shape.block_tokens
+            tokens[-1] += self.num_tokens - self.num_full_blocks * self.shape.block_tokens
+        sizes, which = np.unique(tokens, return_inverse=True)
+        counts = [min(math.ceil(Fraction(epochs) * size / self.shape.seq_len), _MANY) for size in sizes.tolist()]
+        found: NDArray[np.int64] = np.array(counts, np.int64)[which]
+        return found if self.is_dealt else np.maximum(-(-(found - streams) // self.num_streams), 0)
 
     @cached_property
     def _deal(self) -> Permutation:

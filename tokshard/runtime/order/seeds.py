@@ -18,7 +18,7 @@ ORDER_VERSION = 1
 MAX_EPOCHS = 1 << 64
 """Epochs that a key can tell apart."""
 
-Purpose = Literal["blocks", "pieces", "samples", "mixture", "take", "transform", "deal", "stream", "phases"]
+Purpose = Literal["blocks", "pieces", "samples", "take", "transform", "deal", "stream", "phases"]
 
 _WORDS_PER_HASH = 8
 _HASH_BYTES = 64
