@@ -22,7 +22,7 @@ lengths = st.lists(st.integers(1, 40), min_size=1, max_size=25)
 def test_a_sample_alone_the_loader_and_the_naive_model_agree(
     one: list[int], other: list[int], seed: int, data: st.DataObject
 ) -> None:
-    sources = {"one": ListSource(one), "other": ListSource(other, first_token=2000)}
+    sources = {"one": ListSource(one), "other": ListSource(other, first_token=2000, name="other")}
     sizes = {"seq_len": data.draw(st.integers(1, 20)), "window_blocks": data.draw(st.integers(1, 4))}
     block = data.draw(st.integers(1, 50))
     plan = StreamPlan(
@@ -38,12 +38,11 @@ def test_a_sample_alone_the_loader_and_the_naive_model_agree(
             source.documents(),
             seed=seed,
             fingerprint=source.fingerprint,
-            ordinal=sum(before.fingerprint == source.fingerprint for before in list(sources.values())[:number]),
             block=block,
             count=20,
             **sizes,
         )
-        for number, source in enumerate(sources.values())
+        for source in sources.values()
     ]
     for sample, row in enumerate(received):
         corpus = order[sample]

@@ -27,7 +27,7 @@ SOURCES = {
 SIZES = {"seq_len": 6, "block_tokens": 24, "window_blocks": 2}
 State = dict[str, Any]
 Corpus = tuple[str, int]
-"""The content, and how often it was listed before: what a run knows a corpus by."""
+"""The content and the first epoch, by which a run knows a corpus: here how often the content was listed before."""
 
 
 def corpora_of(contents: Sequence[str]) -> list[Corpus]:
@@ -40,23 +40,24 @@ def name_of(corpus: Corpus) -> str:
 
 def plan_of(contents: Sequence[str], **options: Any) -> StreamPlan:
     sources = {name_of(corpus): SOURCES[corpus[0]] for corpus in corpora_of(contents)}
-    return StreamPlan(sources, **{"seed": 3, **SIZES, **options})
+    first_epochs = {name_of(corpus): corpus[1] for corpus in corpora_of(contents)}
+    return StreamPlan(sources, start_epoch=first_epochs, **{"seed": 3, **SIZES, **options})
 
 
 @cache
 def model(corpus: Corpus) -> list[dict[str, Any]]:
     """Many samples of one corpus."""
-    content, ordinal = corpus
+    content, first_epoch = corpus
     source = SOURCES[content]
     return naive.corpus_samples(
         source.documents(),
         seed=3,
         fingerprint=source.fingerprint,
-        ordinal=ordinal,
         block=SIZES["block_tokens"],
         window_blocks=SIZES["window_blocks"],
         seq_len=SIZES["seq_len"],
         count=150,
+        first_epoch=first_epoch,
     )
 
 

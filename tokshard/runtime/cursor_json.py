@@ -25,7 +25,7 @@ _DAMAGED = "load an older checkpoint, or start without the loader's state"
 
 
 def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], schedule: Schedule) -> str:
-    """A cursor as one line of JSON, the same on every rank; ORDER.md says what it holds.
+    """A cursor as one line of JSON, the same on every rank; STATE.md says what it holds.
 
     It holds a hash of planned changes of weights, so its size does not depend on them.
     """
@@ -218,15 +218,14 @@ def _saved(text: Any) -> _Saved:
 
 def _corpus_identity(entry: Mapping[str, Any]) -> CorpusIdentity:
     return CorpusIdentity(
-        fingerprint=str(entry["fingerprint"]),
-        ordinal=_count(entry["ordinal"]),
+        fingerprint=bytes.fromhex(entry["fingerprint"]).hex(),
         start_epoch=_count(entry["start_epoch"]),
         take=float(entry["take"]),
     )
 
 
 def _num_streams(saved: Mapping[str, Any]) -> int:
-    number = saved.get("num_streams", 1)
+    number = saved["num_streams"]
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ValueError(f"num_streams is {number!r:.100}")
     return number
@@ -272,7 +271,7 @@ def _parse(text: Any) -> dict[str, Any]:
 
 
 def _check_fields(saved: _Saved, identity: PlanIdentity) -> None:
-    before, now = ({"num_streams": 1} | dict(fields) for fields in (saved.fields, identity.fields))
+    before, now = saved.fields, identity.fields
     differences = [
         f"{name} differs ({before.get(name)!r}, now {value!r})"
         for name, value in now.items()

@@ -58,7 +58,8 @@ class StreamPlan:
             the newest when the plan is made.
         block_tokens: consecutive tokens that are shuffled as one before they are cut at documents; default: 16 samples,
             at least 65,536.
-        window_blocks: blocks whose documents are shuffled together; default: about 64M tokens, at least 64 blocks.
+        window_blocks: blocks of a stream whose documents are shuffled together; default: about 64M tokens over all
+            streams, at least 64 blocks.
         num_streams: plans side by side, each over its own blocks of large corpora, so that with as many nodes each
             reads only its own; `tokshard plan --nodes` recommends a number. It has to divide the global batch size.
         schedule: (global sample, weights) for changes that are known now; `weights` count from 0.
@@ -120,10 +121,12 @@ class StreamPlan:
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
         self.has_default_windows = window_blocks is None
-        self.shape = options.shape_of(seq_len, block_tokens, window_blocks, allow_small_blocks=allow_small_blocks)
+        self.num_streams = options.num_streams_of(num_streams)
+        self.shape = options.shape_of(
+            seq_len, block_tokens, window_blocks, self.num_streams, allow_small_blocks=allow_small_blocks
+        )
         self.seq_len = self.shape.seq_len
         self.seed = options.seed_of(seed)
-        self.num_streams = options.num_streams_of(num_streams)
         self.epochs = options.epochs_of(epochs, len(self.names), self.num_streams)
         self.transforms = options.transforms_of(transforms, loss_across_documents=loss_across_documents)
         self.loss_across_documents = loss_across_documents

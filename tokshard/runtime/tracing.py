@@ -128,7 +128,7 @@ def occurrences(
     found = []
     for epoch in epochs:
         in_epoch = []
-        for part in range(corpus.num_parts):
+        for part in corpus.parts_of(place.start, place.stop):
             tokens = find_document(corpus.part(part), epoch, place.start, place.stop, pass_stop=plan.pass_stop)
             for one in tokens:
                 stream, corpus_sample = corpus.stream_of(part, one.part_sample)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.order.tables import Pieces, PieceTable, Tables
-from tokshard.runtime.order.windows import CorpusOrder, Part, Shape, Window
+from tokshard.runtime.order.windows import CorpusOrder, Shape, Window
 from tokshard.runtime.source import TokenSource
 
 
@@ -19,10 +19,7 @@ class ShuffledCorpus:
 
     Args:
         seed: of the plan.
-        copy_index: corpora before it in the plan that have the same content.
-        start_epoch: epoch that counts as the first.
-        take: read only this part of the full blocks, the same for every seed; a smaller part lies inside a larger one.
-        part: what was dealt to one stream; default: all of it.
+        start_epoch, take, stream, num_parts: as of `CorpusOrder`.
     """
 
     def __init__(
@@ -31,10 +28,10 @@ class ShuffledCorpus:
         shape: Shape,
         *,
         seed: int,
-        copy_index: int = 0,
         start_epoch: int = 0,
         take: float = 1.0,
-        part: Part | None = None,
+        stream: int = 0,
+        num_parts: int = 1,
     ) -> None:
         self.source, self.shape = source, shape
         content = bytes.fromhex(source.fingerprint)
@@ -43,10 +40,10 @@ class ShuffledCorpus:
             content,
             shape,
             seed=seed,
-            copy_index=copy_index,
             start_epoch=start_epoch,
             take=take,
-            part=part,
+            stream=stream,
+            num_parts=num_parts,
         )
         self.tables = Tables(source, self.order)
 
