@@ -45,7 +45,7 @@ def distances(plan: StreamPlan, cursor: Cursor, sample: int) -> list[float]:
 def test_each_corpus_is_within_8_samples_of_its_exact_share_for_1_to_500_corpora(num_corpora: int) -> None:
     rng = np.random.default_rng(num_corpora)
     sizes = np.exp(rng.uniform(0, np.log(10**7), num_corpora)).astype(int).tolist()
-    corpora = {f"corpus {number}": PeriodicSource(size + number) for number, size in enumerate(sizes)}
+    corpora = {f"corpus {number}": PeriodicSource(1_000 * size + number) for number, size in enumerate(sizes)}
     for weights in (rng.pareto(0.5, num_corpora), np.array([0.9] + [1e-4] * (num_corpora - 1)), np.ones(num_corpora)):
         weights[num_corpora // 2 + 1 :: 7] = 0
         plan = StreamPlan(corpora, seq_len=64, seed=3, weights=dict(zip(corpora, weights.tolist(), strict=True)))

@@ -37,6 +37,7 @@ from tokshard.runtime.identity import identity_of
 from tokshard.runtime.masks import Mask, MaskedTokens, make_mask, masked_tokens
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.order.tables import Pieces
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.tracing import Occurrence, Piece, occurrences, pieces_of_samples
 from tokshard.runtime.transforms import Transform, transformed
@@ -322,30 +323,32 @@ class StreamPlan:
         located, corpus_samples = mixture.locate(samples[rows])
         corpora = np.full(len(samples), PADDING_INDEX, np.int64)
         corpora[rows] = located
+        options = {"extra_tokens": int(self.loss_across_documents), "is_sequential": is_sequential}
         parts = []
         for number in np.unique(located).tolist():
             mine = rows[located == number]
-            for part, here, part_samples in self.corpora[number].by_part(
-                samples[mine], corpus_samples[located == number]
-            ):
-                counts, pieces = part.pieces_of(
-                    part_samples,
-                    self.pass_stop,
-                    extra_tokens=int(self.loss_across_documents),
-                    is_sequential=is_sequential,
+            of_corpus = [
+                (mine[here], *part.pieces_of(part_samples, self.pass_stop, **options))
+                for part, here, part_samples in self.corpora[number].by_part(
+                    samples[mine], corpus_samples[located == number]
                 )
-                of_pieces = np.repeat(samples[mine[here]], counts)
-                parts.append(
-                    corpus_rows(
-                        self.sources[number],
-                        mine[here],
-                        counts,
-                        pieces,
-                        seq_len=self.seq_len,
-                        loss_across_documents=self.loss_across_documents,
-                        flags=None if masked is None else masked.flags(number, pieces.starts, of_pieces),
-                    )
+            ]
+            of_parts, counts_of_parts, pieces_of_parts = zip(*of_corpus, strict=True)
+            mine, counts = np.concatenate(of_parts), np.concatenate(counts_of_parts)
+            pieces = Pieces.joined(pieces_of_parts)
+            parts.append(
+                corpus_rows(
+                    self.sources[number],
+                    mine,
+                    counts,
+                    pieces,
+                    seq_len=self.seq_len,
+                    loss_across_documents=self.loss_across_documents,
+                    flags=None
+                    if masked is None
+                    else masked.flags(number, pieces.starts, np.repeat(samples[mine], counts)),
                 )
+            )
         dtype = self.sources[0].dtype
         return lay_out(
             parts, samples=samples, corpora=corpora, seq_len=self.seq_len, dtype=dtype, has_masks=masked is not None

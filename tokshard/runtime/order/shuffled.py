@@ -119,13 +119,7 @@ class ShuffledCorpus:
         if not parts:
             none = np.empty(0, np.int64)
             return none, Pieces(starts=none, lengths=none, ends_document=np.empty(0, np.bool_))
-        if len(parts) == 1:
-            return counts[0], parts[0]
-        return np.concatenate(counts), Pieces(
-            starts=np.concatenate([part.starts for part in parts]),
-            lengths=np.concatenate([part.lengths for part in parts]),
-            ends_document=np.concatenate([part.ends_document for part in parts]),
-        )
+        return counts[0] if len(counts) == 1 else np.concatenate(counts), Pieces.joined(parts)
 
     def _read(
         self,
@@ -145,6 +139,9 @@ class ShuffledCorpus:
         if pass_stop is not None and pass_stop <= window.stop:
             is_over[:] = False
         table = self.table(window)
+        if not is_over.any():
+            found, pieces = table.cut(starts, lengths)
+            return [found], [pieces]
         for group in np.split(np.arange(len(starts)), np.flatnonzero(is_over) + 1):
             if not len(group):
                 continue
