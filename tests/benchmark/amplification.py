@@ -74,7 +74,7 @@ def amplification(num_streams: int, num_nodes: int, num_windows: int, document_t
         {"corpus": AnnouncedSource(NUM_TOKENS, document_tokens)}, seq_len=SEQ_LEN, num_streams=num_streams
     )
     (corpus,) = plan.corpora
-    window_blocks = corpus.part_shape.window_blocks
+    window_blocks = corpus.shape.window_blocks
     tokens = num_windows * corpus.num_parts * window_blocks * plan.shape.block_tokens
     num_steps = tokens // (BATCH_SIZE * SEQ_LEN)
     needed = announced = 0

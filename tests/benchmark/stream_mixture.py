@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from tests.benchmark.processes import ROOT
 from tests.benchmark.report import commit, markdown, versions
-from tokshard.runtime.order.mixture import Segment
-from tokshard.runtime.order.streams import Mixtures, samples_before
+from tokshard.runtime.order.mixture import Mixture, Segment, samples_before
 
 NUM_ROUNDS = 10**6
 HEAD = ("streams", "corpora", "one stream", "whole rounds", "any sample", "1,000 small changes", "200 changes")
@@ -48,18 +47,18 @@ def distance(counts: Sequence[int], exact: Shares) -> float:
 
 def together(num_streams: int, segments: Sequence[Segment], samples: Sequence[int], seed: int) -> float:
     """The worst distance of all streams together, at some global samples."""
-    mixtures = Mixtures(seed=seed, num_streams=num_streams, segments=tuple(segments), balances=())
+    mixtures = Mixture(seed=seed, num_streams=num_streams, segments=tuple(segments))
     return max(distance(mixtures.counts_before(sample), shares_of(segments, sample)) for sample in samples)
 
 
 def alone(num_streams: int, weights: Sequence[float], samples: Sequence[int], seed: int) -> float:
     """The worst distance of one stream."""
     segment = Segment(start=0, weights=tuple(weights))
-    mixtures = Mixtures(seed=seed, num_streams=num_streams, segments=(segment,), balances=())
+    mixtures = Mixture(seed=seed, num_streams=num_streams, segments=(segment,))
     return max(
-        distance(balance.counts, shares_of([segment], samples_before(sample, stream, num_streams)))
+        distance(counts, shares_of([segment], samples_before(sample, stream, num_streams)))
         for sample in samples
-        for stream, balance in enumerate(mixtures.balances_before(sample))
+        for stream, counts in enumerate(mixtures.balance_before(sample).counts.T.tolist())
     )
 
 

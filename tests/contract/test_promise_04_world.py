@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import expected_rows, rows_of, take
+from tests.runtime.test_loader import expected_rows, rows_of, rows_of_ranks, take
 from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
 
 BATCH = 12
@@ -33,7 +33,7 @@ def plan_of() -> StreamPlan:
 
 
 def run(state: dict[str, Any] | None, *, ranks: int, steps: int, **options: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The rows of all ranks in the order of ranks, step by step, and the state at the end."""
+    """The rows of all ranks in the order of samples, step by step, and the state at the end."""
     loaders = [
         StreamingLoader(plan_of(), global_batch_size=BATCH, dp_rank=rank, dp_world_size=ranks, **options)
         for rank in range(ranks)
@@ -46,7 +46,7 @@ def run(state: dict[str, Any] | None, *, ranks: int, steps: int, **options: Any)
     assert all(other == one for other in others)
     for loader in loaders:
         loader.close()
-    return [row for step in zip(*per_rank, strict=True) for row in rows_of(list(step))], one
+    return rows_of_ranks(per_rank), one
 
 
 @given(history=incarnations)
@@ -108,7 +108,9 @@ def test_any_history_of_world_and_batch_sizes_gives_the_same_global_batches_with
         for step in range(job["steps"]):
             steps.append(range(start + step * batch_size, start + (step + 1) * batch_size))
             rows = [row for batches in of_ranks for row in rows_of([batches[step]])]
-            received += [row for row in rows if row["sample_index"] >= 0]
+            real = [row for row in rows if row["sample_index"] >= 0]
+            # with one stream, a hash turns the parts of a step
+            received += sorted(real, key=lambda row: row["sample_index"]) if num_streams == 1 else real
     with NumpyLoader(plan, global_batch_size=num_streams) as last:
         last.load_state_dict(state or {})
         cursor = last.cursor

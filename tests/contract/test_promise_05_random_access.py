@@ -22,7 +22,7 @@ lengths = st.lists(st.integers(1, 40), min_size=1, max_size=25)
 def test_a_sample_alone_the_loader_and_the_naive_model_agree(
     one: list[int], other: list[int], seed: int, data: st.DataObject
 ) -> None:
-    sources = {"one": ListSource(one), "other": ListSource(other, first_token=2000)}
+    sources = {"one": ListSource(one), "other": ListSource(other, first_token=2000, name="other")}
     sizes = {"seq_len": data.draw(st.integers(1, 20)), "window_blocks": data.draw(st.integers(1, 4))}
     block = data.draw(st.integers(1, 50))
     plan = StreamPlan(
@@ -32,18 +32,17 @@ def test_a_sample_alone_the_loader_and_the_naive_model_agree(
     received = rows_of(take(loader, 4))
     loader.close()
     assert received == expected_rows(plan, range(20))
-    order = naive.mixture(seed, [(0, [1.0, 2.0])], 20)
+    order = naive.mixture([(0, [1.0, 2.0])], 20)
     model = [
         naive.corpus_samples(
             source.documents(),
             seed=seed,
             fingerprint=source.fingerprint,
-            ordinal=sum(before.fingerprint == source.fingerprint for before in list(sources.values())[:number]),
             block=block,
             count=20,
             **sizes,
         )
-        for number, source in enumerate(sources.values())
+        for source in sources.values()
     ]
     for sample, row in enumerate(received):
         corpus = order[sample]
@@ -62,6 +61,8 @@ def test_a_loader_that_starts_anywhere_yields_the_samples_of_the_plan(start: int
     loader = StreamingLoader(plan, global_batch_size=size, dp_rank=1, dp_world_size=2, uneven="pad", prefetch_factor=1)
     loader.skip(start)
     step = sorted(range(start, start + size), key=lambda g: (g % num_streams, g))
-    mine = step[-(-size // 2) :]
-    assert [row for row in rows_of(take(loader, 1)) if row["sample_index"] >= 0] == expected_rows(plan, mine)
+    halves = [step[: -(-size // 2)], step[-(-size // 2) :]]
+    rows = [row for row in rows_of(take(loader, 1)) if row["sample_index"] >= 0]
+    # with one stream, a hash of the step says which half is whose
+    assert rows in [expected_rows(plan, half) for half in (halves if num_streams == 1 else halves[1:])]
     loader.close()

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 MASK = (1 << 64) - 1
 
 
 def words(
-    seed: int, purpose: str, corpus: str = "", ordinal: int = 0, epoch: int = 0, window: int = 0, count: int = 16
+    seed: int, purpose: str, corpus: str = "", stream: int = 0, epoch: int = 0, window: int = 0, count: int = 16
 ) -> list[int]:
     found: list[int] = []
     for index in range(ceil(count / 8)):
         fields = (1).to_bytes(4, "little") + purpose.encode().ljust(16, b"\0") + seed.to_bytes(8, "little")
         fields += bytes.fromhex(corpus).ljust(32, b"\0")
-        fields += b"".join(number.to_bytes(8, "little") for number in (ordinal, epoch, window))
+        fields += b"".join(number.to_bytes(8, "little") for number in (stream, epoch, window))
         digest = hashlib.blake2b(fields + index.to_bytes(4, "little")).digest()
         found += [int.from_bytes(digest[start : start + 8], "little") for start in range(0, 64, 8)]
     return found
@@ -57,7 +57,7 @@ def permutation(length: int, key: list[int]) -> list[int]:
 
 
 def part_of(take: float, blocks: int) -> int:
-    return min(int(take * blocks * (1 + 2**-50)), blocks)
+    return floor(Fraction(take) * blocks + Fraction(1, 2))
 
 
 Token = tuple[int, int, int, bool]
@@ -69,7 +69,6 @@ def stream(
     *,
     seed: int,
     fingerprint: str,
-    ordinal: int,
     block: int,
     window_blocks: int,
     epochs: int,
@@ -84,10 +83,10 @@ def stream(
     for epoch in range(first_epoch, first_epoch + epochs):
         full = [flat[start : start + block] for start in range(0, len(flat) - block + 1, block)]
         tail = flat[len(full) * block :]
-        if take < 1:
-            kept = permutation(len(full), words(0, "take", fingerprint))[: part_of(take, len(full))]
-            full, tail = [full[index] for index in kept], []
-        order = permutation(len(full), words(seed, "blocks", fingerprint, ordinal, epoch))
+        dealt = permutation(len(full), words(0, "deal", fingerprint))[: part_of(take, len(full))]
+        full = [full[index] for index in dealt]
+        tail = tail if take == 1 else []
+        order = permutation(len(full), words(seed, "blocks", fingerprint, 0, epoch))
         shuffled = [full[index] for index in order]
         groups = [shuffled[start : start + window_blocks] for start in range(0, len(shuffled), window_blocks)] or [[]]
         if tail:
@@ -102,7 +101,7 @@ def stream(
                     pieces[-1].append((document, place))
                     previous = document
             start = len(tokens)
-            for entry in permutation(len(pieces), words(seed, "pieces", fingerprint, ordinal, epoch, index)):
+            for entry in permutation(len(pieces), words(seed, "pieces", fingerprint, 0, epoch, index)):
                 tokens += [(document, place, piece_number) for document, place in pieces[entry]]
                 piece_number += 1
             windows.append((epoch, index, start, len(tokens)))
@@ -114,7 +113,6 @@ def corpus_samples(
     *,
     seed: int,
     fingerprint: str,
-    ordinal: int,
     block: int,
     window_blocks: int,
     seq_len: int,
@@ -134,7 +132,6 @@ def corpus_samples(
         documents,
         seed=seed,
         fingerprint=fingerprint,
-        ordinal=ordinal,
         block=block,
         window_blocks=window_blocks,
         epochs=needed,
@@ -145,7 +142,7 @@ def corpus_samples(
     for epoch, index, start, stop in windows:
         starting = [number for number in range(len(tokens) // seq_len + 1) if start <= number * seq_len < stop]
         inside = [number for number in starting if (number + 1) * seq_len <= stop]
-        order = permutation(len(inside), words(seed, "samples", fingerprint, ordinal, epoch, index))
+        order = permutation(len(inside), words(seed, "samples", fingerprint, 0, epoch, index))
         slices += [inside[entry] for entry in order] + [number for number in starting if number not in inside]
     return [_row(documents, tokens, number, seq_len, across) for number in slices[:count]]
 
@@ -183,11 +180,10 @@ def _row(
 class Node:
     """A node of the tree over corpora: it rounds the share of its left half, one sample after another."""
 
-    def __init__(self, corpora: list[int], keys: list[int]) -> None:
+    def __init__(self, corpora: list[int]) -> None:
         self.corpora = corpora
-        self.key = keys.pop(0)
         middle = len(corpora) // 2
-        self.halves = [Node(half, keys) if len(half) > 1 else half[0] for half in (corpora[:middle], corpora[middle:])]
+        self.halves = [Node(half) if len(half) > 1 else half[0] for half in (corpora[:middle], corpora[middle:])]
         self.left = corpora[:middle]
         self.given = 0
         self.remainder = 1 << 63
@@ -206,13 +202,8 @@ class Node:
         if self.share in (0, 1 << 64):
             is_left = self.share > 0
         else:
-            sway = min(self.share, (1 << 64) - self.share)
-            value = (self.key + self.given + 1) * 0x9E3779B97F4A7C15 & MASK
-            value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
-            value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
-            value ^= value >> 31
-            line = self.start + count * self.share - sway // 2 + (sway >> 32) * (value >> 32)
-            is_left = min(max(line // (1 << 64), 0), count) > self.gone_left
+            line = self.start + count * self.share
+            is_left = line // (1 << 64) > self.gone_left
             self.remainder += self.share - (is_left << 64)
         self.given += 1
         self.gone_left += is_left
@@ -220,12 +211,12 @@ class Node:
         return half.next() if isinstance(half, Node) else half
 
 
-def mixture(seed: int, changes: list[tuple[int, list[float]]], count: int) -> list[int]:
+def mixture(changes: list[tuple[int, list[float]]], count: int) -> list[int]:
     """The corpus of each of the first `count` global samples."""
     num_corpora = len(changes[0][1])
     if num_corpora == 1:
         return [0] * count
-    root = Node(list(range(num_corpora)), words(seed, "mixture", count=num_corpora - 1))
+    root = Node(list(range(num_corpora)))
     weights = dict(changes)
     found = []
     for sample in range(count):

@@ -123,14 +123,17 @@ class Shelf:
 
     def rows(self, seed: int, *, epochs: int = 1, global_batch_size: int = 64) -> NDArray[np.int64]:
         """Positions of the tokens of every sample, as two data-parallel ranks read them: int64 [samples, seq_len]."""
-        ranks = []
+        ranks, samples = [], []
         for rank in (0, 1):
             plan = self.plan(seed, epochs=epochs)
             loader = StreamingLoader(plan, global_batch_size=global_batch_size, dp_rank=rank, dp_world_size=2)
-            ranks.append(np.stack([batch["input_ids"].numpy() for batch in loader]))
+            batches = list(loader)
+            ranks.append(np.stack([batch["input_ids"].numpy() for batch in batches]))
+            samples.append(np.stack([batch["sample_index"].numpy() for batch in batches]))
             loader.close()
         rows: NDArray[np.int64] = np.concatenate(ranks, axis=1).reshape(-1, self.seq_len)
-        return rows
+        # the two parts of a step are turned; what both read is compared
+        return rows[np.argsort(np.concatenate(samples, axis=1).ravel())]
 
     def numpys(self, seed: int, *, are_samples_shuffled: bool = True) -> NDArray[np.int64]:
         """The same of one epoch of a plan whose permutations are numpy's."""

@@ -1,9 +1,7 @@
 """The order of training data, written from ORDER.md alone: without the code, without its libraries, and slowly.
 
-Numbers of sections are those of the page. Names are its names where it has some. What is here of sections 1 to 8, and
-finite passes, was written, and gave all vectors, before its author read the code; sections 9 to 11, the rounding of
-default weights and section 13 followed. Where a change of this model needs a look at the code, the page lacks a
-sentence.
+Numbers of sections are those of the page, but for transforms, which STATE.md has. Names are its names where it has
+some. Where a change of this model needs a look at the code, the page lacks a sentence.
 """
 
 import hashlib
@@ -42,7 +40,7 @@ class Key(NamedTuple):
     purpose: str
     seed: int = 0
     content: bytes = bytes(32)
-    copy: int = 0
+    stream: int = 0
     epoch: int = 0
     window: int = 0
 
@@ -53,7 +51,7 @@ class Key(NamedTuple):
     def eight_words(self, i: int) -> tuple[int, ...]:
         hashed = ORDER_VERSION.to_bytes(4, "little") + self.purpose.encode("ascii").ljust(16, b"\0")
         hashed += self.seed.to_bytes(8, "little") + self.content
-        hashed += b"".join(number.to_bytes(8, "little") for number in (self.copy, self.epoch, self.window))
+        hashed += b"".join(number.to_bytes(8, "little") for number in (self.stream, self.epoch, self.window))
         hashed += i.to_bytes(4, "little")
         assert len(hashed) == 88
         digest = hashlib.blake2b(hashed, digest_size=64).digest()
@@ -122,65 +120,44 @@ class Documents(NamedTuple):
 Piece = tuple[int, int]  # positions in the corpus, the last one excluded
 
 
-class Part(NamedTuple):
-    """What was dealt to a stream (section 13)."""
-
-    stream: int
-    streams: int
-
-
 class Corpus:
-    """A corpus as a plan reads it."""
+    """What a stream owns of a corpus; of a whole one, stream 0 of 1."""
 
     def __init__(
         self,
         documents: Documents,
         *,
-        copy: int,
         seed: int,
         seq_len: int,
         block_tokens: int,
         window_blocks: int,
         take: float = 1.0,
         start_epoch: int = 0,
-        part: "Part | None" = None,
+        stream: int = 0,
+        parts: int = 1,
     ) -> None:
         self.documents = documents
-        self.copy = copy
         self.seed = seed
         self.S = seq_len
         self.B = block_tokens
         self.W = window_blocks
         self.start_epoch = start_epoch
+        self.stream = stream
+        self.parts = parts
         self.F = documents.num_tokens // self.B
-        self.all_is_read = take == 1
-        self.part = part
-        self.has_tail = self.all_is_read
-        if self.all_is_read:
-            self.M = self.F
-            self.N = documents.num_tokens
-        else:
-            self.M = min(self.F, floor(take * float(self.F) * (1 + 2.0**-50)))
-            self.N = self.M * self.B
+        self.taken = floor(Fraction(take) * self.F + Fraction(1, 2))
+        self.M = ceil_div(self.taken - stream, parts)
+        self.has_tail = take == 1 and stream == parts - 1
+        self.N = self.M * self.B + (documents.num_tokens - self.F * self.B if self.has_tail else 0)
         assert self.N > 0
-        self.read_blocks = self.M
-        if part is not None:
-            self.M = ceil_div(self.read_blocks - part.stream, part.streams)
-            self.has_tail = self.all_is_read and part.stream == part.streams - 1
-            self.N = self.M * self.B + (documents.num_tokens - self.F * self.B if self.has_tail else 0)
         self.windows = max(1, ceil_div(self.M, self.W))
 
     def key(self, purpose: str, epoch: int, window: int = 0) -> Key:
-        seed = self.seed if self.part is None else Key("stream", self.seed, window=self.part.stream).word(0)
-        return Key(purpose, seed, self.documents.content, self.copy, epoch + self.start_epoch, window)
+        return Key(purpose, self.seed, self.documents.content, self.stream, epoch + self.start_epoch, window)
 
     def block(self, epoch: int, place: int) -> Piece:
         j = perm(self.M, self.key("blocks", epoch))(place)
-        if self.part is not None:
-            deal = Key("deal", self.seed, self.documents.content, self.copy)
-            j = perm(self.read_blocks, deal)(self.part.stream + j * self.part.streams)
-        if not self.all_is_read:
-            j = perm(self.F, Key("take", content=self.documents.content))(j)
+        j = perm(self.F, Key("deal", content=self.documents.content))(j * self.parts + self.stream)
         return j * self.B, (j + 1) * self.B
 
     def bounds(self, epoch: int, window: int) -> tuple[int, int]:
@@ -253,7 +230,6 @@ class Mixture:
         self.streams = streams
         self.seed = seed
         self.corpora = len(segments[0][1])
-        self.key = Key("mixture", seed)
         self.nodes: dict[tuple[int, int], Node] = {}
         self.number_nodes(0, self.corpora)
 
@@ -265,8 +241,6 @@ class Mixture:
             self.number_nodes(h, b)
 
     def first_remainder(self, node: int) -> int:
-        if self.streams == 1:
-            return 1 << 63
         p = perm(self.streams, Key("phases", self.seed, window=node))(self.stream)
         return (2 * p + 1) * WORD // (2 * self.streams)
 
@@ -296,16 +270,7 @@ class Segment:
 
     def left(self, node: Node, n: int) -> int:
         """How many of the first n samples of a node its left half gets: L(n)."""
-        s = self.share(node)
-        if s in {0, WORD}:
-            return n if s else 0
-        if self.mixture.streams > 1:
-            return min(n, max(0, (self.remainders[node.number] + n * s) // WORD))
-        u = min(s, WORD - s)
-        n0 = sum(self.counts[node.a : node.b])
-        d = self.mixture.key.word(node.number)
-        dither = (u >> 32) * (mix((n0 + n + d) * G) >> 32)
-        return min(n, max(0, (self.remainders[node.number] - u // 2 + n * s + dither) // WORD))
+        return (self.remainders[node.number] + n * self.share(node)) // WORD
 
     def locate(self, n: int) -> tuple[int, int]:
         a, b = 0, self.mixture.corpora
@@ -327,9 +292,8 @@ class Segment:
                 counts[a] += n
                 return
             node = self.mixture.nodes[a, b]
-            left, s = self.left(node, n), self.share(node)
-            if s not in {0, WORD}:
-                remainders[node.number] += n * s - left * WORD
+            left = self.left(node, n)
+            remainders[node.number] = (remainders[node.number] + n * self.share(node)) % WORD
             give(a, node.h, left)
             give(node.h, b, n - left)
 
@@ -372,8 +336,7 @@ class Plan:
         transforms: Sequence["FillInTheMiddle"] = (),
     ) -> None:
         block_tokens = max(65_536, 16 * seq_len) if block_tokens is None else block_tokens
-        window_blocks = max(64, 67_108_864 // block_tokens) if window_blocks is None else window_blocks
-        contents = [used.documents.content for used in corpora]
+        window_blocks = max(64, 67_108_864 // (block_tokens * num_streams)) if window_blocks is None else window_blocks
         self.S = seq_len
         self.seed = seed
         self.C = num_streams
@@ -385,7 +348,6 @@ class Plan:
         self.corpora = [
             Corpus(
                 used.documents,
-                copy=contents[:place].count(used.documents.content),
                 seed=seed,
                 seq_len=seq_len,
                 block_tokens=block_tokens,
@@ -393,7 +355,7 @@ class Plan:
                 take=used.take,
                 start_epoch=used.start_epoch,
             )
-            for place, used in enumerate(corpora)
+            for used in corpora
         ]
         weights = [float(corpus.N) for corpus in self.corpora] if weights is None else weights
         segments = [(0, weights), *changes]
@@ -412,19 +374,18 @@ class Plan:
     def part(self, number: int, stream: int) -> Corpus | None:
         """What a stream owns of a corpus (section 13); None if the corpus stays whole."""
         corpus, used = self.corpora[number], self.used[number]
-        window_blocks = min(self.W, max(64, self.W // self.C))
-        if self.C == 1 or 4 * self.C * window_blocks > corpus.M:
+        if self.C == 1 or 4 * self.C * self.W > corpus.M:
             return None
         return Corpus(
             used.documents,
-            copy=corpus.copy,
             seed=self.seed,
             seq_len=self.S,
             block_tokens=self.B,
-            window_blocks=window_blocks,
+            window_blocks=self.W,
             take=used.take,
             start_epoch=used.start_epoch,
-            part=Part(stream, self.C),
+            stream=stream,
+            parts=self.C,
         )
 
     def read(self, corpus: Corpus, start: int, stop: int) -> list[Piece]:
@@ -503,7 +464,8 @@ class Plan:
             if used_up is not None and cursor + batch_size > used_up:
                 return
             step = sorted(range(cursor, cursor + batch_size), key=lambda g: (g % self.C, g))
-            mine = [step[row] if row < batch_size else -1 for row in range(rank * rows, (rank + 1) * rows)]
+            part = (rank + (mix(cursor * G) if self.C == 1 else 0)) % ranks
+            mine = [step[row] if row < batch_size else -1 for row in range(part * rows, (part + 1) * rows)]
             yield self.batch([g if self.num_samples is None or g < self.num_samples else -1 for g in mine])
             cursor += batch_size
 

@@ -302,7 +302,7 @@ def test_a_shard_table_that_lies_about_record_batches_is_refused(
 def read_and_trace(source: CorpusSource) -> None:
     """Read tokens and offsets: with pread, only a trace needs these."""
     read_all(source)
-    plan_of([source], seq_len=60, block_tokens=120).trace(0)
+    plan_of([source], seq_len=60, block_tokens=120).traces(np.arange(10))
 
 
 def read_all(source: CorpusSource) -> list[list[int]]:

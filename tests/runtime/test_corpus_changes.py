@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.runtime import naive
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import expected_rows, rows_of, take
+from tests.runtime.test_loader import expected_rows, rows_of, rows_of_ranks, take
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
@@ -27,7 +27,7 @@ SOURCES = {
 SIZES = {"seq_len": 6, "block_tokens": 24, "window_blocks": 2}
 State = dict[str, Any]
 Corpus = tuple[str, int]
-"""The content, and how often it was listed before: what a run knows a corpus by."""
+"""The content and the first epoch, by which a run knows a corpus: here how often the content was listed before."""
 
 
 def corpora_of(contents: Sequence[str]) -> list[Corpus]:
@@ -40,23 +40,24 @@ def name_of(corpus: Corpus) -> str:
 
 def plan_of(contents: Sequence[str], **options: Any) -> StreamPlan:
     sources = {name_of(corpus): SOURCES[corpus[0]] for corpus in corpora_of(contents)}
-    return StreamPlan(sources, **{"seed": 3, **SIZES, **options})
+    first_epochs = {name_of(corpus): corpus[1] for corpus in corpora_of(contents)}
+    return StreamPlan(sources, start_epoch=first_epochs, **{"seed": 3, **SIZES, **options})
 
 
 @cache
 def model(corpus: Corpus) -> list[dict[str, Any]]:
     """Many samples of one corpus."""
-    content, ordinal = corpus
+    content, first_epoch = corpus
     source = SOURCES[content]
     return naive.corpus_samples(
         source.documents(),
         seed=3,
         fingerprint=source.fingerprint,
-        ordinal=ordinal,
         block=SIZES["block_tokens"],
         window_blocks=SIZES["window_blocks"],
         seq_len=SIZES["seq_len"],
         count=150,
+        first_epoch=first_epoch,
     )
 
 
@@ -81,7 +82,7 @@ class Run:
                 loader.load_state_dict(self.state, corpora="plan")
         self.note_changes(corpora)
         per_rank = [take(loader, steps) if steps else [] for loader in loaders]
-        for row in (row for step in zip(*per_rank, strict=True) for row in rows_of(list(step))):
+        for row in rows_of_ranks(per_rank):
             corpus = corpora[row["corpus_index"]]
             expected = model(corpus)[self.reads[corpus]]
             assert row["sample_index"] == self.samples
@@ -100,7 +101,7 @@ class Run:
         for loader in loaders:
             loader.close()
         saved = json.loads(self.state["cursor"])["changes"]
-        assert [(one["sample"], one["action"], one["name"], one["count"]) for one in saved] == self.changes
+        assert [(one["sample"], one["action"], one["name"], *one["counts"]) for one in saved] == self.changes
 
     def note_changes(self, corpora: list[Corpus]) -> None:
         before = corpora if self.contents is None else corpora_of(self.contents)
@@ -292,12 +293,12 @@ def test_an_argument_that_says_neither_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [('"count":3', '"count":-3'), ('"action":"removed"', '"deed":"removed"'), ('"changes":[{', '"changes":[5,{')],
+    [('"counts":[3]', '"counts":[-3]'), ('"action":"removed"', '"deed":"removed"'), ('"changes":[{', '"changes":[5,{')],
 )
 def test_a_state_whose_changes_are_damaged_is_refused(old: str, new: str) -> None:
     loader = StreamingLoader(plan_of("y"), global_batch_size=2)
     loader.load_state_dict(state_of("xy"), corpora="plan")
-    text = loader.state_dict()["cursor"].replace('"count":4', '"count":3')
+    text = loader.state_dict()["cursor"].replace('"counts":[4]', '"counts":[3]')
     assert old in text
     with pytest.raises(PlanMismatchError, match="damaged"):
         loader.load_state_dict({"cursor": text.replace(old, new)})

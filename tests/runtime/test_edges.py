@@ -125,7 +125,6 @@ def test_samples_of_many_epochs_equal_the_naive_model(
     expected = naive.corpus_samples(
         source.documents(),
         fingerprint=source.fingerprint,
-        ordinal=0,
         block=block,
         count=count,
         epochs=epochs,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.runtime import naive
 from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import PlanError
 from tokshard.runtime.cursor import Cursor
@@ -82,11 +83,13 @@ def test_every_document_is_found_where_a_scan_of_all_samples_finds_it(
     start_epoch: int,
     data: st.DataObject,
 ) -> None:
-    sources = [ListSource(parts, first_token=1 + 5000 * number) for number, parts in enumerate(documents)]
+    sources = [
+        ListSource(parts, first_token=1 + 5000 * number, name=str(number)) for number, parts in enumerate(documents)
+    ]
     if data.draw(st.booleans()):
-        sources.append(sources[0])  # the same content twice is another corpus
+        sources.append(sources[0])  # the same content from another epoch on is another corpus
     if take < 1:  # at least one block must remain
-        sources = [source for source in sources if int(take * (source.num_tokens // shape["block_tokens"]))]
+        sources = [source for source in sources if naive.part_of(take, source.num_tokens // shape["block_tokens"])]
     if not sources:
         return
     count = data.draw(st.integers(1, 60))
@@ -103,7 +106,7 @@ def test_every_document_is_found_where_a_scan_of_all_samples_finds_it(
         schedule=changes[1:],
         loss_across_documents=across,
         take=take,
-        start_epoch=dict.fromkeys(names, start_epoch),
+        start_epoch={name: start_epoch + sources[:at].count(sources[at]) for at, name in enumerate(names)},
         max_epochs=1.5,
         **shape,
     )
@@ -147,7 +150,9 @@ def test_a_cursor_of_changed_weights_leads_to_the_samples_that_its_job_reads(
     parts: list[list[int]], shape: dict[str, int], num_changes: int, random: Random
 ) -> None:
     names = [f"corpus {number}" for number in range(len(parts))]
-    sources = [ListSource(documents, first_token=1 + 5000 * number) for number, documents in enumerate(parts)]
+    sources = [
+        ListSource(documents, first_token=1 + 5000 * number, name=str(number)) for number, documents in enumerate(parts)
+    ]
     plan = plan_of(dict(zip(names, sources, strict=True)), **shape)
     cursor = plan.cursor()
     for _ in range(num_changes):

@@ -71,6 +71,16 @@ def test_a_copy_in_another_process_reads_what_the_plan_reads_whatever_is_appende
     assert plan.reopened().fingerprint == plan.fingerprint
 
 
+def test_a_run_that_read_a_corpus_at_two_generations_goes_on_with_the_newer_one(corpus: Path) -> None:
+    append_generation(corpus, SECOND)
+    sources = {"new": CorpusSource(corpus), "old": CorpusSource(corpus, generation=0)}
+    loader = NumpyLoader(StreamPlan(sources, **SIZES), global_batch_size=4)
+    loader.skip(20)
+    newer = NumpyLoader(StreamPlan({"new": corpus}, **SIZES), global_batch_size=4)
+    newer.load_state_dict(loader.state_dict(), corpora="plan")
+    assert newer.stats()["corpora"]["new"]["samples"] == loader.stats()["corpora"]["new"]["samples"]
+
+
 @pytest.mark.parametrize("corpora", ["same", "plan"])
 def test_a_state_of_an_older_generation_is_refused_with_the_ways_to_go_on(corpus: Path, corpora: Any) -> None:
     loader = NumpyLoader(StreamPlan({"code": corpus}, **SIZES), global_batch_size=4)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.runtime import naive
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import SIZES, Batch, expected_rows, rows_of, take
+from tests.runtime.test_loader import SIZES, Batch, expected_rows, rows_of, rows_of_ranks, take
 from tokshard.errors import PlanError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
@@ -45,7 +45,7 @@ def most_samples(epochs: float, num_tokens: int) -> int:
 
 def corpora_of(plan: StreamPlan, count: int) -> list[int]:
     weights = [(segment.start, list(segment.weights)) for segment in plan.cursor().segments]
-    return naive.mixture(plan.seed, weights, count)
+    return naive.mixture(weights, count)
 
 
 @given(epochs=st.floats(0.3, 4), batch=st.integers(1, 9), weight=st.floats(0.1, 0.9), change=st.integers(1, 40))
@@ -76,7 +76,7 @@ def test_the_pass_ends_at_the_same_step_on_every_rank(ranks: int) -> None:
         per_rank.append(to_the_end(loader))
         assert list(loader_again(loader)) == []
         loader.close()
-    rows = [row for step in zip(*per_rank, strict=True) for row in rows_of(list(step))]
+    rows = rows_of_ranks(per_rank)
     # b is read half of the time: 13 samples of it are there after 26 or so
     assert samples_of(rows, 1) <= most_samples(2.5, B_TOKENS) == 13
     assert rows == expected_rows(plan, range(24))

@@ -34,9 +34,9 @@ def key_of(seed: int) -> NDArray[np.uint64]:
 fields = st.fixed_dictionaries(
     {
         "seed": seeds,
-        "purpose": st.sampled_from(["blocks", "pieces", "samples", "mixture"]),
+        "purpose": st.sampled_from(["blocks", "pieces", "samples", "phases"]),
         "corpus": st.binary(min_size=32, max_size=32),
-        "copy_index": st.integers(0, 2**40),
+        "stream": st.integers(0, 2**40),
         "epoch": st.integers(0, 2**60),
         "window": st.integers(0, 2**60),
     }
@@ -54,7 +54,7 @@ def test_two_keys_are_equal_only_if_all_their_fields_are(one: dict[str, Any], ot
 def test_purposes_corpora_ordinals_epochs_and_windows_never_share_a_key() -> None:
     every = list(
         itertools.product(
-            ["blocks", "pieces", "samples", "mixture"],
+            ["blocks", "pieces", "samples", "phases"],
             [0, 1, 2, 256],
             [b"", bytes(31) + b"\1", b"\1" + bytes(31)],
             [0, 1, 256],
@@ -63,8 +63,8 @@ def test_purposes_corpora_ordinals_epochs_and_windows_never_share_a_key() -> Non
         )
     )
     keys = {
-        derive_key(seed, purpose, corpus=corpus, copy_index=ordinal, epoch=epoch, window=window, words=1).tobytes()
-        for purpose, seed, corpus, ordinal, epoch, window in every
+        derive_key(seed, purpose, corpus=corpus, stream=stream, epoch=epoch, window=window, words=1).tobytes()
+        for purpose, seed, corpus, stream, epoch, window in every
     }
     assert len(keys) == len(every)
 
@@ -78,8 +78,8 @@ def test_a_longer_key_starts_with_the_shorter_one(field: dict[str, Any], words: 
 
 def test_keys_are_the_hashes_that_the_rules_name() -> None:
     corpus = bytes(range(32))
-    key = derive_key(17, "pieces", corpus=corpus, copy_index=1, epoch=2, window=3, words=16)
-    assert key.tolist() == naive.words(17, "pieces", corpus.hex(), ordinal=1, epoch=2, window=3)
+    key = derive_key(17, "pieces", corpus=corpus, stream=1, epoch=2, window=3, words=16)
+    assert key.tolist() == naive.words(17, "pieces", corpus.hex(), stream=1, epoch=2, window=3)
     # golden: other values are another order, so ORDER_VERSION goes up
     assert ORDER_VERSION == 1
     assert key.tolist()[:3] == [0x83415D69864C52FA, 0xD82B10103E891CEE, 0xA77666D54960433B]
@@ -367,12 +367,12 @@ def test_the_blocks_and_pieces_of_another_epoch_ordinal_or_seed_come_in_another_
     first = order()
     assert order() == first
     assert order(seed=seed ^ 1) != first
-    assert order(copy_index=1) != first
+    assert order(stream=1, num_parts=2) != first
     assert order(start_epoch=1) != first
 
 
 def test_items_of_equal_hashes_stay_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permutations, "_GOLDEN", np.uint64(1 << 63))  # two hashes: of even and of odd items
+    monkeypatch.setattr(permutations, "GOLDEN", np.uint64(1 << 63))  # two hashes: of even and of odd items
     for seed in range(4):
         found = Permutation(length=1_000, key=key_of(seed)).all().tolist()
         assert found in (

@@ -104,11 +104,13 @@ def a_take(data: st.DataObject, parts: list[int], block_tokens: int) -> float:
 def test_the_page_alone_gives_the_samples_of_any_mixture(
     parts: list[list[int]], shape: dict[str, int], seed: int, across: bool, data: st.DataObject
 ) -> None:
-    sources = [ListSource(part, first_token=1 + 5000 * number) for number, part in enumerate(parts)]
+    sources = [ListSource(part, first_token=1 + 5000 * number, name=str(number)) for number, part in enumerate(parts)]
     if data.draw(st.booleans()):
         sources.append(sources[0])
     takes = [a_take(data, source.lengths, shape["block_tokens"]) for source in sources]
     first_epochs = [data.draw(st.sampled_from([0, 0, 7, 2**32 - 1])) for _ in sources]
+    if sources[0] in sources[1:]:
+        first_epochs[-1] = first_epochs[0] // 2 + 1
     some_weights = st.lists(
         st.sampled_from([0.0, 1e-30, 0.1, 0.25, 1.0, 3.0]), min_size=len(sources), max_size=len(sources)
     ).filter(any)

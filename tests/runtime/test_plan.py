@@ -52,11 +52,11 @@ def test_every_sample_equals_the_naive_model(
     documents: list[list[int]], shape: dict[str, int], seed: int, across: bool, inner: bool, data: st.DataObject
 ) -> None:
     sources = [
-        ListSource(parts, first_token=1 + 5000 * number, inner_delimiters=inner)
+        ListSource(parts, first_token=1 + 5000 * number, inner_delimiters=inner, name=str(number))
         for number, parts in enumerate(documents)
     ]
     if data.draw(st.booleans()):
-        sources.append(sources[0])  # the same content twice is another corpus
+        sources.append(sources[0])  # the same content from another epoch on is another corpus
     count = data.draw(st.integers(1, 40))
     weights = st.lists(
         st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0]), min_size=len(sources), max_size=len(sources)
@@ -64,26 +64,28 @@ def test_every_sample_equals_the_naive_model(
     starts = [0, *sorted(data.draw(st.sets(st.integers(1, count), max_size=3)))]
     changes = [(start, data.draw(weights)) for start in starts]
     names = [f"corpus {number}" for number in range(len(sources))]
+    first_epochs = [7 * sources[:number].count(source) for number, source in enumerate(sources)]
     plan = plan_of(
         dict(zip(names, sources, strict=True)),
         seed=seed,
         weights=dict(zip(names, changes[0][1], strict=True)),
         schedule=[(start, dict(zip(names, values, strict=True))) for start, values in changes[1:]],
         loss_across_documents=across,
+        start_epoch=dict(zip(names, first_epochs, strict=True)),
         **shape,
     )
-    order = naive.mixture(seed, changes, count)
+    order = naive.mixture(changes, count)
     expected = [
         naive.corpus_samples(
             source.documents(),
             seed=seed,
             fingerprint=source.fingerprint,
-            ordinal=[other.fingerprint for other in sources[:number]].count(source.fingerprint),
             block=shape["block_tokens"],
             window_blocks=shape["window_blocks"],
             seq_len=shape["seq_len"],
             count=order.count(number),
             across=across,
+            first_epoch=first_epochs[number],
         )
         for number, source in enumerate(sources)
     ]
@@ -110,7 +112,6 @@ def test_a_finite_pass_equals_the_naive_model_to_its_short_end(
         source.documents(),
         seed=3,
         fingerprint=source.fingerprint,
-        ordinal=0,
         block=shape["block_tokens"],
         window_blocks=shape["window_blocks"],
         seq_len=shape["seq_len"],

@@ -274,7 +274,8 @@ def test_a_source_pickles_with_the_options_of_its_cache_and_not_with_what_is_in_
 
 def test_the_corpora_of_a_plan_share_a_cache_also_in_another_process(local, remote, tmp_path):
     shutil.copytree(local, tmp_path / "other")
-    plan = StreamPlan({"a": remote, "b": str(tmp_path / "other")}, cache=Cache(memory_bytes=1 << 20), **SIZES)
+    corpora = {"a": remote, "b": str(tmp_path / "other")}
+    plan = StreamPlan(corpora, start_epoch={"b": 1}, cache=Cache(memory_bytes=1 << 20), **SIZES)
     for each in (plan, pickle.loads(pickle.dumps(plan)), plan.reopened()):
         caches = {id(source.cache) for source in each.sources}  # type: ignore[attr-defined]
         assert len(caches) == 1
@@ -339,7 +340,8 @@ def test_a_loader_whose_windows_do_not_fit_into_memory_says_how_much_they_need(l
     def loader_with(memory_bytes: int) -> NumpyLoader:
         cache = Cache(memory_bytes=memory_bytes)
         corpora = {name: CorpusSource(local, access="pread", cache=cache) for name in names}
-        return NumpyLoader(StreamPlan(corpora, **{**SIZES, **options}), global_batch_size=4)
+        first_epochs = {name: int(name) for name in names}
+        return NumpyLoader(StreamPlan(corpora, start_epoch=first_epochs, **{**SIZES, **options}), global_batch_size=4)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -16,9 +16,7 @@ from tokshard.runtime.plan import StreamPlan
 
 README = Path(__file__).parents[2] / "tokshard" / "runtime" / "README.md"
 SOURCE = ListSource([5, 6, 3, 7, 4])
-PLAN = StreamPlan(
-    {"letters": SOURCE}, seq_len=4, block_tokens=8, window_blocks=2, seed=1013291, allow_small_blocks=True
-)
+PLAN = StreamPlan({"letters": SOURCE}, seq_len=4, block_tokens=8, window_blocks=2, seed=111, allow_small_blocks=True)
 SHUFFLED = PLAN.corpora[0].part(0)
 STOPS = SOURCE.stops.tolist()
 
@@ -45,11 +43,14 @@ def blocks_example() -> str:
     )
 
 
+def blocks_of(epoch: int) -> list[int]:
+    """The full blocks of an epoch, in order."""
+    windows = (SHUFFLED.window(epoch, index) for index in range(SHUFFLED.num_windows))
+    return [block for window in windows for block in SHUFFLED.order.blocks(window).tolist() if block < 3]
+
+
 def windows_example() -> str:
-    lines = [
-        f"blocks of epoch {epoch}: {' '.join(map(str, shuffled('blocks', SHUFFLED.window(epoch, 0), 3)))}"
-        for epoch in range(2)
-    ]
+    lines = [f"blocks of epoch {epoch}: {' '.join(map(str, blocks_of(epoch)))}" for epoch in range(2)]
     for index in range(SHUFFLED.num_windows):
         window = SHUFFLED.window(0, index)
         table = SHUFFLED.table(window)

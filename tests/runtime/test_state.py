@@ -243,6 +243,6 @@ def test_one_plan_reads_under_two_histories_that_differ_in_between_and_agree_aga
     for _ in range(2):
         for plan in histories:
             cursor = plan.cursor().advanced(30)
-            moved = type(cursor)(sample=30, segments=cursor.segments, balances=shared.cursor().balances)
+            moved = type(cursor)(sample=30, segments=cursor.segments)
             assert shared.mixture(moved).counts_before(30) == plan.mixture(cursor).counts_before(30)
             assert expected_rows(shared, range(20, 30), moved) == expected_rows(plan, range(20, 30), cursor)

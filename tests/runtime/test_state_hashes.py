@@ -1,4 +1,4 @@
-"""The hashes of a state are made as section 12 of ORDER.md says, computed here from the page alone."""
+"""The hashes of a state are made as STATE.md says, computed here from the page alone."""
 
 from __future__ import annotations
 
@@ -21,15 +21,12 @@ def state_of(loader: NumpyLoader) -> dict[str, Any]:
 
 def test_the_plan_hash_is_that_of_its_fields_and_corpora() -> None:
     state = state_of(NumpyLoader(two_corpora(), global_batch_size=4))
-    names = ("order_version", "seed", "seq_len", "block_tokens", "window_blocks")
-    fields = ",".join(f'"{name}":{state[name]}' for name in sorted(names))
-    corpora = ",".join(
-        f'{{"fingerprint":"{corpus["fingerprint"]}","ordinal":{corpus["ordinal"]},'
-        f'"start_epoch":{corpus["start_epoch"]},"take":{corpus["take"]}}}'
-        for corpus in state["corpora"]
-    )
-    content = f"tokshard plan 1\n[{{{fields}}},[{corpora}]]"
-    assert hashlib.sha256(content.encode()).hexdigest() == state["plan"]
+    names = ("order_version", "seed", "seq_len", "block_tokens", "window_blocks", "num_streams")
+    content = b"tokshard plan 1\n" + b"".join(state[name].to_bytes(8, "little") for name in names)
+    for corpus in state["corpora"]:
+        content += bytes.fromhex(corpus["fingerprint"]) + corpus["start_epoch"].to_bytes(8, "little")
+        content += struct.pack("<d", corpus["take"])
+    assert hashlib.sha256(content).hexdigest() == state["plan"]
 
 
 def test_the_planned_changes_are_hashed_from_the_last_to_the_first() -> None:
@@ -50,7 +47,16 @@ def test_the_planned_changes_are_hashed_from_the_last_to_the_first() -> None:
 def test_keys_stand_in_the_order_of_the_page() -> None:
     state = state_of(NumpyLoader(two_corpora(), global_batch_size=4))
     assert list(state) == [
-        *("tokshard_cursor", "plan", "order_version", "seed", "seq_len", "block_tokens", "window_blocks"),
+        *(
+            "tokshard_cursor",
+            "plan",
+            "order_version",
+            "seed",
+            "seq_len",
+            "block_tokens",
+            "window_blocks",
+            "num_streams",
+        ),
         *("corpora", "sample", "weights", "schedule", "counts", "remainders", "skipped", "changes"),
     ]
-    assert state["remainders"] == [2**63]
+    assert state["counts"] == state["remainders"] == []

@@ -1,6 +1,6 @@
 """A plan with streams is plans side by side: what a stream owns, what is refused, and how every other argument behaves.
 
-The promises for any number of streams are in tests/contract; ORDER.md, section 13, against the code in test_page_model.
+The promises for any number of streams are in tests/contract; ORDER.md against the code in test_page_model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from tokshard.inspect.plan.trace import RankView
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.runtime.cache import Cache, fetched
 from tokshard.runtime.locality import steps_per_window
-from tokshard.runtime.order.parts import is_dealt, part_window_blocks
 from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.stop import used_up
 
@@ -46,15 +45,22 @@ def plan_of(num_streams: int = 4, corpora: dict[str, Any] | None = None, **optio
 
 
 @pytest.mark.parametrize(
-    ("window_blocks", "num_streams", "blocks"),
-    [(1024, 4, 256), (1024, 16, 64), (1024, 64, 64), (64, 2, 64), (3, 2, 3), (1, 64, 1)],
+    ("block_tokens", "num_streams", "blocks"),
+    [(65_536, 1, 1024), (65_536, 4, 256), (65_536, 16, 64), (65_536, 64, 64), (1 << 20, 2, 64)],
 )
-def test_windows_of_streams_have_the_blocks_of_one_window_together_but_at_least_64_each(
-    window_blocks: int, num_streams: int, blocks: int
+def test_default_windows_of_streams_have_the_blocks_of_one_window_together_but_at_least_64_each(
+    block_tokens: int, num_streams: int, blocks: int
 ) -> None:
-    assert part_window_blocks(window_blocks, num_streams) == blocks
-    assert is_dealt(4 * num_streams * blocks, window_blocks, num_streams)
-    assert not is_dealt(4 * num_streams * blocks - 1, window_blocks, num_streams)
+    plan = StreamPlan(PeriodicSource(10**6), seq_len=8, block_tokens=block_tokens, num_streams=num_streams)
+    assert plan.shape.window_blocks == blocks
+
+
+@pytest.mark.parametrize("window_blocks", [1, 3])
+def test_a_corpus_is_dealt_if_each_stream_gets_four_windows(window_blocks: int) -> None:
+    for more, is_dealt in ((0, True), (-1, False)):
+        source = PeriodicSource((4 * 5 * window_blocks + more) * 16 + 3)
+        plan = StreamPlan(source, seq_len=4, block_tokens=16, window_blocks=window_blocks, num_streams=5)
+        assert plan.corpora[0].is_dealt is is_dealt
 
 
 def test_a_large_corpus_is_dealt_and_a_small_one_stays_whole() -> None:
@@ -66,7 +72,7 @@ def test_a_large_corpus_is_dealt_and_a_small_one_stays_whole() -> None:
 
 def test_one_stream_is_the_plan_without_streams() -> None:
     assert plan_of(1).fingerprint == StreamPlan({"large": LARGE, "small": SMALL}, **SIZES).fingerprint
-    assert "num_streams" not in json.loads(NumpyLoader(plan_of(1), global_batch_size=1).state_dict()["cursor"])
+    assert json.loads(NumpyLoader(plan_of(1), global_batch_size=1).state_dict()["cursor"])["num_streams"] == 1
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, 65_537, "4"])
@@ -252,11 +258,18 @@ def blocks_of(plan: StreamPlan, stream: int) -> list[int]:
 
 def test_windows_of_a_step_are_counted_over_all_streams() -> None:
     source = PeriodicSource(10**10, 750)
-    sizes = {"seq_len": 64, "block_tokens": 4_096, "window_blocks": 1_024}
-    one, many = (StreamPlan({"corpus": source}, num_streams=count, **sizes) for count in (1, 16))
+    sizes = {"seq_len": 64, "block_tokens": 4_096}
+    one, many = (
+        StreamPlan({"corpus": source}, num_streams=count, window_blocks=1_024 // count, **sizes) for count in (1, 16)
+    )
     assert steps_per_window(one, 64) == steps_per_window(many, 64) == {"corpus": 1_024.0}
-    wide = StreamPlan({"corpus": source}, num_streams=64, **sizes)
-    assert steps_per_window(wide, 64) == {"corpus": 4_096.0}  # 64 blocks each
+
+
+def test_find_asks_the_streams_that_own_the_document_only() -> None:
+    plan = plan_of(13)
+    plan.find("large", 7)
+    start, stop = LARGE.place_of(7).start, LARGE.place_of(7).stop
+    assert len(plan.corpora[0]._parts) <= stop // 16 - start // 16 + 1
 
 
 def test_nodes_with_a_stream_each_fetch_a_corpus_once_together(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def test_a_schedule_and_the_same_changes_by_hand_give_the_same_wherever_the_stat
 
 def test_the_samples_of_a_long_schedule_count_its_past_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
-    count = Mixture._balance_after
-    monkeypatch.setattr(Mixture, "_balance_after", lambda *arguments: counted.append(1) or count(*arguments))
+    count = Mixture._advanced
+    monkeypatch.setattr(Mixture, "_advanced", lambda *arguments: counted.append(1) or count(*arguments))
     plan = long_schedule(300, 3, 4)
     for sample in range(1_300, 1_400):
         plan.sample(sample)

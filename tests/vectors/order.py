@@ -26,7 +26,7 @@ ABOUT = {
     "document_lengths, or all of them document_tokens up to num_tokens",
     "plans": "corpora in the order of the plan, each with its weight, and what else differs from the defaults; "
     "changes are [global sample, weights]",
-    "located": "[global sample, index of its corpus in the plan, which sample of that corpus it is]",
+    "located": "[global sample, index of its corpus in the plan, which sample of that corpus in its stream it is]",
     "pieces": "of a global sample, in order: [document, first token of it, the token after the last]",
     "rows": "of a global sample: what a batch has; -100 is not a label",
 }

@@ -39,7 +39,7 @@ def plan_text(report: PlanReport, *, width: int, encoding: str) -> str:
     if report.simulation is not None:
         parts.append(_simulation_text(report.simulation, width=width))
     if report.streams is not None:
-        parts.append(_streams_text(report.streams, report.sizes.get("num_streams", 1), width=width))
+        parts.append(_streams_text(report.streams, report.sizes["num_streams"], width=width))
     if report.warnings:
         parts.append(aligned([("warning", warning) for warning in report.warnings], width=width))
     return "\n\n".join(parts)
@@ -54,7 +54,7 @@ def plan_tree(report: PlanReport, *, encoding: str, width: int) -> str:
     branch, last, trunk = (_BRANCH, _LAST, _TRUNK) if can_encode(_BRANCH + _LAST, encoding) else ("|- ", "`- ", "|    ")
     longest = max(len(one_line(corpus.name)) for corpus in report.corpora)
     blocks = f"blocks of {sizes['block_tokens']:,}, windows of {counted(sizes['window_blocks'], 'block')}"
-    if "num_streams" in sizes:
+    if sizes["num_streams"] > 1:
         blocks += f", {counted(sizes['num_streams'], 'stream')}"
     order = f"order {sizes['order_version']}, seed {sizes['seed']}: samples of {sizes['seq_len']:,} tokens, {blocks}"
     lines = [f"plan {report.fingerprint}", *wrapped(branch + order, width=width, indent=trunk)]

@@ -14,8 +14,7 @@ from functools import cached_property
 
 from tokshard.runtime.identity import CorpusIdentity
 from tokshard.runtime.masks import Mask
-from tokshard.runtime.order.mixture import Balance, Segment
-from tokshard.runtime.order.streams import Mixtures
+from tokshard.runtime.order.mixture import Balance, Mixture, Segment
 
 MAX_SAMPLE = 1 << 62
 """Samples are counted up to here, which leaves room for batches made ahead in 64 bits."""
@@ -85,7 +84,7 @@ class Cursor:
     Args:
         sample: global samples that the training loop received or skipped: the next one to read.
         segments: weights by the sample they start at, ascending.
-        balances: of each stream at the first segment's start; empty: that is the start of the run.
+        balance: at the first segment's start; None: that is the start of the run.
         skipped: ranges of samples that were left out, ascending.
         changes: corpora that were added to the run and removed from it.
         masks: documents that were taken out of the loss, in the order of the calls.
@@ -93,7 +92,7 @@ class Cursor:
 
     sample: int
     segments: tuple[Segment, ...]
-    balances: tuple[Balance, ...]
+    balance: Balance | None = None
     skipped: tuple[tuple[int, int], ...] = ()
     changes: tuple[CorpusChange, ...] = ()
     masks: tuple[Mask, ...] = ()
@@ -128,17 +127,17 @@ class Cursor:
         now = self.weighted(schedule.at(self.sample).weights)
         return replace(now, segments=(*now.segments, *schedule.after(self.sample)))
 
-    def mixture(self, seed: int, num_streams: int) -> Mixtures:
+    def mixture(self, seed: int, num_streams: int) -> Mixture:
         """The corpora of the samples from the first segment on."""
-        return Mixtures(seed=seed, num_streams=num_streams, segments=self.segments, balances=self.balances)
+        return Mixture(seed=seed, num_streams=num_streams, segments=self.segments, balance=self.balance)
 
-    def compacted(self, mixture: Mixtures) -> Cursor:
-        """The same future with a short past: of many started segments, all but the last become balances."""
+    def compacted(self, mixture: Mixture) -> Cursor:
+        """The same future with a short past: of many started segments, all but the last become a balance."""
         num_past = self.num_started
         if num_past <= MAX_SEGMENTS:
             return self
         kept = self.segments[num_past - 1 :]
-        return replace(self, segments=kept, balances=mixture.balances_before(kept[0].start))
+        return replace(self, segments=kept, balance=mixture.balance_before(kept[0].start))
 
     @property
     def num_started(self) -> int:

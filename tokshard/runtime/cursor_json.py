@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.cursor import MAX_SAMPLE, CorpusChange, Cursor, Schedule
 from tokshard.runtime.identity import CorpusIdentity, PlanIdentity
@@ -23,7 +25,7 @@ _DAMAGED = "load an older checkpoint, or start without the loader's state"
 
 
 def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], schedule: Schedule) -> str:
-    """A cursor as one line of JSON, the same on every rank; ORDER.md says what it holds.
+    """A cursor as one line of JSON, the same on every rank; STATE.md says what it holds.
 
     It holds a hash of planned changes of weights, so its size does not depend on them.
     """
@@ -38,10 +40,10 @@ def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], 
             "sample": cursor.sample,
             "weights": [[part.start, list(part.weights)] for part in (started if follows else cursor.segments)],
             "schedule": schedule.fingerprint_after(cursor.sample) if follows else None,
-            "counts": _by_stream([list(balance.counts) for balance in cursor.balances], identity),
-            "remainders": _by_stream([list(balance.remainders) for balance in cursor.balances], identity),
+            "counts": [] if cursor.balance is None else cursor.balance.counts.T.tolist(),
+            "remainders": [] if cursor.balance is None else cursor.balance.remainders.T.tolist(),
             "skipped": [list(part) for part in cursor.skipped],
-            "changes": [_saved_change(change, identity) for change in cursor.changes],
+            "changes": [asdict(change) for change in cursor.changes],
             **({"masks": [mask.saved() for mask in cursor.masks]} if cursor.masks else {}),
         },
         separators=(",", ":"),
@@ -101,9 +103,8 @@ def adopt_cursor(
         return _continued(saved, schedule, weights)
     cursor = _masked(saved)
     mixture = cursor.mixture(identity.fields["seed"], identity.num_streams)
-    balances = mixture.balances_before(cursor.sample)
-    counts = zip(*(balance.counts for balance in balances), strict=True)  # of each corpus, by stream
-    read = dict(zip(saved.corpora, counts, strict=True))
+    counts = mixture.balance_before(cursor.sample).counts.tolist()
+    read = dict(zip(saved.corpora, map(tuple, counts), strict=True))
     unread = (0,) * identity.num_streams
     put_aside = {change.identity: change.counts for change in cursor.changes if change.action == "removed"}
     removed = [
@@ -126,12 +127,9 @@ def adopt_cursor(
     return replace(
         cursor,
         segments=segments,
-        balances=tuple(
-            Balance(
-                counts=tuple(go_on.get(corpus, unread)[stream] for corpus in identity.corpora),
-                remainders=mixture.start_of(stream, len(identity.corpora)).remainders,
-            )
-            for stream in range(identity.num_streams)
+        balance=replace(
+            Balance.at_start(identity.fields["seed"], identity.num_streams, len(identity.corpora)),
+            counts=np.array([go_on.get(corpus, unread) for corpus in identity.corpora], np.int64),
         ),
         changes=(*cursor.changes, *removed, *added),
     )
@@ -186,14 +184,12 @@ def _saved(text: Any) -> _Saved:
                 Segment(start=_count(start), weights=tuple(float(weight) for weight in weights))
                 for start, weights in saved["weights"]
             ),
-            balances=_balances(saved),
+            balance=_balance(saved, len(corpora)),
             skipped=_skipped(saved["skipped"], saved["sample"]),
             changes=tuple(_change(entry, _num_streams(saved)) for entry in saved["changes"]),
         )
         sizes = {
             len(corpora),
-            *(len(balance.counts) for balance in cursor.balances),
-            *(len(balance.remainders) + 1 for balance in cursor.balances),
             *(len(part.weights) for part in cursor.segments),
         }
         starts = [segment.start for segment in cursor.segments]
@@ -201,7 +197,7 @@ def _saved(text: Any) -> _Saved:
             raise ValueError(f"weights {saved['weights']} and counts {saved['counts']} do not fit the sample")
         if not all(are_weights(segment.weights) for segment in cursor.segments):
             raise ValueError(f"weights {saved['weights']} say nothing")
-        if not cursor.balances and starts[0]:
+        if cursor.balance is None and starts[0]:
             raise ValueError(f"counts before sample {starts[0]} are missing")
         schedule = saved["schedule"]
         if schedule is not None and (not isinstance(schedule, str) or starts[-1] > cursor.sample):
@@ -222,50 +218,36 @@ def _saved(text: Any) -> _Saved:
 
 def _corpus_identity(entry: Mapping[str, Any]) -> CorpusIdentity:
     return CorpusIdentity(
-        fingerprint=str(entry["fingerprint"]),
-        ordinal=_count(entry["ordinal"]),
+        fingerprint=bytes.fromhex(entry["fingerprint"]).hex(),
         start_epoch=_count(entry["start_epoch"]),
         take=float(entry["take"]),
     )
 
 
 def _num_streams(saved: Mapping[str, Any]) -> int:
-    number = saved.get("num_streams", 1)
+    number = saved["num_streams"]
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ValueError(f"num_streams is {number!r:.100}")
     return number
 
 
-def _by_stream(values: Sequence[Any], identity: PlanIdentity) -> Any:
-    """Values of each stream; of the only one without the list around them."""
-    return values[0] if identity.num_streams == 1 else values
-
-
-def _balances(saved: Mapping[str, Any]) -> tuple[Balance, ...]:
+def _balance(saved: Mapping[str, Any], num_corpora: int) -> Balance | None:
     num_streams, counts, remainders = _num_streams(saved), saved["counts"], saved["remainders"]
-    if num_streams == 1:
-        counts, remainders = [counts], [remainders]
-    if len(counts) not in (0, num_streams):
-        raise ValueError(f"counts of {len(counts)} streams, of {num_streams}")
-    return tuple(
-        Balance(
-            counts=tuple(_count(count) for count in of_stream),
-            remainders=tuple(_remainder(value) for value in carried),
-        )
-        for of_stream, carried in zip(counts, remainders, strict=True)
+    if counts == remainders == []:
+        return None
+    sizes = [(len(of_stream), len(carried) + 1) for of_stream, carried in zip(counts, remainders, strict=True)]
+    if sizes != [(num_corpora, num_corpora)] * num_streams:
+        raise ValueError(f"counts and remainders are not of {num_streams} streams and {num_corpora} corpora")
+    return Balance(
+        counts=np.array([[_count(count) for count in of_stream] for of_stream in counts], np.int64).T,
+        remainders=np.array([[_remainder(value) for value in carried] for carried in remainders], np.uint64).T,
     )
 
 
-def _saved_change(change: CorpusChange, identity: PlanIdentity) -> dict[str, Any]:
-    saved = asdict(change)
-    counts = saved.pop("counts")
-    return {**saved, "count": _by_stream(counts, identity)}
-
-
 def _change(entry: Mapping[str, Any], num_streams: int) -> CorpusChange:
-    counts = [entry["count"]] if num_streams == 1 else entry["count"]
+    counts = entry["counts"]
     if len(counts) != num_streams:
-        raise ValueError(f"count {counts!r:.100} is not of {num_streams} streams")
+        raise ValueError(f"counts {counts!r:.100} are not of {num_streams} streams")
     return CorpusChange(
         sample=_count(entry["sample"]),
         action=str(entry["action"]),
@@ -289,7 +271,7 @@ def _parse(text: Any) -> dict[str, Any]:
 
 
 def _check_fields(saved: _Saved, identity: PlanIdentity) -> None:
-    before, now = ({"num_streams": 1} | dict(fields) for fields in (saved.fields, identity.fields))
+    before, now = saved.fields, identity.fields
     differences = [
         f"{name} differs ({before.get(name)!r}, now {value!r})"
         for name, value in now.items()
@@ -351,6 +333,6 @@ def _skipped(saved: Any, sample: int) -> tuple[tuple[int, int], ...]:
 
 
 def _remainder(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >> 66:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
         raise ValueError(f"{value!r} is not a remainder")
     return value

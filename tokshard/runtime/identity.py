@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 from tokshard.runtime.order.parts import PlannedCorpus
@@ -19,13 +19,11 @@ class CorpusIdentity:
 
     Args:
         fingerprint: of its content.
-        ordinal: how many corpora before it have the same content.
         start_epoch: the epoch that counts as its first.
         take: the part of it that is read.
     """
 
     fingerprint: str
-    ordinal: int
     start_epoch: int
     take: float
 
@@ -35,7 +33,7 @@ class PlanIdentity:
     """What must be equal for a cursor to mean the same samples. Neither names, paths nor weights are in it.
 
     Args:
-        fields: order_version, seed, seq_len, block_tokens, window_blocks, and num_streams if there are several.
+        fields: order_version, seed, seq_len, block_tokens, window_blocks and num_streams.
         corpora: in plan order.
     """
 
@@ -45,14 +43,15 @@ class PlanIdentity:
     @property
     def num_streams(self) -> int:
         """Streams of the plan."""
-        return self.fields.get("num_streams", 1)
+        return self.fields["num_streams"]
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the identity: 64 hexadecimal digits."""
-        corpora = [asdict(corpus) for corpus in self.corpora]
-        content = json.dumps([dict(self.fields), corpora], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(b"tokshard plan 1\n" + content.encode()).hexdigest()
+        """SHA-256 of the identity: 64 hexadecimal digits. Numbers are eight bytes each, and so is `take`."""
+        content = struct.pack(f"<{len(self.fields)}Q", *self.fields.values())
+        for corpus in self.corpora:
+            content += struct.pack("<32sQd", bytes.fromhex(corpus.fingerprint), corpus.start_epoch, corpus.take)
+        return hashlib.sha256(b"tokshard plan 1\n" + content).hexdigest()
 
 
 def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[PlannedCorpus]) -> PlanIdentity:
@@ -63,13 +62,11 @@ def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[Pla
         "seq_len": shape.seq_len,
         "block_tokens": shape.block_tokens,
         "window_blocks": shape.window_blocks,
+        "num_streams": num_streams,
     }
-    if num_streams > 1:
-        fields["num_streams"] = num_streams
     identities = tuple(
         CorpusIdentity(
             fingerprint=corpus.source.fingerprint,
-            ordinal=corpus.copy_index,
             start_epoch=corpus.start_epoch,
             take=corpus.take,
         )

@@ -47,13 +47,13 @@ def window_steps(plan: StreamPlan, global_batch_size: int, weights: Sequence[flo
 
 def enough_window_blocks(corpus: PlannedCorpus, steps_per_window: float) -> int:
     """The `window_blocks` with which a window of a corpus lasts `MIN_WINDOW_STEPS` steps."""
-    blocks = corpus.num_parts * corpus.part_shape.window_blocks
+    blocks = corpus.num_parts * corpus.shape.window_blocks
     return math.ceil(blocks * MIN_WINDOW_STEPS / steps_per_window)
 
 
 def _window_tokens(corpus: PlannedCorpus) -> int:
     """Tokens of the windows that all streams read at a time."""
-    return corpus.num_parts * corpus.part_shape.window_blocks * corpus.shape.block_tokens
+    return corpus.num_parts * corpus.shape.window_blocks * corpus.shape.block_tokens
 
 
 def warn_of_short_windows(plan: StreamPlan, global_batch_size: int, *, stacklevel: int) -> None:
@@ -94,7 +94,7 @@ def _kept_blocks(corpus: PlannedCorpus, world_size: int) -> int:
     """Blocks of the current windows of a rank and of those ahead; fewer if the corpus has fewer."""
     # a rank whose rows are not those of whole streams reads a part of one more
     parts = min(corpus.num_parts, -(-corpus.num_parts // world_size) + (corpus.num_parts % world_size > 0))
-    blocks = math.ceil((1 + AHEAD) * parts * corpus.part_shape.window_blocks)
+    blocks = math.ceil((1 + AHEAD) * parts * corpus.shape.window_blocks)
     return min(blocks, -(-corpus.num_tokens // corpus.shape.block_tokens))
 
 

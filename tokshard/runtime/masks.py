@@ -1,7 +1,7 @@
 """Documents that are taken out of the loss in the middle of a run: which, from which sample on, and on record.
 
 A mask belongs to the content of a corpus, and counts from a global sample on, so that earlier samples stay what they
-were. It changes labels, and if asked inputs, and nothing else: ORDER.md, sections 8 and 12, has the rules.
+were. It changes labels, and if asked inputs, and nothing else: STATE.md has the rules.
 """
 
 from __future__ import annotations

@@ -130,7 +130,14 @@ def check_sources(names: Sequence[str], sources: Sequence[TokenSource]) -> None:
             )
 
 
-def shape_of(seq_len: int, block_tokens: int | None, window_blocks: int | None, *, allow_small_blocks: bool) -> Shape:
+def shape_of(
+    seq_len: int,
+    block_tokens: int | None,
+    window_blocks: int | None,
+    num_streams: int = 1,
+    *,
+    allow_small_blocks: bool = False,
+) -> Shape:
     """The sizes of a plan, with their defaults."""
     seq_len = integer("seq_len", seq_len, least=1, most=_MAX_SIZE)
     if block_tokens is not None:
@@ -143,13 +150,18 @@ def shape_of(seq_len: int, block_tokens: int | None, window_blocks: int | None, 
             f"block_tokens is {block}, less than 4 samples of {seq_len}: long documents would be shuffled badly",
             hint=f"give at least {4 * seq_len}, or allow_small_blocks=True",
         )
-    window = window_blocks or max(MIN_WINDOW_BLOCKS, WINDOW_TOKENS // block)
+    window = window_blocks or default_window_blocks(block, num_streams)
     if (window + 1) * block >= 1 << 32:
         raise PlanError(
             f"a window of {window} blocks of {block} tokens has 2**32 tokens or more",
             hint="give a smaller window_blocks or block_tokens",
         )
     return Shape(seq_len=seq_len, block_tokens=block, window_blocks=window)
+
+
+def default_window_blocks(block_tokens: int, num_streams: int) -> int:
+    """Blocks of a window of one stream: all streams together read from as much as a plan with one."""
+    return max(MIN_WINDOW_BLOCKS, WINDOW_TOKENS // (block_tokens * num_streams))
 
 
 def seed_of(seed: int) -> int:
@@ -213,13 +225,12 @@ def corpora_of(
     """The corpora in shuffled order, in plan order."""
     first_epochs = _start_epochs(names, {} if start_epoch is None else start_epoch)
     takes = per_corpus("take", take, names, default=1.0)
-    contents = [source.fingerprint for source in sources]
+    _check_copies(names, sources, first_epochs)
     corpora = tuple(
         PlannedCorpus(
             source,
             shape,
             seed=seed,
-            copy_index=contents[:index].count(contents[index]),  # the same content may be listed several times
             start_epoch=first_epochs[index],
             take=takes[index],
             num_streams=num_streams,
@@ -228,6 +239,19 @@ def corpora_of(
     )
     _check_takes(names, corpora)
     return corpora
+
+
+def _check_copies(names: Sequence[str], sources: Sequence[TokenSource], start_epochs: Sequence[int]) -> None:
+    """Refuse the same content twice from the same epoch on: both would read the same samples in the same order."""
+    known: dict[tuple[str, int], str] = {}
+    for name, source, epoch in zip(names, sources, start_epochs, strict=True):
+        first = known.setdefault((source.fingerprint, epoch), name)
+        if first != name:
+            raise PlanError(
+                f"corpora {first!r} and {name!r} have the same content, and both begin at epoch {epoch}: they would "
+                "read the same samples",
+                hint=f"list it once with the sum of the weights, or give start_epoch={{{name!r}: {epoch + 1_000_000}}}",
+            )
 
 
 def _start_epochs(names: Sequence[str], given: Any) -> list[int]:

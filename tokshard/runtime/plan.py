@@ -36,8 +36,8 @@ from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.identity import identity_of
 from tokshard.runtime.masks import Mask, MaskedTokens, make_mask, masked_tokens
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
-from tokshard.runtime.order.mixture import Balance
-from tokshard.runtime.order.streams import Mixtures
+from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.order.tables import Pieces
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.tracing import Occurrence, Piece, occurrences, pieces_of_samples
 from tokshard.runtime.transforms import Transform, transformed
@@ -59,7 +59,8 @@ class StreamPlan:
             the newest when the plan is made.
         block_tokens: consecutive tokens that are shuffled as one before they are cut at documents; default: 16 samples,
             at least 65,536.
-        window_blocks: blocks whose documents are shuffled together; default: about 64M tokens, at least 64 blocks.
+        window_blocks: blocks of a stream whose documents are shuffled together; default: about 64M tokens over all
+            streams, at least 64 blocks.
         num_streams: plans side by side, each over its own blocks of large corpora, so that with as many nodes each
             reads only its own; `tokshard plan --nodes` recommends a number. It has to divide the global batch size.
         schedule: (global sample, weights) for changes that are known now; `weights` count from 0.
@@ -121,10 +122,12 @@ class StreamPlan:
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
         self.has_default_windows = window_blocks is None
-        self.shape = options.shape_of(seq_len, block_tokens, window_blocks, allow_small_blocks=allow_small_blocks)
+        self.num_streams = options.num_streams_of(num_streams)
+        self.shape = options.shape_of(
+            seq_len, block_tokens, window_blocks, self.num_streams, allow_small_blocks=allow_small_blocks
+        )
         self.seq_len = self.shape.seq_len
         self.seed = options.seed_of(seed)
-        self.num_streams = options.num_streams_of(num_streams)
         self.epochs = options.epochs_of(epochs, len(self.names), self.num_streams)
         self.transforms = options.transforms_of(transforms, loss_across_documents=loss_across_documents)
         self.loss_across_documents = loss_across_documents
@@ -150,9 +153,8 @@ class StreamPlan:
         default = {name: float(corpus.num_tokens) for name, corpus in zip(self.names, self.corpora, strict=True)}
         self.schedule = options.schedule_of(self.names, default if weights is None else weights, schedule)
         # one object, so that `mixture` recognizes its weights
-        balances = (Balance.at_start(len(self.names)),) if self.num_streams == 1 else ()
-        self._start = Cursor(sample=0, segments=self.schedule.segments, balances=balances)
-        self._kept_mixture: Mixtures | None = None
+        self._start = Cursor(sample=0, segments=self.schedule.segments)
+        self._kept_mixture: Mixture | None = None
         self._kept_masks: tuple[tuple[Mask, ...], MaskedTokens | None] = ((), None)
         self.identity = identity_of(self.shape, self.seed, self.num_streams, self.corpora)
 
@@ -185,7 +187,7 @@ class StreamPlan:
         """The start of the plan."""
         return self._start
 
-    def mixture(self, cursor: Cursor) -> Mixtures:
+    def mixture(self, cursor: Cursor) -> Mixture:
         """The corpora of the samples under a cursor's weights."""
         if not isinstance(cursor, Cursor):
             raise PlanError(
@@ -193,7 +195,7 @@ class StreamPlan:
             )
         kept = self._kept_mixture
         # cursors of one run share their weights, whose samples are counted once
-        if kept is None or kept.balances is not cursor.balances:
+        if kept is None or kept.balance is not cursor.balance:
             kept = cursor.mixture(self.seed, self.num_streams)
         elif kept.segments is not cursor.segments:
             kept = kept.changed(cursor.segments)
@@ -301,7 +303,7 @@ class StreamPlan:
 
     def lay_out(
         self,
-        mixture: Mixtures,
+        mixture: Mixture,
         samples: NDArray[np.int64],
         *,
         masked: MaskedTokens | None = None,
@@ -321,30 +323,32 @@ class StreamPlan:
         located, corpus_samples = mixture.locate(samples[rows])
         corpora = np.full(len(samples), PADDING_INDEX, np.int64)
         corpora[rows] = located
+        options = {"extra_tokens": int(self.loss_across_documents), "is_sequential": is_sequential}
         parts = []
         for number in np.unique(located).tolist():
             mine = rows[located == number]
-            for part, here, part_samples in self.corpora[number].by_part(
-                samples[mine], corpus_samples[located == number]
-            ):
-                counts, pieces = part.pieces_of(
-                    part_samples,
-                    self.pass_stop,
-                    extra_tokens=int(self.loss_across_documents),
-                    is_sequential=is_sequential,
+            of_corpus = [
+                (mine[here], *part.pieces_of(part_samples, self.pass_stop, **options))
+                for part, here, part_samples in self.corpora[number].by_part(
+                    samples[mine], corpus_samples[located == number]
                 )
-                of_pieces = np.repeat(samples[mine[here]], counts)
-                parts.append(
-                    corpus_rows(
-                        self.sources[number],
-                        mine[here],
-                        counts,
-                        pieces,
-                        seq_len=self.seq_len,
-                        loss_across_documents=self.loss_across_documents,
-                        flags=None if masked is None else masked.flags(number, pieces.starts, of_pieces),
-                    )
+            ]
+            of_parts, counts_of_parts, pieces_of_parts = zip(*of_corpus, strict=True)
+            mine, counts = np.concatenate(of_parts), np.concatenate(counts_of_parts)
+            pieces = Pieces.joined(pieces_of_parts)
+            parts.append(
+                corpus_rows(
+                    self.sources[number],
+                    mine,
+                    counts,
+                    pieces,
+                    seq_len=self.seq_len,
+                    loss_across_documents=self.loss_across_documents,
+                    flags=None
+                    if masked is None
+                    else masked.flags(number, pieces.starts, np.repeat(samples[mine], counts)),
                 )
+            )
         dtype = self.sources[0].dtype
         return lay_out(
             parts, samples=samples, corpora=corpora, seq_len=self.seq_len, dtype=dtype, has_masks=masked is not None
@@ -364,7 +368,7 @@ class StreamPlan:
         return mask_rows(packed, getattr(self.sources[0], "eos_id", None))
 
 
-def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixtures:
+def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixture:
     if sample < 0 or (plan.num_samples is not None and sample >= plan.num_samples):
         raise IndexError(f"sample {sample} of a plan of {plan.num_samples or 'endless'} samples")
     mixture = plan.mixture(cursor or plan.cursor())

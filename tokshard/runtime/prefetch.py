@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from tokshard.errors import LoaderError
 from tokshard.runtime.batches import Packed
 from tokshard.runtime.masks import MaskedTokens
-from tokshard.runtime.order.streams import Mixtures
+from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.steps import Ranks
 from tokshard.runtime.stop import Stop
@@ -123,7 +123,7 @@ class Prefetcher(Generic[Batch]):
             raise
         self._thread.start()
 
-    def start(self, mixture: Mixtures, masked: MaskedTokens | None, ranks: Ranks, sample: int, stop: Stop) -> None:
+    def start(self, mixture: Mixture, masked: MaskedTokens | None, ranks: Ranks, sample: int, stop: Stop) -> None:
         """Make the batches from a sample on, and drop those of the job before."""
         self._job += 1
         self._messages.put(Job(self._job, mixture, masked, ranks, sample, stop))

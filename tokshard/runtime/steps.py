@@ -14,7 +14,8 @@ from tokshard.runtime.batches import PADDING_INDEX, Packed
 from tokshard.runtime.locality import window_steps
 from tokshard.runtime.masks import MaskedTokens
 from tokshard.runtime.options import integer
-from tokshard.runtime.order.streams import Mixtures
+from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.order.permutation import GOLDEN, mixed
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import Stop
 
@@ -38,9 +39,10 @@ _MAX_BATCH_TOKENS = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """How the rows of a global batch are split among data-parallel ranks: contiguous slices, in order.
+    """How the rows of a global batch are split among data-parallel ranks: in contiguous parts.
 
-    With several streams, a step has equally many rows of each, stream after stream, so that a rank reads few of them.
+    With one stream, a hash of the step turns the parts, so that a rank reads of all corpora. With several, a step has
+    equally many rows of each, stream after stream, and a rank keeps its part, so that it reads few of them.
 
     Args:
         global_batch_size: rows of a step over all ranks.
@@ -123,20 +125,30 @@ class Ranks:
         Returns:
             int64 [steps * rows_per_rank]; `PADDING_INDEX` for rows beyond the batch or the pass.
         """
-        within = self.rank * self.rows_per_rank + np.arange(self.rows_per_rank)
+        firsts, parts = starts[:, np.newaxis], np.full((len(starts), 1), self.rank)
+        parts = (parts + turns(firsts, self.world_size, self.num_streams)) % self.world_size
+        within = parts * self.rows_per_rank + np.arange(self.rows_per_rank)
         streams, rounds = np.divmod(within, self.global_batch_size // self.num_streams)
-        firsts = starts[:, np.newaxis]
         found: NDArray[np.int64] = firsts + (streams - firsts) % self.num_streams + rounds * self.num_streams
-        is_padding = np.broadcast_to(within >= self.global_batch_size, found.shape)
+        is_padding = within >= self.global_batch_size
         if stop.sample is not None and stop.pads_last_step:
             is_padding = is_padding | (found >= stop.sample)
         found[is_padding] = PADDING_INDEX
         return found.ravel()
 
 
+def turns(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArray[np.int64]:
+    """By how many ranks the parts of the steps that begin at some samples are turned.
+
+    Weights that alternate would else give a rank the same corpora at every step. With several streams, none is turned.
+    """
+    hashed = mixed(starts.view(np.uint64) * GOLDEN) % np.uint64(world_size)
+    return hashed.view(np.int64) if num_streams == 1 else np.zeros_like(starts)
+
+
 def packed_steps(
     plan: StreamPlan,
-    mixture: Mixtures,
+    mixture: Mixture,
     ranks: Ranks,
     sample: int,
     *,
@@ -179,7 +191,7 @@ def packed_steps(
         steps = min(2 * steps, max(1, int(most / rows)), most_steps(plan, mixture, size, sample, stride))
 
 
-def most_steps(plan: StreamPlan, mixture: Mixtures, global_batch_size: int, sample: int, stride: int) -> int:
+def most_steps(plan: StreamPlan, mixture: Mixture, global_batch_size: int, sample: int, stride: int) -> int:
     """Steps of a layout for which no window is too short."""
     if all(source.is_in_memory for source in plan.sources):
         return _MAX_LAYOUT_ROWS

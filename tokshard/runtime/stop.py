@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.order.streams import Mixtures, samples_before
 from tokshard.runtime.plan import StreamPlan
 
 
@@ -62,22 +63,19 @@ def used_up(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> li
         since: global sample. For a corpus that was used up before it, the next sample counts. Default: where the cursor
             is.
     """
+    limited = [number for number, epochs in enumerate(plan.max_epochs) if math.isfinite(epochs)]
+    if not limited:
+        return []
     mixture, start = plan.mixture(cursor), cursor.sample if since is None else since
-    found = []
-    for number, (name, epochs) in enumerate(zip(plan.names, plan.max_epochs, strict=True)):
-        if math.isfinite(epochs):
-            samples = [_first_beyond(plan, mixture, number, stream, start) for stream in range(plan.num_streams)]
-            found += [UsedUp(sample, name) for sample in samples if sample is not None]
-    first = {used.corpus: used for used in sorted(found, reverse=True)}  # the first of each corpus comes last
-    return sorted(first.values())
-
-
-def _first_beyond(plan: StreamPlan, mixture: Mixtures, number: int, stream: int, start: int) -> int | None:
-    """The first global sample of a stream, from one on, that reads more of a corpus than `max_epochs` allows it."""
-    before = samples_before(start, stream, plan.num_streams)
-    count = mixture.of(stream).counts_before(before)[number]
-    most = plan.corpora[number].num_samples(stream, plan.max_epochs[number])
-    return mixture.sample_of(number, max(most, count), stream)
+    allowed = np.stack([plan.corpora[number].num_samples(plan.max_epochs[number]) for number in limited])
+    beyond = np.maximum(allowed, mixture.balance_before(start).counts[limited])
+    corpora, streams = np.repeat(limited, plan.num_streams), np.tile(np.arange(plan.num_streams), len(limited))
+    samples = mixture.samples_of(corpora, beyond.ravel(), streams).reshape(beyond.shape)
+    return sorted(
+        UsedUp(int(of_corpus[of_corpus >= 0].min()), plan.names[number])
+        for number, of_corpus in zip(limited, samples, strict=True)
+        if (of_corpus >= 0).any()
+    )
 
 
 def stop_of(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> Stop:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tokshard.runtime.masks import MaskedTokens
 from tokshard.runtime.order.finding import find_document
+from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.parts import PlannedCorpus
-from tokshard.runtime.order.streams import Mixtures
 from tokshard.runtime.source import DocumentSpan, TokenSource
 
 _REQUESTS_AT_ONCE = 32
@@ -68,7 +68,7 @@ class TracedPlan(Protocol):
 
 
 def pieces_of_samples(
-    plan: TracedPlan, mixture: Mixtures, samples: NDArray[np.int64], masked: MaskedTokens | None
+    plan: TracedPlan, mixture: Mixture, samples: NDArray[np.int64], masked: MaskedTokens | None
 ) -> list[list[Piece]]:
     """The parts of documents that global samples read, in order.
 
@@ -112,7 +112,7 @@ def _documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpa
 
 
 def occurrences(
-    plan: TracedPlan, mixture: Mixtures, number: int, document: int, epochs: Iterable[int]
+    plan: TracedPlan, mixture: Mixture, number: int, document: int, epochs: Iterable[int]
 ) -> list[Occurrence]:
     """The samples that read a document in some epochs, of the corpus or of the parts that have its blocks.
 
@@ -124,14 +124,15 @@ def occurrences(
         IndexError: the corpus has no such document.
     """
     corpus, place = plan.corpora[number], plan.sources[number].place_of(document)
+    first = mixture.balance_before(mixture.segments[0].start).counts[number].tolist()
     found = []
     for epoch in epochs:
         in_epoch = []
-        for part in range(corpus.num_parts):
+        for part in corpus.parts_of(place.start, place.stop):
             tokens = find_document(corpus.part(part), epoch, place.start, place.stop, pass_stop=plan.pass_stop)
             for one in tokens:
                 stream, corpus_sample = corpus.stream_of(part, one.part_sample)
-                is_known = corpus_sample >= mixture.of(stream).balance.counts[number]
+                is_known = corpus_sample >= first[stream]
                 sample = mixture.sample_of(number, corpus_sample, stream) if is_known else None
                 if sample is not None or not is_known:
                     in_epoch.append(Occurrence(epoch, sample, one.start - place.start, one.stop - place.start))

@@ -49,7 +49,7 @@ class SampleRandom:
     """The random numbers of one global sample, one after another: the same everywhere and after every resume.
 
     Releases of numpy may change what its generators draw, and samples must not change with them: so the numbers are
-    made here, by the formulas of ORDER.md. All transforms of a sample draw from one sequence.
+    made here, by the formulas of STATE.md. All transforms of a sample draw from one sequence.
 
     Args:
         seed: of the plan.

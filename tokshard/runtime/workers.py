@@ -22,7 +22,7 @@ from typing import Any
 from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.batches import Packed
 from tokshard.runtime.masks import MaskedTokens
-from tokshard.runtime.order.streams import Mixtures
+from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.source import TokenSource
 from tokshard.runtime.steps import Ranks, packed_steps
@@ -50,7 +50,7 @@ class Job:
     """
 
     number: int
-    mixture: Mixtures
+    mixture: Mixture
     masked: MaskedTokens | None
     ranks: Ranks
     sample: int

@@ -70,7 +70,7 @@ class PlanReport:
 
     Args:
         fingerprint: hash of the order.
-        sizes: order_version, seed, seq_len, block_tokens, window_blocks, and num_streams if there are several.
+        sizes: order_version, seed, seq_len, block_tokens, window_blocks and num_streams.
         num_steps, num_samples, num_tokens: how much is read; samples that a checkpoint skipped count as read.
         batch_ramp: (step, global_batch_size) from that step on; `global_batch_size` until then.
         bytes_per_token: on disk.

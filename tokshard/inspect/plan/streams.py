@@ -9,8 +9,9 @@ import numpy as np
 
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run
-from tokshard.runtime.options import MAX_STREAMS
+from tokshard.runtime.options import MAX_STREAMS, default_window_blocks
 from tokshard.runtime.order.parts import is_dealt, min_blocks
+from tokshard.runtime.plan import StreamPlan
 
 _ENOUGH = 1.05
 """More streams are not worth it if they save less than this factor."""
@@ -59,25 +60,31 @@ def advise(run: Run, num_nodes: int) -> StreamsAdvice:
     Raises:
         UsageError: there are more nodes than samples in a step.
     """
-    size, window_blocks, corpora = run.global_batch_size, run.plan.shape.window_blocks, corpora_of(run)
+    size, corpora = run.global_batch_size, corpora_of(run)
     if num_nodes > size:
         raise UsageError(f"{num_nodes} nodes share steps of {size} samples", hint="give at most as many --nodes")
     reads = {
-        count: read_amplification(corpora, window_blocks, num_nodes, count)
+        count: read_amplification(corpora, window_blocks_of(run.plan, count), num_nodes, count)
         for count in range(1, min(size, MAX_STREAMS, 4 * num_nodes) + 1)
         if size % count == 0
     }
     best = min(reads.values())
     num_streams = next(count for count, found in reads.items() if found <= _ENOUGH * best)
-    needed = min_blocks(window_blocks, num_streams)
+    needed = min_blocks(window_blocks_of(run.plan, num_streams), num_streams)
     return StreamsAdvice(
         num_nodes=num_nodes,
         num_streams=num_streams,
         reads_without=reads[1],
         reads_with=reads[num_streams],
-        reads_now=read_amplification(corpora, window_blocks, num_nodes, run.plan.num_streams),
+        reads_now=read_amplification(corpora, run.plan.shape.window_blocks, num_nodes, run.plan.num_streams),
         whole={corpus.name: needed for corpus in corpora if num_streams > 1 and corpus.num_blocks < needed},
     )
+
+
+def window_blocks_of(plan: StreamPlan, num_streams: int) -> int:
+    """The blocks of a window if the plan had another number of streams."""
+    shape = plan.shape
+    return default_window_blocks(shape.block_tokens, num_streams) if plan.has_default_windows else shape.window_blocks
 
 
 def corpora_of(run: Run) -> list[CorpusReads]:

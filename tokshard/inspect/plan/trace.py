@@ -17,6 +17,7 @@ from tokshard.inspect.corpus.documents import origin_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.runtime.batches import PADDING_INDEX
 from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.steps import turns
 from tokshard.runtime.stop import Stop
 from tokshard.runtime.tracing import Piece
 
@@ -91,7 +92,9 @@ class RankView:
         place = run.place_of(sample)
         if place is None:
             return None, None, None
-        return place.step, *divmod(place.row, -(-place.size // self.world_size))  # slices are contiguous
+        part, row = divmod(place.row, -(-place.size // self.world_size))
+        (turn,) = turns(np.array([place.start]), self.world_size, run.plan.num_streams).tolist()
+        return place.step, (part - turn) % self.world_size, row
 
     def shows(self, rank: int | None) -> bool:
         """Whether rows of this rank are shown."""

@@ -145,14 +145,10 @@ def positions_of_blocks(order: CorpusOrder, epoch: int, blocks: NDArray[np.int64
     if order.has_tail:
         positions[blocks == num_blocks] = order.num_full_blocks
     here = np.flatnonzero(blocks < num_blocks)
-    numbers = blocks[here].astype(np.uint64)
-    if order.take != 1:
-        numbers = order.take_permutation.inverse(numbers)
-    is_read = numbers < (order.part.deal.length if order.part else order.num_full_blocks)
+    dealt = order.deal.inverse(blocks[here].astype(np.uint64))
+    numbers, streams = np.divmod(dealt, np.uint64(order.num_parts))
+    is_read = (dealt < order.num_taken_blocks) & (streams == order.stream)
     here, numbers = here[is_read], numbers[is_read]
-    if order.part is not None:
-        numbers, is_own = order.part.inverse(numbers)
-        here, numbers = here[is_own], numbers[is_own]
     if len(here):
         positions[here] = order.block_permutation(epoch).inverse(numbers).astype(np.int64)
     return positions

@@ -1,9 +1,18 @@
-"""Which corpus a sample comes from, and which sample of that corpus it is, in closed form.
+"""Which corpus a sample comes from, and which sample of that corpus it is, in closed form, for all streams at once.
 
-The corpora, in plan order, are the leaves of a balanced binary tree. Of its first n samples, a node gives ``L(n)`` to
-its left half, where L is the line ``n * share``, rounded: never one sample away from it. So a sample is found by
-walking down the tree, and the error of a corpus is one rounding per level of the tree.
-`rounding` has the arithmetic of a node, with an example. ORDER.md, section 7, has the rules.
+The corpora, in plan order, are the leaves of a balanced binary tree. Of its first n samples in a stream, a node gives
+its left half ``L(n) = (r + n * s) div 2**64``: the line of the half's share s, rounded. So a sample is found by walking
+down the tree, and a corpus is off by one rounding per level. Here is an example in units of 1/16. The left half has
+weight 3 and the right half 5, so ``s = floor(16 * 3/8) = 6``; the remainder r is 8 at the start, that is 1/2.
+
+    n                      0   1   2   3   4   5   6   7   8
+    8 + 6 n                8  14  20  26  32  38  44  50  56
+    L(n) = that div 16     0   0   1   1   2   2   2   3   3
+    sample n goes to       R   L   R   L   R   R   L   R
+
+Sample 3 of the node is sample ``L(3) = 1`` of the left half, sample 4 is sample ``4 - L(4) = 2`` of the right half. If
+the weights change after 5 samples, the line is at 38/16 and the left half got 2: the next weights start with the
+remainder ``38 - 2 * 16 = 6``. ORDER.md, section 7, has the rules.
 """
 
 from __future__ import annotations
@@ -12,12 +21,29 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.order.rounding import HALF, ONE, Split
+from tokshard.runtime.order.permutation import KEY_WORDS, Permutation
+from tokshard.runtime.order.seeds import derive_key
+
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+ONE = 1 << 64
+"""Shares and remainders are integers in units of 2**-64: what is left of 1 is lost after 2**64 samples."""
+
+_END = (3 << 61) + 1
+"""No run has so many samples: it may read on a little from 2**62."""
+
+_LOW, _BITS_32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+_KEPT_BYTES = 1 << 28
+"""Balances at the starts of segments are kept up to about this size; of more, only some of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,107 +59,99 @@ class Segment:
     weights: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Balance:
     """What later samples need to know of all earlier ones.
 
     Args:
-        counts: samples of each corpus, in plan order.
-        remainders: per node of the tree, the rounding that is carried on, in units of 2**-64: 1/2 at the start, more if
-            the left half got less than its share. Always less than two samples, whatever the history was.
+        counts: int64 [corpora, streams], samples of each.
+        remainders: uint64 [nodes, streams], the rounding that each node carries on, in units of 2**-64.
     """
 
-    counts: tuple[int, ...]
-    remainders: tuple[int, ...]
+    counts: Ints
+    remainders: Words
 
     @classmethod
-    def at_start(cls, num_corpora: int) -> Balance:
-        """The balance of a new run."""
-        return cls(counts=(0,) * num_corpora, remainders=(HALF,) * (num_corpora - 1))
+    def at_start(cls, seed: int, num_streams: int, num_corpora: int) -> Balance:
+        """The balance of a new run.
 
+        The streams start a node at staggered remainders, or all would round at the same time. So the root of C streams
+        gives what one that rounds once would give: ``floor(x) + floor(x + 1/C) + ... = floor(C x)`` (Hermite).
+        """
+        odd = 2 * _places(seed, num_streams, num_corpora - 1).astype(np.uint64) + np.uint64(1)
+        quotient, rest = divmod(1 << 63, num_streams)
+        return cls(
+            counts=np.zeros((num_corpora, num_streams), np.int64),
+            remainders=odd * np.uint64(quotient) + odd * np.uint64(rest) // np.uint64(num_streams),
+        )
 
-class Node(NamedTuple):
-    """A node covers the corpora ``[start, stop)``; its halves meet at `middle`. Nodes are numbered in preorder."""
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Balance):
+            return NotImplemented
+        return np.array_equal(self.counts, other.counts) and np.array_equal(self.remainders, other.remainders)
 
-    start: int
-    middle: int
-    stop: int
-
-    def left(self, number: int) -> int:
-        return number + 1
-
-    def right(self, number: int) -> int:
-        return number + self.middle - self.start
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Mixture:
-    """The corpora of a run, sample by sample, under weights that change at given samples.
+    """The corpora of a run's samples, under weights that change at given samples.
 
-    Any position is reached at once: a sample costs a step per level of the tree, and each segment before it a step per
-    corpus, once.
-
-    Before the first change a node is at most 3/4 of a sample off its share, and 1/2 if one half has nearly all of it; a
-    half inherits what its node is off by its share. So 512 corpora are at most 4.75 samples off, 2**15 at most 8; and
-    g / 2**64 more per level after g samples, because shares are cut to 64 bits. The rounding is carried over a change
-    of weights, less than 3/2 per node, so that a node is never further off, however often weights change. A corpus is,
-    because its nodes' rounding counts by the shares of then: small changes (an anneal in 5,000 steps) stay below 1
-    sample, changes to any other weights add up like a random walk (7 corpora: 4 to 13 samples after 2,000). Nothing
-    else is carried: what was read before is not caught up.
+    Any position is reached at once: a sample costs a step per level of the tree, and each segment before it so much
+    once, for all streams together.
 
     Args:
-        key: uint64 [corpora - 1], from the seed: makes the dither of each node; None: without dither, for one of
-            several streams, which differ anyway.
+        seed: of the plan.
+        num_streams: of the plan.
         segments: by ascending start.
-        balance: at the start of the first segment.
+        balance: at the start of the first segment; None: that is the start of the run.
     """
 
-    def __init__(self, *, key: NDArray[np.uint64] | None, segments: tuple[Segment, ...], balance: Balance) -> None:
-        self.key, self.segments, self.balance = key, segments, balance
-        self._nodes = tree(len(balance.counts))
+    def __init__(
+        self, *, seed: int, num_streams: int, segments: tuple[Segment, ...], balance: Balance | None = None
+    ) -> None:
+        self.seed, self.num_streams, self.segments, self.balance = seed, num_streams, segments, balance
+        self.num_corpora = len(segments[0].weights)
+        self._tree = _tree(self.num_corpora)
+        self._starts = np.array([*(segment.start for segment in segments), _END], np.int64)
+        size = 24 * num_streams * self.num_corpora * len(segments)
+        self._keep_every = -(-size // _KEPT_BYTES)
         # by segment, as far as they were asked for; two threads may count the same, and find the same
-        self._balances: dict[int, Balance] = {0: balance}
-        self._splits: dict[int, list[Split]] = {}
+        self._balances: dict[int, Balance] = {}
+        self._shares: dict[int, _Shares] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self.key, self.segments, self.balance))  # without what was counted already
+        return (_rebuild, (self.seed, self.num_streams, self.segments, self.balance))  # without what was counted
 
     def changed(self, segments: tuple[Segment, ...]) -> Mixture:
-        """A mixture with other segments, which keeps what was counted for those that are the same."""
-        changed = Mixture(key=self.key, segments=segments, balance=self.balance)
-        for index, (segment, other) in enumerate(zip(self.segments, segments, strict=False)):
-            if segment != other:
+        """The same with other segments, which keeps what was counted for those that are the same."""
+        changed = Mixture(seed=self.seed, num_streams=self.num_streams, segments=segments, balance=self.balance)
+        num_same = 0
+        for one, other in zip(self.segments, segments, strict=False):
+            if one != other:
                 break
-            if index in self._balances:
-                changed._balances[index] = self._balances[index]
+            num_same += 1
+        # the balance at a start needs the weights before it only
+        changed._balances = {
+            index: balance
+            for index, balance in list(self._balances.items())
+            if index <= num_same and changed._starts[index] == self._starts[index]
+        }
         return changed
 
     def since(self, sample: int) -> Mixture:
-        """The mixture from a global sample on, without the segments that end before it."""
+        """The same from a global sample on, without the segments that end before it."""
         index = self._segment_at(sample)
-        return Mixture(key=self.key, segments=self.segments[index:], balance=self._balance_at(index))
+        return _rebuild(self.seed, self.num_streams, self.segments[index:], self._balance_at(index)) if index else self
 
-    def counts_before(self, sample: int) -> tuple[int, ...]:
-        """How many samples of each corpus come before a global sample.
+    def weights_at(self, sample: int) -> tuple[float, ...]:
+        """The weights in force at a global sample, which is not before the first segment."""
+        return self.segments[self._segment_at(sample)].weights
 
-        Raises:
-            ValueError: the sample lies before the first segment.
-        """
-        return self.balance_before(sample).counts
-
-    def balance_before(self, sample: int) -> Balance:
-        """The balance before a global sample.
-
-        Raises:
-            ValueError: the sample lies before the first segment.
-        """
-        index = self._segment_at(sample)
-        return self._balance_after(index, sample - self.segments[index].start)
-
-    def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Corpus and sample of that corpus for each global sample.
+    def locate(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Corpus of each global sample, and which sample of that corpus it is in its stream.
 
         Args:
-            samples: int64 [n], ascending.
+            samples: int64 [n], in any order.
 
         Returns:
             int64 [n] twice.
@@ -141,41 +159,66 @@ class Mixture:
         Raises:
             ValueError: a sample lies before the first segment.
         """
+        numbers, streams = np.divmod(samples, self.num_streams)
+        if len(samples):
+            self._segment_at(int(samples.min()))
         corpora, corpus_samples = np.empty_like(samples), np.empty_like(samples)
-        done = 0
-        while done < len(samples):
-            index = self._segment_at(int(samples[done]))
-            stop = len(samples)
-            if index + 1 < len(self.segments):
-                stop = int(np.searchsorted(samples, self.segments[index + 1].start))
-            inside = samples[done:stop] - self.segments[index].start
-            corpora[done:stop], corpus_samples[done:stop] = self._locate(index, inside)
-            done = stop
+        indices = np.searchsorted(self._starts[:-1], samples, "right") - 1
+        for index in np.unique(indices).tolist():
+            here: Ints | slice = slice(None) if (indices == index).all() else np.flatnonzero(indices == index)
+            mine, balance = streams[here], self._balance_at(index)
+            inside = numbers[here] - samples_before(self.segments[index].start, mine, self.num_streams)
+            corpora[here], inside = self._descend(index, mine, inside)
+            corpus_samples[here] = inside + balance.counts[corpora[here], mine]
         return corpora, corpus_samples
 
-    def sample_of(self, corpus: int, corpus_sample: int) -> int | None:
-        """The global sample that is sample `corpus_sample` of a corpus; None if the corpus never gets that many.
+    def counts_before(self, sample: int) -> tuple[int, ...]:
+        """How many samples of each corpus come before a global sample, over all streams.
 
         Raises:
-            ValueError: that sample came before the first segment.
+            ValueError: the sample lies before the first segment.
         """
-        if corpus_sample < self.balance.counts[corpus]:
-            raise ValueError(f"sample {corpus_sample} of corpus {corpus} lies before the first weights")
-        for index, segment in enumerate(self.segments):
-            missing = corpus_sample - self._balance_at(index).counts[corpus]
-            length = self.segments[index + 1].start - segment.start if index + 1 < len(self.segments) else None
-            if length is None:
-                length = self._enough(index, corpus, missing)
-            if length is not None and self._gained(index, corpus, length) > missing:
-                low, high = 0, length  # the corpus has `missing` samples before low, more before high
-                while high - low > 1:
-                    middle = (low + high) // 2
-                    if self._gained(index, corpus, middle) > missing:
-                        high = middle
-                    else:
-                        low = middle
-                return segment.start + low
-        return None
+        return tuple(self.balance_before(sample).counts.sum(1).tolist())
+
+    def balance_before(self, sample: int) -> Balance:
+        """The balance before a global sample.
+
+        Raises:
+            ValueError: the sample lies before the first segment.
+        """
+        return self._advanced(self._segment_at(sample), sample)
+
+    def samples_of(self, corpora: Ints, corpus_samples: Ints, streams: Ints) -> Ints:
+        """The global samples that read given samples of corpora: the inverse of `locate`.
+
+        Args:
+            corpora, corpus_samples, streams: int64 [n]; sample `corpus_samples` of a corpus in a stream.
+
+        Returns:
+            int64 [n]; -1 where the corpus never gets so many in the stream, as far as samples are counted.
+
+        Raises:
+            ValueError: one of them came before the first segment.
+        """
+        if bool((corpus_samples < self._balance_at(0).counts[corpora, streams]).any()):
+            raise ValueError("a sample of a corpus lies before the first weights")
+        found, waiting = np.full(len(corpora), -1, np.int64), np.arange(len(corpora))
+        for index in range(len(self.segments)):
+            after = self._balance_at(index + 1).counts[corpora[waiting], streams[waiting]]
+            is_here = after > corpus_samples[waiting]
+            here = waiting[is_here]
+            if len(here):
+                of, mine = corpora[here], streams[here]
+                missing = corpus_samples[here] - self._balance_at(index).counts[of, mine]
+                first = samples_before(self.segments[index].start, mine, self.num_streams)
+                found[here] = (first + self._search(index, of, mine, missing)) * self.num_streams + mine
+            waiting = waiting[~is_here]
+        return found
+
+    def sample_of(self, corpus: int, corpus_sample: int, stream: int = 0) -> int | None:
+        """`samples_of` one sample; None if there is none."""
+        found = self.samples_of(np.array([corpus]), np.array([corpus_sample]), np.array([stream]))
+        return None if found[0] < 0 else int(found[0])
 
     def _segment_at(self, sample: int) -> int:
         index = bisect_right(self.segments, sample, key=lambda segment: segment.start) - 1
@@ -184,136 +227,192 @@ class Mixture:
         return index
 
     def _balance_at(self, index: int) -> Balance:
-        """The balance at the start of a segment."""
+        """The balance at the start of a segment, or where samples end."""
         known = index
-        while known not in self._balances:
+        while known and known not in self._balances:
             known -= 1
-        while known < index:
-            length = self.segments[known + 1].start - self.segments[known].start
-            self._balances[known + 1] = self._balance_after(known, length)
-            known += 1
-        return self._balances[index]
+        if known not in self._balances:
+            start = self.balance or Balance.at_start(self.seed, self.num_streams, self.num_corpora)
+            self._balances[0] = start
+        balance = self._balances[known]
+        for past in range(known, index):
+            balance = self._advanced(past, int(self._starts[past + 1]), balance)
+            if (past + 1) % self._keep_every == 0:
+                self._balances[past + 1] = balance
+        return balance
 
-    def _balance_after(self, index: int, count: int) -> Balance:
-        """The balance after so many samples of a segment."""
-        before = self._balance_at(index)
-        counts, remainders = list(before.counts), list(before.remainders)
-        splits = self._splits_of(index)
-        gained = {0: count}  # by node; a half with one corpus is not a node
-        if not splits:
-            counts[0] += count
-        for number, (node, split) in enumerate(zip(self._nodes, splits, strict=True)):
-            total = gained.pop(number)
-            left = split.left_before(total)
-            if 0 < split.share < ONE:
-                remainders[number] += total * split.share - left * ONE
-            for start, stop, child, part in (
-                (node.start, node.middle, node.left(number), left),
-                (node.middle, node.stop, node.right(number), total - left),
-            ):
-                if stop - start == 1:
-                    counts[start] += part
-                else:
-                    gained[child] = part
-        return Balance(counts=tuple(counts), remainders=tuple(remainders))
+    def _advanced(self, index: int, sample: int, balance: Balance | None = None) -> Balance:
+        """From the start of a segment to a sample."""
+        before, tree, shares = balance or self._balance_at(index), self._tree, self._shares_of(index)
+        streams = np.arange(self.num_streams)
+        start = samples_before(self.segments[index].start, streams, self.num_streams)
+        given = np.empty((2 * self.num_corpora - 1, self.num_streams), np.int64)
+        given[0] = samples_before(sample, streams, self.num_streams) - start
+        remainders = before.remainders.copy()
+        for level in tree.levels:
+            left, remainders[level] = shares.left(level[:, np.newaxis], given[level], remainders[level])
+            given[tree.lefts[level]], given[tree.rights[level]] = left, given[level] - left
+        return Balance(counts=before.counts + given[self.num_corpora - 1 :], remainders=remainders)
 
-    def _splits_of(self, index: int) -> list[Split]:
-        splits = self._splits.get(index)
-        if splits is None:
-            balance = self._balance_at(index)
-            shares = shares_of(self._nodes, self.segments[index].weights)
-            counts = _prefix_sums(balance.counts)
-            keys = [None] * len(self._nodes) if self.key is None else self.key.tolist()
-            splits = [
-                _split(node, share, counts, remainder, key)
-                for node, share, remainder, key in zip(self._nodes, shares, balance.remainders, keys, strict=True)
-            ]
-            self._splits[index] = splits
-        return splits
+    def _descend(self, index: int, streams: Ints, inside: Ints, corpora: Ints | None = None) -> tuple[Ints, Ints]:
+        """Follow samples of one segment down the tree.
 
-    def _locate(self, index: int, inside: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Corpus and sample of that corpus, of samples of one segment that are counted from its start."""
-        corpora, corpus_samples = np.empty_like(inside), np.empty_like(inside)
-        counts, splits = self._balance_at(index).counts, self._splits_of(index)
-        # (first corpus, last + 1, node if there are two or more, which samples, their numbers at the node)
-        waiting = [(0, len(counts), 0, np.arange(len(inside)), inside.astype(np.uint64))]
-        while waiting:
-            start, stop, number, places, numbers = waiting.pop()
-            if stop - start == 1:
-                corpora[places] = start
-                corpus_samples[places] = numbers.view(np.int64) + counts[start]
-                continue
-            node = self._nodes[number]
-            before, is_left = splits[number].halves(numbers)
-            left, right = np.flatnonzero(is_left), np.flatnonzero(~is_left)
-            if len(left):
-                waiting.append((start, node.middle, node.left(number), places[left], before[left]))
-            if len(right):
-                waiting.append((node.middle, stop, node.right(number), places[right], (numbers - before)[right]))
-        return corpora, corpus_samples
+        Args:
+            inside: int64 [n], samples of the streams, counted from the start of the segment.
+            corpora: int64 [n], where to go; default: to the corpora that the samples are of.
 
-    def _gained(self, index: int, corpus: int, count: int) -> int:
-        """Samples of one corpus among the first `count` of a segment."""
-        splits = self._splits_of(index)
-        start, stop, number = 0, len(self.balance.counts), 0
-        while stop - start > 1:
-            node, left = self._nodes[number], splits[number].left_before(count)
-            if corpus < node.middle:
-                stop, number, count = node.middle, node.left(number), left
-            else:
-                start, number, count = node.middle, node.right(number), count - left
-        return count
+        Returns:
+            int64 [n] twice: the corpora, and how many samples of them in the stream come before.
+        """
+        balance, tree, shares = self._balance_at(index), self._tree, self._shares_of(index)
+        first_leaf = self.num_corpora - 1
+        at, numbers = np.zeros_like(inside), inside.copy()
+        here: Ints | slice = slice(None)
+        for _ in tree.levels:
+            nodes, mine, total = at[here], streams[here], numbers[here]
+            left, after = shares.left(nodes, total, balance.remainders[nodes, mine])
+            is_left = shares.grow(nodes, after) if corpora is None else corpora[here] < tree.middles[nodes]
+            at[here] = np.where(is_left, tree.lefts[nodes], tree.rights[nodes])
+            numbers[here] = np.where(is_left, left, total - left)
+            if not tree.is_even:
+                here = np.flatnonzero(at < first_leaf)
+        return at - first_leaf, numbers
 
-    def _enough(self, index: int, corpus: int, missing: int) -> int | None:
-        """A length of the last segment in which a corpus gets more than `missing` samples."""
-        if not self.segments[index].weights[corpus]:
-            return None
-        length = 1
-        while self._gained(index, corpus, length) <= missing:
-            length *= 2
-            if length >> 200:  # a share of less than 2**-64 rounds to nothing
-                return None
-        return length
+    def _search(self, index: int, corpora: Ints, streams: Ints, missing: Ints) -> Ints:
+        """After how many samples of a segment, in which they get more than that, corpora have got so many.
+
+        Args:
+            missing: int64 [n], samples of the corpora.
+        """
+        longest = samples_before(int(self._starts[index + 1]), streams, self.num_streams) - samples_before(
+            self.segments[index].start, streams, self.num_streams
+        )
+
+        def has_more(lengths: Ints) -> NDArray[np.bool_]:
+            return self._descend(index, streams, lengths, corpora)[1] > missing
+
+        # near the line, which is off by less than two per level; where that does not hold, anywhere
+        weights = np.array(self.segments[index].weights)
+        with np.errstate(all="ignore"):
+            share = (weights / weights.max() / (weights / weights.max()).sum())[corpora]
+            off = 2.0 * len(self._tree.levels) + 1
+            low, high = ((missing + sign * off) / share * (1 + sign * 1e-9) + sign for sign in (-1, 1))
+        low, high = (
+            np.minimum(np.nan_to_num(np.clip(bound, 0, 2.0**62)).astype(np.int64), longest) for bound in (low, high)
+        )
+        low, high = np.where(has_more(low), 0, low), np.where(has_more(high), high, longest)
+        while bool((high - low > 1).any()):
+            middle = (low + high) // 2
+            is_enough = has_more(middle)
+            low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
+        return low
+
+    def _shares_of(self, index: int) -> _Shares:
+        shares = self._shares.get(index)
+        if shares is None:
+            shares = self._shares[index] = _Shares.of(self._tree, self.segments[index].weights)
+        return shares
 
 
-def _rebuild(key: NDArray[np.uint64] | None, segments: tuple[Segment, ...], balance: Balance) -> Mixture:
-    return Mixture(key=key, segments=segments, balance=balance)
+def _rebuild(seed: int, num_streams: int, segments: tuple[Segment, ...], balance: Balance | None) -> Mixture:
+    return Mixture(seed=seed, num_streams=num_streams, segments=segments, balance=balance)
 
 
-def tree(num_corpora: int) -> list[Node]:
-    """The nodes in preorder."""
-    found: list[Node] = []
-    waiting = [(0, num_corpora)]
+class _Tree(NamedTuple):
+    """The binary tree over corpora. Its nodes are numbered in preorder, and its leaves after them, in plan order.
+
+    Args:
+        bounds: (first corpus, first of the right half, last + 1) of each node.
+        lefts, rights: int64 [nodes], the halves of each.
+        middles: int64 [nodes], the first corpus of the right half.
+        levels: the nodes of each depth.
+        is_even: all leaves are at the same depth.
+    """
+
+    bounds: tuple[tuple[int, int, int], ...]
+    lefts: Ints
+    rights: Ints
+    middles: Ints
+    levels: tuple[Ints, ...]
+    is_even: bool
+
+
+@lru_cache(maxsize=8)
+def _tree(num_corpora: int) -> _Tree:
+    bounds, depths = [], []
+    waiting = [(0, num_corpora, 0)]
     while waiting:
-        start, stop = waiting.pop()
+        start, stop, depth = waiting.pop()
         if stop - start > 1:
             middle = (start + stop) // 2
-            found.append(Node(start, middle, stop))
-            waiting += [(middle, stop), (start, middle)]
-    return found
+            bounds.append((start, middle, stop))
+            depths.append(depth)
+            waiting += [(middle, stop, depth + 1), (start, middle, depth + 1)]
+    halves = []
+    for number, (start, middle, stop) in enumerate(bounds):
+        leaf = num_corpora - 1
+        left = number + 1 if middle - start > 1 else leaf + start
+        right = number + middle - start if stop - middle > 1 else leaf + middle
+        halves.append((left, right))
+    lefts, rights = np.array(halves, np.int64).reshape(-1, 2).T.copy()
+    middles = np.array([middle for _, middle, _ in bounds], np.int64)
+    levels = tuple(np.flatnonzero(np.array(depths) == depth) for depth in sorted(set(depths)))
+    return _Tree(tuple(bounds), lefts, rights, middles, levels, num_corpora == 1 << len(levels))
 
 
-def shares_of(nodes: Sequence[Node], weights: Sequence[float]) -> list[int]:
-    """The share of the left half of each node, in units of 2**-64; 0 for a node without weight."""
-    sums = _prefix_sums(_integers(weights))
-    found = []
-    for node in nodes:
-        total, left = sums[node.stop] - sums[node.start], sums[node.middle] - sums[node.start]
-        found.append((left << 64) // total if total else 0)
-    return found
+class _Shares(NamedTuple):
+    """The shares of the left halves of all nodes, in units of 2**-64.
+
+    Args:
+        words: uint64 [nodes]; 0 also for 2**64.
+        is_all: bool [nodes], whether the share is 2**64.
+    """
+
+    words: Words
+    is_all: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, tree: _Tree, weights: Sequence[float]) -> _Shares:
+        """The shares under some weights; 0 for a node without weight."""
+        sums = [0, *accumulate(_integers(weights))]
+        found = []
+        for start, middle, stop in tree.bounds:
+            total = sums[stop] - sums[start]
+            found.append((sums[middle] - sums[start] << 64) // total if total else 0)
+        return cls(
+            words=np.array([share % ONE for share in found], np.uint64),
+            is_all=np.array([share == ONE for share in found], np.bool_),
+        )
+
+    def left(self, nodes: Ints, numbers: Ints, remainders: Words) -> tuple[Ints, Words]:
+        """How many of so many samples of nodes their left halves get, and the remainders after them."""
+        share, n = self.words[nodes], numbers.view(np.uint64)
+        share_low, share_high, low, high = share & _LOW, share >> _BITS_32, n & _LOW, n >> _BITS_32
+        middle = high * share_low + (low * share_low >> _BITS_32)
+        other = low * share_high + (middle & _LOW)
+        product = high * share_high + (middle >> _BITS_32) + (other >> _BITS_32)
+        after = n * share + remainders
+        return (product + (after < remainders) + n * self.is_all[nodes]).view(np.int64), after
+
+    def grow(self, nodes: Ints, remainders: Words) -> NDArray[np.bool_]:
+        """Whether the left halves get one sample more, too."""
+        share = self.words[nodes]
+        return (remainders + share < share) | self.is_all[nodes]
 
 
-def _split(node: Node, share: int, counts: Sequence[int], remainder: int, key: int | None) -> Split:
-    node_count_before = counts[node.stop] - counts[node.start]
-    dither = 0 if key is None else min(share, ONE - share)
-    return Split(share, dither, node_count_before, remainder, key or 0)
+def samples_before(sample: int, streams: Any, num_streams: int) -> Any:
+    """How many samples of a stream, or of each of an array of them, come before a global sample."""
+    return -(-(sample - streams) // num_streams)
 
 
-def _prefix_sums(values: Sequence[int]) -> list[int]:
-    sums = [0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return sums
+@lru_cache(maxsize=2)
+def _places(seed: int, num_streams: int, num_nodes: int) -> NDArray[np.uint16]:
+    """The place of each stream among those that start at a node, in a row between 0 and 1: uint16 [nodes, streams]."""
+    places = np.zeros((num_nodes, num_streams), np.uint16)
+    for node in range(num_nodes if num_streams > 1 else 0):
+        key = derive_key(seed, "phases", window=node, words=KEY_WORDS)
+        places[node] = Permutation(length=num_streams, key=key).all()
+    return places
 
 
 def _integers(weights: Sequence[float]) -> list[int]:

@@ -2,41 +2,33 @@
 
 A plan with C streams is C plans side by side: global sample g is sample ``g div C`` of stream ``g mod C``. A large
 corpus is dealt to them once, block by block, so that what a stream reads never changes place. Of a small one a part
-would be too little to shuffle: the streams read its samples in turn. ORDER.md, section 13, has the rules.
+would be too little to shuffle: the streams read its samples in turn. ORDER.md, section 4, has the rules.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.order.permutation import KEY_WORDS, Permutation
-from tokshard.runtime.order.seeds import derive_key
 from tokshard.runtime.order.shuffled import ShuffledCorpus
-from tokshard.runtime.order.windows import Part, Shape
+from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.source import TokenSource
 
 MIN_PART_WINDOWS = 4
 """A corpus is dealt to streams if the part of each has so many windows."""
 
-MIN_PART_WINDOW_BLOCKS = 64
-"""A window of a part has at least so many blocks, unless the windows of the plan have fewer."""
-
-
-def part_window_blocks(window_blocks: int, num_streams: int) -> int:
-    """Blocks of the windows of parts. The windows of all streams together have as many as one of a plan without."""
-    return min(window_blocks, max(MIN_PART_WINDOW_BLOCKS, window_blocks // num_streams))
+_MANY = (1 << 63) - 1
+"""More samples than a run has."""
 
 
 def min_blocks(window_blocks: int, num_streams: int) -> int:
     """Full blocks from which on a corpus is dealt to streams."""
-    return MIN_PART_WINDOWS * num_streams * part_window_blocks(window_blocks, num_streams)
+    return MIN_PART_WINDOWS * num_streams * window_blocks
 
 
 def is_dealt(num_full_blocks: int, window_blocks: int, num_streams: int) -> bool:
@@ -49,7 +41,6 @@ class PlannedCorpus:
 
     Args:
         seed: of the plan.
-        copy_index: corpora before it in the plan that have the same content.
         start_epoch: epoch that counts as the first.
         take: read only this part of the full blocks.
         num_streams: of the plan.
@@ -61,14 +52,13 @@ class PlannedCorpus:
         shape: Shape,
         *,
         seed: int,
-        copy_index: int = 0,
         start_epoch: int = 0,
         take: float = 1.0,
         num_streams: int = 1,
     ) -> None:
         self.source, self.shape, self.seed, self.take = source, shape, seed, take
-        self.copy_index, self.start_epoch, self.num_streams = copy_index, start_epoch, num_streams
-        self._whole = self._shuffled(shape, None)
+        self.start_epoch, self.num_streams = start_epoch, num_streams
+        self._whole = self._shuffled(0, 1)
         self._parts: dict[int, ShuffledCorpus] = {}
 
     def reader(self) -> PlannedCorpus:
@@ -77,7 +67,6 @@ class PlannedCorpus:
             self.source,
             self.shape,
             seed=self.seed,
-            copy_index=self.copy_index,
             start_epoch=self.start_epoch,
             take=self.take,
             num_streams=self.num_streams,
@@ -109,15 +98,8 @@ class PlannedCorpus:
         if not self.is_dealt:
             return self._whole.num_windows
         small, num_larger = divmod(self.num_full_blocks, self.num_streams)
-        per_part = self.part_shape.window_blocks
+        per_part = self.shape.window_blocks
         return num_larger * -(-(small + 1) // per_part) + (self.num_streams - num_larger) * -(-small // per_part)
-
-    @property
-    def part_shape(self) -> Shape:
-        """The sizes of a part: its windows have fewer blocks."""
-        if not self.is_dealt:
-            return self.shape
-        return replace(self.shape, window_blocks=part_window_blocks(self.shape.window_blocks, self.num_streams))
 
     def part(self, number: int) -> ShuffledCorpus:
         """A part by its number: of the stream that owns it, or 0 for the whole corpus."""
@@ -125,9 +107,8 @@ class PlannedCorpus:
             return self._whole
         part = self._parts.get(number)
         if part is None:
-            words = derive_key(self.seed, "stream", window=number, words=1)
-            dealt = Part(stream=number, num_streams=self.num_streams, seed=int(words[0]), deal=self._deal)
-            part = self._parts.setdefault(number, self._shuffled(self.part_shape, dealt))  # two threads may make it
+            # two threads may make it
+            part = self._parts.setdefault(number, self._shuffled(number, self.num_streams))
         return part
 
     def by_part(
@@ -162,25 +143,38 @@ class PlannedCorpus:
         corpus_sample, stream = divmod(part_sample, self.num_streams)
         return stream, corpus_sample
 
-    def num_samples(self, stream: int, epochs: float) -> int:
-        """Samples of this corpus in a stream before its part, or the whole corpus, was read so often."""
-        part = self.part(stream)
-        of_part = math.ceil(Fraction(epochs) * part.num_tokens / self.shape.seq_len)
-        return of_part if self.is_dealt else max(0, -(-(of_part - stream) // self.num_streams))
+    def num_samples(self, epochs: float) -> NDArray[np.int64]:
+        """Samples of this corpus in each stream before its part, or the whole corpus, was read so often."""
+        streams = np.arange(self.num_streams)
+        tokens = np.full(1, self.num_tokens)
+        if self.is_dealt:
+            tokens = -(-(self.num_full_blocks - streams) // self.num_streams) * self.shape.block_tokens
+            tokens[-1] += self.num_tokens - self.num_full_blocks * self.shape.block_tokens
+        sizes, which = np.unique(tokens, return_inverse=True)
+        counts = [min(math.ceil(Fraction(epochs) * size / self.shape.seq_len), _MANY) for size in sizes.tolist()]
+        found: NDArray[np.int64] = np.array(counts, np.int64)[which]
+        return found if self.is_dealt else np.maximum(-(-(found - streams) // self.num_streams), 0)
 
-    @cached_property
-    def _deal(self) -> Permutation:
-        content = bytes.fromhex(self.source.fingerprint)
-        key = derive_key(self.seed, "deal", corpus=content, copy_index=self.copy_index, words=KEY_WORDS)
-        return Permutation(length=self.num_full_blocks, key=key)
+    def parts_of(self, start: int, stop: int) -> list[int]:
+        """The parts that read some of a stretch of the corpus."""
+        if not self.is_dealt:
+            return [0]
+        order, size = self._whole.order, self.shape.block_tokens
+        blocks = np.arange(start // size, -(-stop // size), dtype=np.uint64)
+        is_full = blocks < order.num_corpus_blocks
+        numbers = order.deal.inverse(blocks[is_full])
+        owners = set((numbers[numbers < self.num_full_blocks] % np.uint64(self.num_streams)).tolist())
+        if order.has_tail and not is_full.all():
+            owners.add(self.num_streams - 1)
+        return sorted(owners)
 
-    def _shuffled(self, shape: Shape, part: Part | None) -> ShuffledCorpus:
+    def _shuffled(self, stream: int, num_parts: int) -> ShuffledCorpus:
         return ShuffledCorpus(
             self.source,
-            shape,
+            self.shape,
             seed=self.seed,
-            copy_index=self.copy_index,
             start_epoch=self.start_epoch,
             take=self.take,
-            part=part,
+            stream=stream,
+            num_parts=num_parts,
         )

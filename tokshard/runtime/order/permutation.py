@@ -22,7 +22,7 @@ _CHUNK = 32_768
 
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -181,9 +181,14 @@ def keyed_hashes(index: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray
     Returns:
         uint64 [keys, n].
     """
-    hashed = (index + keys[:, :1]) * _GOLDEN
+    hashed = (index + keys[:, :1]) * GOLDEN
     for word in (1, 2):
-        hashed = (hashed ^ (hashed >> np.uint64(30))) * _MIX_1
-        hashed = (hashed ^ (hashed >> np.uint64(27))) * _MIX_2
-        hashed = (hashed ^ (hashed >> np.uint64(31))) + keys[:, word : word + 1]
+        hashed = mixed(hashed) + keys[:, word : word + 1]
     return hashed
+
+
+def mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of splitmix64, of each word."""
+    words = (words ^ (words >> np.uint64(30))) * _MIX_1
+    words = (words ^ (words >> np.uint64(27))) * _MIX_2
+    return words ^ (words >> np.uint64(31))

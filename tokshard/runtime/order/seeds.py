@@ -18,7 +18,7 @@ ORDER_VERSION = 1
 MAX_EPOCHS = 1 << 64
 """Epochs that a key can tell apart."""
 
-Purpose = Literal["blocks", "pieces", "samples", "mixture", "take", "transform", "deal", "stream", "phases"]
+Purpose = Literal["deal", "blocks", "pieces", "samples", "phases", "transform"]
 
 _WORDS_PER_HASH = 8
 _HASH_BYTES = 64
@@ -29,7 +29,7 @@ def derive_key(
     purpose: Purpose,
     *,
     corpus: bytes = b"",
-    copy_index: int = 0,
+    stream: int = 0,
     epoch: int = 0,
     window: int = 0,
     words: int = 2,
@@ -37,8 +37,8 @@ def derive_key(
     """A key of `words` 64-bit words.
 
     The hashed bytes are, little-endian: order version (4 bytes), purpose (ASCII, padded with zeros to 16), seed (8),
-    content fingerprint of the corpus (32), copy index (8: corpora before it with the same content), epoch (8),
-    window (8), index of the hash (4). Each hash is 64 bytes of blake2b, eight words.
+    content fingerprint of the corpus (32), stream that owns a part of it (8), epoch (8), window (8), index of the hash
+    (4). Each hash is 64 bytes of blake2b, eight words.
 
     Args:
         seed: in ``[0, 2**64)``.
@@ -56,7 +56,7 @@ def derive_key(
             purpose.encode().ljust(16, b"\0"),
             seed.to_bytes(8, "little"),
             corpus.ljust(32, b"\0"),
-            copy_index.to_bytes(8, "little"),
+            stream.to_bytes(8, "little"),
             epoch.to_bytes(8, "little"),
             window.to_bytes(8, "little"),
         )

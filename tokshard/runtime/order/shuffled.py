@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.order.tables import Pieces, PieceTable, Tables
-from tokshard.runtime.order.windows import CorpusOrder, Part, Shape, Window
+from tokshard.runtime.order.windows import CorpusOrder, Shape, Window
 from tokshard.runtime.source import TokenSource
 
 
@@ -19,10 +19,7 @@ class ShuffledCorpus:
 
     Args:
         seed: of the plan.
-        copy_index: corpora before it in the plan that have the same content.
-        start_epoch: epoch that counts as the first.
-        take: read only this part of the full blocks, the same for every seed; a smaller part lies inside a larger one.
-        part: what was dealt to one stream; default: all of it.
+        start_epoch, take, stream, num_parts: as of `CorpusOrder`.
     """
 
     def __init__(
@@ -31,10 +28,10 @@ class ShuffledCorpus:
         shape: Shape,
         *,
         seed: int,
-        copy_index: int = 0,
         start_epoch: int = 0,
         take: float = 1.0,
-        part: Part | None = None,
+        stream: int = 0,
+        num_parts: int = 1,
     ) -> None:
         self.source, self.shape = source, shape
         content = bytes.fromhex(source.fingerprint)
@@ -43,10 +40,10 @@ class ShuffledCorpus:
             content,
             shape,
             seed=seed,
-            copy_index=copy_index,
             start_epoch=start_epoch,
             take=take,
-            part=part,
+            stream=stream,
+            num_parts=num_parts,
         )
         self.tables = Tables(source, self.order)
 
@@ -122,13 +119,7 @@ class ShuffledCorpus:
         if not parts:
             none = np.empty(0, np.int64)
             return none, Pieces(starts=none, lengths=none, ends_document=np.empty(0, np.bool_))
-        if len(parts) == 1:
-            return counts[0], parts[0]
-        return np.concatenate(counts), Pieces(
-            starts=np.concatenate([part.starts for part in parts]),
-            lengths=np.concatenate([part.lengths for part in parts]),
-            ends_document=np.concatenate([part.ends_document for part in parts]),
-        )
+        return counts[0] if len(counts) == 1 else np.concatenate(counts), Pieces.joined(parts)
 
     def _read(
         self,
@@ -148,6 +139,9 @@ class ShuffledCorpus:
         if pass_stop is not None and pass_stop <= window.stop:
             is_over[:] = False
         table = self.table(window)
+        if not is_over.any():
+            found, pieces = table.cut(starts, lengths)
+            return [found], [pieces]
         for group in np.split(np.arange(len(starts)), np.flatnonzero(is_over) + 1):
             if not len(group):
                 continue

@@ -1,18 +1,17 @@
 """The tables of the pieces of windows: how they are made, cut into stretches, and kept.
 
-To make a table, the corpus is asked for its document ends, and the pieces between them are permuted. For a window of
-64M tokens this takes milliseconds in documents of 1,000 tokens, and seconds in documents of 10. So the table of the
-next window is made in small steps while the current one is read. A source whose answers are slow learns the blocks
-well before, and is asked for their ends late. ORDER.md, section 5, has the rules.
+To make a table, the corpus is asked for its document ends, and the pieces between them are permuted: milliseconds for
+a window of 64M tokens in documents of 1,000, seconds in documents of 10. So the table of the next window is made
+shortly before the current one ends, in the thread that makes batches ahead. A source whose answers are slow learns
+the blocks well before. ORDER.md, section 5, has the rules.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,15 +22,11 @@ from tokshard.runtime.order.forking import ForkLock
 from tokshard.runtime.order.windows import CorpusOrder, Window
 from tokshard.runtime.source import TokenSource
 
-_MAX_TABLES = 2
-"""The current window and the next."""
+_MAX_TABLES = 3
+"""The current window and the next, or the next two if one of them is short."""
 
 _READY_AT = 0.8
-"""The table of the next window is finished when this part of the current one has been read."""
-
-_ASKED_FROM, _LATE = 0.65, 0.95
-"""The same for a source whose answers are slow, counted from where the job began to read the current window: between
-which parts the table of the next one is made."""
+"""The table of the next window is made when this part of what a job reads of the current one has been read."""
 
 AHEAD = 1.5
 """Blocks are announced this many windows ahead. What is beyond the next window is fetched while its table is made: a
@@ -42,9 +37,6 @@ _ANNOUNCED_PER_READ = 2
 
 _SHORT = 0.25
 """A window shorter than this part of a full one is prepared together with the one after it."""
-
-_BLOCKS_PER_STEP = 32
-_PIECES_PER_STEP = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +52,17 @@ class Pieces:
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     ends_document: NDArray[np.bool_]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Pieces]) -> Pieces:
+        """All of them, one after another; there is at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            starts=np.concatenate([part.starts for part in parts]),
+            lengths=np.concatenate([part.lengths for part in parts]),
+            ends_document=np.concatenate([part.ends_document for part in parts]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,47 +123,26 @@ class PieceTable:
         return len(self.unshuffled_starts)
 
 
-def table_steps(source: TokenSource, order: CorpusOrder, window: Window) -> Generator[float, int | None, PieceTable]:
-    """Make the table of a window in many small steps; yields the part that is done.
-
-    Nothing is asked of the source before the first step. To get the table at once, send the number of blocks that the
-    following steps shall ask for together.
+def make_table(source: TokenSource, order: CorpusOrder, window: Window) -> PieceTable:
+    """Make the table of a window.
 
     Raises:
         ValueError: the window has 2**32 tokens or more.
     """
-    size, length = order.shape.block_tokens, window.stop - window.start
+    length = window.stop - window.start
     if length >= 1 << 32:
         raise ValueError(f"a window of {length} tokens does not fit: give a smaller window_blocks")
     block_starts, block_ends = blocks_of(order, window)
     block_stops = np.cumsum(block_ends - block_starts)
-    ends_document = np.empty(len(block_starts), np.bool_)
-    parts: list[NDArray[np.uint32]] = []
-    low, at_once = 0, _BLOCKS_PER_STEP
-    while low < len(block_starts):
-        at_once = (yield 0.5 * low / len(block_starts)) or at_once
-        high = min(low + at_once, len(block_starts))
-        cut, ends_document[low:high] = _cut_blocks(source, block_starts[low:high], block_stops[low:high], low * size)
-        parts.append(cut)
-        low = high
-    parts.append(np.array([length], np.uint32))
-    starts = np.concatenate(parts)
-    del parts
-    count = len(starts) - 1
-    permutation = order.piece_permutation(window, count)
-    shuffled_starts, unshuffled_starts = np.zeros(count + 1, np.uint32), np.empty(count, np.uint32)
-    for first in range(0, count, _PIECES_PER_STEP):
-        yield 0.5 + 0.5 * first / count
-        stop = min(first + _PIECES_PER_STEP, count)
-        entry = permutation(np.arange(first, stop, dtype=np.uint64)).astype(np.int64)
-        unshuffled_starts[first:stop] = starts[entry]
-        lengths = starts[entry + 1] - unshuffled_starts[first:stop]
-        np.cumsum(lengths, out=shuffled_starts[first + 1 : stop + 1])
-        shuffled_starts[first + 1 : stop + 1] += shuffled_starts[first]
+    starts, ends_document = _cut_blocks(source, block_starts, block_stops)
+    count = len(starts)
+    entry = order.piece_permutation(window, count).all()
+    unshuffled_starts, shuffled_starts = starts[entry], np.zeros(count + 1, np.uint32)
+    np.cumsum(np.diff(starts, append=np.uint32(length))[entry], out=shuffled_starts[1:])
     return PieceTable(
         shuffled_starts=shuffled_starts,
         unshuffled_starts=unshuffled_starts,
-        block_tokens=size,
+        block_tokens=order.shape.block_tokens,
         block_starts=block_starts,
         block_stops=block_stops,
         ends_document=ends_document,
@@ -168,16 +150,15 @@ def table_steps(source: TokenSource, order: CorpusOrder, window: Window) -> Gene
 
 
 def _cut_blocks(
-    source: TokenSource, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64], first: int
+    source: TokenSource, block_starts: NDArray[np.int64], block_stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Where the pieces of some blocks of a window start, and which of the blocks end with a document.
+    """Where the pieces of the blocks of a window start, and which of the blocks end with a document.
 
     Args:
         block_starts: int64 [blocks], positions in the corpus.
         block_stops: int64 [blocks], unshuffled positions.
-        first: the unshuffled position of the first of them.
     """
-    firsts = np.concatenate([[first], block_stops[:-1]])
+    firsts = np.concatenate([[0], block_stops[:-1]])
     block_ends = block_starts + (block_stops - firsts)
     offsets, ends = source.ends(block_starts, block_ends)
     counts = np.diff(offsets)
@@ -191,58 +172,12 @@ def _cut_blocks(
     return np.delete(starts, last[ends_document]).astype(np.uint32), ends_document
 
 
-class _Preparation:
-    """A table that is being made.
-
-    Args:
-        begun_at: the part of the current window that was already read: a job that begins inside a window has less time.
-        is_late: the source fetches the blocks first.
-    """
-
-    def __init__(
-        self, window: Window, steps: Generator[float, int | None, PieceTable], *, begun_at: float, is_late: bool
-    ) -> None:
-        self.window, self._steps, self._begun_at, self._is_late = window, steps, begun_at, is_late
-        self._done: float | None = None
-        self._table: PieceTable | None = None
-
-    def advance_with(self, part_of_current: float) -> None:
-        """Keep pace with the reading of the current window."""
-        if self._is_late:
-            self.advance((_since(self._begun_at, part_of_current) - _ASKED_FROM) / (_LATE - _ASKED_FROM))
-            return
-        end = _READY_AT if self._begun_at < _READY_AT else 1.0
-        if self._begun_at < 1:
-            self.advance((part_of_current - self._begun_at) / (end - self._begun_at))
-
-    def advance(self, part: float, blocks: int | None = None) -> None:
-        """Continue until this part of the table is done.
-
-        Args:
-            blocks: how many to ask the source for at once; default: few, for a small step.
-        """
-        try:
-            if self._done is None and part > 0:
-                self._done = next(self._steps)
-            while self._table is None and self._done is not None and self._done < part:
-                self._done = self._steps.send(blocks)
-        except StopIteration as finished:
-            self._table = finished.value
-
-    def finish(self) -> PieceTable:
-        """The whole table."""
-        self.advance(math.inf, blocks=1 << 32)
-        assert self._table is not None
-        return self._table
-
-
 class Tables:
     """The tables of the windows that one reader needs. Safe to use from several threads, and in a forked child."""
 
     def __init__(self, source: TokenSource, order: CorpusOrder) -> None:
         self._source, self._order = source, order
         self._kept: OrderedDict[tuple[int, int], PieceTable] = OrderedDict()
-        self._ahead: list[_Preparation] = []
         self._announced = Announcements(source, order)
         self._current: Window | None = None
         self._begun_at = 0.0
@@ -255,9 +190,9 @@ class Tables:
         with self._lock:
             table = self._kept.get(key)
             if table is None:
-                self._announced.announce(window)
-                table = self._preparation(window).finish()
-                self._kept[key] = table
+                if not self._source.is_in_memory:
+                    self._announced.announce(window)
+                self._kept[key] = table = make_table(self._source, self._order, window)
                 if len(self._kept) > _MAX_TABLES:
                     self._kept.popitem(last=False)
             else:
@@ -265,35 +200,28 @@ class Tables:
         return table
 
     def prepare(self, window: Window, before: float, after: float, stop: int | None = None) -> None:
-        """Make enough of the next table to finish it shortly before the current window ends, and announce blocks.
+        """Make the next table shortly before the current window ends, and announce blocks.
 
-        The last window of an epoch may be too short to make the table of the one after it meanwhile: both are then made
-        together.
+        If the next window is very short, the table of the one after it is made, too.
 
         Args:
             before, after: the part of the current window that is read before and after these samples.
             stop: where a finite pass ends: nothing beyond is announced.
         """
         with self._lock:
-            following = [window]
-            if window.stop - window.start < _SHORT * self._order.window_tokens:
-                following.append(self._order.window_at(window.stop))
-            ahead = []
-            for one in following:
-                if (one.epoch, one.index) not in self._kept:
-                    preparation = self._preparation(one, begun_at=before)
-                    preparation.advance_with(after)
-                    ahead.append(preparation)
-            self._ahead = ahead
-            # last: threads that fetch slow down the making of a table
-            self._announce(self._order.window_at(window.start - 1), before, after, stop)
+            current = self._order.window_at(window.start - 1)
+            if current != self._current:
+                # the last rows of the window before are laid out, and perhaps not read yet
+                self._current, self._begun_at = current, before
+            elif not self._source.is_in_memory:
+                self._announce(current, after, stop)
+            if _since(self._begun_at, after) >= _READY_AT:
+                self.table(window)
+                if window.stop - window.start < _SHORT * self._order.window_tokens:
+                    self.table(self._order.window_at(window.stop))
 
-    def _announce(self, current: Window, before: float, after: float, stop: int | None) -> None:
+    def _announce(self, current: Window, after: float, stop: int | None) -> None:
         """Announce the blocks of the next windows little by little."""
-        if current != self._current:
-            # the last rows of the window before are laid out, and perhaps not read yet
-            self._current, self._begun_at = current, before
-            return
         size = min(self._order.window_tokens, self._order.num_tokens)
         ahead = min(
             AHEAD * size - (1 - after) * (current.stop - current.start),
@@ -315,14 +243,6 @@ class Tables:
         """Drop all tables."""
         with self._lock:
             self._kept.clear()
-
-    def _preparation(self, window: Window, *, begun_at: float = 0.0) -> _Preparation:
-        """Take out the preparation that is under way, or begin one. So a fork never finds one that is running."""
-        for index, ahead in enumerate(self._ahead):
-            if ahead.window == window:
-                return self._ahead.pop(index)  # an error ends its generator: it is not used again
-        steps = table_steps(self._source, self._order, window)
-        return _Preparation(window, steps, begun_at=begun_at, is_late=not self._source.is_in_memory)
 
 
 def _since(begun_at: float, part: float) -> float:

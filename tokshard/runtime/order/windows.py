@@ -7,7 +7,9 @@ has the pieces inside a window. ORDER.md, sections 4 and 6, has the rules.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -18,7 +20,7 @@ from tokshard.errors import PlanError
 from tokshard.runtime.order.permutation import KEY_WORDS, Permutation
 from tokshard.runtime.order.seeds import MAX_EPOCHS, derive_key
 
-_MAX_PERMUTATIONS = 8
+_MAX_PERMUTATIONS, _MAX_DEALS = 8, 64
 """Permutations that are kept, because those of up to 65,536 items take milliseconds to make."""
 
 
@@ -62,51 +64,20 @@ class Window:
     num_inside: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """The full blocks of a corpus that one of several streams reads, in all epochs: each `num_streams`-th of the deal.
-
-    Args:
-        stream: whose part it is; the last one has the tail too.
-        num_streams: of the plan.
-        seed: of the stream, for what is shuffled within the part.
-        deal: the order in which the full blocks that are read were dealt to the streams.
-    """
-
-    stream: int
-    num_streams: int
-    seed: int
-    deal: Permutation
-
-    @property
-    def num_full_blocks(self) -> int:
-        """Full blocks of the part."""
-        return -(-(self.deal.length - self.stream) // self.num_streams)
-
-    def dealt(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Blocks of the part, by their number among all that are read: uint64 [n]."""
-        return self.deal(numbers * np.uint64(self.num_streams) + np.uint64(self.stream))
-
-    def inverse(self, blocks: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        """Blocks that are read, by their number in the part: uint64 [n]; and whether they are in it: bool [n]."""
-        numbers, streams = np.divmod(self.deal.inverse(blocks), np.uint64(self.num_streams))
-        return numbers, streams == self.stream
-
-
 class CorpusOrder:
     """Which blocks a window has, and which slice of the sequence a sample reads: of a corpus, or of a part of it.
 
-    Positions are Python integers, because they can exceed 2**63. The only state is a cache of permutations, so readers
-    at different places have an order each.
+    The full blocks are dealt once, in an order that no seed changes. `take` is the beginning of this deal, and each
+    part every `num_parts`-th block of that. Positions are Python integers, because they can exceed 2**63. The only
+    state is a cache of permutations, so readers at different places have an order each.
 
     Args:
         corpus_tokens: tokens of the corpus.
         content: its fingerprint, 32 bytes.
         seed: of the plan.
-        copy_index: corpora before it in the plan that have the same content.
         start_epoch: epoch that counts as the first.
-        take: read only this part of the full blocks, the same for every seed; a smaller part lies inside a larger one.
-        part: read only what was dealt to one stream.
+        take: read only this part of the full blocks; a smaller part lies inside a larger one.
+        stream, num_parts: read only what was dealt to one of so many streams. The last one has the tail.
 
     Attributes:
         window_tokens: tokens of every window but the last of an epoch.
@@ -119,13 +90,13 @@ class CorpusOrder:
         shape: Shape,
         *,
         seed: int,
-        copy_index: int,
-        start_epoch: int,
-        take: float,
-        part: Part | None = None,
+        start_epoch: int = 0,
+        take: float = 1.0,
+        stream: int = 0,
+        num_parts: int = 1,
     ) -> None:
-        self.corpus_tokens, self.shape, self.take, self.part = corpus_tokens, shape, take, part
-        self.seed, self.copy_index, self.start_epoch = part.seed if part else seed, copy_index, start_epoch
+        self.corpus_tokens, self.shape, self.seed, self.start_epoch = corpus_tokens, shape, seed, start_epoch
+        self.take, self.stream, self.num_parts = take, stream, num_parts
         self.window_tokens = shape.window_blocks * shape.block_tokens
         self._content = content
         self._permutation = lru_cache(_MAX_PERMUTATIONS)(self._make_permutation)
@@ -136,17 +107,19 @@ class CorpusOrder:
         return self.corpus_tokens // self.shape.block_tokens
 
     @cached_property
+    def num_taken_blocks(self) -> int:
+        """Full blocks that all parts read together."""
+        return math.floor(Fraction(self.take) * self.num_corpus_blocks + Fraction(1, 2))
+
+    @cached_property
     def num_full_blocks(self) -> int:
         """Full blocks that are read."""
-        if self.part is not None:
-            return self.part.num_full_blocks
-        # rounded down, but 0.29 of 100 blocks are 29, although 0.29 * 100 is 28.999999999999996
-        return min(int(self.take * self.num_corpus_blocks * (1 + 2**-50)), self.num_corpus_blocks)
+        return -(-(self.num_taken_blocks - self.stream) // self.num_parts)
 
     @cached_property
     def has_tail(self) -> bool:
         """Whether what is left over from the full blocks of the corpus is read, after all of them."""
-        return self.take == 1 and (self.part is None or self.part.stream == self.part.num_streams - 1)
+        return self.take == 1 and self.stream == self.num_parts - 1
 
     @cached_property
     def num_tokens(self) -> int:
@@ -188,11 +161,7 @@ class CorpusOrder:
         numbers = np.arange(window.first_block, window.first_block + window.num_blocks, dtype=np.uint64)
         if len(numbers):
             numbers = self.block_permutation(window.epoch)(numbers)
-        if self.part is not None:
-            numbers = self.part.dealt(numbers)
-        if self.take != 1:
-            numbers = self.take_permutation(numbers)
-        blocks = numbers.astype(np.int64)
+        blocks = self.deal(numbers * np.uint64(self.num_parts) + np.uint64(self.stream)).astype(np.int64)
         return np.append(blocks, self.num_corpus_blocks) if window.tail_tokens else blocks
 
     def slices(self, window: Window, samples: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -207,11 +176,10 @@ class CorpusOrder:
             inside[:] = self.sample_permutation(window)(inside.astype(np.uint64)).astype(np.int64)
         return slices
 
-    @cached_property
-    def take_permutation(self) -> Permutation:
-        """The order in which a growing `take` adds full blocks, for every plan and seed."""
-        key = derive_key(0, "take", corpus=self._content, words=KEY_WORDS)
-        return Permutation(length=self.num_corpus_blocks, key=key)
+    @property
+    def deal(self) -> Permutation:
+        """The order in which full blocks are taken and dealt to streams, for every plan and seed."""
+        return _deal(self._content, self.num_corpus_blocks)
 
     def block_permutation(self, epoch: int) -> Permutation:
         """The order of the full blocks in an epoch."""
@@ -235,8 +203,18 @@ class CorpusOrder:
                 f"(num_tokens is {self.num_tokens}, seq_len {self.shape.seq_len})",
                 hint="ask for an earlier sample, or read a larger corpus",
             )
-        content, copy = self._content, self.copy_index
         key = derive_key(
-            self.seed, purpose, corpus=content, copy_index=copy, epoch=epoch, window=window, words=KEY_WORDS
+            self.seed,
+            purpose,
+            corpus=self._content,
+            stream=self.stream,
+            epoch=epoch,
+            window=window,
+            words=KEY_WORDS,
         )
         return Permutation(length=length, key=key)
+
+
+@lru_cache(maxsize=_MAX_DEALS)
+def _deal(content: bytes, num_blocks: int) -> Permutation:
+    return Permutation(length=num_blocks, key=derive_key(0, "deal", corpus=content, words=KEY_WORDS))
