@@ -46,7 +46,6 @@ from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import RunsTasks, run_stage
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.ownership import check_directory
-from tokshard.pipeline.workspace.places import TOKENIZER
 from tokshard.pipeline.workspace.receipts import Key, OutputCounts, Receipt, SourceCounts, write_receipt
 from tokshard.store import STORES_BY_SCHEME
 
@@ -182,8 +181,7 @@ def build(folder: Path, *, is_restart: bool) -> list[dict[str, Any]]:
         check_directory(resolved.workspace, resolved.outputs)
         lease = lock(resolved.workspace)
         lease.__enter__()
-        tasks = adopt(resolved)
-        resolved.workspace.store.put(TOKENIZER, tokenizer)
+        tasks = adopt(resolved, tokenizer)
     with measured("run, all done" if is_restart else "run", steps):
         run = RunsTasks(make_executor=StandIn, observer=lambda _: None)
         settled = run_stages(resolved, tasks, lambda stage: run_stage(resolved, stage, run))
@@ -215,8 +213,7 @@ def task_requests(folder: Path, num_tasks: int = 8) -> dict[str, float]:
     )
     resolved, tokenizer = resolve([str(folder / "inputs")], options)
     with lock(resolved.workspace):
-        tasks = adopt(resolved)
-        resolved.workspace.store.put(TOKENIZER, tokenizer)
+        tasks = adopt(resolved, tokenizer)
         run = RunsTasks(
             make_executor=lambda build, stage, _, on_progress: Counting(build, stage, on_progress),
             observer=lambda _: None,

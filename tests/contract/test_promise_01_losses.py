@@ -111,7 +111,11 @@ def test_a_task_that_costs_a_second_worker_ends_the_build_and_the_next_run_conti
     assert str(bench.place / kind) in problem
     assert hint.startswith("hint: run the same command again: finished tasks are kept")
     assert not (bench.out / names.MANIFEST).exists()
-    kept = {path.name: path.stat().st_mtime_ns for path in shards(bench.out)}
+    # a task that the end stopped between its shard and its receipt runs again
+    done = {path.stem for path in bench.out.glob(f"{names.WORK}/{small.RECEIPTS}/*")}
+    kept = {
+        path.name: path.stat().st_mtime_ns for path in shards(bench.out) if any(f"-{key}-" in path.name for key in done)
+    }
     assert kept
     assert bench.run(words).exit_code == 0
     assert state(bench.out) == reference

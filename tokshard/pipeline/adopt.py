@@ -25,7 +25,7 @@ from tokshard.pipeline.sources.records import TOO_LONG
 from tokshard.pipeline.tasks.planning import Planned, plan_groups, plan_tasks
 from tokshard.pipeline.workspace.lease import lock
 from tokshard.pipeline.workspace.ownership import manifest_of, remove_corpora
-from tokshard.pipeline.workspace.places import DEAL, HASH, TASKS, WRITE, Output, Workspace
+from tokshard.pipeline.workspace.places import DEAL, HASH, TASKS, TOKENIZER, WRITE, Output, Workspace
 from tokshard.pipeline.workspace.receipts import Receipt, read_receipts, receipt_keys
 from tokshard.store import Store, present
 from tokshard.wording import counted, one_line
@@ -47,8 +47,13 @@ class BuiltCorpus:
         return f"<BuiltCorpus {self}>"
 
 
-def adopt(build: Build) -> list[Planned]:
+def adopt(build: Build, tokenizer: bytes) -> list[Planned]:
     """Take the directory, which is locked: start over if forced, continue the same build, or begin. Returns its tasks.
+
+    The tasks are written last: a job of an array that finds them goes on at once, without the lock.
+
+    Args:
+        tokenizer: the ``tokenizer.json``, for workers and the commit.
 
     Raises:
         ConfigurationChangedError: it holds an unfinished build with other settings.
@@ -73,6 +78,7 @@ def adopt(build: Build) -> list[Planned]:
     if before is not None or build.options.force:
         remove_corpora(workspace, build.outputs, are_complete=build.options.force, has_begun=before is not None)
     save_request(build)
+    workspace.store.put(TOKENIZER, tokenizer)
     if is_continued and (planned := load_tasks(workspace)) is not None:
         return planned
     tasks = plan(build)

@@ -33,7 +33,6 @@ from tokshard.pipeline.stages import run_stages
 from tokshard.pipeline.work import RunsTasks, run_stage
 from tokshard.pipeline.workspace.lease import cannot_write, lock
 from tokshard.pipeline.workspace.ownership import check_directory
-from tokshard.pipeline.workspace.places import TOKENIZER
 from tokshard.pipeline.workspace.receipts import Receipt
 
 DEFAULT_MAX_ID_BYTES = 1 << 30
@@ -77,8 +76,7 @@ def run_build(sources: Sequence[Any], options: BuildOptions, observer: Observer)
             out = build.workspace.out
             observer(Note(f"the file system of {out} has no locks: start no other build there until this one ends"))
         run = RunsTasks(make_executor=make_executor, observer=observe, usage=usage)
-        tasks = adopt(build)
-        build.workspace.store.put(TOKENIZER, tokenizer)  # where workers load it, and where the commit finds it
+        tasks = adopt(build, tokenizer)
         settled = run_stages(build, tasks, lambda stage: run_stage(build, stage, run))
         return commit(build, settled, usage)
 

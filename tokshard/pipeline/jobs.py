@@ -48,7 +48,7 @@ from tokshard.pipeline.tasks.running import Stage
 from tokshard.pipeline.work import RunsTasks, UnfinishedStageError, judge_of, judged_on_disk, run_share, settle
 from tokshard.pipeline.workspace.lease import check_no_build, lock, running_job, running_jobs
 from tokshard.pipeline.workspace.ownership import check_directory, complete_outputs
-from tokshard.pipeline.workspace.places import DEAL, HASH, TOKENIZER, WRITE, Workspace, open_workspace
+from tokshard.pipeline.workspace.places import DEAL, HASH, WRITE, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Key, Receipt, read_receipts, receipt_keys
 from tokshard.store import present
 
@@ -213,8 +213,7 @@ def _prepared(sources: list[str], options: BuildOptions) -> Build | None:
         before = load_request(build.workspace)
         # the work folder of an earlier generation can be left although that generation is complete
         if before is None or not before.is_array or before.generation < build.generation:
-            adopt(build)
-            build.workspace.store.put(TOKENIZER, tokenizer)
+            adopt(build, tokenizer)
         else:
             check_same(before, build)
             build.workspace.run.join()
