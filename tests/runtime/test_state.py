@@ -78,7 +78,7 @@ def test_a_plan_with_other_changes_to_come_is_refused_unless_its_weights_are_ask
         resumed(plan, state)
     assert "weights='plan'" in caught.value.hint
     with pytest.raises(PlanMismatchError, match="after sample 4"):
-        StreamDataset(plan, global_batch_size=2).load_state_dict(state)
+        StreamDataset(plan, global_batch_size=2).sampler.load_state_dict(state)
     loader = resumed(plan, state, weights="plan")
     assert rows_of(take(loader, 8)) == expected_rows(plan, range(4, 20))  # the weights so far were the same
     loader.close()
@@ -229,6 +229,8 @@ def test_a_skip_beyond_a_finite_pass_ends_at_its_last_sample() -> None:
     assert resumed(plan, loader.state_dict()).cursor == loader.cursor
     loader.skip(1)
     assert loader.cursor.sample == plan.num_samples
+    with pytest.warns(UserWarning, match="this loop gives nothing"):
+        assert take(loader, 1) == []
     assert len(take(loader, 1)) == 1  # another pass
     assert loader.cursor.sample == 4
     loader.close()

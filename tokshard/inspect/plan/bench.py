@@ -7,7 +7,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,18 +179,20 @@ def measure_mode(mix: Mix, num_workers: int | None, *, seconds: float, world_siz
         num_workers: see `ModeSpeed`.
         seconds: time after the first batch.
     """
-    from tokshard.runtime.tensors import StreamDataset, StreamingLoader
+    from tokshard.runtime.tensors import StreamingLoader
 
     started = time.perf_counter()
     plan, size = mix.plan(), mix.global_batch_size
-    with ExitStack() as stack:
-        source: Iterable[Any] = StreamDataset(plan, global_batch_size=size, dp_rank=0, dp_world_size=world_size)
-        if num_workers is not None:
-            loader = StreamingLoader(
-                plan, global_batch_size=size, dp_rank=0, dp_world_size=world_size, num_workers=num_workers
-            )
-            source = stack.enter_context(closing(loader))
-        batches = endless(source)
+    loader = StreamingLoader(
+        plan,
+        global_batch_size=size,
+        dp_rank=0,
+        dp_world_size=world_size,
+        num_workers=num_workers or 0,
+        prefetch_factor=0 if num_workers is None else 4,
+    )
+    with loader:
+        batches = endless(loader)
         next(batches)
         first_batch_seconds = time.perf_counter() - started
         cpu, before = time.process_time(), fetched(plan.sources)
