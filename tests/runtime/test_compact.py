@@ -64,7 +64,6 @@ def plans(draw: st.DrawFn) -> StreamPlan:
         seed=draw(st.integers(0, 99)),
         epochs=draw(st.integers(1, 2)) if count == 1 else None,
         transforms=transforms,
-        loss_across_documents=not transforms and draw(st.booleans()),
         seq_len=draw(st.sampled_from([1, 6, 16])),
         block_tokens=48,
         window_blocks=2,
@@ -136,7 +135,7 @@ def test_worker_processes_give_the_same_compact_batches(
     # the rows of a few steps at a time, into memory that is used again while a message of many steps is made
     monkeypatch.setattr(batches, "READ_TOKENS", 4 * 4 * 7)
     plan = two_corpora(transforms=transforms)
-    with NumpyLoader(plan, global_batch_size=4) as loader:
+    with StreamingLoader(plan, global_batch_size=4) as loader:
         expected = [fully(batch) for batch in first(loader, 40)]
     with StreamingLoader(plan, global_batch_size=4, compact=True, num_workers=1, prefetch_factor=20) as loader:
         assert [fully(expand(batch)) for batch in first(loader, 40)] == expected

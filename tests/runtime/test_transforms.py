@@ -16,7 +16,7 @@ from tests.runtime import naive
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import dataloader, expected_rows, global_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.transforms import failing, note, reverse, roll, wrong
-from tokshard.errors import LoaderError, PlanError
+from tokshard.errors import PlanError
 from tokshard.runtime.infilling import FillInTheMiddle
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
@@ -238,9 +238,8 @@ def test_a_transform_that_fails_raises_its_own_error_and_the_loader_goes_on_wher
 @pytest.mark.slow
 def test_a_transform_that_fails_in_a_worker_process_is_not_called_a_bug_of_tokshard() -> None:
     loader = StreamingLoader(two_corpora(transforms=[failing]), global_batch_size=2, num_workers=1)
-    with pytest.raises(LoaderError, match=r"(?s)ZeroDivisionError.*a transform's own mistake") as caught:
+    with pytest.raises(ZeroDivisionError, match="a transform's own mistake"):
         take(loader, 1)
-    assert "num_workers=0" in caught.value.hint
 
 
 def test_a_transform_that_does_not_pickle_is_refused_before_a_worker_starts() -> None:
@@ -249,11 +248,6 @@ def test_a_transform_that_does_not_pickle_is_refused_before_a_worker_starts() ->
         StreamingLoader(plan, global_batch_size=2, num_workers=2)
     assert "num_workers=0" in caught.value.hint
     assert rows_of(take(StreamingLoader(plan, global_batch_size=2), 1)) == expected_rows(plan, range(2))
-
-
-def test_a_delimiter_that_is_labelled_with_the_next_piece_excludes_transforms() -> None:
-    with pytest.raises(PlanError, match="transforms and loss_across_documents exclude each other"):
-        two_corpora(transforms=[note], loss_across_documents=True)
 
 
 # fill-in-the-middle

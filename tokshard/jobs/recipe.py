@@ -195,7 +195,6 @@ class Config:
             take=self.evaluation.take,
             block_tokens=data.block_tokens,
             window_blocks=data.window_blocks,
-            loss_across_documents=data.loss_across_documents,
             allow_small_blocks=data.allow_small_blocks,
             memory_bytes=data.memory_bytes,
             cache_dir=data.cache_dir,

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
@@ -253,9 +253,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
                 self._walk.jump(self.cursor.skipping(num_samples))
                 self._discard()
 
-    def mask(
-        self, corpus: str, documents: Iterable[int] | str | os.PathLike[str], *, inputs: Literal["keep", "eos"] = "keep"
-    ) -> None:
+    def mask(self, corpus: str, file: str | os.PathLike[str]) -> None:
         """Take documents out of the loss from the next batch on, on record in the state. Every rank has to call it.
 
         All labels of their tokens are -100; order, positions and all other labels stay. It cannot be undone, and the
@@ -264,15 +262,14 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
         Args:
             corpus: its name in the plan. Other corpora of the plan with the same content are masked, too.
-            documents: their numbers in the corpus; or a file with one in each line, or a .npy file of integers. The
-                state keeps up to 10,000; of more, path and hash of the file, which every resume has to find unchanged.
-            inputs: ``"eos"``: their input tokens become EOS, too; ``"keep"``: a model may still see them.
+            file: has their numbers in the corpus, one in each line, or as a .npy file of integers. The state keeps its
+                path and hash: every resume has to find it unchanged.
 
         Raises:
             PlanError: the corpus or a document does not exist, or the documents cannot be read.
         """
         with self._alone():
-            self._walk.move(self.plan.masking(self.cursor, corpus, documents, inputs=inputs))
+            self._walk.move(self.plan.masking(self.cursor, corpus, file))
             self._discard()
 
     def stats(self) -> dict[str, Any]:

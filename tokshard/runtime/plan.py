@@ -14,6 +14,7 @@ import math
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,13 +23,13 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.batches import (
+    IGNORED,
     PADDING_INDEX,
     Layout,
     Packed,
     corpus_rows,
     first_row,
     lay_out,
-    mask_rows,
     widen,
 )
 from tokshard.runtime.cache import Cache
@@ -68,9 +69,7 @@ class StreamPlan:
             the same for every seed; 0.1 reads all that 0.05 reads.
         max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
         on_max_epochs: ``"stop"``: the pass ends before the first step that would read more; ``"warn"``: it continues.
-        transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`. Not
-            together with loss_across_documents.
-        loss_across_documents: the label of a delimiter is the first token of the next piece instead of -100.
+        transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
         cache: keeps what is read of corpora in buckets and on web servers, for all that the plan opens together;
             default: ``Cache()``, 2 GiB in memory and nothing on disk.
@@ -108,7 +107,6 @@ class StreamPlan:
         max_epochs: float | Mapping[str, float] | None = None,
         on_max_epochs: Literal["stop", "warn"] = "stop",
         transforms: Sequence[Transform] = (),
-        loss_across_documents: bool = False,
         allow_small_blocks: bool = False,
         cache: Cache | None = None,
     ) -> None:
@@ -126,8 +124,7 @@ class StreamPlan:
         self.seed = options.seed_of(seed)
         self.num_streams = options.num_streams_of(num_streams)
         self.epochs = options.epochs_of(epochs, len(self.names), self.num_streams)
-        self.transforms = options.transforms_of(transforms, loss_across_documents=loss_across_documents)
-        self.loss_across_documents = loss_across_documents
+        self.transforms = options.transforms_of(transforms)
         self.corpora = options.corpora_of(
             self.names,
             self.sources,
@@ -271,12 +268,10 @@ class StreamPlan:
         checked = (integer("an epoch", epoch, least=0, most=MAX_EPOCHS) for epoch in epochs)
         return occurrences(self, self.mixture(cursor or self.cursor()), number, document, checked)
 
-    def masking(
-        self, cursor: Cursor, corpus: str, documents: Iterable[int] | str | os.PathLike[str], *, inputs: str = "keep"
-    ) -> Cursor:
+    def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
         fingerprint = self.sources[self._number_of(corpus)].fingerprint
-        mask = make_mask(documents, sample=cursor.sample, corpus=fingerprint, name=corpus, inputs=inputs)
+        mask = make_mask(file, sample=cursor.sample, corpus=fingerprint, name=corpus)
         after = cursor.masking(mask)
         self.masked(after)  # refuses what does not exist
         return after
@@ -330,7 +325,6 @@ class StreamPlan:
                 counts, pieces = part.pieces_of(
                     part_samples,
                     self.pass_stop,
-                    extra_tokens=int(self.loss_across_documents),
                     is_sequential=is_sequential,
                 )
                 of_pieces = np.repeat(samples[mine[here]], counts)
@@ -341,8 +335,7 @@ class StreamPlan:
                         counts,
                         pieces,
                         seq_len=self.seq_len,
-                        loss_across_documents=self.loss_across_documents,
-                        flags=None if masked is None else masked.flags(number, pieces.starts, of_pieces),
+                        is_masked=None if masked is None else masked.covers(number, pieces.starts, of_pieces),
                     )
                 )
         dtype = self.sources[0].dtype
@@ -359,9 +352,9 @@ class StreamPlan:
         packed = layout.pack(start, stop)
         if self.transforms:
             packed = transformed(packed, self.transforms, self.seed)
-        if packed.masked is None:
-            return packed
-        return mask_rows(packed, getattr(self.sources[0], "eos_id", None))
+        if packed.is_masked is not None:  # after the transforms, which see all labels
+            packed = replace(packed, next_tokens=np.where(packed.is_masked, IGNORED, packed.next_tokens))
+        return packed
 
 
 def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixtures:

@@ -274,6 +274,7 @@ def _steps_of_workers(
         sampler=steps(),
         num_workers=num_workers,
         worker_init_fn=_leave_group,
+        generator=torch.Generator(),  # or it would draw from the global one
         multiprocessing_context="spawn",  # a forked process may inherit locks, and cannot reach a store of its parent
     )
     try:
