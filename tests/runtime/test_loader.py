@@ -366,7 +366,13 @@ def test_stats_say_what_was_read() -> None:
     loader.close()
     assert stats["batches"] == 4
     assert stats["samples"] == 20
-    assert stats["bytes_read"] == 20 * 6 * 4
+    ends = [[*row["position_ids"][1:], 0] for row in rows]  # 0 after the last token of a piece
+    labels = sum(
+        label >= 0 and not after
+        for row, end in zip(rows, ends, strict=True)
+        for label, after in zip(row["labels"], end, strict=True)
+    )
+    assert stats["bytes_read"] == (20 * 6 + labels) * 4
     read = sum(row["corpus_index"] == 0 for row in rows)
     assert stats["corpora"]["a"] == {"samples": read, "tokens": 6 * read, "epoch": 6 * read / 177}
 

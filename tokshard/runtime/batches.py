@@ -155,6 +155,7 @@ class Layout:
         pieces, places = self.followed.of(start, stop)
         next_tokens[pieces - first_piece] = read.tokens[places - read.start * self.row_tokens]
         pieces = self.cuts.of(start, stop)[0]
+        num_read = (stop - start) * self.row_tokens - int(self.missing[start:stop].sum()) + len(pieces)
         if len(pieces):
             first_cut = self.cuts.first[start] - self.cuts.first[read.start]
             next_tokens[pieces - first_piece] = read.cut_labels[first_cut : first_cut + len(pieces)]
@@ -168,6 +169,7 @@ class Layout:
             corpus_index=self.corpora[start:stop],
             sample_index=self.samples[start:stop],
             is_masked=is_masked,
+            num_read_tokens=num_read,
         )
 
     def _rows(self, start: int, stop: int) -> _ReadRows:
@@ -301,6 +303,7 @@ class Packed:
         corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
         sample_index: int64 [rows], global sample, or `PADDING_INDEX`.
         is_masked: bool [pieces], whether no token of a piece has a label; None without masks.
+        num_read_tokens: read for these rows, labels that are no input included.
     """
 
     tokens: NDArray[Any]
@@ -310,6 +313,7 @@ class Packed:
     corpus_index: NDArray[np.int64]
     sample_index: NDArray[np.int64]
     is_masked: NDArray[np.bool_] | None = None
+    num_read_tokens: int = 0
 
     @property
     def num_masked_tokens(self) -> int:

@@ -20,7 +20,7 @@ from tokshard.runtime.batches import Packed, widen
 from tokshard.runtime.cache import fetched
 from tokshard.runtime.compact import compact_batch
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, save_cursor
+from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, parsed, save_cursor
 from tokshard.runtime.growth import check_growth
 from tokshard.runtime.locality import warn_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
@@ -135,11 +135,11 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         warn_of_windows(plan, ranks.global_batch_size, ranks.world_size, stacklevel=3)
         self._plan, self._ranks, self._finish, self._steps = plan, ranks, finish, steps
         self._walk = Walk(plan, ranks.global_batch_size)
-        self._prefetch: Prefetch[tuple[Batch, int]] | None = None
+        self._prefetch: Prefetch[tuple[Batch, int, int]] | None = None
         self._memory: tuple[StreamPlan, Recycler] | None = None  # tables and arrays of the thread
         self._pid = os.getpid()
         self._users: dict[str, int] = {}  # the thread that is in here
-        self._num_batches = self._num_masked_tokens = 0
+        self._num_batches = self._num_masked_tokens = self._num_read_tokens = 0
         self._wait_seconds = 0.0
 
     def __iter__(self) -> Iterator[Batch]:
@@ -276,21 +276,21 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         """Figures of the loader since it was made, and of its position.
 
         Returns:
-            batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, token
-            ids in their stored width; samples of the plan so far and skipped_samples among them; per corpus samples,
-            tokens and epoch (tokens over tokens in the corpus), skipped ones included. fetched: what this
-            process, without workers, read of corpora that are not mapped, as `ReadCounts` has it. masked_documents of
-            the plan's corpora, and masked_tokens among the inputs of the batches since it was made.
+            batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, of the
+            token ids that these batches copied in their stored width, labels that are no inputs too, padding not;
+            samples of the plan so far and skipped_samples among them; per corpus samples, tokens and epoch (tokens over
+            tokens in the corpus), skipped ones included. fetched: what this process, without workers, read of corpora
+            that are not mapped, as `ReadCounts` has it. masked_documents of the plan's corpora, and masked_tokens among
+            the inputs of the batches since it was made.
         """
         plan, masked = self.plan, self.plan.masked(self.cursor)
         counts = plan.mixture(self.cursor).counts_before(self.cursor.sample)
         tokens = [count * plan.seq_len for count in counts]
-        batch_bytes = self._ranks.rows_per_rank * plan.seq_len * plan.sources[0].dtype.itemsize
         return {
             "batches": self._num_batches,
             "wait_seconds": self._wait_seconds,
             "queue": 0 if self._prefetch is None else self._prefetch.num_ready,
-            "bytes_read": self._num_batches * batch_bytes,
+            "bytes_read": self._num_read_tokens * plan.sources[0].dtype.itemsize,
             "samples": self.cursor.sample,
             "skipped_samples": sum(stop - start for start, stop in self.cursor.skipped),
             "fetched": fetched(plan.sources),
@@ -312,16 +312,17 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         prefetch = self._prefetch = self._prefetch or self._started()
         started = time.perf_counter()
         try:
-            batch, num_masked = prefetch.next()
+            batch, num_masked, num_read = prefetch.next()
         except BaseException:
             self._discard()
             raise
         self._wait_seconds += time.perf_counter() - started
         self._num_batches += 1
         self._num_masked_tokens += num_masked
+        self._num_read_tokens += num_read
         return batch
 
-    def _started(self) -> Prefetch[tuple[Batch, int]]:
+    def _started(self) -> Prefetch[tuple[Batch, int, int]]:
         if self._pid != os.getpid():
             self._plan, self._pid, self._memory = self._plan.reopened(), os.getpid(), None
         if self._memory is None:
@@ -431,12 +432,12 @@ def load_state(
         raise ValueError(f"weights must be 'cursor' or 'plan', got {weights!r}")
     if corpora not in ("same", "plan"):
         raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
-    text = state.get(_STATE_KEY) if isinstance(state, Mapping) else state  # type: ignore[redundant-expr]
-    check_growth(text, plan.names, plan.sources)
+    saved = parsed(state.get(_STATE_KEY) if isinstance(state, Mapping) else state)  # type: ignore[redundant-expr]
+    check_growth(saved, plan.names, plan.sources)
     if corpora == "plan":
-        cursor = adopt_cursor(text, plan.identity, plan.names, plan.schedule, weights=weights)
+        cursor = adopt_cursor(saved, plan.identity, plan.names, plan.schedule, weights=weights)
     else:
-        cursor = load_cursor(text, plan.identity, plan.schedule, weights=weights)
+        cursor = load_cursor(saved, plan.identity, plan.schedule, weights=weights)
     check_pass(plan, cursor)
     return cursor
 
@@ -485,14 +486,14 @@ def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: 
 
 def _batches(
     steps: Callable[[], Iterator[Packed]], finish: Callable[[Packed, Recycler], Batch], recycler: Recycler
-) -> Iterator[tuple[Batch, int]]:
+) -> Iterator[tuple[Batch, int, int]]:
     for packed in steps():
-        yield finish(packed, recycler), packed.num_masked_tokens
+        yield finish(packed, recycler), packed.num_masked_tokens, packed.num_read_tokens
 
 
 def _reading(plan: StreamPlan) -> str:
     """The shards that were touched last."""
-    names = {getattr(source, "reading", None) for source in plan.sources} - {None}
+    names = {source.reading for source in plan.sources} - {None}
     return ", ".join(sorted(map(str, names))) or "no shard yet"
 
 

@@ -204,19 +204,10 @@ def _spans_of(source: TokenSource, masks: Sequence[Mask]) -> _Spans:
         mine = np.searchsorted(documents, mask.documents)
         since[mine] = np.minimum(since[mine], mask.sample)
     try:
-        starts, stops = _bounds_of(source, documents)
+        starts, stops = source.spans_of(documents)
     except IndexError as error:
         raise PlanError(
             f"a masked document is not in corpus {masks[0].name!r}: {error}",
             hint="give the numbers that tokshard inspect and tokshard trace show",
         ) from error
     return _Spans(starts=starts, stops=stops, since=since)
-
-
-def _bounds_of(source: Any, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    if hasattr(source, "spans_of"):
-        starts, stops = source.spans_of(documents)
-    else:
-        places = [source.place_of(document) for document in documents.tolist()]
-        starts, stops = np.array([(place.start, place.stop) for place in places], np.int64).T.copy()
-    return starts, stops

@@ -39,7 +39,7 @@ from tokshard.runtime.masks import Mask, MaskedTokens, make_mask, masked_tokens
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Balance
 from tokshard.runtime.order.streams import Mixtures
-from tokshard.runtime.source import TokenSource
+from tokshard.runtime.source import TokenSource, completed
 from tokshard.runtime.tracing import Occurrence, Piece, occurrences, pieces_of_samples
 from tokshard.runtime.transforms import Transform, transformed
 
@@ -110,14 +110,29 @@ class StreamPlan:
         allow_small_blocks: bool = False,
         cache: Cache | None = None,
     ) -> None:
-        given = dict(locals())
-        self._arguments = {name: value for name, value in given.items() if name not in _OF_SOURCES}
         named = options.named_corpora(corpora)
         self.names = tuple(named)
         wanted = options.generations_of(named, generations)
         cache = Cache() if cache is None else cache
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
+        # all but those that the sources stand for
+        self._arguments: dict[str, Any] = {
+            "seq_len": seq_len,
+            "seed": seed,
+            "weights": weights,
+            "epochs": epochs,
+            "block_tokens": block_tokens,
+            "window_blocks": window_blocks,
+            "num_streams": num_streams,
+            "schedule": schedule,
+            "start_epoch": start_epoch,
+            "take": take,
+            "max_epochs": max_epochs,
+            "on_max_epochs": on_max_epochs,
+            "transforms": transforms,
+            "allow_small_blocks": allow_small_blocks,
+        }
         self.has_default_windows = window_blocks is None
         self.shape = options.shape_of(seq_len, block_tokens, window_blocks, allow_small_blocks=allow_small_blocks)
         self.seq_len = self.shape.seq_len
@@ -380,16 +395,12 @@ def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -
     return StreamPlan(corpora, **arguments)
 
 
-_OF_SOURCES = ("self", "corpora", "generations", "cache")
-"""Arguments that sources stand for when a plan is pickled."""
-
-
 def _open(corpus: CorpusLike, generation: int | None, cache: Cache) -> TokenSource:
     if isinstance(corpus, str | os.PathLike):
         from tokshard.runtime.shards import CorpusSource  # imports pyarrow, which an order does not need
 
         return CorpusSource(corpus, generation=generation, cache=cache)
-    return corpus
+    return completed(corpus)
 
 
 def _reopened(sources: tuple[TokenSource, ...]) -> tuple[TokenSource, ...]:
