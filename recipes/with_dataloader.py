@@ -17,7 +17,9 @@ from tokshard.runtime import StreamDataset, StreamPlan
 def main(corpus, out, steps):
     distributed.init_process_group("gloo")  # the dataset finds its rank there
     dataset = StreamDataset(StreamPlan(corpus, seq_len=32, seed=17), global_batch_size=12)
-    loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    loader = StatefulDataLoader(
+        dataset, batch_size=None, sampler=dataset.sampler, num_workers=2, multiprocessing_context="spawn"
+    )
     torch.manual_seed(17)
     model = DistributedDataParallel(nn.Sequential(nn.Embedding(2**14, 16), nn.Linear(16, 2**14)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -27,7 +29,7 @@ def main(corpus, out, steps):
         step = saved["step"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        loader.load_state_dict(saved["loader"])  # needs the same num_workers, on any number of ranks
+        loader.load_state_dict(saved["loader"])  # wants the same num_workers, on any number of ranks
     for batch in loader:
         print(f"rank {distributed.get_rank()} samples {batch['sample_index'].tolist()}", flush=True)
         loss = nn.functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())

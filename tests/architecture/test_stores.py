@@ -25,6 +25,7 @@ LOCAL = {
 """Modules of these rooms that open what no store has, and why."""
 
 PURE = {
+    "setsid",
     *("fsencode", "fsdecode", "getcwd", "sched_getaffinity", "sysconf", "uname", "getppid", "environ.update"),
     *("fspath", "getpid", "PathLike", "cpu_count", "environ.get", "environ.pop", "register_at_fork", "_exit"),
     "strerror",
@@ -57,8 +58,7 @@ def _touches_files(call: ast.Call) -> bool:
         return name == "open"
     if module == "os":
         return rest not in PURE and not receiver.startswith("os.path.splitext(")
-    # the size of a pipe, where files are locked by `flock`; and a string
-    if (module, rest) in {("fcntl", "fcntl"), ("glob", "escape")}:
+    if (module, rest) == ("glob", "escape"):
         return False
     if module in MODULES or (module, name) == ("io", "open"):
         return True

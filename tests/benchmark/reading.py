@@ -20,7 +20,7 @@ from tokshard.runtime.expansion import expand
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.recycling import Recycler
 from tokshard.runtime.steps import Ranks, packed_steps
-from tokshard.runtime.tensors import StreamDataset, StreamingLoader
+from tokshard.runtime.tensors import StreamingLoader
 
 INPUT_IDS, IN_PROCESS, THREAD = "input_ids alone", "in process", "thread"
 COMPACT, COMPACT_THREAD = "compact", "compact, thread"
@@ -75,23 +75,20 @@ def read(corpora: list[Path], mode: str, *, num_tokens: int, is_cold: bool = Fal
     start = _start(plan, num_tokens)
     if mode == INPUT_IDS:
         return _take(input_ids_only(plan, start), num_tokens, cached)
-    if mode in (IN_PROCESS, COMPACT, EXPANDED):
-        is_compact = mode != IN_PROCESS
-        dataset = StreamDataset(plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1, compact=is_compact)
-        dataset.load_state_dict(_state(plan, start))
-        batches = endless(dataset)
-        return _take(map(expand, batches) if mode == EXPANDED else batches, num_tokens, cached)
-    loader = _loader(plan, WORKERS.get(mode, 0), compact=mode == COMPACT_THREAD)
+    is_compact = mode in (COMPACT, EXPANDED, COMPACT_THREAD)
+    ahead = 0 if mode in (IN_PROCESS, COMPACT, EXPANDED) else 4
+    loader = _loader(plan, WORKERS.get(mode, 0), compact=is_compact, prefetch_factor=ahead)
     loader.load_state_dict(_state(plan, start))
     with closing(loader):
-        return _take(endless(loader), num_tokens, cached)
+        batches = endless(loader)
+        return _take(map(expand, batches) if mode == EXPANDED else batches, num_tokens, cached)
 
 
 def input_ids_only(plan: StreamPlan, start: int) -> Iterator[dict[str, Any]]:
     """The batches of a plan without labels and positions."""
     ranks = Ranks(global_batch_size=BATCH_SIZE)
     recycler = Recycler(2)
-    for packed in packed_steps(plan, plan.mixture(plan.cursor()), ranks, start):
+    for packed in packed_steps(plan, ranks, plan.cursor().advanced(start)):
         input_ids = recycler.empty((BATCH_SIZE, SEQ_LEN))
         np.copyto(input_ids, packed.tokens[:, :-1])
         yield {"input_ids": torch.from_numpy(input_ids)}
@@ -101,9 +98,9 @@ def shards(corpora: list[Path]) -> list[Path]:
     return sorted(path for corpus in corpora for path in corpus.glob("shard-*"))
 
 
-def _loader(plan: StreamPlan, num_workers: int, *, compact: bool = False) -> StreamingLoader:
+def _loader(plan: StreamPlan, num_workers: int, **options: Any) -> StreamingLoader:
     return StreamingLoader(
-        plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1, num_workers=num_workers, compact=compact
+        plan, global_batch_size=BATCH_SIZE, dp_rank=0, dp_world_size=1, num_workers=num_workers, **options
     )
 
 

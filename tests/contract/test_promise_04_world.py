@@ -133,14 +133,14 @@ def test_worker_processes_read_several_streams_as_a_thread_does() -> None:
     read = {}
     for num_workers in (0, 2):
         plan = plan_with_streams(4)
-        with NumpyLoader(plan, global_batch_size=8, num_workers=num_workers) as loader:
+        with StreamingLoader(plan, global_batch_size=8, num_workers=num_workers) as loader:
             batches = take(loader, 5)
             loader.skip(3)  # steps now begin in the middle of a round of streams
             loader.set_weights({"a": 0.2, "b": 0.8})
             batches += take(loader, 4)
             read[num_workers] = rows_of(batches)
             state = loader.state_dict()
-        with NumpyLoader(plan_with_streams(4), global_batch_size=12, num_workers=num_workers) as other:
+        with StreamingLoader(plan_with_streams(4), global_batch_size=12, num_workers=num_workers) as other:
             other.load_state_dict(state)
             read[num_workers] += rows_of(take(other, 3))
             cursor = other.cursor
@@ -153,7 +153,7 @@ def test_worker_processes_read_several_streams_as_a_thread_does() -> None:
 @pytest.mark.slow
 def test_worker_processes_that_come_and_go_give_the_same_global_batches() -> None:
     state, rows = None, []
-    for ranks, workers in ((2, 2), (1, 0), (3, 1), (1, 3)):
-        more, state = run(state, ranks=ranks, steps=3, num_workers=workers, multiprocessing_context="forkserver")
+    for ranks, workers in ((2, 1), (1, 0), (1, 2)):
+        more, state = run(state, ranks=ranks, steps=3, num_workers=workers)
         rows += more
-    assert rows == expected_rows(plan_of(), range(BATCH * 12))
+    assert rows == expected_rows(plan_of(), range(BATCH * 9))

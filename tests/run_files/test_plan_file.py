@@ -40,7 +40,6 @@ def test_a_file_gives_the_plan_that_the_same_arguments_give_in_python(corpora: d
         window_blocks = 3
         start_epoch = { prose = 2 }
         schedule = [[100, { code = 1, prose = 0 }]]
-        loss_across_documents = true
     """
     mix = load_mix(written(SMALL + text))
     plan = StreamPlan(
@@ -52,12 +51,10 @@ def test_a_file_gives_the_plan_that_the_same_arguments_give_in_python(corpora: d
         window_blocks=3,
         start_epoch={"prose": 2},
         schedule=[(100, {"code": 1, "prose": 0})],
-        loss_across_documents=True,
     )
     assert mix.global_batch_size == 4
     assert mix.plan().fingerprint == plan.fingerprint
     assert mix.plan().cursor() == plan.cursor()
-    assert mix.plan().loss_across_documents
 
 
 def test_what_a_file_leaves_out_is_what_python_leaves_out(corpora: dict[str, str]) -> None:

@@ -118,7 +118,6 @@ def corpus_samples(
     seq_len: int,
     count: int,
     epochs: int | None = None,
-    across: bool = False,
     first_epoch: int = 0,
     take: float = 1.0,
 ) -> list[dict[str, Any]]:
@@ -144,12 +143,10 @@ def corpus_samples(
         inside = [number for number in starting if (number + 1) * seq_len <= stop]
         order = permutation(len(inside), words(seed, "samples", fingerprint, 0, epoch, index))
         slices += [inside[entry] for entry in order] + [number for number in starting if number not in inside]
-    return [_row(documents, tokens, number, seq_len, across) for number in slices[:count]]
+    return [_row(documents, tokens, number, seq_len) for number in slices[:count]]
 
 
-def _row(
-    documents: list[list[int]], tokens: list[tuple[int, int, int]], number: int, seq_len: int, across: bool
-) -> dict[str, Any]:
+def _row(documents: list[list[int]], tokens: list[tuple[int, int, int]], number: int, seq_len: int) -> dict[str, Any]:
     ids, labels, positions, pieces = [], [], [], []
     previous, position = None, 0
     for at in range(number * seq_len, min(len(tokens), (number + 1) * seq_len)):
@@ -163,9 +160,6 @@ def _row(
         positions.append(position)
         if place + 1 < len(documents[document]):
             labels.append(documents[document][place + 1])
-        elif across and at + 1 < len(tokens):
-            following, first, _ = tokens[at + 1]
-            labels.append(documents[following][first])
         else:
             labels.append(-100)
     missing = seq_len - len(ids)

@@ -332,7 +332,6 @@ class Plan:
         changes: Sequence[tuple[int, Sequence[float]]] = (),
         epochs: int | None = None,
         num_streams: int = 1,
-        loss_across_documents: bool = False,
         transforms: Sequence["FillInTheMiddle"] = (),
     ) -> None:
         block_tokens = max(65_536, 16 * seq_len) if block_tokens is None else block_tokens
@@ -344,7 +343,6 @@ class Plan:
         self.W = window_blocks
         self.used = corpora
         self.transforms = transforms
-        self.loss_across_documents = loss_across_documents
         self.corpora = [
             Corpus(
                 used.documents,
@@ -411,7 +409,7 @@ class Plan:
         return found
 
     def row(self, g: int) -> Row:
-        corpus, start, pieces = self.positions(g)
+        corpus, _, pieces = self.positions(g)
         documents = corpus.documents
         row = Row([], [], [], [])
         for begin, end in pieces:
@@ -421,10 +419,6 @@ class Plan:
                 row.position_ids.append(position - begin)
                 if not documents.is_delimiter(position):
                     row.labels.append(documents.token(position + 1))
-                elif self.loss_across_documents:
-                    after = start + len(row.input_ids)
-                    following = self.read(corpus, after, after + 1)
-                    row.labels.append(documents.token(following[0][0]) if following else NO_LABEL)
                 else:
                     row.labels.append(NO_LABEL)
         lacking = self.S - len(row.input_ids)

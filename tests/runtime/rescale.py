@@ -93,7 +93,6 @@ def train(job: dict[str, Any], rank: int) -> None:
         uneven="pad",
         num_workers=job["num_workers"],
         prefetch_factor=job["prefetch_factor"],
-        multiprocessing_context="fork",
     )
     model = torch.zeros(2, dtype=torch.int64)  # digest of all batches so far, steps
     state = {"loader": loader, "model": model}

@@ -55,7 +55,7 @@ def test_whatever_is_accepted_is_saved_and_loaded(
         return
     state = loader.state_dict()
     assert json.loads(state["cursor"])["sample"] == int(skip)
-    for other in (StreamingLoader(plan, global_batch_size=batch), StreamDataset(plan, global_batch_size=batch)):
+    for other in (StreamingLoader(plan, global_batch_size=batch), StreamDataset(plan, global_batch_size=batch).sampler):
         other.load_state_dict(state)
         assert other.state_dict()["cursor"] == state["cursor"]
 
@@ -137,7 +137,6 @@ made: Any = one_corpus
         lambda: Loader(made(), global_batch_size=4, timeout_seconds="10"),
         lambda: Loader(made(), global_batch_size=4, timeout_seconds=0),
         lambda: Loader(made(), global_batch_size=4, timeout_seconds=math.nan),
-        lambda: Loader(made(), global_batch_size=4, multiprocessing_context="thread"),
         lambda: Loader(made(), global_batch_size=4).set_weights({"corpus": "half"}),
         lambda: Loader(made(), global_batch_size=4).set_weights(1),
     ],
@@ -152,7 +151,7 @@ def test_a_wrong_type_is_refused_with_a_hint(make: Callable[[], Any]) -> None:
 def test_a_state_of_another_type_is_no_state(state: Any) -> None:
     for loader in (
         StreamingLoader(one_corpus(), global_batch_size=2),
-        StreamDataset(one_corpus(), global_batch_size=2),
+        StreamDataset(one_corpus(), global_batch_size=2).sampler,
     ):
         with pytest.raises(PlanMismatchError, match="not a state of a tokshard loader"):
             loader.load_state_dict(state)

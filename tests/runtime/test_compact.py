@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource, PeriodicSource
-from tests.runtime.test_loader import SIZES, two_corpora
+from tests.runtime.test_loader import SIZES, dataloader, two_corpora
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, batches, expand
 from tokshard.runtime.steps import Ranks, packed_steps
 from tokshard.runtime.tensors import as_tensors
@@ -64,7 +64,6 @@ def plans(draw: st.DrawFn) -> StreamPlan:
         seed=draw(st.integers(0, 99)),
         epochs=draw(st.integers(1, 2)) if count == 1 else None,
         transforms=transforms,
-        loss_across_documents=not transforms and draw(st.booleans()),
         seq_len=draw(st.sampled_from([1, 6, 16])),
         block_tokens=48,
         window_blocks=2,
@@ -128,7 +127,7 @@ def states_of(loader: Any, count: int) -> list[Any]:
     return [loader.state_dict() for _, _ in zip(range(count), loader, strict=False)]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.slow
 @pytest.mark.parametrize("transforms", [(), (reverse,)])
 def test_worker_processes_give_the_same_compact_batches(
     transforms: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
@@ -136,10 +135,9 @@ def test_worker_processes_give_the_same_compact_batches(
     # the rows of a few steps at a time, into memory that is used again while a message of many steps is made
     monkeypatch.setattr(batches, "READ_TOKENS", 4 * 4 * 7)
     plan = two_corpora(transforms=transforms)
-    with NumpyLoader(plan, global_batch_size=4) as loader:
+    with StreamingLoader(plan, global_batch_size=4) as loader:
         expected = [fully(batch) for batch in first(loader, 40)]
-    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork", "prefetch_factor": 20}
-    with NumpyLoader(plan, global_batch_size=4, compact=True, **options) as loader:
+    with StreamingLoader(plan, global_batch_size=4, compact=True, num_workers=1, prefetch_factor=20) as loader:
         assert [fully(expand(batch)) for batch in first(loader, 40)] == expected
 
 
@@ -161,8 +159,8 @@ def test_memory_of_compact_batches_is_used_again() -> None:
 
 def test_a_dataset_gives_compact_batches() -> None:
     plan = two_corpora()
-    full = first(StreamDataset(plan, global_batch_size=4), 5)
-    compact = first(StreamDataset(plan, global_batch_size=4, compact=True), 5)
+    full = first(dataloader(StreamDataset(plan, global_batch_size=4)), 5)
+    compact = first(dataloader(StreamDataset(plan, global_batch_size=4, compact=True)), 5)
     assert [fully(expand(batch)) for batch in compact] == [fully(batch) for batch in full]
 
 
@@ -219,7 +217,7 @@ def test_every_tensor_of_a_compact_batch_is_pinned(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     plan = two_corpora()
-    packed = next(packed_steps(plan, plan.mixture(plan.cursor()), Ranks(global_batch_size=4), 0))
+    packed = next(packed_steps(plan, Ranks(global_batch_size=4), plan.cursor()))
     batch = as_tensors(packed, pin_memory=True, compact=True)
     assert len(pinned) == len(batch)
     assert pinned != [tensor.data_ptr() for tensor in batch.values()]

@@ -94,7 +94,6 @@ def packed_as(kind: str, plan: StreamPlan, samples: list[int], parts: list[tuple
     documents=st.lists(lengths, min_size=1, max_size=3),
     sizes=sizes,
     narrow=st.booleans(),
-    across=st.booleans(),
     samples=st.sets(st.integers(0, 60), min_size=1, max_size=20),
     padding=st.integers(0, 3),
     data=st.data(),
@@ -103,14 +102,13 @@ def test_every_way_of_copying_gives_the_same_rows_for_every_layout(
     documents: list[list[int]],
     sizes: dict[str, int],
     narrow: bool,
-    across: bool,
     samples: set[int],
     padding: int,
     data: st.DataObject,
 ) -> None:
     kind = NarrowSource if narrow else MappedSource
     sources = [kind(parts, first_token=1 + 5000 * number) for number, parts in enumerate(documents)]
-    plan = plan_of(sources, loss_across_documents=across, **sizes)
+    plan = plan_of(sources, **sizes)
     rows = sorted(samples) + [PADDING_INDEX] * padding
     stretch = st.lists(st.integers(0, len(rows)), min_size=2, max_size=2, unique=True).map(sorted)
     parts = [(0, len(rows)), *data.draw(st.lists(stretch, max_size=4))]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.runtime import naive
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import expected_rows, rows_of, rows_of_ranks, take
+from tests.runtime.test_loader import dataloader, expected_rows, rows_of, rows_of_ranks, take
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
@@ -176,8 +176,8 @@ def test_a_state_after_a_change_is_loaded_as_any_other() -> None:
     loader.load_state_dict(run.state or {})
     assert rows_of(take(loader, 2)) == expected_rows(loader.plan, range(12, 20), loader.cursor)
     dataset = StreamDataset(plan_of("yz"), global_batch_size=4)
-    dataset.load_state_dict(run.state or {})
-    batches = iter(dataset)
+    dataset.sampler.load_state_dict(run.state or {})
+    batches = iter(dataloader(dataset))
     assert rows_of([next(batches), next(batches)]) == expected_rows(loader.plan, range(12, 20), loader.cursor)
     loader.close()
     with pytest.raises(IndexError, match="sample 5 was read under weights that the cursor does not keep"):
@@ -274,7 +274,7 @@ def test_a_finite_pass_after_other_corpora_is_refused_because_its_end_would_be_c
         StreamingLoader(finite, global_batch_size=2).load_state_dict(state, corpora="plan")
     endless = StreamingLoader(plan_of("x"), global_batch_size=2)
     endless.load_state_dict(state, corpora="plan")
-    for reader in (StreamingLoader(finite, global_batch_size=2), StreamDataset(finite, global_batch_size=2)):
+    for reader in (StreamingLoader(finite, global_batch_size=2), StreamDataset(finite, global_batch_size=2).sampler):
         with pytest.raises(PlanMismatchError, match=message):
             reader.load_state_dict(endless.state_dict())
 

@@ -69,7 +69,6 @@ def assert_each_epoch_is_whole(plan: StreamPlan, readings: list[Any], length: in
     documents=st.lists(lengths, min_size=1, max_size=3),
     shape=shapes,
     seed=st.integers(0, 2**64 - 1),
-    across=st.booleans(),
     take=st.sampled_from([1.0, 1.0, 0.9, 0.5]),
     start_epoch=st.integers(0, 3),
     data=st.data(),
@@ -78,7 +77,6 @@ def test_every_document_is_found_where_a_scan_of_all_samples_finds_it(
     documents: list[list[int]],
     shape: dict[str, int],
     seed: int,
-    across: bool,
     take: float,
     start_epoch: int,
     data: st.DataObject,
@@ -104,7 +102,6 @@ def test_every_document_is_found_where_a_scan_of_all_samples_finds_it(
         seed=seed,
         weights=changes[0][1],
         schedule=changes[1:],
-        loss_across_documents=across,
         take=take,
         start_epoch={name: start_epoch + sources[:at].count(sources[at]) for at, name in enumerate(names)},
         max_epochs=1.5,
@@ -114,12 +111,12 @@ def test_every_document_is_found_where_a_scan_of_all_samples_finds_it(
 
 
 @settings(max_examples=60)
-@given(parts=lengths, shape=shapes, epochs=st.integers(1, 3), across=st.booleans())
+@given(parts=lengths, shape=shapes, epochs=st.integers(1, 3))
 def test_a_finite_pass_reads_a_document_once_per_epoch_and_never_after_its_end(
-    parts: list[int], shape: dict[str, int], epochs: int, across: bool
+    parts: list[int], shape: dict[str, int], epochs: int
 ) -> None:
     source = ListSource(parts)
-    plan = plan_of(source, epochs=epochs, seed=3, loss_across_documents=across, **shape)
+    plan = plan_of(source, epochs=epochs, seed=3, **shape)
     assert plan.num_samples is not None
     assert_inverse(plan, plan.cursor(), range(plan.num_samples))
     for document, length in enumerate(parts):

@@ -9,13 +9,12 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime import naive
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import SIZES, Batch, expected_rows, rows_of, rows_of_ranks, take
+from tests.runtime.test_loader import SIZES, Batch, dataloader, expected_rows, rows_of, rows_of_ranks, take
 from tokshard.errors import PlanError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
@@ -177,8 +176,8 @@ def test_a_finite_pass_of_more_epochs_than_are_allowed_ends_early() -> None:
     assert to_the_end(loader) == []
     loader.close()
     dataset = StreamDataset(plan, global_batch_size=1)
-    assert rows_of(to_the_end(dataset)) == rows
-    assert to_the_end(dataset) == []
+    assert rows_of(to_the_end(dataloader(dataset))) == rows
+    assert to_the_end(dataloader(dataset)) == []
 
 
 # a job that is only warned
@@ -253,53 +252,19 @@ def test_a_dataset_ends_and_warns_as_the_loader_does() -> None:
     rows = rows_of(to_the_end(loader))
     loader.close()
     dataset = StreamDataset(plan, global_batch_size=3)
-    assert rows_of(to_the_end(dataset, "corpus 'b'")) == rows
-    assert to_the_end(dataset) == []
+    assert rows_of(to_the_end(dataloader(dataset), "corpus 'b'")) == rows
+    assert to_the_end(dataloader(dataset)) == []
     told = StreamDataset(plan_of(max_epochs={"b": 1.5}, on_max_epochs="warn"), global_batch_size=3)
-    batches = iter(told)
-    assert len(warned(lambda: [next(batches) for _ in range(30)])) == 1
-
-
-def worker_rows(plan: StreamPlan, states: list[Any], workers: int, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
-    """What DataLoader workers give in turn, made in this process."""
-    found: list[list[Batch]] = []
-    for worker in range(workers):
-        place = torch.utils.data._utils.worker.WorkerInfo(id=worker, num_workers=workers, seed=0, dataset=None)
-        monkeypatch.setattr("tokshard.runtime.tensors.get_worker_info", lambda place=place: place)
-        dataset = StreamDataset(plan, global_batch_size=3)
-        if states:
-            dataset.load_state_dict(states[worker])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            found.append(list(dataset))
-    steps = max(map(len, found))
-    return [part[step] for step in range(steps) for part in found if step < len(part)]
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-@pytest.mark.parametrize("epochs", [0.5, 1.5, 4])
-def test_dataloader_workers_all_end_at_the_step_of_the_loader(
-    workers: int, epochs: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = plan_of(max_epochs={"b": epochs})
-    loader = StreamingLoader(plan, global_batch_size=3)
-    expected = rows_of(to_the_end(loader))
-    assert rows_of(worker_rows(plan, [], workers, monkeypatch)) == expected
-    # and from a state of the loader
-    first = StreamingLoader(plan, global_batch_size=3)
-    take(first, 1)
-    state = first.state_dict()
-    assert rows_of(worker_rows(plan, [state] * workers, workers, monkeypatch)) == expected[3:]
-    loader.close()
-    first.close()
+    with pytest.warns(UserWarning, match="'b' is used up") as caught:
+        assert len(take(dataloader(told), 30)) == 30
+    assert len(caught) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_worker_processes_end_where_a_thread_does(workers: int) -> None:
+def test_worker_processes_end_where_a_thread_does() -> None:
     plan = plan_of(max_epochs=2)
     expected = rows_of(to_the_end(StreamingLoader(plan, global_batch_size=2)))
-    loader = StreamingLoader(plan, global_batch_size=2, num_workers=workers)
+    loader = StreamingLoader(plan, global_batch_size=2, num_workers=2)
     assert rows_of(to_the_end(loader)) == expected
     loader.set_weights({"a": 1, "b": 0})
     end = len(expected)
@@ -324,55 +289,25 @@ def test_limits_that_say_nothing_are_refused(options: dict[str, Any], problem: s
     assert caught.value.hint
 
 
-class Workers:
-    """DataLoader workers that make their steps in turn, in this process.
-
-    Args:
-        states: of each worker, to resume from.
-    """
-
-    def __init__(self, plan: StreamPlan, workers: int, states: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.datasets = [StreamDataset(plan, global_batch_size=1) for _ in range(workers)]
-        for dataset, state in zip(self.datasets, states, strict=False):
-            dataset.load_state_dict(state)
-        self.loops = [iter(dataset) for dataset in self.datasets]
-        self.messages: list[str] = []
-        self._patch = monkeypatch
-
-    def make(self, step: int) -> list[int]:
-        """The sample of a step, if there is one."""
-        worker = step % len(self.loops)
-        place: Any = torch.utils.data._utils.worker.WorkerInfo(
-            id=worker, num_workers=len(self.loops), seed=0, dataset=self.datasets[worker]
-        )
-        self._patch.setattr("tokshard.runtime.tensors.get_worker_info", lambda: place)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            batch = next(self.loops[worker], None)
-        self.messages += [text for warning in caught if "is used up" in (text := str(warning.message))]
-        return [] if batch is None else batch["sample_index"].tolist()
-
-    def states(self) -> list[Any]:
-        return [dataset.state_dict() for dataset in self.datasets]
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_dataloader_workers_that_resume_around_the_end_of_a_corpus_stop_and_warn_where_one_alone_does(
-    workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_that_resumes_around_the_end_of_a_corpus_stops_and_warns_where_one_alone_does() -> None:
     stopping, telling = (plan_of(max_epochs={"b": 1}, on_max_epochs=what) for what in ("stop", "warn"))
     (limit,) = used_up(stopping, stopping.cursor())
     for plan in (stopping, telling):
-        first = Workers(plan, workers, [], monkeypatch)
+        first = StreamDataset(plan, global_batch_size=1).sampler
         for step in range(limit.sample + 8):
-            first.make(step)
-            second = Workers(plan, workers, first.states(), monkeypatch)
-            found = [sample for later in range(step + 1, limit.sample + 30) for sample in second.make(later)]
+            second = StreamDataset(plan, global_batch_size=1).sampler
+            second.load_state_dict(first.state_dict())
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = [each.cursor.sample for each, _ in zip(iter(second), range(limit.sample + 30), strict=False)]
+            told = [str(warning.message) for warning in caught]
             if plan is stopping:
-                assert found == list(range(step + 1, limit.sample))
-                continue
-            assert found == list(range(step + 1, limit.sample + 30))
-            told = [f"sample {limit.sample}:" in message for message in second.messages]
-            assert sum(told) == (step < limit.sample)
-            assert told, "a caller who reads on must be told"
-        assert len(first.messages) == (plan is telling)
+                assert found == list(range(step, limit.sample))
+                assert any("the pass ends before" in text for text in told)
+            else:
+                assert found == list(range(step, step + limit.sample + 30))
+                assert told, "a caller who reads on must be told"
+                assert (f"sample {limit.sample}:" in told[0]) == (step <= limit.sample)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                next(first, None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.sources import EOS, ListSource
+from tests.runtime.test_loader import dataloader
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
 from tokshard.runtime.cursor_json import load_cursor
@@ -44,6 +47,17 @@ CODE = Source([9, 4, 30, 1, 12, 3] * 9)
 PROSE = Source([5, 17, 2] * 6, first_token=5_000)
 
 
+FOLDER = tempfile.TemporaryDirectory()
+
+
+def file_of(documents: Iterable[int]) -> Path:
+    """A file that lists documents, the same for the same ones."""
+    content = "".join(f"{document}\n" for document in documents)
+    path = Path(FOLDER.name, hashlib.sha256(content.encode()).hexdigest())
+    path.write_text(content)
+    return path
+
+
 def plan_of(**options: Any) -> StreamPlan:
     return StreamPlan({"code": CODE, "prose": PROSE}, **{"weights": {"code": 0.7, "prose": 0.3}, **SIZES, **options})
 
@@ -55,25 +69,21 @@ class Call:
     sample: int
     corpus: str
     documents: tuple[int, ...]
-    inputs: Any
 
 
 def masked_row(plan: StreamPlan, sample: int, calls: list[Call]) -> dict[str, Any]:
     """A row as it must be, token by token, from the row without masks and the documents that it is traced to."""
     row = plan.sample(sample)
-    inputs, labels = row["input_ids"].tolist(), row["labels"].tolist()
+    labels = row["labels"].tolist()
     owners = [(piece.corpus, piece.document) for piece in plan.trace(sample) for _ in range(piece.start, piece.stop)]
     hidden = {(call.corpus, one) for call in calls if sample >= call.sample for one in call.documents}
-    gone = {(c.corpus, one) for c in calls if sample >= c.sample and c.inputs == "eos" for one in c.documents}
     for place, owner in enumerate(owners):
         target = ("code", CODE.document_of(labels[place])), ("prose", PROSE.document_of(labels[place]))
         if hidden & set(target):
             labels[place] = -100
         if owner in hidden:
             labels[place] = -100
-        if owner in gone:
-            inputs[place] = EOS
-    return {"input_ids": inputs, "labels": labels, "position_ids": row["position_ids"].tolist()}
+    return {"input_ids": row["input_ids"].tolist(), "labels": labels, "position_ids": row["position_ids"].tolist()}
 
 
 def rows_of(batches: Iterator[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -90,7 +100,6 @@ calls_of_mask = st.lists(
         st.integers(0, 3),  # steps before it
         st.sampled_from(["code", "prose"]),
         st.lists(st.integers(0, 17), min_size=1, max_size=6),
-        st.sampled_from(["keep", "eos"]),
     ),
     min_size=1,
     max_size=4,
@@ -105,7 +114,6 @@ def test_exactly_the_labels_of_masked_documents_are_gone_from_the_next_batch_on(
 HISTORIES: dict[str, Any] = {
     "history": calls_of_mask,
     "num_streams": st.sampled_from([1, 1, 2]),
-    "across": st.booleans(),
     "compact": st.booleans(),
     "kind": st.sampled_from([NumpyLoader, StreamingLoader]),
     "ranks": st.lists(st.sampled_from([1, 2, 3]), min_size=4, max_size=4),
@@ -114,13 +122,13 @@ HISTORIES: dict[str, Any] = {
 
 
 def check_masks(
-    history: list[Any], num_streams: int, across: bool, compact: bool, kind: Any, ranks: list[int], restarts: bool
+    history: list[Any], num_streams: int, compact: bool, kind: Any, ranks: list[int], restarts: bool
 ) -> None:
-    plan = plan_of(num_streams=num_streams, loss_across_documents=across)
+    plan = plan_of(num_streams=num_streams)
     rows: dict[int, dict[str, Any]] = {}
     calls: list[Call] = []
     states: list[Any] = [None]
-    for (steps, corpus, documents, inputs), size in zip(history, ranks, strict=False):
+    for (steps, corpus, documents), size in zip(history, ranks, strict=False):
         after = []
         for rank in range(size):
             options = {"dp_rank": rank, "dp_world_size": size, "uneven": "pad", "compact": compact}
@@ -128,8 +136,8 @@ def check_masks(
                 if states[0] is not None:
                     loader.load_state_dict(states[0])
                 first = list(itertools.islice(loader, steps))  # more batches are made ahead
-                loader.mask(corpus, documents, inputs=inputs)
-                call = Call(loader.cursor.sample, corpus, tuple(documents), inputs)
+                loader.mask(corpus, file_of(documents))
+                call = Call(loader.cursor.sample, corpus, tuple(documents))
                 if restarts:
                     loader.load_state_dict(loader.state_dict())
                 first += list(itertools.islice(loader, 2))
@@ -159,11 +167,11 @@ def saved(loader: Any) -> dict[str, Any]:
 def test_a_mask_changes_neither_the_order_nor_the_rest_of_the_state() -> None:
     with NumpyLoader(plan_of(), global_batch_size=4) as plain, NumpyLoader(plan_of(), global_batch_size=4) as loader:
         take(plain, 3), take(loader, 3)
-        loader.mask("code", [2, 0, 2])
+        loader.mask("code", file_of([2, 0, 2]))
         before, after = saved(plain), saved(loader)
         (mask,) = after.pop("masks")
         assert after == before
-        assert (mask["sample"], mask["name"], mask["inputs"], mask["count"]) == (12, "code", "keep", 2)
+        assert (mask["sample"], mask["name"], mask["file"]) == (12, "code", str(file_of([2, 0, 2])))
         for one, other in zip(take(plain, 9), take(loader, 9), strict=True):
             for key in set(one) - {"labels"}:
                 assert np.array_equal(one[key], other[key]), key
@@ -172,11 +180,10 @@ def test_a_mask_changes_neither_the_order_nor_the_rest_of_the_state() -> None:
 
 def test_the_same_documents_once_more_change_nothing() -> None:
     with NumpyLoader(plan_of(), global_batch_size=4) as loader:
-        for inputs in ("keep", "eos", "keep"):
+        for _ in range(3):
             take(loader, 1)
-            loader.mask("code", [2, 0], inputs=inputs)
-        loader.mask("code", iter([0, 2]), inputs="eos")
-        assert [(mask["sample"], mask["inputs"]) for mask in saved(loader)["masks"]] == [(4, "keep"), (8, "eos")]
+            loader.mask("code", file_of([2, 0]))
+        assert [mask["sample"] for mask in saved(loader)["masks"]] == [4]
 
 
 def test_what_is_masked_is_counted() -> None:
@@ -184,8 +191,8 @@ def test_what_is_masked_is_counted() -> None:
     with NumpyLoader(plan, global_batch_size=4) as loader:
         take(loader, 2)
         assert (loader.stats()["masked_documents"], loader.stats()["masked_tokens"]) == (0, 0)
-        loader.mask("code", [0, 2])
-        loader.mask("code", range(2, 5))
+        loader.mask("code", file_of([0, 2]))
+        loader.mask("code", file_of(range(2, 5)))
         take(loader, 9)
         pieces = [piece for sample in range(8, 44) for piece in plan.trace(sample, loader.cursor)]
         masked = [piece for piece in pieces if piece.corpus == "code" and piece.document in (0, 2, 3, 4)]
@@ -197,34 +204,18 @@ def test_what_is_masked_is_counted() -> None:
         assert not any(piece.masked for sample in range(8) for piece in plan.trace(sample, loader.cursor))
 
 
-@pytest.mark.slow
-def test_worker_processes_mask_from_the_next_batch_on() -> None:
-    found = {}
-    for num_workers in (0, 2):
-        with NumpyLoader(plan_of(), global_batch_size=4, num_workers=num_workers) as loader:
-            batches = take(loader, 3)
-            loader.mask("prose", [1, 4], inputs="eos")
-            batches += take(loader, 9)
-            found[num_workers] = rows_of(iter(batches)), loader.stats()["masked_tokens"], loader.state_dict()
-    assert found[0] == found[2]
-    rows, num_tokens, _ = found[2]
-    calls = [Call(12, "prose", (1, 4), "eos")]
-    assert num_tokens > 0
-    assert rows == {sample: masked_row(plan_of(), sample, calls) for sample in range(48)}
-
-
 def test_a_dataset_goes_on_with_the_masks_of_a_state() -> None:
     with NumpyLoader(plan_of(), global_batch_size=4) as loader:
-        loader.mask("code", [2])
+        loader.mask("code", file_of([2]))
         expected, dataset = loader.state_dict(), StreamDataset(plan_of(), global_batch_size=4)
-        dataset.load_state_dict(expected)
-        assert rows_of(iter(take(dataset, 5))) == rows_of(iter(take(loader, 5)))
-        assert json.loads(dataset.state_dict()["cursor"])["masks"] == saved(loader)["masks"]
+        dataset.sampler.load_state_dict(expected)
+        assert rows_of(iter(take(dataloader(dataset), 5))) == rows_of(iter(take(loader, 5)))
+        assert json.loads(dataset.sampler.state_dict()["cursor"])["masks"] == saved(loader)["masks"]
 
 
 def test_masks_stay_when_corpora_come_and_go() -> None:
     with NumpyLoader(plan_of(), global_batch_size=4) as loader:
-        loader.mask("prose", [0, 1])
+        loader.mask("prose", file_of([0, 1]))
         state = loader.state_dict()
     without = StreamPlan({"code": CODE}, **SIZES)
     with NumpyLoader(without, global_batch_size=4) as loader:
@@ -241,10 +232,7 @@ def test_masks_stay_when_corpora_come_and_go() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lines", "npy"])
-def test_a_large_list_is_kept_by_the_hash_of_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr("tokshard.runtime.masks.MAX_LISTED", 3)
+def test_a_list_is_kept_by_the_hash_of_its_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "opted-out"
     if kind == "lines":
         path.write_text("4\n0\n\n2\n17\n2\n")
@@ -252,9 +240,6 @@ def test_a_large_list_is_kept_by_the_hash_of_its_file(
         with path.open("wb") as file:
             np.save(file, np.array([4, 0, 2, 17, 2], np.uint32))
     with NumpyLoader(plan_of(), global_batch_size=4) as loader:
-        with pytest.raises(PlanError, match="4 documents of corpus 'code' are listed, expected at most 3") as refused:
-            loader.mask("code", [4, 0, 2, 17])
-        assert "path" in str(refused.value.hint)
         loader.mask("code", path)
         state = loader.state_dict()
         assert str(path) in state["cursor"]
@@ -272,14 +257,13 @@ def test_a_large_list_is_kept_by_the_hash_of_its_file(
             loader.load_state_dict(state)
 
 
-def test_a_state_of_ten_thousand_documents_is_small() -> None:
-    rng = np.random.default_rng(0)
+def test_a_state_does_not_grow_with_the_documents_of_a_list() -> None:
     many = Source([2] * 200_000)
-    documents = rng.choice(200_000, 10_000, replace=False)
+    documents = np.random.default_rng(0).choice(200_000, 10_000, replace=False)
     with NumpyLoader(StreamPlan(many, **SIZES), global_batch_size=4) as loader:
-        loader.mask("corpus", documents)
+        loader.mask("corpus", file_of(documents.tolist()))
         state = loader.state_dict()
-        assert len(state["cursor"]) < 30_000
+        assert len(state["cursor"]) < 1_500
         loader.load_state_dict(state)
         assert loader.stats()["masked_documents"] == 10_000
 
@@ -291,12 +275,10 @@ def test_a_state_of_ten_thousand_documents_is_small() -> None:
         ("code", [54], "document is not in corpus 'code'|document 54"),
         ("code", [-1], "document -1"),
         ("code", [], "no documents"),
-        ("code", [1.5], "float64"),
-        ("code", ["1"], "expected document numbers"),
-        ("code", 5, "5 is not a list of documents"),
-        ("code", [True], "bool"),
-        ("code", [2**70], "expected document numbers"),
-        ("code", [[1, 2]], "expected document numbers"),
+        ("code", [1.5], "is not a list of documents"),
+        ("code", 5, "5 is not a file of document numbers"),
+        ("code", {1}, r"\{1\} is not a file of document numbers"),
+        ("code", [2**70], "expected document numbers|not a list"),
         ("code", "nowhere.txt", "nowhere.txt cannot be read"),
     ],
 )
@@ -306,9 +288,7 @@ def test_what_is_not_a_list_of_documents_is_refused_and_changes_nothing(
     with NumpyLoader(plan_of(), global_batch_size=4) as loader:
         before = loader.state_dict()
         with pytest.raises(PlanError, match=problem):
-            loader.mask(corpus, documents)
-        with pytest.raises(PlanError, match="inputs is 'pad'"):
-            loader.mask("code", [1], inputs="pad")  # type: ignore[arg-type]
+            loader.mask(corpus, file_of(documents) if isinstance(documents, list) else documents)
         assert loader.state_dict() == before
 
 
@@ -320,30 +300,18 @@ def test_a_file_that_is_not_a_list_of_documents_is_refused(tmp_path: Path, conte
         loader.mask("code", path)
 
 
-def test_eos_needs_a_corpus_that_says_what_it_is() -> None:
-    plan = StreamPlan(ListSource([9, 4, 30] * 9), **SIZES)
-    with NumpyLoader(plan, global_batch_size=4) as loader:
-        with pytest.raises(PlanError, match="does not say which token is its EOS"):
-            loader.mask("corpus", [1], inputs="eos")
-        loader.mask("corpus", [1])
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"sample": 99},
         {"sample": "0"},
-        {"inputs": "pad"},
-        {"count": 3},
-        {"count": 10**9},
-        {"documents": "AAAA"},
-        {"documents": "not base64"},
-        {"name": ..., "documents": ...},
+        {"name": ...},
+        {"file": ...},
     ],
 )
 def test_a_damaged_mask_is_refused(change: dict[str, Any]) -> None:
     with NumpyLoader(plan_of(), global_batch_size=4) as loader:
-        loader.mask("code", [1, 2])
+        loader.mask("code", file_of([1, 2]))
         state = saved(loader)
         mask = {**state["masks"][0], **change}
         state["masks"] = [{key: value for key, value in mask.items() if value is not ...}]
@@ -356,7 +324,7 @@ def test_transforms_that_keep_pieces_are_masked_and_others_refused() -> None:
     longer = {"seq_len": 16, "block_tokens": 64}
     plain, documents = plan_of(transforms=[fim], **longer), [2, 8, 14, 20]
     with NumpyLoader(plan_of(transforms=[fim], **longer), global_batch_size=4) as loader:
-        loader.mask("code", documents, inputs="eos")
+        loader.mask("code", file_of(documents))
         cursor = loader.cursor
         found = rows_of(iter(take(loader, 8)))
     num_masked = num_changed = 0
@@ -371,7 +339,7 @@ def test_transforms_that_keep_pieces_are_masked_and_others_refused() -> None:
         num_masked += sum(hidden)
         num_changed += row["input_ids"] != plan_of(**longer).sample(sample)["input_ids"].tolist() and not any(hidden)
         assert row["labels"] == np.where(hidden, -100, expected["labels"]).tolist()
-        assert row["input_ids"] == np.where(hidden, EOS, expected["input_ids"]).tolist()
+        assert row["input_ids"] == expected["input_ids"].tolist()
     assert num_masked > 0
     assert num_changed > 0
     other = plan_of(transforms=[joined], **longer)
@@ -393,7 +361,7 @@ def test_another_pass_over_a_finite_plan_keeps_what_was_masked_in_the_one_before
     plan = StreamPlan({"code": CODE}, epochs=1, **SIZES)
     with NumpyLoader(plan, global_batch_size=4) as loader:
         take(loader, 8)
-        loader.mask("code", [4])
+        loader.mask("code", file_of([4]))
         first, second = rows_of(iter(loader)), rows_of(iter(loader))
         assert min(first) == 32
         assert len(second) == plan.num_samples
@@ -406,6 +374,7 @@ def test_another_pass_over_a_finite_plan_keeps_what_was_masked_in_the_one_before
         assert row["labels"] == np.where(hidden + [False] * (6 - len(hidden)), -100, labels).tolist()
         assert row["labels"] == plan.sample(sample, cursor)["labels"].tolist()
     dataset = StreamDataset(plan, global_batch_size=4)
-    dataset.load_state_dict(state)  # at the end of a pass
-    list(dataset)
-    assert rows_of(iter(dataset)) == second
+    dataset.sampler.load_state_dict(state)  # at the end of a pass
+    with pytest.warns(UserWarning, match="was over where this loader begins"):
+        assert not list(dataloader(dataset))
+    assert rows_of(iter(dataloader(dataset))) == second

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from tests.runtime.test_loader import two_corpora
 from tokshard.errors import PlanError
 from tokshard.runtime import NumpyLoader, StreamingLoader
 from tokshard.runtime.loader import NumpyBatch
+
+PREFETCH = "tokshard-prefetch"
 
 
 def first(loader: Any, count: int) -> list[Any]:
@@ -62,8 +65,8 @@ def test_leaving_the_block_closes_the_loader() -> None:
     with NumpyLoader(two_corpora(), global_batch_size=4) as loader:
         first(loader, 1)
         assert loader.stats()["queue"] >= 0
-        assert loader._feed.prefetcher is not None
-    assert loader._feed.prefetcher is None
+        assert PREFETCH in {thread.name for thread in threading.enumerate()}
+    assert PREFETCH not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_loader_says_what_it_reads_and_where_it_is() -> None:
@@ -102,7 +105,7 @@ def test_it_reads_resumes_and_uses_workers_where_torch_cannot_be_imported() -> N
                     samples += batch["sample_index"].tolist()
                     if len(samples) == 8:
                         state = loader.state_dict()
-            with NumpyLoader(plan, global_batch_size=4, num_workers=1, multiprocessing_context="fork") as loader:
+            with NumpyLoader(plan, global_batch_size=4, prefetch_factor=0) as loader:
                 loader.load_state_dict(state)
                 for batch in loader:
                     assert batch["sample_index"].tolist() == samples[loader.cursor.sample - 4:][:4] or (

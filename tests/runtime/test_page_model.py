@@ -100,9 +100,9 @@ def a_take(data: st.DataObject, parts: list[int], block_tokens: int) -> float:
 
 
 @settings(max_examples=30, deadline=None)
-@given(parts=st.lists(lengths, min_size=1, max_size=4), shape=shapes, seed=seeds, across=st.booleans(), data=st.data())
+@given(parts=st.lists(lengths, min_size=1, max_size=4), shape=shapes, seed=seeds, data=st.data())
 def test_the_page_alone_gives_the_samples_of_any_mixture(
-    parts: list[list[int]], shape: dict[str, int], seed: int, across: bool, data: st.DataObject
+    parts: list[list[int]], shape: dict[str, int], seed: int, data: st.DataObject
 ) -> None:
     sources = [ListSource(part, first_token=1 + 5000 * number, name=str(number)) for number, part in enumerate(parts)]
     if data.draw(st.booleans()):
@@ -128,7 +128,6 @@ def test_the_page_alone_gives_the_samples_of_any_mixture(
         take=dict(zip(names, takes, strict=True)),
         start_epoch=dict(zip(names, first_epochs, strict=True)),
         num_streams=num_streams,
-        loss_across_documents=across,
         allow_small_blocks=True,
         **shape,
     )
@@ -141,7 +140,6 @@ def test_the_page_alone_gives_the_samples_of_any_mixture(
         weights=weights,
         changes=changes,
         num_streams=num_streams,
-        loss_across_documents=across,
         **shape,
     )
     for sample in [*range(10), *data.draw(st.lists(st.integers(10, 2**50), max_size=6))]:
@@ -152,11 +150,11 @@ def test_the_page_alone_gives_the_samples_of_any_mixture(
 
 
 @settings(max_examples=30, deadline=None)
-@given(part=lengths, shape=shapes, seed=seeds, epochs=st.integers(1, 3), across=st.booleans(), data=st.data())
+@given(part=lengths, shape=shapes, seed=seeds, epochs=st.integers(1, 3), data=st.data())
 def test_the_page_alone_gives_a_finite_pass_to_its_short_end(
-    part: list[int], shape: dict[str, int], seed: int, epochs: int, across: bool, data: st.DataObject
+    part: list[int], shape: dict[str, int], seed: int, epochs: int, data: st.DataObject
 ) -> None:
-    options: dict[str, Any] = {**shape, "seed": seed, "epochs": epochs, "loss_across_documents": across}
+    options: dict[str, Any] = {**shape, "seed": seed, "epochs": epochs}
     take = a_take(data, part, shape["block_tokens"])
     source = ListSource(part)
     plan = StreamPlan(source, take=take, allow_small_blocks=True, **options)
@@ -201,13 +199,10 @@ def test_the_page_alone_says_where_max_epochs_ends_a_pass(
         dict(zip(names, sources, strict=True)),
         weights=dict(zip(names, weights, strict=True)),
         max_epochs=dict(zip(names, most, strict=True)),
-        loss_across_documents=True,
         allow_small_blocks=True,
         **shape,
     )
-    model = page_model.Plan(
-        [Used(documents_of_source(source)) for source in sources], weights=weights, loss_across_documents=True, **shape
-    )
+    model = page_model.Plan([Used(documents_of_source(source)) for source in sources], weights=weights, **shape)
     assert_loader_equals(plan, model.steps(batch_size, 0, 1, most), batch_size, 0, 1)
 
 

@@ -44,12 +44,11 @@ def assert_equal(sample: dict[str, Any], expected: dict[str, Any]) -> None:
     documents=st.lists(lengths, min_size=1, max_size=3),
     shape=shapes,
     seed=st.integers(0, 2**64 - 1),
-    across=st.booleans(),
     inner=st.booleans(),
     data=st.data(),
 )
 def test_every_sample_equals_the_naive_model(
-    documents: list[list[int]], shape: dict[str, int], seed: int, across: bool, inner: bool, data: st.DataObject
+    documents: list[list[int]], shape: dict[str, int], seed: int, inner: bool, data: st.DataObject
 ) -> None:
     sources = [
         ListSource(parts, first_token=1 + 5000 * number, inner_delimiters=inner, name=str(number))
@@ -70,7 +69,6 @@ def test_every_sample_equals_the_naive_model(
         seed=seed,
         weights=dict(zip(names, changes[0][1], strict=True)),
         schedule=[(start, dict(zip(names, values, strict=True))) for start, values in changes[1:]],
-        loss_across_documents=across,
         start_epoch=dict(zip(names, first_epochs, strict=True)),
         **shape,
     )
@@ -84,7 +82,6 @@ def test_every_sample_equals_the_naive_model(
             window_blocks=shape["window_blocks"],
             seq_len=shape["seq_len"],
             count=order.count(number),
-            across=across,
             first_epoch=first_epochs[number],
         )
         for number, source in enumerate(sources)
@@ -101,12 +98,12 @@ def test_every_sample_equals_the_naive_model(
 
 
 @settings(max_examples=80, deadline=None)
-@given(parts=lengths, shape=shapes, epochs=st.integers(1, 3), across=st.booleans())
+@given(parts=lengths, shape=shapes, epochs=st.integers(1, 3))
 def test_a_finite_pass_equals_the_naive_model_to_its_short_end(
-    parts: list[int], shape: dict[str, int], epochs: int, across: bool
+    parts: list[int], shape: dict[str, int], epochs: int
 ) -> None:
     source = ListSource(parts)
-    plan = plan_of(source, epochs=epochs, seed=3, loss_across_documents=across, **shape)
+    plan = plan_of(source, epochs=epochs, seed=3, **shape)
     assert plan.num_samples == -(-epochs * source.num_tokens // shape["seq_len"])
     expected = naive.corpus_samples(
         source.documents(),
@@ -117,7 +114,6 @@ def test_a_finite_pass_equals_the_naive_model_to_its_short_end(
         seq_len=shape["seq_len"],
         count=plan.num_samples,
         epochs=epochs,
-        across=across,
     )
     for sample in range(plan.num_samples):
         assert_equal(plan.sample(sample), expected[sample])

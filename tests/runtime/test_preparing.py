@@ -72,8 +72,8 @@ def plan_of(*sources: Any, **options: Any) -> StreamPlan:
     return StreamPlan(named, seq_len=SEQ_LEN, block_tokens=BLOCK, window_blocks=WINDOW, seed=2, **options)
 
 
-def steps_of(plan: StreamPlan, count: int, **options: Any) -> Iterator[NDArray[np.int64]]:
-    made = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(global_batch_size=BATCH), 0, **options)
+def steps_of(plan: StreamPlan, count: int) -> Iterator[NDArray[np.int64]]:
+    made = packed_steps(plan, Ranks(global_batch_size=BATCH), plan.cursor())
     for _, packed in zip(range(count), made, strict=False):
         yield packed.sample_index
 
@@ -101,22 +101,13 @@ def test_no_step_waits_for_a_table(watch: Watch, sizes: list[int]) -> None:
     assert watch.ahead >= len(sizes) * 5
 
 
-def test_every_worker_has_its_tables_ready(watch: Watch) -> None:
-    for first in range(3):
-        watch.made = watch.ahead = 0
-        for _ in steps_of(plan_of(PeriodicSource(3 * FULL + 13, 9)), 400, first=first, stride=3):
-            pass
-        assert watch.late == 1
-        assert watch.ahead > 5
-
-
 @pytest.mark.parametrize("begun", [0.25, 0.5, 0.875])
 def test_a_job_that_begins_in_a_window_makes_the_next_table_late_in_what_is_left_of_it(
     watch: Watch, begun: float
 ) -> None:
     plan, window = plan_of(PeriodicSource(3 * FULL, 9)), FULL // SEQ_LEN
     first = int(begun * window)
-    made = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(global_batch_size=BATCH), first)
+    made = packed_steps(plan, Ranks(global_batch_size=BATCH), plan.cursor().advanced(first))
     tables_made = [watch.made for _ in zip(range((window - first) // BATCH), made, strict=False)]
     assert watch.late == 1, "only the first table is waited for"
     assert tables_made[0] == 1
@@ -151,7 +142,7 @@ def test_samples_that_are_asked_for_in_between_change_nothing(
 
     reference, read = plan(), plan()
     ranks = Ranks(global_batch_size=2)
-    for step, packed in zip(range(20), packed_steps(read, read.mixture(read.cursor()), ranks, 0), strict=False):
+    for step, packed in zip(range(20), packed_steps(read, ranks, read.cursor()), strict=False):
         for moment, sample in asked:
             if moment == step:
                 assert read.sample(sample)["input_ids"].tolist() == plan().sample(sample)["input_ids"].tolist()

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections import deque
 from collections.abc import Iterator
 from multiprocessing import util
 from typing import Any
 
 import pytest
-import torch
 
 from tests.runtime.sources import ListSource
-from tests.runtime.test_loader import expected_rows, one_corpus, rows_of, take, two_corpora
+from tests.runtime.test_loader import dataloader, expected_rows, one_corpus, rows_of, take, two_corpora
 from tokshard.errors import LoaderError
 from tokshard.runtime import prefetch
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
-
-NO_DATASET: Any = None
 
 
 class WaitingSource(ListSource):
@@ -134,9 +128,9 @@ def in_child(check: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_is_refused_may_close_and_read_on_alone_and_leaves_the_parent_its_workers() -> None:
+def test_a_forked_child_is_refused_may_close_and_read_on_alone_and_leaves_the_parent_its_thread() -> None:
     plan = two_corpora()
-    loader = StreamingLoader(plan, global_batch_size=2, num_workers=1, multiprocessing_context="fork")
+    loader = StreamingLoader(plan, global_batch_size=2)
     batches = iter(loader)
     next(batches)
 
@@ -155,11 +149,8 @@ def test_a_forked_child_is_refused_may_close_and_read_on_alone_and_leaves_the_pa
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_the_parent_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_the_parent_held() -> None:
     dataset = StreamDataset(two_corpora(), global_batch_size=2)
-    place = torch.utils.data._utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=NO_DATASET)
     expected = expected_rows(dataset.plan, range(2))
     held, done = threading.Event(), threading.Event()
 
@@ -173,8 +164,7 @@ def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_
     assert held.wait(60)
 
     def check() -> None:
-        monkeypatch.setattr("tokshard.runtime.tensors.get_worker_info", lambda: place)
-        assert rows_of([next(iter(dataset))]) == expected
+        assert rows_of([dataset[next(dataset.sampler)]]) == expected
 
     in_child(check)
     done.set()
@@ -185,27 +175,29 @@ def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_
 
 
 SIGNALLED = """
-import os, signal, time
+import multiprocessing, os, signal, time
 from tests.runtime.test_loader import expected_rows, rows_of, two_corpora
 from tokshard.runtime import StreamingLoader
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a trainer, which decides when to stop
     plan = two_corpora()
-    loader = StreamingLoader(plan, global_batch_size=2, num_workers=2, multiprocessing_context="fork")
+    loader = StreamingLoader(plan, global_batch_size=2, num_workers=2, prefetch_factor=1)
     batches = iter(loader)
-    next(batches)
-    workers = [worker._process.pid for worker in loader._feed.prefetcher._workers]
+    [next(batches) for _ in range(2)]
+    workers = {child.pid for child in multiprocessing.active_children()}
+    assert len(workers) == 2
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
             os.killpg(0, number)
             time.sleep(60)
         except KeyboardInterrupt:
             pass
-        loader.skip(2)  # what was made ahead is not what comes next
         position = loader.cursor.sample
-        assert rows_of([next(batches) for _ in range(4)]) == expected_rows(plan, range(position, position + 8))
-    assert workers == [worker._process.pid for worker in loader._feed.prefetcher._workers]
+        assert rows_of([next(batches) for _ in range(20)]) == expected_rows(plan, range(position, position + 40))
+    assert workers == {child.pid for child in multiprocessing.active_children()}
+    loader.close()
+    assert not multiprocessing.active_children()
     print("done")
 """
 
@@ -226,83 +218,7 @@ def test_workers_leave_ctrl_c_and_the_sigterm_of_a_launcher_to_the_loop_and_end_
 # what cannot be ended
 
 
-class Immortal:
-    """A process in an uninterruptible wait: SIGKILL does not reach it."""
-
-    pid, exitcode = 1, None
-
-    def __init__(self) -> None:
-        self.waits: list[float | None] = []
-
-    def kill(self) -> None:
-        pass
-
-    def is_alive(self) -> bool:
-        return True
-
-    def join(self, timeout: float | None = None) -> None:
-        self.waits.append(timeout)
-        assert timeout is not None, "it would wait for ever"
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_time_out_is_raised_although_the_worker_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "STOP_SECONDS", 0.05)
-    loader = StreamingLoader(
-        two_corpora(),
-        global_batch_size=2,
-        num_workers=1,
-        prefetch_factor=1,
-        multiprocessing_context="fork",
-        timeout_seconds=0.5,
-    )
-    batches = iter(loader)
-    next(batches)
-    assert loader._feed.prefetcher is not None
-    (worker,) = loader._feed.prefetcher._workers
-    thread, process, immortal = loader._feed.prefetcher._thread, worker._process, Immortal()
-    os.kill(process.pid, signal.SIGSTOP)
-    worker._process = immortal
-    try:
-        with pytest.raises(LoaderError, match=r"no batch came for 0\.5 s"):
-            deque(batches, maxlen=0)
-        assert immortal.waits
-        assert thread.is_alive()  # it may still read from the pipe, which is therefore open
-        assert not worker._answers.closed
-    finally:
-        process.kill()
-        process.join()
-    thread.join(60)
-    assert not thread.is_alive()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_when_a_worker_cannot_be_started_those_before_it_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
-    make = prefetch.Worker
-
-    def made(plan: StreamPlan, number: int, *arguments: Any) -> Any:
-        if number == 2:
-            raise OSError("no more processes")
-        started.append(make(plan, number, *arguments))
-        return started[-1]
-
-    monkeypatch.setattr(prefetch, "Worker", made)
-    loader = StreamingLoader(two_corpora(), global_batch_size=2, num_workers=3, multiprocessing_context="fork")
-    with pytest.raises(OSError, match="no more processes") as caught:
-        next(iter(loader))
-    assert [worker._process.is_alive() for worker in started] == [False, False]
-    assert all(worker._answers.closed and worker._jobs.closed for worker in started)
-    assert caught.tb is not None  # which still holds what was made
-    monkeypatch.undo()
-    loader.close()
-
-
 # loops of a DataLoader
-
-
-def dataloader(dataset: StreamDataset, **options: Any) -> Any:
-    return torch.utils.data.DataLoader(dataset, batch_size=None, multiprocessing_context="fork", **options)
 
 
 @pytest.mark.slow
@@ -312,34 +228,24 @@ def dataloader(dataset: StreamDataset, **options: Any) -> Any:
 def test_a_second_loop_of_dataloader_workers_is_refused_unless_the_first_was_a_whole_pass(is_persistent: bool) -> None:
     plan = one_corpus(epochs=2)
     whole = expected_rows(plan, range(plan.num_samples or 0))
-    loader = dataloader(StreamDataset(plan, global_batch_size=4), num_workers=2, persistent_workers=is_persistent)
+    loader = dataloader(
+        StreamDataset(plan, global_batch_size=4),
+        num_workers=2,
+        persistent_workers=is_persistent,
+        multiprocessing_context="fork",
+    )
     for _ in range(2):
         assert [row for row in rows_of(list(loader)) if row["sample_index"] >= 0] == whole
     next(iter(loader))
-    with pytest.raises(
-        RuntimeError, match=r"a second loop over a StreamDataset .* use StreamingLoader, or load_state_dict"
-    ):
+    with pytest.raises(LoaderError, match="a second loop over a StreamDataset does not continue the first"):
         list(loader)
 
 
-def test_without_workers_a_second_loop_continues() -> None:
-    plan = two_corpora()
-    loader = torch.utils.data.DataLoader(StreamDataset(plan, global_batch_size=4), batch_size=None)
+def test_a_sampler_that_loads_its_state_continues_after_a_loop_that_did_not_end() -> None:
+    dataset = StreamDataset(two_corpora(), global_batch_size=4)
     rows = []
     for _ in range(3):
-        batches = iter(loader)
+        batches = iter(dataloader(dataset))  # without workers, nothing is read ahead
         rows += rows_of([next(batches), next(batches)])
-    assert rows == expected_rows(plan, range(24))
-
-
-def test_a_copied_dataset_has_loops_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = torch.utils.data._utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=NO_DATASET)
-    monkeypatch.setattr("tokshard.runtime.tensors.get_worker_info", lambda: place)
-    first = StreamDataset(two_corpora(), global_batch_size=2)
-    next(iter(first))
-    for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
-        assert len(rows_of([next(iter(other))])) == 2
-        with pytest.raises(LoaderError, match="a second loop"):
-            next(iter(other))
-        other.load_state_dict(first.state_dict())
-        assert rows_of([next(iter(other))]) == expected_rows(first.plan, range(2, 4))
+        dataset.sampler.load_state_dict(dataset.sampler.state_dict())
+    assert rows == expected_rows(dataset.plan, range(24))

@@ -258,7 +258,7 @@ def test_pread_reads_a_step_when_it_is_made_and_not_all_steps_that_are_laid_out_
         read_pieces(source, starts, lengths, out, at)
 
     monkeypatch.setattr(CorpusSource, "read", watched)
-    steps = packed_steps(plan, plan.mixture(plan.cursor()), Ranks(global_batch_size=2), 0)
+    steps = packed_steps(plan, Ranks(global_batch_size=2), plan.cursor())
     for _, packed in zip(range(100), steps, strict=False):
         assert sum(asked) <= packed.tokens.size
         del asked[:]

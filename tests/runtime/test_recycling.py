@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.test_loader import Batch, expected_rows, one_corpus, rows_of, take, two_corpora
 from tokshard.runtime.recycling import Recycler
-from tokshard.runtime.tensors import StreamDataset, StreamingLoader
+from tokshard.runtime.tensors import StreamingLoader
 
 ROWS = ("input_ids", "labels", "position_ids")
 
@@ -106,15 +106,6 @@ def test_more_batches_than_are_recycled_can_be_held_and_stay_what_they_are() -> 
     found = addresses(loader, 100, lambda held, batch: None)
     loader.close()
     assert len(found) <= 2 + 4
-
-
-def test_a_dataset_recycles_as_a_loader_does() -> None:
-    plan = one_corpus(epochs=20)
-    batches = list(StreamDataset(plan, global_batch_size=2))
-    assert rows_of(batches) == expected_rows(plan, range(plan.num_samples or 0))
-    del batches
-    found = addresses(StreamDataset(plan, global_batch_size=2), 100, lambda held, batch: None)
-    assert len(found) <= 5
 
 
 @given(seed=st.integers(0, 10_000), prefetch=st.integers(1, 4))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
+import random
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,7 +81,7 @@ def test_a_plan_with_other_changes_to_come_is_refused_unless_its_weights_are_ask
         resumed(plan, state)
     assert "weights='plan'" in caught.value.hint
     with pytest.raises(PlanMismatchError, match="after sample 4"):
-        StreamDataset(plan, global_batch_size=2).load_state_dict(state)
+        StreamDataset(plan, global_batch_size=2).sampler.load_state_dict(state)
     loader = resumed(plan, state, weights="plan")
     assert rows_of(take(loader, 8)) == expected_rows(plan, range(4, 20))  # the weights so far were the same
     loader.close()
@@ -229,6 +232,8 @@ def test_a_skip_beyond_a_finite_pass_ends_at_its_last_sample() -> None:
     assert resumed(plan, loader.state_dict()).cursor == loader.cursor
     loader.skip(1)
     assert loader.cursor.sample == plan.num_samples
+    with pytest.warns(UserWarning, match="this loop gives nothing"):
+        assert take(loader, 1) == []
     assert len(take(loader, 1)) == 1  # another pass
     assert loader.cursor.sample == 4
     loader.close()
@@ -246,3 +251,71 @@ def test_one_plan_reads_under_two_histories_that_differ_in_between_and_agree_aga
             moved = type(cursor)(sample=30, segments=cursor.segments)
             assert shared.mixture(moved).counts_before(30) == plan.mixture(cursor).counts_before(30)
             assert expected_rows(shared, range(20, 30), moved) == expected_rows(plan, range(20, 30), cursor)
+
+
+def test_a_state_stays_small_however_many_skips_are_on_record() -> None:
+    plan, gaps = two_corpora(), random.Random(4)
+    loader = StreamingLoader(plan, global_batch_size=4)
+    for number in range(3_000):
+        loader._walk.cursor = loader.cursor.advanced(4 * gaps.randrange(1, 500))  # as a loop does
+        loader.skip(4 * gaps.choice([1, 1, 1, 2, 50]))
+        if number == 999:
+            assert len(loader.state_dict()["cursor"]) < 4_096
+    assert len(loader.cursor.skipped) > 2_900
+    assert resumed(plan, loader.state_dict()).cursor == loader.cursor
+
+
+@pytest.mark.parametrize("change", ["AAAA", "not base64", lambda text: text[:-8], lambda text: text + text])
+def test_damaged_skips_are_refused(change: Any) -> None:
+    plan = two_corpora()
+    loader = StreamingLoader(plan, global_batch_size=4)
+    for _ in range(40):
+        loader._walk.cursor = loader.cursor.advanced(4)
+        loader.skip(4)
+    saved = json.loads(loader.state_dict()["cursor"])
+    saved["skipped"] = change(saved["skipped"]) if callable(change) else change
+    with pytest.raises(PlanMismatchError, match="damaged"):
+        resumed(plan, {"cursor": json.dumps(saved)})
+
+
+class Bare:
+    """A source of someone else, which has no hints."""
+
+    def __init__(self) -> None:
+        inner = ListSource([9, 4, 30, 1, 12, 3] * 5)
+        for name in ("num_tokens", "fingerprint", "dtype", "tokenizer", "document_at", "place_of", "ends", "read"):
+            setattr(self, name, getattr(inner, name))
+        self.is_in_memory = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Bare, ())
+
+
+def test_a_source_without_hints_is_read_traced_masked_and_pickled(tmp_path: Path) -> None:
+    source: Any = Bare()
+    plan = StreamPlan({"bare": source}, seq_len=6, block_tokens=24, window_blocks=2)
+    expected = StreamPlan({"full": ListSource([9, 4, 30, 1, 12, 3] * 5)}, seq_len=6, block_tokens=24, window_blocks=2)
+    (tmp_path / "masked").write_text("1\n")
+    with StreamingLoader(pickle.loads(pickle.dumps(plan)), global_batch_size=4) as loader:
+        assert rows_of(take(loader, 10)) == expected_rows(expected, range(40))
+        loader.mask("bare", tmp_path / "masked")
+        state = loader.state_dict()
+        assert rows_of(take(loader, 4)) == expected_rows(plan, range(40, 56), loader.cursor)
+    assert resumed(plan, state).stats()["masked_documents"] == 1
+
+
+def test_the_bytes_that_were_read_are_those_of_tokens_and_labels_without_padding() -> None:
+    asked = []
+
+    class Counting(ListSource):
+        def read(self, starts: Any, lengths: Any, out: Any, at: Any) -> None:
+            asked.append(int(lengths.sum()))
+            super().read(starts, lengths, out, at)
+
+        is_in_memory = False
+
+    plan = StreamPlan(Counting([9, 4, 30, 1, 12, 3, 7] * 9), seq_len=6, block_tokens=24, window_blocks=2, epochs=1)
+    with StreamingLoader(plan, global_batch_size=5, uneven="pad") as loader:
+        batches = list(loader)
+        assert loader.stats()["bytes_read"] == sum(asked) * plan.sources[0].dtype.itemsize
+    assert int((batches[-1]["sample_index"] < 0).sum())

@@ -44,16 +44,14 @@ def blocks_of(lengths: list[int], block: int) -> int:
     return sum(lengths) // block
 
 
-@given(
-    lengths=lengths, shape=shapes, part=parts, seed=st.integers(0, 9), epochs=st.integers(1, 3), across=st.booleans()
-)
+@given(lengths=lengths, shape=shapes, part=parts, seed=st.integers(0, 9), epochs=st.integers(1, 3))
 def test_a_pass_over_a_part_equals_the_naive_model(
-    lengths: list[int], shape: dict[str, int], part: float, seed: int, epochs: int, across: bool
+    lengths: list[int], shape: dict[str, int], part: float, seed: int, epochs: int
 ) -> None:
     assume(naive.part_of(part, blocks_of(lengths, shape["block_tokens"])) > 0)
     source = ListSource(lengths)
     options = {"seed": seed, "take": part, "epochs": epochs}
-    plan = plan_of({"a": source}, **options, **shape, start_epoch={"a": 2}, loss_across_documents=across)
+    plan = plan_of({"a": source}, **options, **shape, start_epoch={"a": 2})
     expected = naive.corpus_samples(
         source.documents(),
         fingerprint=source.fingerprint,
@@ -62,7 +60,6 @@ def test_a_pass_over_a_part_equals_the_naive_model(
         seq_len=shape["seq_len"],
         count=plan.num_samples or 0,
         first_epoch=2,
-        across=across,
         **options,
     )
     assert plan.num_samples == len(expected)

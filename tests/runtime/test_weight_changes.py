@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import time
 from typing import Any
@@ -117,22 +116,6 @@ def test_a_schedule_of_5000_changes_of_50_corpora_starts_quickly_and_is_compact_
     resumed.close()
 
 
-@pytest.mark.slow
-def test_jobs_larger_than_a_pipe_and_batches_that_wait_for_room_do_not_block_each_other() -> None:
-    plan = long_schedule(5_000, 100, 8)
-    assert len(pickle.dumps(plan.mixture(plan.cursor()))) > 1 << 20
-    loader = StreamingLoader(plan, global_batch_size=64, num_workers=2, prefetch_factor=8, timeout_seconds=60)
-    rng, state = random.Random(3), loader.state_dict()
-    for _ in range(3):
-        loader.load_state_dict(state)  # the whole schedule once more
-        take(loader, rng.randint(1, 3))
-        loader.set_weights(random_weights(rng, list(plan.names)))
-        position = loader.cursor.sample
-        rows = rows_of(take(loader, 2))
-        assert rows[:5] == expected_rows(plan, range(position, position + 5), loader.cursor)
-    loader.close()
-
-
 # what was made ahead for another place
 
 actions = st.lists(
@@ -181,22 +164,6 @@ def test_no_batch_of_before_comes_after_a_change_of_place_or_weights(
 ) -> None:
     loader = StreamingLoader(two_corpora(), global_batch_size=3, prefetch_factor=prefetch)
     check(loader, history, inside=inside)
-    loader.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("prefetch", [3, *(pytest.param(depth, marks=pytest.mark.soak) for depth in (1, 8))])
-def test_no_batch_of_before_comes_from_worker_processes(workers: int, prefetch: int) -> None:
-    loader = StreamingLoader(two_corpora(), global_batch_size=3, num_workers=workers, prefetch_factor=prefetch)
-
-    @settings(max_examples=25)
-    @given(history=actions, inside=st.booleans())
-    def examples(history: list[tuple[str, int]], inside: bool) -> None:
-        # a worker takes long to start: it is closed once at most
-        check(loader, [action for action in history if action[0] != "close"], inside=inside)
-
-    examples()
     loader.close()
 
 

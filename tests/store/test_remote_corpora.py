@@ -15,9 +15,9 @@ from tests.corpora import TINY_TOKENIZER, Source, append_generation, documents_o
 from tests.store import faulty_proxy as faults
 from tokshard import build_corpus, open_corpus
 from tokshard.cli.main import run
-from tokshard.errors import DamagedCorpusError, PlanError, StoreError
+from tokshard.errors import DamagedCorpusError, StoreError
 from tokshard.inspect.verify.verification import verify_corpus
-from tokshard.runtime import NumpyLoader, StreamPlan
+from tokshard.runtime import NumpyLoader, StreamingLoader, StreamPlan
 from tokshard.store import files_below, open_store
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(120)]
@@ -61,7 +61,7 @@ def plan_of(*corpora: object, **options: Any) -> StreamPlan:
     return StreamPlan({f"c{number}": str(corpus) for number, corpus in enumerate(corpora)}, **SIZES, **options)
 
 
-def rows(loader: NumpyLoader, count: int) -> list[list[list[int]]]:
+def rows(loader: NumpyLoader | StreamingLoader, count: int) -> list[list[list[int]]]:
     batches = iter(loader)
     return [next(batches)["input_ids"].tolist() for _ in range(count)]
 
@@ -82,7 +82,7 @@ def test_a_corpus_in_a_bucket_has_the_batches_of_its_copy_on_this_machine(local,
     with NumpyLoader(plan_of(remote), global_batch_size=8) as there:
         assert rows(there, 10) == expected[:10]
         state = there.state_dict()
-    with NumpyLoader(plan_of(remote), global_batch_size=8, num_workers=2) as resumed:
+    with StreamingLoader(plan_of(remote), global_batch_size=8, num_workers=1) as resumed:
         resumed.load_state_dict(state)
         assert rows(resumed, 10) == expected[10:]
 
@@ -138,7 +138,7 @@ def test_a_worker_that_cannot_open_the_corpus_says_why(local, remote):
     plan = plan_of(remote)
     open_store(remote).delete(*shards_of(local))
     with (
-        NumpyLoader(plan, global_batch_size=8, num_workers=1) as loader,
+        StreamingLoader(plan, global_batch_size=8, num_workers=1) as loader,
         pytest.raises(DamagedCorpusError, match=r"shard-.*\.arrow is missing, and \d+ more"),
     ):
         next(iter(loader))
@@ -150,13 +150,6 @@ def test_a_shard_of_another_size_is_refused_by_name(local, remote):
         open_store(remote).put(name, b"short")
     with pytest.raises(DamagedCorpusError, match=r"shard-.*\.arrow: the file ends at byte 5, before \d+"):
         plan.sample(0)
-
-
-def test_workers_are_never_forked(remote):
-    plan = plan_of(remote)
-    with pytest.raises(PlanError, match=r"'fork', and <Corpus 's3://.*is not on this machine") as found:
-        NumpyLoader(plan, global_batch_size=8, num_workers=1, multiprocessing_context="fork")
-    assert "forkserver" in found.value.hint
 
 
 def test_a_step_asks_for_its_ranges_together_and_not_for_whole_shards(s3, s3_proxy, local):

@@ -253,13 +253,12 @@ def cases_of_masks(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
     fields = run_of(directory, "masked", train__steps=5, train__stop_after=1, data__mask={"code": [str(lists[rank])]})
     yield "rank 1 lists other documents", lambda: train(resolve(fields))
 
-    with patch.object(masks, "MAX_LISTED", 1):  # so that the checkpoint has the path
-        fields["data"]["mask"] = {"code": [str(lists[0])]}
-        train(resolve(fields))
-        if rank == 1:
-            fields["data"]["mask"] = {}
-        with on_rank(1, masks, "_read", missing):
-            yield "rank 1 lacks a list of the checkpoint", lambda: train(resolve(fields))
+    fields["data"]["mask"] = {"code": [str(lists[0])]}
+    train(resolve(fields))
+    if rank == 1:
+        fields["data"]["mask"] = {}
+    with on_rank(1, masks, "_read", missing):
+        yield "rank 1 lacks a list of the checkpoint", lambda: train(resolve(fields))
 
 
 def missing(path: str) -> None:

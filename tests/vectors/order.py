@@ -50,9 +50,9 @@ PLANS: dict[str, dict[str, Any]] = {
         "pieces": [*_FIRST, 1_000, 10**9, 2**55],
         "rows": [0, 1, 15, 16, 10**9],
     },
-    "two epochs with loss across documents": {
+    "two epochs": {
         "corpora": {"b": {"corpus": "b"}},
-        "arguments": {**_SMALL, "seed": 2**64 - 1, "epochs": 2, "loss_across_documents": True},
+        "arguments": {**_SMALL, "seed": 2**64 - 1, "epochs": 2},
         "pieces": [0, 40, 41, 42, -1],
         "rows": [0, -1],
     },
@@ -82,9 +82,9 @@ PLANS: dict[str, dict[str, Any]] = {
         "pieces": [*range(64), *range(600, 604), 10**6 + 3],
         "rows": [0, 1, 2, 3, 603],
     },
-    "three streams with loss across documents": {
+    "three streams of one seed": {
         "corpora": {"many": {"corpus": "many"}},
-        "arguments": {**_SMALL, "seed": 12, "num_streams": 3, "loss_across_documents": True},
+        "arguments": {**_SMALL, "seed": 12, "num_streams": 3},
         "pieces": [*range(12), 190, 191, 10**9],
         "rows": [2, 191],
     },

@@ -33,8 +33,7 @@ def run_text(run: Run, *, width: int) -> str:
         )
     for mask in run.cursor.masks:
         what = f"{counted(len(mask.documents), 'document')} of {one_line(mask.name)}"
-        inputs = ", and their inputs are EOS" if mask.inputs == "eos" else ""
-        lines.append(("masked", f"{what}, from sample {mask.sample:,} on{inputs}"))
+        lines.append(("masked", f"{what}, from sample {mask.sample:,} on"))
     return aligned(lines, width=width)
 
 

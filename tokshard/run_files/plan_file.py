@@ -41,7 +41,6 @@ class Mix:
         uneven: as for `StreamingLoader`.
         mask: name to files that list documents, which are out of the loss, as for `StreamingLoader.mask`; in a mix.toml
             relative to the file.
-        mask_inputs: what a model sees of them.
         memory_bytes, cache_dir, cache_bytes: as for `Cache`; in a mix.toml the directory is relative to the file.
     """
 
@@ -64,8 +63,6 @@ class Mix:
     )
     uneven: Literal["refuse", "pad"] = field(default="refuse", metadata=key('uneven = "pad"'))
     mask: dict[str, list[str]] = field(default_factory=dict, metadata=key('mask = { code = ["opted-out.txt"] }'))
-    mask_inputs: Literal["keep", "eos"] = field(default="keep", metadata=key('mask_inputs = "eos"'))
-    loss_across_documents: bool = field(default=False, metadata=key("loss_across_documents = true"))
     allow_small_blocks: bool = field(default=False, metadata=key("allow_small_blocks = true"))
     memory_bytes: int = field(default=MEMORY_BYTES, metadata=key('memory_bytes = "2GiB"', read=read_bytes))
     cache_dir: str | None = field(default=None, metadata=key('cache_dir = "/local/tokshard"'))
@@ -92,7 +89,7 @@ class Mix:
         """
         for name, files in self.mask.items():
             for file in files:
-                cursor = plan.masking(cursor, name, file, inputs=self.mask_inputs)
+                cursor = plan.masking(cursor, name, file)
         return cursor
 
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.masking import INPUTS, LABELS, LAST_LABEL, flags_of_pieces
 from tokshard.runtime.order.tables import Pieces
 from tokshard.runtime.ragged import Ragged
 from tokshard.runtime.recycling import Recycler
@@ -43,11 +42,10 @@ class CorpusRows:
         source: the corpus.
         rows: int64 [pieces], the row of each.
         starts: int64 [pieces], where in the corpus each starts.
-        inputs: int64 [pieces], tokens of each that are inputs.
+        inputs: int64 [pieces], tokens of each that are inputs, at least 1.
         tokens: int64 [pieces], tokens of each that are read: inputs, and the one after them if it is their label.
-        is_ignored: bool [pieces], whether its last input has no label.
-        is_cut: bool [pieces], whether the label of its last input is not a token of the row.
-        flags: uint8 [pieces], what is masked of each, see `tokshard.runtime.masking`; None without masks.
+        is_cut: bool [pieces], whether the label of its last input is a token that is not in the row.
+        is_masked: bool [pieces], whether it is out of the loss; None without masks.
     """
 
     source: TokenSource
@@ -55,9 +53,8 @@ class CorpusRows:
     starts: NDArray[np.int64]
     inputs: NDArray[np.int64]
     tokens: NDArray[np.int64]
-    is_ignored: NDArray[np.bool_]
     is_cut: NDArray[np.bool_]
-    flags: NDArray[np.uint8] | None = None
+    is_masked: NDArray[np.bool_] | None = None
 
 
 def corpus_rows(
@@ -67,8 +64,7 @@ def corpus_rows(
     pieces: Pieces,
     *,
     seq_len: int,
-    loss_across_documents: bool,
-    flags: NDArray[np.uint8] | None = None,
+    is_masked: NDArray[np.bool_] | None = None,
 ) -> CorpusRows:
     """The pieces of one corpus, with the source of their labels.
 
@@ -78,36 +74,23 @@ def corpus_rows(
     Args:
         rows: int64 [n], the rows that read this corpus.
         counts: int64 [n], pieces of each.
-        pieces: of all of them; with `loss_across_documents` up to one token more than a row has inputs.
-        flags: as of `CorpusRows`.
+        pieces: of all of them.
+        is_masked: as of `CorpusRows`.
     """
     last = np.cumsum(counts) - 1
-    tokens_in_row = np.add.reduceat(pieces.lengths, last - counts + 1)
-    inputs, tokens = pieces.lengths, pieces.lengths.copy()
-    is_followed = np.zeros(len(inputs), np.bool_)  # by its label, in the same copy
-    if loss_across_documents:
-        beyond = last[tokens_in_row > seq_len]
-        inputs = inputs.copy()
-        inputs[beyond] -= 1
-        is_followed[beyond] = True
-        is_ignored = np.zeros(len(inputs), np.bool_)
-        end_of_pass = last[tokens_in_row <= seq_len]
-        is_ignored[end_of_pass] = pieces.ends_document[end_of_pass]
-    else:
-        full = last[tokens_in_row == seq_len]
-        extended = full[~pieces.ends_document[full]]
-        tokens[extended] += 1
-        is_followed[extended] = True
-        is_ignored = pieces.ends_document
+    full = last[np.add.reduceat(pieces.lengths, last - counts + 1) == seq_len]
+    extended = full[~pieces.ends_document[full]]
+    tokens, is_cut = pieces.lengths.copy(), ~pieces.ends_document
+    tokens[extended] += 1
+    is_cut[extended] = False
     return CorpusRows(
         source=source,
         rows=np.repeat(rows, counts),
         starts=pieces.starts,
-        inputs=inputs,
+        inputs=pieces.lengths,
         tokens=tokens,
-        is_ignored=is_ignored,
-        is_cut=~(pieces.ends_document | is_followed),
-        flags=flags,
+        is_cut=is_cut,
+        is_masked=is_masked,
     )
 
 
@@ -137,11 +120,11 @@ class Layout:
         num_tokens: int32 [rows], inputs of each row that are not padding.
         missing: int64 [rows], tokens at the end of each row that no piece covers.
         reads: int64 [4, pieces]: number of the source, position and tokens of each piece, and its place.
-        lengths: int32, inputs of each piece that has any, and the padding of a row as a piece of its own.
+        lengths: int32, inputs of each piece, and the padding of a row as a piece of its own.
         followed: int64 [2, n]: pieces whose last label is the next token of the row, ascending; place of that token.
         cuts: int64 [3, n]: pieces whose last label is not in the row, ascending; number of the source and position of
             that token. The last input of all other pieces has no label.
-        masked: uint8 [pieces], what is masked of each of `lengths`; None without masks.
+        is_masked: bool [pieces], whether each of `lengths` is out of the loss; None without masks.
     """
 
     row_tokens: int
@@ -155,7 +138,7 @@ class Layout:
     lengths: Ragged
     followed: Ragged
     cuts: Ragged
-    masked: NDArray[np.uint8] | None = None
+    is_masked: NDArray[np.bool_] | None = None
     _ahead: _ReadRows | None = field(init=False, default=None, repr=False)
     _buffer: NDArray[Any] | None = field(init=False, default=None, repr=False)
 
@@ -172,9 +155,11 @@ class Layout:
         pieces, places = self.followed.of(start, stop)
         next_tokens[pieces - first_piece] = read.tokens[places - read.start * self.row_tokens]
         pieces = self.cuts.of(start, stop)[0]
+        num_read = (stop - start) * self.row_tokens - int(self.missing[start:stop].sum()) + len(pieces)
         if len(pieces):
             first_cut = self.cuts.first[start] - self.cuts.first[read.start]
             next_tokens[pieces - first_piece] = read.cut_labels[first_cut : first_cut + len(pieces)]
+        is_masked = None if self.is_masked is None else self.is_masked[first_piece:stop_piece]
         low, high = ((row - read.start) * self.row_tokens for row in (start, stop))
         return Packed(
             tokens=read.tokens[low:high].reshape(stop - start, self.row_tokens),
@@ -183,7 +168,8 @@ class Layout:
             num_tokens_in_row=self.num_tokens[start:stop],
             corpus_index=self.corpora[start:stop],
             sample_index=self.samples[start:stop],
-            masked=None if self.masked is None else self.masked[first_piece:stop_piece],
+            is_masked=is_masked,
+            num_read_tokens=num_read,
         )
 
     def _rows(self, start: int, stop: int) -> _ReadRows:
@@ -246,36 +232,34 @@ def lay_out(
 
     Args:
         samples, corpora: int64 [rows], `PADDING_INDEX` for rows that are padding.
-        has_masks: whether the parts have flags.
+        has_masks: whether the parts say what is masked.
     """
     num_rows = len(samples)
     rows, starts, inputs, tokens = (
         _joined([getattr(part, name) for part in parts]) for name in ("rows", "starts", "inputs", "tokens")
     )
-    is_ignored, is_cut = (
-        _joined([getattr(part, name) for part in parts], np.bool_) for name in ("is_ignored", "is_cut")
-    )
+    is_cut = _joined([part.is_cut for part in parts], np.bool_)
     sources = list({id(part.source): part.source for part in parts}.values())
     known = {id(source): number for number, source in enumerate(sources)}
     numbers = np.repeat([known[id(part.source)] for part in parts], [len(part.rows) for part in parts])
-    flags = _joined([part.flags for part in parts if part.flags is not None], np.uint8) if has_masks else None
+    masks = _joined([part.is_masked for part in parts if part.is_masked is not None], np.bool_)
     if len(parts) > 1 or bool((np.diff(rows) < 0).any()):
         order = np.argsort(rows, kind="stable")
         rows, starts, inputs, tokens = rows[order], starts[order], inputs[order], tokens[order]
-        is_ignored, is_cut, numbers = is_ignored[order], is_cut[order], numbers[order]
-        flags = None if flags is None else flags[order]
+        is_cut, numbers, masks = is_cut[order], numbers[order], masks[order] if has_masks else masks
     inputs_in_row = np.bincount(rows, inputs, num_rows).astype(np.int64)
     missing = seq_len + 1 - np.bincount(rows, tokens, num_rows).astype(np.int64)
     padding = seq_len - inputs_in_row
     places = np.cumsum(tokens) - tokens + (np.cumsum(missing) - missing)[rows]
-    is_piece, is_padded = inputs > 0, padding > 0
-    pieces = np.cumsum(is_piece) - 1 + (np.cumsum(is_padded) - is_padded)[rows]  # their numbers, padding included
-    is_followed = is_piece & ~is_ignored & ~is_cut
+    is_padded = padding > 0
+    pieces = np.arange(len(rows)) + (np.cumsum(is_padded) - is_padded)[rows]  # their numbers, padding included
+    is_followed = tokens > inputs
     followed = np.stack([pieces[is_followed], (places + inputs)[is_followed]])
     cuts = np.stack([pieces[is_cut], numbers[is_cut], (starts + inputs)[is_cut]])
-    lengths, masked = _piece_lengths(rows, inputs, padding), None
-    if flags is not None:
-        masked = flags_of_pieces(flags, pieces, is_piece, is_followed & (tokens == inputs), len(lengths.values))
+    lengths, is_masked = _piece_lengths(rows, inputs, padding), None
+    if has_masks:
+        is_masked = np.zeros(len(lengths.values), np.bool_)
+        is_masked[pieces] = masks
     return Layout(
         row_tokens=seq_len + 1,
         dtype=dtype,
@@ -288,14 +272,12 @@ def lay_out(
         lengths=lengths,
         followed=Ragged.by_row(followed, rows[is_followed], num_rows),
         cuts=Ragged.by_row(cuts, rows[is_cut], num_rows),
-        masked=masked,
+        is_masked=is_masked,
     )
 
 
 def _piece_lengths(rows: NDArray[np.int64], inputs: NDArray[np.int64], padding: NDArray[np.int64]) -> Ragged:
-    """Inputs of each piece that has inputs, by row. Padding is the last piece of its row."""
-    is_piece = inputs > 0
-    rows, inputs = rows[is_piece], inputs[is_piece]
+    """Inputs of each piece, by row. Padding is the last piece of its row."""
     padded = np.flatnonzero(padding)
     if len(padded):
         after = np.searchsorted(rows, padded, "right")
@@ -320,7 +302,8 @@ class Packed:
         num_tokens_in_row: int32 [rows], inputs of each row that are not padding.
         corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
         sample_index: int64 [rows], global sample, or `PADDING_INDEX`.
-        masked: uint8 [pieces], what is masked of each, see `tokshard.runtime.masking`; None without masks.
+        is_masked: bool [pieces], whether no token of a piece has a label; None without masks.
+        num_read_tokens: read for these rows, labels that are no input included.
     """
 
     tokens: NDArray[Any]
@@ -329,34 +312,13 @@ class Packed:
     num_tokens_in_row: NDArray[np.int32]
     corpus_index: NDArray[np.int64]
     sample_index: NDArray[np.int64]
-    masked: NDArray[np.uint8] | None = None
-
-    @property
-    def is_masked(self) -> NDArray[np.bool_]:
-        """Whether the labels of each piece are all ignored: bool [pieces]."""
-        if self.masked is None:
-            return np.zeros(len(self.piece_lengths), np.bool_)
-        found: NDArray[np.bool_] = self.masked & LABELS > 0
-        return found
+    is_masked: NDArray[np.bool_] | None = None
+    num_read_tokens: int = 0
 
     @property
     def num_masked_tokens(self) -> int:
         """Inputs of masked documents."""
-        return 0 if self.masked is None else int(self.piece_lengths[self.is_masked].sum())
-
-
-def mask_rows(packed: Packed, eos_id: int | None) -> Packed:
-    """Rows without the last labels of masked pieces, and with EOS where inputs are masked. `widen` does the rest."""
-    assert packed.masked is not None
-    if not packed.masked.any():
-        return packed
-    next_tokens = np.where(packed.masked & (LABELS | LAST_LABEL) > 0, IGNORED, packed.next_tokens)
-    are_eos = packed.masked & INPUTS > 0
-    if are_eos.any():
-        assert eos_id is not None
-        inputs = packed.tokens[:, :-1]
-        inputs[np.repeat(are_eos, packed.piece_lengths).reshape(inputs.shape)] = eos_id
-    return replace(packed, next_tokens=next_tokens)
+        return 0 if self.is_masked is None else int(self.piece_lengths[self.is_masked].sum())
 
 
 def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray[Any]]:
@@ -381,7 +343,7 @@ def widen(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray
     if packed.num_tokens_in_row.min() < seq_len:
         for row in np.flatnonzero(packed.num_tokens_in_row < seq_len).tolist():
             labels[row, packed.num_tokens_in_row[row] :] = IGNORED
-    if packed.masked is not None and packed.masked.any():
+    if packed.is_masked is not None and packed.is_masked.any():
         labels.reshape(-1)[np.repeat(packed.is_masked, lengths)] = IGNORED
     np.subtract(recycler.numbers(rows * seq_len), np.repeat(ends - lengths, lengths), out=position_ids.reshape(-1))
     return {

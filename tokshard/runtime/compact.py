@@ -36,7 +36,7 @@ def compact_batch(packed: Packed, recycler: Recycler | None = None) -> dict[str,
     next_tokens[: len(lengths)] = packed.next_tokens
     next_tokens[len(lengths) :] = packed.next_tokens[-1]  # so that whoever writes all of them writes one value
     masked = {}
-    if packed.masked is not None:
+    if packed.is_masked is not None:
         masked["masked"] = np.zeros(len(next_tokens), np.bool_)
         masked["masked"][: len(lengths)] = packed.is_masked
     return {

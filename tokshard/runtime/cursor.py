@@ -110,8 +110,8 @@ class Cursor:
 
     def masking(self, mask: Mask) -> Cursor:
         """The cursor after documents are taken out of the loss; itself if the same ones were so before."""
-        known = {(one.corpus, one.inputs, one.sha256) for one in self.masks}
-        return self if (mask.corpus, mask.inputs, mask.sha256) in known else replace(self, masks=(*self.masks, mask))
+        known = {(one.corpus, one.sha256) for one in self.masks}
+        return self if (mask.corpus, mask.sha256) in known else replace(self, masks=(*self.masks, mask))
 
     def restarted(self, start: Cursor) -> Cursor:
         """The start of another pass, in which everything that was masked is so from the first sample on."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -20,6 +22,9 @@ STATE_VERSION = 1
 
 _MAX_COUNT = MAX_SAMPLE + (MAX_SAMPLE >> 1)
 """A run may have read on from the last sample that can be given."""
+
+_MAX_PAIRS = 32
+_MAX_SKIP_BYTES = 1 << 28
 
 _DAMAGED = "load an older checkpoint, or start without the loader's state"
 
@@ -42,21 +47,12 @@ def save_cursor(cursor: Cursor, identity: PlanIdentity, names: tuple[str, ...], 
             "schedule": schedule.fingerprint_after(cursor.sample) if follows else None,
             "counts": [] if cursor.balance is None else cursor.balance.counts.T.tolist(),
             "remainders": [] if cursor.balance is None else cursor.balance.remainders.T.tolist(),
-            "skipped": [list(part) for part in cursor.skipped],
+            "skipped": _saved_skips(cursor.skipped),
             "changes": [asdict(change) for change in cursor.changes],
             **({"masks": [mask.saved() for mask in cursor.masks]} if cursor.masks else {}),
         },
         separators=(",", ":"),
     )
-
-
-def saved_corpora(text: Any) -> tuple[CorpusIdentity, ...]:
-    """The corpora of a saved cursor, in the order of its plan.
-
-    Raises:
-        PlanMismatchError: it is not a cursor of tokshard.
-    """
-    return _saved(text).corpora
 
 
 def load_cursor(
@@ -65,13 +61,14 @@ def load_cursor(
     """A cursor from JSON.
 
     Args:
+        text: the line, or what `parsed` found in it.
         schedule: of the plan. If the run followed the schedule of its plan, the changes still to come must be the same.
         weights: ``"plan"``: continue with this schedule instead, whatever weights were in force and planned.
 
     Raises:
         PlanMismatchError: it is not a cursor of tokshard, or belongs to another plan; names the values that differ.
     """
-    saved = _saved(text)
+    saved = parsed(text)
     _check_fields(saved, identity)
     _check_corpora(saved, identity)
     return _continued(saved, schedule, weights)
@@ -97,7 +94,7 @@ def adopt_cursor(
     Raises:
         PlanMismatchError: it is not a cursor of tokshard, or more than the corpora differ.
     """
-    saved = _saved(text)
+    saved = parsed(text)
     _check_fields(saved, identity)
     if saved.corpora == identity.corpora:
         return _continued(saved, schedule, weights)
@@ -135,7 +132,7 @@ def adopt_cursor(
     )
 
 
-def _masked(saved: _Saved) -> Cursor:
+def _masked(saved: SavedCursor) -> Cursor:
     """The saved cursor with its masks, whose files are read only after the plans were compared."""
     try:
         return replace(saved.cursor, masks=load_masks(saved.fields.get("masks", ()), saved.cursor.sample))
@@ -143,7 +140,7 @@ def _masked(saved: _Saved) -> Cursor:
         raise PlanMismatchError(f"the saved cursor is damaged: {error!r}", hint=_DAMAGED) from error
 
 
-def _continued(saved: _Saved, schedule: Schedule, weights: Literal["cursor", "plan"]) -> Cursor:
+def _continued(saved: SavedCursor, schedule: Schedule, weights: Literal["cursor", "plan"]) -> Cursor:
     cursor = _masked(saved)
     if weights == "plan":
         return cursor.rescheduled(schedule)
@@ -160,7 +157,9 @@ def _continued(saved: _Saved, schedule: Schedule, weights: Literal["cursor", "pl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Saved:
+class SavedCursor:
+    """What a line says, before it is compared with a plan."""
+
     fields: Mapping[str, Any]
     names: tuple[str, ...]
     corpora: tuple[CorpusIdentity, ...]
@@ -168,7 +167,14 @@ class _Saved:
     schedule: str | None
 
 
-def _saved(text: Any) -> _Saved:
+def parsed(text: Any) -> SavedCursor:
+    """A line of JSON, decoded once for all that is checked of it; itself, if it was decoded before.
+
+    Raises:
+        PlanMismatchError: it is not a cursor of tokshard, or damaged.
+    """
+    if isinstance(text, SavedCursor):
+        return text
     saved = _parse(text)
     version = saved.get("tokshard_cursor")
     if version != STATE_VERSION:
@@ -202,14 +208,14 @@ def _saved(text: Any) -> _Saved:
         schedule = saved["schedule"]
         if schedule is not None and (not isinstance(schedule, str) or starts[-1] > cursor.sample):
             raise ValueError(f"weights {saved['weights']} and schedule {schedule!r} do not fit the sample")
-        return _Saved(
+        return SavedCursor(
             fields=saved,
             names=tuple(str(entry["name"]) for entry in saved["corpora"]),
             corpora=corpora,
             cursor=cursor,
             schedule=schedule,
         )
-    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError, zlib.error) as error:
         raise PlanMismatchError(
             f"the saved cursor is damaged: {error!r}",
             hint=_DAMAGED,
@@ -270,7 +276,7 @@ def _parse(text: Any) -> dict[str, Any]:
     return saved
 
 
-def _check_fields(saved: _Saved, identity: PlanIdentity) -> None:
+def _check_fields(saved: SavedCursor, identity: PlanIdentity) -> None:
     before, now = saved.fields, identity.fields
     differences = [
         f"{name} differs ({before.get(name)!r}, now {value!r})"
@@ -288,7 +294,7 @@ def _check_fields(saved: _Saved, identity: PlanIdentity) -> None:
         )
 
 
-def _check_corpora(saved: _Saved, identity: PlanIdentity) -> None:
+def _check_corpora(saved: SavedCursor, identity: PlanIdentity) -> None:
     before, now = saved.corpora, identity.corpora
     if before == now:
         return
@@ -324,7 +330,25 @@ def _count(value: Any) -> int:
     return value
 
 
+def _saved_skips(skipped: tuple[tuple[int, int], ...]) -> Any:
+    """Ranges as pairs; of many, the differences of all bounds as text, so that states stay small."""
+    if len(skipped) <= _MAX_PAIRS:
+        return [list(part) for part in skipped]
+    steps = np.diff(np.array(skipped, np.int64).ravel(), prepend=0).astype("<i8")
+    # gaps before lengths, and low bytes before high ones, which compresses best
+    content = steps.reshape(-1, 2).T.copy().view(np.uint8).reshape(-1, 8).T.tobytes()
+    return base64.b64encode(zlib.compress(content, 9)).decode()
+
+
 def _skipped(saved: Any, sample: int) -> tuple[tuple[int, int], ...]:
+    if isinstance(saved, str):
+        decoder = zlib.decompressobj()
+        content = decoder.decompress(base64.b64decode(saved, validate=True), _MAX_SKIP_BYTES)
+        if not decoder.eof or decoder.unused_data:
+            raise ValueError("skipped is cut, or more follows")
+        planes = np.frombuffer(content, np.uint8).reshape(8, -1)
+        bounds_of = np.cumsum(planes.T.copy().view("<i8").reshape(2, -1).T.ravel()).tolist()
+        saved = list(zip(bounds_of[::2], bounds_of[1::2], strict=True))
     found = tuple((_count(start), _count(stop)) for start, stop in saved)
     bounds = [bound for part in found for bound in part]
     if bounds != sorted(bounds) or any(start == stop for start, stop in found) or (bounds and bounds[-1] > sample):

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tokshard.errors import PlanMismatchError
-from tokshard.runtime.cursor_json import saved_corpora
+from tokshard.runtime.cursor_json import SavedCursor
 from tokshard.runtime.source import TokenSource
 
 
-def check_growth(text: Any, names: Sequence[str], sources: Sequence[TokenSource]) -> None:
+def check_growth(saved: SavedCursor, names: Sequence[str], sources: Sequence[TokenSource]) -> None:
     """Refuse a cursor that read an earlier generation of a corpus of the plan.
 
     Args:
-        text: the saved cursor.
+        saved: the saved cursor.
         names, sources: of the plan.
 
     Raises:
-        PlanMismatchError: it did, and names the ways to continue; or it is not a cursor of tokshard.
+        PlanMismatchError: it did, and names the ways to continue.
     """
-    read = {corpus.fingerprint for corpus in saved_corpora(text)}
-    saved = read - {source.fingerprint for source in sources}
+    read = {corpus.fingerprint for corpus in saved.corpora}
+    gone = read - {source.fingerprint for source in sources}
     for name, source in zip(names, sources, strict=True):
         if source.fingerprint in read:
             continue  # the run read this corpus as it is; an earlier generation was another corpus of the run
-        earlier = getattr(source, "earlier_fingerprints", ())  # of corpora in the format of tokshard only
+        earlier = source.earlier_fingerprints
         for generation, fingerprint in enumerate(earlier):
-            if fingerprint in saved:
+            if fingerprint in gone:
                 raise PlanMismatchError(
                     f"corpus {name!r} has grown: the run reads it up to generation {generation}, the plan up to "
                     f"generation {len(earlier)}",

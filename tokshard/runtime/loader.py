@@ -2,38 +2,104 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from numpy.typing import NDArray
 
-from tokshard.errors import PlanError
+from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.batches import Packed, widen
 from tokshard.runtime.cache import fetched
 from tokshard.runtime.compact import compact_batch
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, save_cursor
-from tokshard.runtime.feed import Feed
+from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, parsed, save_cursor
 from tokshard.runtime.growth import check_growth
 from tokshard.runtime.locality import warn_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.prefetch import Prefetch
 from tokshard.runtime.recycling import Recycler
-from tokshard.runtime.steps import Ranks
-from tokshard.runtime.stop import Stop, UsedUp, check_pass, stop_of, used_up, warn_of_stop, warn_of_use
-from tokshard.runtime.workers import start_method_of
+from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.runtime.stop import Stop, check_pass, stop_of, used_up, warn_of_stop, warn_of_use
 
 NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
+
+HELD_BATCHES = 4
+"""Batches that a loop is expected to hold at a time. Holding more costs new memory for each."""
 
 _MAX_AHEAD = 1 << 16
 _STATE_KEY = "cursor"
 _LAUNCHERS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """Environment variables in which torchrun, srun and mpirun give the number of processes."""
+
+
+class Walk:
+    """Where a loop is in a plan, and where its pass ends.
+
+    Args:
+        plan: what is read.
+        global_batch_size: samples of a step over all ranks.
+
+    Attributes:
+        cursor: at the start of the next step.
+        stop: the end of the pass.
+    """
+
+    def __init__(self, plan: StreamPlan, global_batch_size: int) -> None:
+        self._plan, self._size = plan, global_batch_size
+        self._warned: set[str] = set()  # corpora whose end was reported
+        self._was_moved = False
+        self.move(plan.cursor())
+
+    def move(self, cursor: Cursor) -> None:
+        """Go on from a cursor."""
+        self.cursor, self.stop = cursor, stop_of(self._plan, cursor)
+        self._used_up = used_up(self._plan, cursor) if self._plan.on_max_epochs == "warn" else []
+
+    def jump(self, cursor: Cursor) -> None:
+        """Go on from the cursor of a state, or after a skip: a pass that is over there stays so for one loop."""
+        self.move(cursor)
+        self._was_moved = True
+
+    def begin(self) -> None:
+        """Begin a loop: after a whole pass of this loader, at its start."""
+        most = self._plan.num_samples
+        if most is None or self.cursor.sample < most:
+            return
+        if not self._was_moved:
+            self.move(self.cursor.restarted(self._plan.cursor()))
+            return
+        warnings.warn(
+            f"the pass of {most} samples was over where this loader begins, so this loop gives nothing; the next one "
+            "begins the pass again",
+            stacklevel=3,
+        )
+
+    @property
+    def has_step(self) -> bool:
+        """Whether the pass has another step."""
+        return self.stop.has_step(self.cursor.sample, self._size)
+
+    def advance(self) -> None:
+        """Go past a step that the loop receives, and warn of corpora that it uses up."""
+        start, end = self.cursor.sample, self.stop.end_of_step(self.cursor.sample, self._size)
+        warn_of_use(self._used_up, start, end, self._warned)
+        self.cursor, self._was_moved = self.cursor.advanced(end - start), False
+
+    def end(self) -> None:
+        """End a loop that came to the end of the pass."""
+        self._was_moved = False
+        if not self.stop.pads_last_step:
+            warn_of_stop(self.stop, self.cursor.sample)
 
 
 class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
@@ -44,11 +110,14 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     or number of workers is exact and replays nothing. It follows the ``Stateful`` protocol of
     torch.distributed.checkpoint. A loader is for one thread of one process; leaving its ``with`` block closes it.
 
+    A thread makes batches ahead, from the first one that is asked for. Another cursor closes it and begins another.
+
     Args:
         plan: what to read.
         ranks: which rows of a step.
-        finish: turns rows into a batch, in memory of the recycler.
-        num_workers, prefetch_factor, timeout_seconds, multiprocessing_context: as for `NumpyLoader`.
+        finish: turns rows into a batch, in memory of the recycler; called in the thread.
+        prefetch_factor, timeout_seconds: as for `NumpyLoader`.
+        steps: makes the rows; default: the thread does.
     """
 
     def __init__(
@@ -57,52 +126,35 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         *,
         ranks: Ranks,
         finish: Callable[[Packed, Recycler], Batch],
-        num_workers: int,
         prefetch_factor: int,
         timeout_seconds: float,
-        multiprocessing_context: str | None,
+        steps: Callable[[StreamPlan, Ranks, Cursor, Stop], Iterator[Packed]] = packed_steps,
     ) -> None:
-        num_workers = integer("num_workers", num_workers, most=_MAX_AHEAD)
-        prefetch_factor = integer("prefetch_factor", prefetch_factor, most=_MAX_AHEAD)
-        if num_workers < 0 or prefetch_factor < 1:
-            raise PlanError(
-                f"num_workers is {num_workers}, prefetch_factor {prefetch_factor}",
-                hint="give num_workers of 0 or more and prefetch_factor of 1 or more",
-            )
+        self._depth = integer("prefetch_factor", prefetch_factor, least=0, most=_MAX_AHEAD)
+        self._timeout_seconds = _seconds(timeout_seconds)
         warn_of_windows(plan, ranks.global_batch_size, ranks.world_size, stacklevel=3)
-        self._ranks = ranks
-        self._feed = Feed(
-            plan,
-            ranks,
-            finish,
-            num_workers=num_workers,
-            depth=prefetch_factor * max(1, num_workers),
-            timeout_seconds=_seconds(timeout_seconds),
-            start_method=start_method_of(multiprocessing_context, plan.sources),
-        )
-        self._warned: set[str] = set()  # corpora whose end was reported
-        self._num_batches = 0
-        self._cursor: Cursor = plan.cursor()
-        self._stop: Stop = stop_of(plan, self._cursor)
-        self._used_up: list[UsedUp] = _worth_a_warning(plan, self._cursor)
+        self._plan, self._ranks, self._finish, self._steps = plan, ranks, finish, steps
+        self._walk = Walk(plan, ranks.global_batch_size)
+        self._prefetch: Prefetch[tuple[Batch, int, int]] | None = None
+        self._memory: tuple[StreamPlan, Recycler] | None = None  # tables and arrays of the thread
+        self._pid = os.getpid()
+        self._users: dict[str, int] = {}  # the thread that is in here
+        self._num_batches = self._num_masked_tokens = self._num_read_tokens = 0
+        self._wait_seconds = 0.0
 
     def __iter__(self) -> Iterator[Batch]:
-        """Continue from the cursor; after a finished pass, from the start."""
-        if self.plan.num_samples is not None and self._cursor.sample >= self.plan.num_samples:
-            with self._feed.alone():
-                self._read_from(self._cursor.restarted(self.plan.cursor()))
-        size = self._ranks.global_batch_size
-        while self._stop.has_step(self._cursor.sample, size):
-            with self._feed.alone():
-                batch = self._feed.next(self._cursor, self._stop)
-                self._num_batches += 1
-                end = self._stop.end_of_step(self._cursor.sample, size)
-                if self.plan.on_max_epochs == "warn":
-                    warn_of_use(self._used_up, self._cursor.sample, end, self._warned)
-                self._cursor = self._cursor.advanced(end - self._cursor.sample)
+        """Continue from the cursor; after a whole pass of this loader, from the start."""
+        with self._alone():
+            before = self.cursor
+            self._walk.begin()
+            if self.cursor is not before:
+                self._discard()
+        while self._walk.has_step:
+            with self._alone():
+                batch = self._next()
+                self._walk.advance()
             yield batch
-        if not self._stop.pads_last_step:
-            warn_of_stop(self._stop, self._cursor.sample)
+        self._walk.end()
 
     def __len__(self) -> int:
         """Steps of a finite pass, counted from its start.
@@ -111,8 +163,21 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             TypeError: the plan is endless.
         """
         if self.plan.num_samples is None:
-            raise TypeError("the plan is endless: it has no length")
+            raise TypeError(
+                "the plan is endless: it has no length. Iterate the loader itself, without a DataLoader around it"
+            )
         return math.ceil(self.plan.num_samples / self._ranks.global_batch_size)
+
+    def __getitem__(self, _: Any) -> Any:
+        """Refuse a DataLoader around a loader.
+
+        Raises:
+            LoaderError: always.
+        """
+        raise LoaderError(
+            f"a {type(self).__name__} makes batches and is no data set: iterate it itself, without a DataLoader",
+            hint="or give DataLoader(dataset, batch_size=None, sampler=dataset.sampler) a StreamDataset",
+        )
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -120,23 +185,23 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     def __repr__(self) -> str:
         ranks = self._ranks
         return (
-            f"<{type(self).__name__} of {self.plan!r} at sample {self._cursor.sample}: "
+            f"<{type(self).__name__} of {self.plan!r} at sample {self.cursor.sample}: "
             f"global batches of {ranks.global_batch_size}, rank {ranks.rank} of {ranks.world_size}>"
         )
 
     @property
     def plan(self) -> StreamPlan:
         """What is read."""
-        return self._feed.plan
+        return self._plan
 
     @property
     def cursor(self) -> Cursor:
         """The position of the loop in the plan."""
-        return self._cursor
+        return self._walk.cursor
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor as a line of JSON under one key, the same on every rank."""
-        return save_state(self.plan, self._cursor)
+        return save_state(self.plan, self.cursor)
 
     def load_state_dict(
         self,
@@ -158,8 +223,9 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             PlanMismatchError: the state is of another plan, or not of a tokshard loader.
         """
         cursor = load_state(self.plan, state, weights=weights, corpora=corpora)
-        with self._feed.alone():
-            self._read_from(cursor)
+        with self._alone():
+            self._walk.jump(cursor)
+            self._discard()
 
     def set_weights(self, weights: Weights) -> None:
         """Read with other weights from the next batch on. The plan does not change; earlier shares are not made up for.
@@ -168,8 +234,9 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             PlanError: the weights do not fit the plan.
         """
         checked = checked_weights(self.plan.names, weights)
-        with self._feed.alone():
-            self._read_from(compacted(self.plan, self._cursor.weighted(checked)))
+        with self._alone():
+            self._walk.move(compacted(self.plan, self.cursor.weighted(checked)))
+            self._discard()
 
     def skip(self, num_samples: int) -> None:
         """Leave out the next samples, on record in the state; a multiple of the batch keeps steps aligned.
@@ -178,16 +245,15 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             PlanError: it is not an integer, or negative, or leads beyond sample 2**62.
         """
         num_samples = integer("num_samples", num_samples, least=0)
-        with self._feed.alone():
+        with self._alone():
             if self.plan.num_samples is not None:
-                num_samples = min(num_samples, self.plan.num_samples - self._cursor.sample)
-            integer("the sample to skip to", self._cursor.sample + num_samples)
+                num_samples = min(num_samples, self.plan.num_samples - self.cursor.sample)
+            integer("the sample to skip to", self.cursor.sample + num_samples)
             if num_samples:
-                self._read_from(self._cursor.skipping(num_samples))
+                self._walk.jump(self.cursor.skipping(num_samples))
+                self._discard()
 
-    def mask(
-        self, corpus: str, documents: Iterable[int] | str | os.PathLike[str], *, inputs: Literal["keep", "eos"] = "keep"
-    ) -> None:
+    def mask(self, corpus: str, file: str | os.PathLike[str]) -> None:
         """Take documents out of the loss from the next batch on, on record in the state. Every rank has to call it.
 
         All labels of their tokens are -100; order, positions and all other labels stay. It cannot be undone, and the
@@ -196,40 +262,40 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
         Args:
             corpus: its name in the plan. Other corpora of the plan with the same content are masked, too.
-            documents: their numbers in the corpus; or a file with one in each line, or a .npy file of integers. The
-                state keeps up to 10,000; of more, path and hash of the file, which every resume has to find unchanged.
-            inputs: ``"eos"``: their input tokens become EOS, too; ``"keep"``: a model may still see them.
+            file: has their numbers in the corpus, one in each line, or as a .npy file of integers. The state keeps its
+                path and hash: every resume has to find it unchanged.
 
         Raises:
             PlanError: the corpus or a document does not exist, or the documents cannot be read.
         """
-        with self._feed.alone():
-            self._read_from(self.plan.masking(self._cursor, corpus, documents, inputs=inputs))
+        with self._alone():
+            self._walk.move(self.plan.masking(self.cursor, corpus, file))
+            self._discard()
 
     def stats(self) -> dict[str, Any]:
         """Figures of the loader since it was made, and of its position.
 
         Returns:
-            batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, token
-            ids in their stored width; samples of the plan so far and skipped_samples among them; per corpus samples,
-            tokens and epoch (tokens over tokens in the corpus), skipped ones included. fetched: what this
-            process, without workers, read of corpora that are not mapped, as `ReadCounts` has it. masked_documents of
-            the plan's corpora, and masked_tokens among the inputs of the batches since it was made.
+            batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, of the
+            token ids that these batches copied in their stored width, labels that are no inputs too, padding not;
+            samples of the plan so far and skipped_samples among them; per corpus samples, tokens and epoch (tokens over
+            tokens in the corpus), skipped ones included. fetched: what this process, without workers, read of corpora
+            that are not mapped, as `ReadCounts` has it. masked_documents of the plan's corpora, and masked_tokens among
+            the inputs of the batches since it was made.
         """
-        plan, masked = self.plan, self.plan.masked(self._cursor)
-        counts = plan.mixture(self._cursor).counts_before(self._cursor.sample)
+        plan, masked = self.plan, self.plan.masked(self.cursor)
+        counts = plan.mixture(self.cursor).counts_before(self.cursor.sample)
         tokens = [count * plan.seq_len for count in counts]
-        batch_bytes = self._ranks.rows_per_rank * plan.seq_len * plan.sources[0].dtype.itemsize
         return {
             "batches": self._num_batches,
-            "wait_seconds": self._feed.wait_seconds,
-            "queue": self._feed.num_ready,
-            "bytes_read": self._num_batches * batch_bytes,
-            "samples": self._cursor.sample,
-            "skipped_samples": sum(stop - start for start, stop in self._cursor.skipped),
+            "wait_seconds": self._wait_seconds,
+            "queue": 0 if self._prefetch is None else self._prefetch.num_ready,
+            "bytes_read": self._num_read_tokens * plan.sources[0].dtype.itemsize,
+            "samples": self.cursor.sample,
+            "skipped_samples": sum(stop - start for start, stop in self.cursor.skipped),
             "fetched": fetched(plan.sources),
             "masked_documents": 0 if masked is None else masked.num_documents,
-            "masked_tokens": self._feed.num_masked_tokens,
+            "masked_tokens": self._num_masked_tokens,
             "corpora": {
                 name: {"samples": count, "tokens": read, "epoch": read / corpus.num_tokens}
                 for name, count, read, corpus in zip(plan.names, counts, tokens, plan.corpora, strict=True)
@@ -237,14 +303,68 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         }
 
     def close(self) -> None:
-        """Stop the thread and the workers. The loader can be iterated again."""
-        self._feed.close()
+        """Stop the thread. The loader can be iterated again."""
+        if self._pid != os.getpid():
+            self._users.clear()  # a thread of the parent
+        self._discard()
 
-    def _read_from(self, cursor: Cursor) -> None:
-        """Continue from another cursor; the batches made ahead are out of date."""
-        self._cursor = cursor
-        self._stop, self._used_up = stop_of(self.plan, cursor), _worth_a_warning(self.plan, cursor)
-        self._feed.discard()
+    def _next(self) -> Batch:
+        prefetch = self._prefetch = self._prefetch or self._started()
+        started = time.perf_counter()
+        try:
+            batch, num_masked, num_read = prefetch.next()
+        except BaseException:
+            self._discard()
+            raise
+        self._wait_seconds += time.perf_counter() - started
+        self._num_batches += 1
+        self._num_masked_tokens += num_masked
+        self._num_read_tokens += num_read
+        return batch
+
+    def _started(self) -> Prefetch[tuple[Batch, int, int]]:
+        if self._pid != os.getpid():
+            self._plan, self._pid, self._memory = self._plan.reopened(), os.getpid(), None
+        if self._memory is None:
+            self._memory = self._plan.reader(), Recycler(self._depth + HELD_BATCHES)
+        reader, recycler = self._memory
+        steps = partial(self._steps, reader, self._ranks, self._walk.cursor, self._walk.stop)
+        return Prefetch(
+            partial(_batches, steps, self._finish, recycler),  # without this object, which nobody could free then
+            depth=self._depth,
+            timeout_seconds=self._timeout_seconds,
+            reading=partial(_reading, self._plan),
+        )
+
+    def _discard(self) -> None:
+        """Drop the batches that were made ahead."""
+        if self._prefetch is not None and not self._prefetch.close():
+            self._memory = None  # the thread hangs, and may go on to use it
+        self._prefetch = None
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse two threads at once, and a forked child that would read what its parent reads.
+
+        Raises:
+            LoaderError: it is either.
+        """
+        if self._prefetch is not None and self._prefetch.pid != os.getpid():
+            raise LoaderError(
+                f"process {self._prefetch.pid} reads from this loader, and this is process {os.getpid()}, forked "
+                "from it",
+                hint="make a loader in each process, or close this one here first",
+            )
+        me = threading.get_ident()
+        if self._users.setdefault("thread", me) != me:  # one step, which no other thread interrupts
+            raise LoaderError(
+                "this loader is used by two threads at once",
+                hint="use it from one thread, or make one loader per thread",
+            )
+        try:
+            yield
+        finally:
+            self._users.clear()
 
 
 class NumpyLoader(BatchLoader[NumpyBatch]):
@@ -257,14 +377,11 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         plan: what to read.
         global_batch_size: samples of a step over all ranks.
         dp_rank, dp_world_size: data-parallel; default: 0 of 1.
-        num_workers: processes that read; 0: a thread reads, which is faster except for very short documents.
-        prefetch_factor: batches made ahead per worker.
+        prefetch_factor: batches made ahead; 0: none, and no thread.
         compact: give compact batches. States do not depend on it.
         uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
             ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
         timeout_seconds: longest wait for one batch; the error names the shard that was read.
-        multiprocessing_context: start method of the workers; default: forkserver where it exists, else
-            spawn; spawn if a corpus is not on this machine.
 
     Raises:
         PlanError: the ranks do not divide the batch, a number is out of range, or a launcher started several processes
@@ -278,22 +395,18 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         global_batch_size: int,
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
-        num_workers: int = 0,
         prefetch_factor: int = 4,
         compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
         timeout_seconds: float = 600.0,
-        multiprocessing_context: str | None = None,
     ) -> None:
         place = given_place(dp_rank, dp_world_size) or _single_process()
         super().__init__(
             plan,
             ranks=ranks_of(plan, global_batch_size, place, uneven),
             finish=compact_batch if compact else widen,
-            num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
-            multiprocessing_context=multiprocessing_context,
         )
 
 
@@ -319,12 +432,12 @@ def load_state(
         raise ValueError(f"weights must be 'cursor' or 'plan', got {weights!r}")
     if corpora not in ("same", "plan"):
         raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
-    text = state.get(_STATE_KEY) if isinstance(state, Mapping) else state  # type: ignore[redundant-expr]
-    check_growth(text, plan.names, plan.sources)
+    saved = parsed(state.get(_STATE_KEY) if isinstance(state, Mapping) else state)  # type: ignore[redundant-expr]
+    check_growth(saved, plan.names, plan.sources)
     if corpora == "plan":
-        cursor = adopt_cursor(text, plan.identity, plan.names, plan.schedule, weights=weights)
+        cursor = adopt_cursor(saved, plan.identity, plan.names, plan.schedule, weights=weights)
     else:
-        cursor = load_cursor(text, plan.identity, plan.schedule, weights=weights)
+        cursor = load_cursor(saved, plan.identity, plan.schedule, weights=weights)
     check_pass(plan, cursor)
     return cursor
 
@@ -371,8 +484,17 @@ def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: 
     return ranks
 
 
-def _worth_a_warning(plan: StreamPlan, cursor: Cursor) -> list[UsedUp]:
-    return used_up(plan, cursor) if plan.on_max_epochs == "warn" else []
+def _batches(
+    steps: Callable[[], Iterator[Packed]], finish: Callable[[Packed, Recycler], Batch], recycler: Recycler
+) -> Iterator[tuple[Batch, int, int]]:
+    for packed in steps():
+        yield finish(packed, recycler), packed.num_masked_tokens, packed.num_read_tokens
+
+
+def _reading(plan: StreamPlan) -> str:
+    """The shards that were touched last."""
+    names = {source.reading for source in plan.sources} - {None}
+    return ", ".join(sorted(map(str, names))) or "no shard yet"
 
 
 def _seconds(timeout_seconds: Any) -> float:

@@ -194,7 +194,7 @@ def epochs_of(epochs: int | None, num_corpora: int, num_streams: int) -> int | N
     return epochs
 
 
-def transforms_of(transforms: Any, *, loss_across_documents: bool) -> tuple[Transform, ...]:
+def transforms_of(transforms: Any) -> tuple[Transform, ...]:
     """One transform, or several."""
     found = tuple(transforms) if isinstance(transforms, Iterable) else (transforms,)
     for transform in found:
@@ -203,12 +203,6 @@ def transforms_of(transforms: Any, *, loss_across_documents: bool) -> tuple[Tran
                 f"{transform!r:.100} is given as a transform, expected a function of a sample and a generator",
                 hint="give a list of functions, or of objects such as FillInTheMiddle(...)",
             )
-    if found and loss_across_documents:
-        raise PlanError(
-            "transforms and loss_across_documents exclude each other: the first token of the next piece, which is "
-            "a delimiter's label, may be changed",
-            hint="leave one of them out",
-        )
     return found
 
 

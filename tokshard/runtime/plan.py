@@ -14,6 +14,7 @@ import math
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,13 +23,13 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.batches import (
+    IGNORED,
     PADDING_INDEX,
     Layout,
     Packed,
     corpus_rows,
     first_row,
     lay_out,
-    mask_rows,
     widen,
 )
 from tokshard.runtime.cache import Cache
@@ -38,7 +39,7 @@ from tokshard.runtime.masks import Mask, MaskedTokens, make_mask, masked_tokens
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.tables import Pieces
-from tokshard.runtime.source import TokenSource
+from tokshard.runtime.source import TokenSource, completed
 from tokshard.runtime.tracing import Occurrence, Piece, occurrences, pieces_of_samples
 from tokshard.runtime.transforms import Transform, transformed
 
@@ -69,9 +70,7 @@ class StreamPlan:
             the same for every seed; 0.1 reads all that 0.05 reads.
         max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
         on_max_epochs: ``"stop"``: the pass ends before the first step that would read more; ``"warn"``: it continues.
-        transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`. Not
-            together with loss_across_documents.
-        loss_across_documents: the label of a delimiter is the first token of the next piece instead of -100.
+        transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
         cache: keeps what is read of corpora in buckets and on web servers, for all that the plan opens together;
             default: ``Cache()``, 2 GiB in memory and nothing on disk.
@@ -109,18 +108,32 @@ class StreamPlan:
         max_epochs: float | Mapping[str, float] | None = None,
         on_max_epochs: Literal["stop", "warn"] = "stop",
         transforms: Sequence[Transform] = (),
-        loss_across_documents: bool = False,
         allow_small_blocks: bool = False,
         cache: Cache | None = None,
     ) -> None:
-        given = dict(locals())
-        self._arguments = {name: value for name, value in given.items() if name not in _OF_SOURCES}
         named = options.named_corpora(corpora)
         self.names = tuple(named)
         wanted = options.generations_of(named, generations)
         cache = Cache() if cache is None else cache
         self.sources = tuple(_open(corpus, wanted[name], cache) for name, corpus in named.items())
         options.check_sources(self.names, self.sources)
+        # all but those that the sources stand for
+        self._arguments: dict[str, Any] = {
+            "seq_len": seq_len,
+            "seed": seed,
+            "weights": weights,
+            "epochs": epochs,
+            "block_tokens": block_tokens,
+            "window_blocks": window_blocks,
+            "num_streams": num_streams,
+            "schedule": schedule,
+            "start_epoch": start_epoch,
+            "take": take,
+            "max_epochs": max_epochs,
+            "on_max_epochs": on_max_epochs,
+            "transforms": transforms,
+            "allow_small_blocks": allow_small_blocks,
+        }
         self.has_default_windows = window_blocks is None
         self.num_streams = options.num_streams_of(num_streams)
         self.shape = options.shape_of(
@@ -129,8 +142,7 @@ class StreamPlan:
         self.seq_len = self.shape.seq_len
         self.seed = options.seed_of(seed)
         self.epochs = options.epochs_of(epochs, len(self.names), self.num_streams)
-        self.transforms = options.transforms_of(transforms, loss_across_documents=loss_across_documents)
-        self.loss_across_documents = loss_across_documents
+        self.transforms = options.transforms_of(transforms)
         self.corpora = options.corpora_of(
             self.names,
             self.sources,
@@ -273,12 +285,10 @@ class StreamPlan:
         checked = (integer("an epoch", epoch, least=0, most=MAX_EPOCHS) for epoch in epochs)
         return occurrences(self, self.mixture(cursor or self.cursor()), number, document, checked)
 
-    def masking(
-        self, cursor: Cursor, corpus: str, documents: Iterable[int] | str | os.PathLike[str], *, inputs: str = "keep"
-    ) -> Cursor:
+    def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
         fingerprint = self.sources[self._number_of(corpus)].fingerprint
-        mask = make_mask(documents, sample=cursor.sample, corpus=fingerprint, name=corpus, inputs=inputs)
+        mask = make_mask(file, sample=cursor.sample, corpus=fingerprint, name=corpus)
         after = cursor.masking(mask)
         self.masked(after)  # refuses what does not exist
         return after
@@ -323,12 +333,11 @@ class StreamPlan:
         located, corpus_samples = mixture.locate(samples[rows])
         corpora = np.full(len(samples), PADDING_INDEX, np.int64)
         corpora[rows] = located
-        options = {"extra_tokens": int(self.loss_across_documents), "is_sequential": is_sequential}
         parts = []
         for number in np.unique(located).tolist():
             mine = rows[located == number]
             of_corpus = [
-                (mine[here], *part.pieces_of(part_samples, self.pass_stop, **options))
+                (mine[here], *part.pieces_of(part_samples, self.pass_stop, is_sequential=is_sequential))
                 for part, here, part_samples in self.corpora[number].by_part(
                     samples[mine], corpus_samples[located == number]
                 )
@@ -336,6 +345,7 @@ class StreamPlan:
             of_parts, counts_of_parts, pieces_of_parts = zip(*of_corpus, strict=True)
             mine, counts = np.concatenate(of_parts), np.concatenate(counts_of_parts)
             pieces = Pieces.joined(pieces_of_parts)
+            of_pieces = np.repeat(samples[mine], counts)
             parts.append(
                 corpus_rows(
                     self.sources[number],
@@ -343,10 +353,7 @@ class StreamPlan:
                     counts,
                     pieces,
                     seq_len=self.seq_len,
-                    loss_across_documents=self.loss_across_documents,
-                    flags=None
-                    if masked is None
-                    else masked.flags(number, pieces.starts, np.repeat(samples[mine], counts)),
+                    is_masked=None if masked is None else masked.covers(number, pieces.starts, of_pieces),
                 )
             )
         dtype = self.sources[0].dtype
@@ -363,9 +370,9 @@ class StreamPlan:
         packed = layout.pack(start, stop)
         if self.transforms:
             packed = transformed(packed, self.transforms, self.seed)
-        if packed.masked is None:
-            return packed
-        return mask_rows(packed, getattr(self.sources[0], "eos_id", None))
+        if packed.is_masked is not None:  # after the transforms, which see all labels
+            packed = replace(packed, next_tokens=np.where(packed.is_masked, IGNORED, packed.next_tokens))
+        return packed
 
 
 def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixture:
@@ -391,16 +398,12 @@ def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -
     return StreamPlan(corpora, **arguments)
 
 
-_OF_SOURCES = ("self", "corpora", "generations", "cache")
-"""Arguments that sources stand for when a plan is pickled."""
-
-
 def _open(corpus: CorpusLike, generation: int | None, cache: Cache) -> TokenSource:
     if isinstance(corpus, str | os.PathLike):
         from tokshard.runtime.shards import CorpusSource  # imports pyarrow, which an order does not need
 
         return CorpusSource(corpus, generation=generation, cache=cache)
-    return corpus
+    return completed(corpus)
 
 
 def _reopened(sources: tuple[TokenSource, ...]) -> tuple[TokenSource, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from tokshard.format import names
 from tokshard.format.opening import open_corpus
 from tokshard.runtime.cache import Cache
-from tokshard.runtime.mapped import MappedCorpus, changed_shard
+from tokshard.runtime.mapped import MappedCorpus
 from tokshard.runtime.ranged import RangedCorpus, stride_tokens_of
 from tokshard.runtime.source import DocumentSpan
 from tokshard.store import absolute_location
@@ -27,19 +26,14 @@ class TouchedShard:
 
     Attributes:
         path: of the shard; None at first.
-        on_change: called with the path of another shard before it is touched.
     """
 
     def __init__(self) -> None:
         self.path: str | None = None
-        self.on_change: Callable[[str], None] | None = None
 
     def __call__(self, path: str) -> None:
         """Remember a shard that will be touched next."""
-        if path is not self.path:
-            self.path = path
-            if self.on_change is not None:
-                self.on_change(path)
+        self.path = path
 
 
 class CorpusSource:
@@ -194,10 +188,6 @@ class CorpusSource:
             found = list(pool.map(of_shard, bounds[:-1].tolist(), bounds[1:].tolist()))
         starts, stops = zip(*found, strict=True)
         return np.concatenate(starts), np.concatenate(stops)
-
-    def changed_shard(self) -> str | None:
-        """The first shard that is gone, or whose size is not that of the manifest. Costs a stat per shard."""
-        return changed_shard(self.corpus)
 
     @cached_property
     def _reader(self) -> MappedCorpus | RangedCorpus:

@@ -7,8 +7,10 @@ tokens in memory maps, files or an object store, or compute them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,3 +97,60 @@ class TokenSource(Protocol):
 
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """A hint that the reader that announced these blocks to `will_read` is done with them."""
+
+    def spans_of(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where documents start and stop: int64 [n] each; IndexError if the corpus lacks one of them."""
+
+    @property
+    def reading(self) -> str | None:
+        """The file that was read last, or is read; None: there is none."""
+
+    @property
+    def earlier_fingerprints(self) -> Sequence[str]:
+        """Content fingerprints of the corpus before each time that it grew."""
+
+
+def completed(source: Any) -> TokenSource:
+    """A source with all members. Those after `read` may be missing: hints are ignored, spans are asked one by one."""
+    if all(hasattr(source, name) for name in _DEFAULTS):
+        found: TokenSource = source
+        return found
+    return cast("TokenSource", _Completed(source))
+
+
+class _Completed:
+    """A source of someone else, and defaults for what it lacks."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        source = self.__dict__.get("_source")
+        if source is None or name.startswith("__") or name not in _DEFAULTS or hasattr(source, name):
+            return getattr(source, name)
+        return _DEFAULTS[name](source)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (completed, (self._source,))
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+
+def _spans_of(source: TokenSource, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    places = [source.place_of(document) for document in documents.tolist()]
+    starts, stops = np.array([(place.start, place.stop) for place in places], np.int64).reshape(-1, 2).T.copy()
+    return starts, stops
+
+
+def _ignored(_: NDArray[np.int64], __: NDArray[np.int64]) -> None:
+    pass
+
+
+_DEFAULTS: Mapping[str, Callable[[TokenSource], Any]] = {
+    "will_read": lambda _: _ignored,
+    "has_read": lambda _: _ignored,
+    "spans_of": lambda source: partial(_spans_of, source),
+    "reading": lambda _: None,
+    "earlier_fingerprints": lambda _: (),
+}

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.batches import PADDING_INDEX, Packed
+from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.locality import window_steps
-from tokshard.runtime.masks import MaskedTokens
 from tokshard.runtime.options import integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.permutation import GOLDEN, mixed
@@ -146,39 +146,27 @@ def turns(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArr
     return hashed.view(np.int64) if num_streams == 1 else np.zeros_like(starts)
 
 
-def packed_steps(
-    plan: StreamPlan,
-    mixture: Mixture,
-    ranks: Ranks,
-    sample: int,
-    *,
-    masked: MaskedTokens | None = None,
-    stop: Stop | None = None,
-    first: int = 0,
-    stride: int = 1,
-) -> Iterator[Packed]:
-    """Every step from a global sample on, or each `stride`-th of them, as one rank reads it.
+def packed_steps(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop | None = None) -> Iterator[Packed]:
+    """Every step from a cursor on, as one rank reads it.
 
     The first layout has one step and each later one twice as many, up to some thousand pieces. So the first batch comes
     soon, and later ones share the cost of a layout. The tokens of a step may be overwritten by the next one.
 
     Args:
-        masked: documents that are out of the loss.
         stop: where the pass ends; default: where the plan's finite pass does.
-        first: number of steps to leave out at the start.
 
     Raises:
         CorpusError: a shard is missing or not what its manifest says.
     """
     stop = stop or Stop(sample=plan.num_samples)
+    mixture, masked, sample = plan.mixture(cursor).since(cursor.sample), plan.masked(cursor), cursor.sample
     size, rows = ranks.global_batch_size, ranks.rows_per_rank
     steps = 1
-    sample += first * size
     while True:
         starts: list[int] = []
         while len(starts) < steps and stop.has_step(sample, size):
             starts.append(sample)
-            sample += stride * size
+            sample += size
         if not starts:
             return
         samples = ranks.samples(np.array(starts, np.int64), stop)
@@ -188,12 +176,19 @@ def packed_steps(
         pieces_per_row = layout.num_pieces / len(samples)
         wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * len(plan.names) * ranks.num_own_streams)
         most = min(wanted, _MAX_LAYOUT_PIECES / pieces_per_row, _MAX_LAYOUT_ROWS)
-        steps = min(2 * steps, max(1, int(most / rows)), most_steps(plan, mixture, size, sample, stride))
+        steps = min(2 * steps, max(1, int(most / rows)), most_steps(plan, mixture, size, sample))
 
 
-def most_steps(plan: StreamPlan, mixture: Mixture, global_batch_size: int, sample: int, stride: int) -> int:
+def packed_step(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop) -> Packed:
+    """The step at a cursor alone: the same rows, in memory of its own, without a state."""
+    samples = ranks.samples(np.array([cursor.sample], np.int64), stop)
+    layout = plan.lay_out(plan.mixture(cursor), samples, masked=plan.masked(cursor))
+    return plan.pack(layout, 0, ranks.rows_per_rank)
+
+
+def most_steps(plan: StreamPlan, mixture: Mixture, global_batch_size: int, sample: int) -> int:
     """Steps of a layout for which no window is too short."""
     if all(source.is_in_memory for source in plan.sources):
         return _MAX_LAYOUT_ROWS
     shortest = min(window_steps(plan, global_batch_size, mixture.weights_at(sample)).values())
-    return max(1, int(min(shortest / (_LAYOUTS_PER_WINDOW * stride), _MAX_LAYOUT_ROWS)))
+    return max(1, int(min(shortest / _LAYOUTS_PER_WINDOW, _MAX_LAYOUT_ROWS)))

@@ -115,7 +115,7 @@ def warn_of_use(found: Sequence[UsedUp], start: int, stop: int, warned: set[str]
             warnings.warn(
                 f"corpus {corpus!r} is used up at sample {sample}: it was read max_epochs times, and is read again; "
                 "set_weights with 0 leaves it out",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
@@ -124,5 +124,5 @@ def warn_of_stop(stop: Stop, sample: int) -> None:
     warnings.warn(
         f"the pass ends before sample {sample}: the step there would read corpus {stop.corpus!r} more than max_epochs "
         "times; set_weights with 0 leaves it out, on_max_epochs='warn' reads on",
-        stacklevel=3,
+        stacklevel=4,
     )

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from multiprocessing.context import get_spawning_popen
-from multiprocessing.sharedctypes import RawArray
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from tokshard.errors import LoaderError, PlanError
+from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.batches import IGNORED, Packed, widen
 from tokshard.runtime.compact import compact_batch
-from tokshard.runtime.feed import HELD_BATCHES
-from tokshard.runtime.loader import (
-    BatchLoader,
-    given_place,
-    load_state,
-    ranks_of,
-    save_state,
-)
+from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.loader import BatchLoader, Walk, given_place, load_state, ranks_of, save_state
+from tokshard.runtime.options import integer
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.recycling import Recycler
-from tokshard.runtime.steps import packed_steps
-from tokshard.runtime.stop import stop_of, used_up, warn_of_stop, warn_of_use
+from tokshard.runtime.steps import Ranks, packed_step, packed_steps
+from tokshard.runtime.stop import Stop
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Batch = dict[str, Tensor]
-
-_MAX_LOOP_WORKERS = 1 << 12
-"""DataLoader workers that a dataset tells apart."""
-
-_WORKER_KEY = "is_under_way"
 
 
 class StreamingLoader(BatchLoader[Batch]):
@@ -71,16 +62,15 @@ class StreamingLoader(BatchLoader[Batch]):
         global_batch_size: samples of a step over all ranks.
         dp_rank, dp_world_size: default: from `dp_mesh`, else from torch.distributed, else 0 of 1.
         dp_mesh: the data-parallel device mesh; of several dimensions (HSDP), all count.
-        num_workers: processes that read; 0: a thread reads, which is faster except for very short documents.
-        prefetch_factor: batches made ahead per worker.
+        num_workers: processes of torch's DataLoader that read; 0: a thread reads, which is faster unless transforms
+            are slow. A skip, other weights and masks start the processes anew, which takes seconds.
+        prefetch_factor: batches made ahead, besides two of each worker; 0: none, and no thread.
         pin_memory: give tensors in page-locked memory, which ``tensor.to(device, non_blocking=True)`` needs: other
             memory is reused as soon as the tensor is freed, even if a device still copies from it.
         compact: give compact batches. States do not depend on it.
         uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
             ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
         timeout_seconds: longest wait for one batch; the error names the shard that was read.
-        multiprocessing_context: start method of the workers; default: forkserver where it exists, else
-            spawn; spawn if a corpus is not on this machine.
 
     Raises:
         PlanError: the ranks do not divide the batch, a number is out of range, or the rank is not known.
@@ -100,33 +90,39 @@ class StreamingLoader(BatchLoader[Batch]):
         compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
         timeout_seconds: float = 600.0,
-        multiprocessing_context: str | None = None,
     ) -> None:
         ranks = ranks_of(plan, global_batch_size, data_parallel_place(dp_rank, dp_world_size, dp_mesh), uneven)
         if pin_memory and not torch.accelerator.is_available():
             warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
             pin_memory = False
+        steps: Callable[[StreamPlan, Ranks, Cursor, Stop], Iterator[Packed]] = packed_steps
+        if integer("num_workers", num_workers, least=0):
+            _check_pickles(plan)
+            steps = partial(_steps_of_workers, num_workers=num_workers)
         super().__init__(
             plan,
             ranks=ranks,
             finish=partial(as_tensors, pin_memory=pin_memory, compact=compact),
-            num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
-            multiprocessing_context=multiprocessing_context,
+            steps=steps,
         )
 
 
-class StreamDataset(IterableDataset[Batch]):
-    """The same batches, for ``DataLoader(dataset, batch_size=None)`` of torch and ``StatefulDataLoader`` of torchdata.
+class StreamDataset(Dataset[Batch]):
+    """The same batches without a state, for DataLoader of torch and StatefulDataLoader of torchdata.
 
-    DataLoader worker w of W makes the steps w, w + W, ..., which DataLoader hands out in turn, so the order is that of
-    `StreamingLoader`. Resuming through ``StatefulDataLoader`` needs the same number of workers, as it always does. A
-    plain ``DataLoader`` with workers is exact for one loop, and for each whole pass of a finite plan. If a loop ends
-    earlier, the place of its workers is lost, so a second loop is refused.
+    ``DataLoader(dataset, batch_size=None, sampler=dataset.sampler, num_workers=...)``: the sampler says in the process
+    of the loop which steps come next, and under which weights and masks, so any worker can make any step. A plain
+    DataLoader does not tell which of them the loop received. So a second loop is refused unless the first came to the
+    end of a pass; `StreamingLoader` continues.
 
     Args:
         plan, global_batch_size, dp_rank, dp_world_size, dp_mesh, compact, uneven: as for `StreamingLoader`.
+
+    Attributes:
+        plan: what is read.
+        sampler: the steps of the plan; it loads states of `StreamingLoader`.
     """
 
     def __init__(
@@ -140,90 +136,196 @@ class StreamDataset(IterableDataset[Batch]):
         compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
     ) -> None:
-        self.plan = plan
-        self._is_compact = compact
         place = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
-        self._ranks = ranks_of(plan, global_batch_size, place, uneven)
-        self._cursor = plan.cursor()
-        self._warned: set[str] = set()  # corpora whose end was reported
-        self._is_under_way = False
-        self._pid = os.getpid()
-        self._is_loaded = False
-        self._loops = RawArray("B", _MAX_LOOP_WORKERS)
+        self.plan = plan
+        self._rows = _Rows(plan, ranks_of(plan, global_batch_size, place, uneven))
+        self._is_compact = compact
+        self.sampler = StepSampler(plan, global_batch_size)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if get_spawning_popen() is None:  # a copy, not a worker, has loops of its own
-            del state["_loops"]
-        return state
+    def __getitem__(self, step: Step) -> Batch:
+        """The batch of a step of the sampler."""
+        if not isinstance(step, Step):
+            raise LoaderError(f"{step!r:.100} is not a step of this data set: {_HOW}", hint=_HOW)
+        return as_tensors(self._rows.packed(step), compact=self._is_compact)
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._pid = os.getpid()
-        self.__dict__.setdefault("_loops", RawArray("B", _MAX_LOOP_WORKERS))
+    def __getitems__(self, _: Any) -> Any:
+        """Refuse to make batches of batches."""
+        raise LoaderError(f"a StreamDataset gives whole batches: {_HOW}", hint=_HOW)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """The steps of this DataLoader worker, from its cursor on; after a finished pass, from the start.
+    def __len__(self) -> int:
+        """Refuse the samplers that torch makes by itself."""
+        raise TypeError(f"a StreamDataset says with its sampler what is read: {_HOW}")
+
+
+_HOW = "give DataLoader(dataset, batch_size=None, sampler=dataset.sampler)"
+
+
+class StepSampler(Sampler["Step"]):
+    """The steps of a plan for a DataLoader, in the process of the loop.
+
+    It follows the ``Stateful`` protocol, by which StatefulDataLoader saves and loads it. It has no length, so that
+    frameworks do not deal its steps to ranks a second time.
+    """
+
+    def __init__(self, plan: StreamPlan, global_batch_size: int) -> None:
+        self._plan, self._walk = plan, Walk(plan, global_batch_size)
+        self._is_under_way = self._is_second = False
+
+    def __iter__(self) -> StepSampler:
+        """Begin a loop."""
+        self._is_second = self._is_under_way
+        self._walk.begin()
+        return self
+
+    def __next__(self) -> Step:
+        """The next step.
 
         Raises:
-            LoaderError: with DataLoader workers, a second loop after one that did not end: it would start over.
+            LoaderError: the loop before did not end. This one would not continue it, since a DataLoader reads ahead.
         """
-        info = get_worker_info()
-        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        if info is not None:
-            self._begin(worker)
-        plan, size, since = self.plan.reader(), self._ranks.global_batch_size, self._cursor.sample
-        if self._is_under_way:
-            if plan.on_max_epochs == "stop":  # steps of other workers may be missing, and all workers stop at one place
-                since = max(since - (num_workers - 1) * size, self._cursor.segments[0].start)
-        else:
-            self._advance(worker)  # to the first step of this worker
-            self._is_under_way = True
-        stop = stop_of(plan, self._cursor, since=since)
-        found = used_up(plan, self._cursor, since=since) if plan.on_max_epochs == "warn" else []
-        mixture, sample, recycler = plan.mixture(self._cursor), self._cursor.sample, Recycler(HELD_BATCHES)
-        masked = plan.masked(self._cursor)
-        for packed in packed_steps(plan, mixture, self._ranks, sample, masked=masked, stop=stop, stride=num_workers):
-            if plan.on_max_epochs == "warn":
-                warn_of_use(found, self._cursor.sample, self._cursor.sample + size, self._warned)
-            self._advance(num_workers)
-            yield as_tensors(packed, recycler, compact=self._is_compact)
-        if not stop.pads_last_step:
-            warn_of_stop(stop, self._cursor.sample)
-        else:
-            self._cursor, self._is_under_way = self._cursor.restarted(plan.cursor()), False
-            self._loops[worker % _MAX_LOOP_WORKERS] = 0
-
-    def _begin(self, worker: int) -> None:
-        """Begin a loop in a DataLoader worker."""
-        if self._pid != os.getpid():
-            self.plan, self._pid = self.plan.reopened(), os.getpid()
-        place = worker % _MAX_LOOP_WORKERS
-        if self._loops[place] and not self._is_loaded:
-            # the problem names the way out: DataLoader shows no more of an error
+        if self._is_second:
             raise LoaderError(
-                "a second loop over a StreamDataset in a DataLoader with workers would not continue the first, which "
-                "did not end: use StreamingLoader, or load_state_dict of StatefulDataLoader, or num_workers=0; a new "
-                "StreamDataset starts over",
-                hint="StreamingLoader(plan, global_batch_size=..., num_workers=...) continues",
+                "a second loop over a StreamDataset does not continue the first, which did not end: "
+                "StreamingLoader(plan, global_batch_size=..., num_workers=...) does, and so does a state that "
+                "dataset.sampler.load_state_dict or StatefulDataLoader loads",
+                hint="use StreamingLoader, or make a new StreamDataset to begin again",
             )
-        self._loops[place], self._is_loaded = 1, False
+        self._is_under_way = self._walk.has_step
+        if not self._is_under_way:
+            self._walk.end()
+            raise StopIteration
+        step = Step(self._walk.cursor, self._walk.stop)
+        self._walk.advance()
+        return step
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor of this DataLoader worker: its next step, once it has made one."""
-        return {**save_state(self.plan, self._cursor), _WORKER_KEY: self._is_under_way}
+        """The cursor after the last step that was handed out."""
+        return save_state(self._plan, self._walk.cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state of the same DataLoader worker was taken, or one of `StreamingLoader`.
+        """Go on where a state was taken: of this sampler, or of `StreamingLoader`.
 
         Raises:
             PlanMismatchError: the state is of another plan.
         """
-        self._cursor, self._is_loaded = load_state(self.plan, state), True
-        self._is_under_way = bool(state.get(_WORKER_KEY))
+        self._walk.jump(load_state(self._plan, state))
+        self._is_under_way = self._is_second = False
 
-    def _advance(self, num_steps: int) -> None:
-        self._cursor = self._cursor.advanced(num_steps * self._ranks.global_batch_size)
+
+class Step(NamedTuple):
+    """A step that any process can make.
+
+    Args:
+        cursor: where it begins.
+        stop: where the pass ends.
+    """
+
+    cursor: Cursor
+    stop: Stop
+
+
+class _Rows(Dataset["Packed | TokshardError"]):
+    """The narrow rows of steps, for processes of a DataLoader. Errors come as values, which keeps their class."""
+
+    def __init__(self, plan: StreamPlan, ranks: Ranks) -> None:
+        self._plan: StreamPlan | None = plan
+        self._ranks, self._pid = ranks, os.getpid()
+        self._pickled = b""
+        self._last: Cursor | None = None
+
+    def packed(self, step: Step) -> Packed:
+        """The rows of a step."""
+        if self._plan is None:
+            self._plan = pickle.loads(self._pickled)  # noqa: S301 - from our own process
+        elif self._pid != os.getpid():
+            self._plan = self._plan.reopened()
+        self._pid = os.getpid()
+        # a cursor that came from another process has copies of the weights, whose samples would be counted anew
+        cursor = replace(self._last or step.cursor, sample=step.cursor.sample)
+        self._last = cursor if cursor == step.cursor else step.cursor
+        return packed_step(self._plan, self._ranks, self._last, step.stop)
+
+    def __getitem__(self, step: Step) -> Packed | TokshardError:
+        try:
+            return self.packed(step)
+        except TokshardError as error:
+            return error
+
+    def __getstate__(self) -> dict[str, Any]:
+        # the plan is opened with the first step, whose error is told
+        return {**self.__dict__, "_plan": None, "_pickled": self._pickled or pickle.dumps(self._plan)}
+
+
+def _steps_of_workers(
+    plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop, *, num_workers: int
+) -> Iterator[Packed]:
+    """The steps from a cursor on, made in turn by processes of torch's DataLoader."""
+    size = ranks.global_batch_size
+
+    def steps() -> Iterator[Step]:
+        sample = cursor.sample
+        while stop.has_step(sample, size):
+            yield Step(replace(cursor, sample=sample), stop)
+            sample += size
+
+    loader: DataLoader[Packed | TokshardError] = DataLoader(
+        _Rows(plan, ranks),
+        batch_size=None,
+        sampler=steps(),
+        num_workers=num_workers,
+        worker_init_fn=_leave_group,
+        generator=torch.Generator(),  # or it would draw from the global one
+        multiprocessing_context="spawn",  # a forked process may inherit locks, and cannot reach a store of its parent
+    )
+    try:
+        with _safe_path():
+            batches = iter(loader)
+        for packed in batches:
+            if isinstance(packed, TokshardError):
+                raise packed
+            yield packed
+    except RuntimeError as error:
+        raise LoaderError(
+            f"a DataLoader worker failed: {error}",
+            hint="run with num_workers=0 to see why. A worker that was killed often lacked memory, or read a mapped "
+            "shard that was cut (CorpusSource(..., access='pread') survives that)",
+        ) from error
+
+
+def _leave_group(_: int) -> None:
+    """Leave Ctrl-C, and the SIGTERM that a launcher sends to the group, to the loop, which may still want batches."""
+    os.setsid()
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Let child processes start without the current directory on their path: it may hold someone else's modules."""
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+def _check_pickles(plan: StreamPlan) -> None:
+    """Refuse a plan that cannot be sent to a worker process.
+
+    Raises:
+        PlanError: it names the part that does not pickle.
+    """
+    for part in (*plan.transforms, *plan.sources):
+        try:
+            pickle.dumps(part)
+        except Exception as error:
+            raise PlanError(
+                f"{part!r} does not pickle, so worker processes cannot have it: {error}",
+                hint="define it in a module, not as a lambda or in a function; or use num_workers=0",
+            ) from error
 
 
 def as_tensors(

@@ -18,8 +18,7 @@ from tokshard.runtime.source import DocumentSpan, TokenSource
 
 _REQUESTS_AT_ONCE = 32
 
-_MASKED = np.array([None, "labels", None, "labels and inputs"], object)
-"""By the bits of `tokshard.runtime.masking`."""
+_MASKED = np.array([None, "labels"], object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Piece:
         shard: file name.
         document: number in the corpus.
         start, stop: tokens of the document.
-        masked: what a mask leaves out: ``"labels"``, or ``"labels and inputs"``; None: nothing.
+        masked: ``"labels"`` if a mask leaves them out; None: nothing.
     """
 
     corpus: str
@@ -98,9 +97,9 @@ def pieces_of_samples(
 def masked_parts(
     masked: MaskedTokens | None, corpus: int, starts: NDArray[np.int64], samples: NDArray[np.int64]
 ) -> list[str | None]:
-    """What is masked of pieces, in words; arguments as for `MaskedTokens.flags`."""
+    """What is masked of pieces, in words; arguments as for `MaskedTokens.covers`."""
     found: list[str | None] = [None] * len(starts)
-    return found if masked is None else _MASKED[masked.flags(corpus, starts, samples)].tolist()
+    return found if masked is None else _MASKED[masked.covers(corpus, starts, samples).astype(int)].tolist()
 
 
 def _documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpan]:

@@ -94,7 +94,7 @@ def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> P
     tokens = np.zeros_like(packed.tokens)
     lengths: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []
-    flags: list[NDArray[np.uint8]] = []
+    masks: list[NDArray[np.bool_]] = []
     for row in range(rows):
         first, stop = np.searchsorted(ends, [row * seq_len, (row + 1) * seq_len], "right").tolist()
         size = int(packed.num_tokens_in_row[row])
@@ -115,21 +115,23 @@ def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> P
             following = np.append(inner.next_tokens, following[len(following) - is_short :])
         lengths.append(pieces)
         labels.append(following)
-        if packed.masked is not None:
-            flags.append(_flags_after(packed.masked[first:stop], before, pieces, int(packed.sample_index[row])))
+        if packed.is_masked is not None:
+            masks.append(_masks_after(packed.is_masked[first:stop], before, pieces, int(packed.sample_index[row])))
     return replace(
         packed,
         tokens=tokens,
         piece_lengths=np.concatenate(lengths).astype(np.int32),
         next_tokens=np.concatenate(labels, dtype=np.int64, casting="unsafe"),  # a transform may give other integers
-        masked=np.concatenate(flags) if flags else None,
+        is_masked=np.concatenate(masks) if masks else None,
     )
 
 
-def _flags_after(before: NDArray[np.uint8], old: NDArray[np.int64], new: NDArray[np.int64], sample: int) -> Any:
+def _masks_after(
+    before: NDArray[np.bool_], old: NDArray[np.int64], new: NDArray[np.int64], sample: int
+) -> NDArray[np.bool_]:
     """What is masked of the pieces of a row that was transformed."""
     if not before.any():
-        return np.zeros(len(new), np.uint8)
+        return np.zeros(len(new), np.bool_)
     if not np.array_equal(old, new):
         raise PlanError(
             f"a transform changed the pieces of sample {sample}, which has a masked document: where its tokens are "

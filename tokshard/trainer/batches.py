@@ -113,7 +113,7 @@ class Batches:
     def _mask(self) -> None:
         data = self._settings.data
         for name, file in ((name, file) for name, files in data.mask.items() for file in files):
-            self.loader.mask(name, file, inputs=data.mask_inputs)
+            self.loader.mask(name, file)
         if data.mask:
             say(f"{self.loader.stats()['masked_documents']:,} documents are out of the loss")
 

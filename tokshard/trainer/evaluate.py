@@ -108,7 +108,6 @@ def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamP
         take=settings.evaluation.take,
         block_tokens=data.block_tokens,
         window_blocks=data.window_blocks,
-        loss_across_documents=data.loss_across_documents,
         allow_small_blocks=data.allow_small_blocks,
         cache=next((source.cache for source in trained.sources if isinstance(source, CorpusSource)), None),
     )

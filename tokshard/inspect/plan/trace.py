@@ -61,7 +61,7 @@ class TraceRow:
         sample: global number.
         start, stop: which tokens of the document.
         text: the start of these tokens, decoded; None if that was not requested.
-        masked: what a mask leaves out of it: ``"labels"``, or ``"labels and inputs"``; None: nothing.
+        masked: what a mask leaves out of it: ``"labels"``; None: nothing.
     """
 
     step: int | None

@@ -79,7 +79,6 @@ class ShuffledCorpus:
         samples: NDArray[np.int64],
         pass_stop: int | None = None,
         *,
-        extra_tokens: int = 0,
         is_sequential: bool = False,
     ) -> tuple[NDArray[np.int64], Pieces]:
         """The pieces that samples read.
@@ -91,7 +90,6 @@ class ShuffledCorpus:
         Args:
             samples: int64 [n], ascending.
             pass_stop: where a finite pass ends; slices are cut there.
-            extra_tokens: how many tokens of the sequence to read beyond each slice.
             is_sequential: the following samples will be read next, so part of the next window's table is made now.
 
         Returns:
@@ -107,7 +105,7 @@ class ShuffledCorpus:
             first, stop = window.first_slice, -(-window.stop // seq_len)
             here = samples[done : done + int(np.searchsorted(samples[done:], stop))]
             starts = self.order.slices(window, here - first) * seq_len + (first * seq_len - window.start)
-            found = self._read(window, starts, seq_len + extra_tokens, pass_stop)
+            found = self._read(window, starts, seq_len, pass_stop)
             counts += found[0]
             parts += found[1]
             done += len(here)
