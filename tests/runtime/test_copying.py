@@ -107,7 +107,7 @@ def test_every_way_of_copying_gives_the_same_rows_for_every_layout(
     data: st.DataObject,
 ) -> None:
     kind = NarrowSource if narrow else MappedSource
-    sources = [kind(parts, first_token=1 + 5000 * number) for number, parts in enumerate(documents)]
+    sources = [kind(parts, first_token=1 + 5000 * number, name=str(number)) for number, parts in enumerate(documents)]
     plan = plan_of(sources, **sizes)
     rows = sorted(samples) + [PADDING_INDEX] * padding
     stretch = st.lists(st.integers(0, len(rows)), min_size=2, max_size=2, unique=True).map(sorted)
@@ -212,7 +212,9 @@ def test_mapped_and_read_corpora_of_many_shards_and_batches_give_the_same_batche
     documents: list[list[int]], shard_tokens: int, batch_tokens: int, open_shards: int, wide: bool, seq_len: int
 ) -> None:
     first = 90_000 if wide else 1
-    memories = [ListSource(parts, first_token=first + 3000 * number) for number, parts in enumerate(documents)]
+    memories = [
+        ListSource(parts, first_token=first + 3000 * number, name=str(number)) for number, parts in enumerate(documents)
+    ]
     options = {"seq_len": seq_len, "block_tokens": 4 * seq_len, "window_blocks": 3, "seed": 6}
     with (
         tempfile.TemporaryDirectory() as folder,

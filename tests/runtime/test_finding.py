@@ -44,8 +44,8 @@ def assert_inverse(plan: StreamPlan, cursor: Cursor, samples: range, *, known: b
     counts = plan.mixture(cursor).counts_before(samples.stop)
     for name, source, shuffled, count in zip(plan.names, plan.sources, plan.corpora, counts, strict=True):
         epochs = count * plan.seq_len // shuffled.num_tokens + 2
-        assert isinstance(source, ListSource)
-        for document, length in enumerate(source.lengths):
+        lengths_of: list[int] = source.lengths  # type: ignore[attr-defined]
+        for document, length in enumerate(lengths_of):
             readings = plan.find(name, document, cursor, epochs=epochs)
             assert all(reading.sample is not None for reading in readings) or not known
             inside = [one for one in readings if one.sample is not None and one.sample in samples]
