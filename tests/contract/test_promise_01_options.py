@@ -113,27 +113,6 @@ def test_a_build_killed_at_random_moments_and_run_again_gives_the_same_bytes(cas
     assert build(inputs, tmp_path / "out", *options, "--workers", "2") == reference
 
 
-def test_a_build_stopped_between_its_two_manifests_is_completed(sources: list[str], tmp_path: Path) -> None:
-    out, options = tmp_path / "out", ["--validation-fraction", "0.2"]
-    reference = build(sources, tmp_path / "reference", *options)
-    stop = (
-        "import os, tokshard.pipeline.commit as p\n"
-        "publish = p.publish\n"
-        "def stop(*arguments):\n"
-        "    publish(*arguments)\n"
-        "    os._exit(9)\n"
-        "p.publish = stop\n"
-        "from tokshard.cli.main import main\n"
-        "main()\n"
-    )
-    arguments = builds.command(sources, out, *options, "--workers", "1")
-    done = builds.run([arguments[0], "-c", stop, *arguments[3:]])
-    assert done.returncode == 9
-    present = [name for name in (names.TRAIN, names.VALIDATION) if (out / name / names.MANIFEST).exists()]
-    assert present == [names.VALIDATION]
-    assert build(sources, out, *options) == reference
-
-
 def test_a_corpus_without_damaged_inputs_is_the_one_with_them_left_out(
     damaged_sources: list[str], tmp_path: Path
 ) -> None:
@@ -193,7 +172,7 @@ def test_an_input_that_vanishes_after_it_was_hashed_is_no_first_of_its_texts(
     again = tmp_path / "again.jsonl"
     again.write_bytes(Path(copies[0]).read_bytes())
     script = (
-        "import os, sys, tokshard.pipeline.run as p\n"
+        "import os, tokshard.pipeline.stages as p\n"
         "find = p.find_duplicates\n"
         "def find_and_remove(*arguments):\n"
         f"    os.path.exists({str(copies[0])!r}) and os.remove({str(copies[0])!r})\n"
