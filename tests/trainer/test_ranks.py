@@ -236,7 +236,7 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
     yield from cases_of_masks(rank, directory)
     corpora_of_run = fields["data"]["corpora"]
     if rank == 1:
-        corpora_of_run["code"] = corpora_of_run["prose"]
+        corpora_of_run["code"], corpora_of_run["prose"] = corpora_of_run["prose"], corpora_of_run["code"]
     yield "the corpora of rank 1 are others", lambda: train(resolve(fields))
     if rank == 1:
         corpora_of_run["code"] = str(directory / "nowhere")
