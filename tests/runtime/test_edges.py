@@ -359,25 +359,30 @@ def take_until_error(batches: Iterator[Any]) -> None:
 
 
 CHILD_OF_A_KILLED_JOB = r"""
-import multiprocessing, os, signal, sys
+import multiprocessing, os, signal, sys, threading, time
 from tests.runtime.sources import ListSource
 from tokshard.runtime import StreamPlan, StreamingLoader
 from tokshard.store.posix import PosixStore
 if __name__ == "__main__":
     plan = StreamPlan({"corpus": ListSource([9, 4, 30])}, seq_len=8)
     loader = StreamingLoader(plan, global_batch_size=2, num_workers=3)
-    next(iter(loader))
+    if sys.argv[1] == "kill while workers start":
+        threading.Thread(target=next, args=(iter(loader),), daemon=True).start()
+        while len(multiprocessing.active_children()) < 3:
+            time.sleep(0.001)
+    else:
+        next(iter(loader))
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-    if sys.argv[1] == "kill":
+    if sys.argv[1] != "return":
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["kill", "return"])
+@pytest.mark.parametrize("end", ["kill", "kill while workers start", "return"])
 def test_no_worker_outlives_a_job_that_is_killed_or_forgets_to_close(end: str) -> None:
     done = start_python(CHILD_OF_A_KILLED_JOB, end)
-    assert done.returncode == (-signal.SIGKILL if end == "kill" else 0), done.stderr
+    assert done.returncode == (0 if end == "return" else -signal.SIGKILL), done.stderr
     workers = [int(pid) for pid in done.stdout.split()]
     assert len(workers) == 3
     deadline = time.monotonic() + 20

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pickle
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -273,7 +275,7 @@ def _steps_of_workers(
         batch_size=None,
         sampler=steps(),
         num_workers=num_workers,
-        worker_init_fn=_leave_group,
+        worker_init_fn=_belong_to_the_loop,
         generator=torch.Generator(),  # or it would draw from the global one
         multiprocessing_context="spawn",  # a forked process may inherit locks, and cannot reach a store of its parent
     )
@@ -292,9 +294,21 @@ def _steps_of_workers(
         ) from error
 
 
-def _leave_group(_: int) -> None:
-    """Leave Ctrl-C, and the SIGTERM that a launcher sends to the group, to the loop, which may still want batches."""
+def _belong_to_the_loop(_: int) -> None:
+    """Let a worker end with the process of the loop, and with nothing before it.
+
+    Ctrl-C, and the SIGTERM that a launcher sends to the group, are for the loop, which may still want batches. torch's
+    workers take whoever is their parent when they are ready for the loop: one that was killed before is not missed.
+    """
     os.setsid()
+    threading.Thread(target=_end_with_the_loop, name="tokshard-end-with-the-loop", daemon=True).start()
+
+
+def _end_with_the_loop() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
+    parent.join()
+    os._exit(1)
 
 
 @contextlib.contextmanager
