@@ -57,7 +57,7 @@ class Fault:
             all), ``SIGTERM`` (to the coordinator); ``SIGSTOP`` (to the process at that step); ``wait``: the process
             waits for `until`; ``hold``: it does so for `lingers` seconds at most; ``run``: it runs `command`.
         until: a regular expression that finds the step waited for.
-        command: of the shell.
+        command: a command of the shell.
         lingers: seconds that the process at which it happened sleeps then, or holds at most.
         pauses: seconds that a process sleeps before a step.
         pause_share: of the steps before which it does; if not all, a tenth of that time up to all of it.
@@ -161,8 +161,8 @@ class Launcher:
     """Runs commands, each in a fork of a process that has everything imported. A context.
 
     Args:
-        directory: for what it writes down, which may be removed between two commands.
-        sizes: of the package.
+        directory: where it keeps its notes; it may be removed between two commands.
+        sizes: sizes of the package that are made smaller.
     """
 
     directory: Path
@@ -505,7 +505,7 @@ class _Steps:
                     self._happen(fault, path)
 
     def _count(self, step: str) -> tuple[int, list[int]]:
-        """The number of this step; and per fault, the how many-th it is that the fault waits for, 0 if it is none."""
+        """The number of this step; and for each fault, which of the steps that it waits for this is; 0: none."""
         descriptor = self.open(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self.lock(descriptor, fcntl.LOCK_EX)

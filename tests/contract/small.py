@@ -1,7 +1,7 @@
 """What the tests of promises reach into the package for: sizes that they shrink, and functions that they replace.
 
-All of it is named here and nowhere else, so that a change of the package's inside changes one module of the tests. What
-is no longer there is an error with its name: a size that is not shrunk would leave one task where a test wants twenty.
+All of it is named here and nowhere else, so that a change of the package's inside changes one module of the tests. A
+name that has gone is an error: a size that is not shrunk would leave one task where a test wants twenty.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 Set = Callable[[Any, str, Any], None]
-"""`setattr`, or that of a `pytest.MonkeyPatch`, which is undone."""
+"""`setattr`, or the method of a `pytest.MonkeyPatch`, which undoes it."""
 
 _CHUNKED = ("columns", "decompress", "delimited", "lines", "records", "tar")
 _SIZES: Mapping[str, tuple[str, ...]] = {

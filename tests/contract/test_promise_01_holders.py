@@ -1,4 +1,4 @@
-"""Promise 1 for processes that meet in a directory: who writes is not disturbed, and who comes then is told."""
+"""Promise 1 for processes that meet in a directory: the writer is not disturbed, and others get an error."""
 
 from __future__ import annotations
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import multiprocessing
 import os
+import signal
+import struct
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import pytest
 from tests.pipeline.inputs import patch_chunk_bytes
 from tests.pipeline.places import build
 from tokshard.errors import BuildError, TokenizerError
-from tokshard.pipeline.executors import worker
+from tokshard.pipeline.executors import processes, worker
 from tokshard.pipeline.progress import Report, StageStarted
 from tokshard.pipeline.workspace.places import TOKENIZER
 
@@ -87,6 +90,19 @@ def test_workers_that_cannot_be_started_are_named_with_the_next_step(place, monk
     with pytest.raises(BuildError, match=f"worker 0 cannot be started: {type(error).__name__}") as caught:
         build(place, workers=2, task_bytes=64)
     assert caught.value.hint.startswith("run the same command again: finished tasks are kept")
+
+
+def _die_in_the_middle_of_a_message(connection: Connection, *_: Any) -> None:
+    connection.recv()  # what it leaves unread would be another error
+    os.write(connection.fileno(), struct.pack("!i", 1_000) + b"half of it")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_while_it_sends_a_message_is_a_worker_that_died(place, monkeypatch):
+    monkeypatch.setattr(processes, "worker_main", _die_in_the_middle_of_a_message)
+    patch_chunk_bytes(monkeypatch, 64)
+    with pytest.raises(BuildError, match="was killed by SIGKILL while it read"):
+        build(place, workers=2, task_bytes=64)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

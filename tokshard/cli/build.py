@@ -59,9 +59,7 @@ from tokshard.pipeline.sources.inputs import TEXT
 @click.option(
     "--shard-tokens",
     type=COUNT,
-    default="256M",
-    show_default=True,
-    help="A shard closes before it has more tokens than this.",
+    help="A shard closes before it has more tokens than this.  [default: 256M]",
 )
 @click.option(
     "--task-bytes", type=BYTES, help="Input bytes per unit of work.  [default: 16MiB to 512MiB, by input size]"

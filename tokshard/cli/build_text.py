@@ -131,7 +131,8 @@ def status_lines(status: BuildStatus) -> list[tuple[str, str]]:
         appended = f" of generation {status.generation}" if status.generation else ""
         more = f", and {counted(status.segments_done, 'segment')} of streams" if status.segments_done else ""
         failed = f"; {counted(status.failed, 'failed task')} to try again" if status.failed else ""
-        share = f" of {bytes_text(status.total_bytes)} ({_share(status):.0%} of all passes)"
+        of_what = " of all passes" if status.passes > 1 else ""
+        share = f" of {bytes_text(status.total_bytes)} ({_share(status):.0%}{of_what})"
         total = f" of {status.num_tasks:,}" if status.num_tasks else ""
         lines += [
             ("state", f"{status.state}, {status.stage}{appended}{passes}"),

@@ -225,7 +225,7 @@ def run_share(build: Build, stage: Stage, judge: Judge, run: RunsTasks) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsTasks:
-    """Who runs the tasks of all stages in this run of a build, and who is told of it.
+    """How this run of a build runs the tasks of all stages, and where it reports them.
 
     Args:
         usage: what the workers cost, added up.

@@ -176,7 +176,7 @@ class ProcessExecutor:
                 continue  # it was found dead before in this loop, or its last messages are received first
             try:
                 message = worker.connection.recv() if handle is worker.connection else None
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # also "end of file during message": it was killed while it sent one
                 message = None
             if isinstance(message, Usage):
                 worker.usage = message
