@@ -22,7 +22,7 @@ from tests.benchmark.report import commit, markdown, versions
 from tests.runtime.sources import PeriodicSource
 from tokshard.inspect.plan.streams import CorpusReads, read_amplification
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.steps import Ranks
+from tokshard.runtime.rows.steps import Ranks
 from tokshard.runtime.stop import Stop
 
 SEQ_LEN = 4_096

@@ -16,10 +16,10 @@ import torch
 from tests.benchmark import page_cache
 from tests.benchmark.runtime_steps import BATCH_SIZE, BATCH_TOKENS, SEQ_LEN
 from tokshard.inspect.plan.bench import Steps, endless, take_steps
-from tokshard.runtime.expansion import expand
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.recycling import Recycler
-from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.runtime.rows.expansion import expand
+from tokshard.runtime.rows.recycling import Recycler
+from tokshard.runtime.rows.steps import Ranks, packed_steps
 from tokshard.runtime.tensors import StreamingLoader
 
 INPUT_IDS, IN_PROCESS, THREAD = "input_ids alone", "in process", "thread"

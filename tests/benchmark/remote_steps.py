@@ -20,8 +20,8 @@ from typing import Any
 
 from tests.benchmark.range_server import COUNTS
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.runtime.cache import MEMORY_BYTES, Cache
-from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.bytes.cache import MEMORY_BYTES, Cache
+from tokshard.runtime.bytes.corpus import CorpusSource
 
 SEQ_LEN = 4_096
 WAIT_SECONDS = 0.001

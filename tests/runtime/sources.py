@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.source import DocumentSpan
+from tokshard.runtime.bytes.source import DocumentSpan
 
 EOS = 0
 

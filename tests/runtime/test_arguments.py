@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.runtime.sources import ListSource
 from tests.runtime.test_loader import expected_rows, one_corpus, rows_of, take, two_corpora
 from tokshard.errors import PlanError, PlanMismatchError
-from tokshard.runtime.infilling import FillInTheMiddle
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.rows.infilling import FillInTheMiddle
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
 WRONG = ["4k", "8", 4.0, 4.5, 1e6, np.float64(8), math.nan, math.inf, None, True, [4], Fraction(4), 2**63, -1]

@@ -20,11 +20,12 @@ from tests.runtime.test_loader import rows_of, take
 from tests.runtime.test_reader import small_units, write
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import names
-from tokshard.runtime import batches, copying, mapped
-from tokshard.runtime.batches import PADDING_INDEX
-from tokshard.runtime.mapped import MappedCorpus, MappedTokens
+from tokshard.runtime.bytes import copying, mapped
+from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.runtime.bytes.mapped import MappedCorpus, MappedTokens
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.rows import batches
+from tokshard.runtime.rows.batches import PADDING_INDEX
 from tokshard.runtime.tensors import StreamingLoader
 
 WAYS: dict[str, dict[str, int]] = {

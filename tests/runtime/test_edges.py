@@ -28,9 +28,9 @@ from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, global_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError, LoaderError, PlanMismatchError
 from tokshard.runtime import prefetch
-from tokshard.runtime.cache import Cache
+from tokshard.runtime.bytes.cache import Cache
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.shards import CorpusSource
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.store.posix import PosixStore
 
@@ -268,7 +268,7 @@ MANY_SHARDS = r"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 from tokshard.runtime import StreamPlan, StreamingLoader
-from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.bytes.corpus import CorpusSource
 for access in ("mmap", "pread"):
     source = CorpusSource(sys.argv[1], access=access)
     plan = StreamPlan({"many": source}, seq_len=10, epochs=2, block_tokens=64, window_blocks=500)
@@ -300,7 +300,7 @@ def watch(event, arguments):
     elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"):
         written.append(f"{event} {arguments}")
 from tokshard.runtime import StreamPlan, StreamingLoader
-from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.bytes.corpus import CorpusSource
 def read(access):
     plan = StreamPlan({"corpus": CorpusSource(sys.argv[1], access=access)}, seq_len=8, epochs=1)
     loader = StreamingLoader(plan, global_batch_size=2)

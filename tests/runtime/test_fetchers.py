@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tokshard.runtime.fetchers import Fetchers
+from tokshard.runtime.bytes.fetchers import Fetchers
 
 
 def names_of_threads() -> list[str]:
@@ -83,7 +83,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
 
 HANGING = """
 import threading, time
-from tokshard.runtime import fetchers
+from tokshard.runtime.bytes import fetchers
 fetchers._EXIT_SECONDS = 0.2
 threads = fetchers.Fetchers(2)
 threads.start(lambda: time.sleep(1000), is_urgent=True)

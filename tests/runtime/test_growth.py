@@ -12,9 +12,9 @@ import pytest
 from tests.corpora import TINY_TOKENIZER, append_generation, documents_of, write_corpus
 from tokshard.errors import PlanError, PlanMismatchError, UsageError
 from tokshard.run_files.plan_file import load_mix
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.shards import CorpusSource
 
 SIZES: dict[str, Any] = {"seq_len": 8, "block_tokens": 32, "window_blocks": 2, "seed": 5}
 FIRST, SECOND = documents_of([5, 9, 2, 30, 7, 16, 3] * 6), documents_of([11, 4, 8, 21] * 5)

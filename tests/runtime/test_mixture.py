@@ -15,7 +15,7 @@ from tests.runtime import naive
 from tests.runtime.sources import PeriodicSource
 from tokshard.runtime import StreamPlan
 from tokshard.runtime.order.mixture import Mixture, Segment, are_weights
-from tokshard.runtime.steps import Ranks
+from tokshard.runtime.rows.steps import Ranks
 from tokshard.runtime.stop import Stop
 
 seeds = st.integers(0, 2**64 - 1)

@@ -17,9 +17,9 @@ from tests.runtime.page_model import Documents, Used
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.vectors import order
 from tokshard.runtime import NumpyLoader
-from tokshard.runtime.infilling import FillInTheMiddle
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.transforms import SampleRandom
+from tokshard.runtime.rows.infilling import FillInTheMiddle
+from tokshard.runtime.rows.transforms import SampleRandom
 
 VECTORS = json.loads(order.FILE.read_text(encoding="utf-8"))
 ROW = ("input_ids", "labels", "position_ids")

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
-from tokshard.runtime import steps
 from tokshard.runtime.order import tables
 from tokshard.runtime.order.announcing import blocks_of
 from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.order.tables import AHEAD
 from tokshard.runtime.order.windows import Shape
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.runtime.rows import steps
+from tokshard.runtime.rows.steps import Ranks, packed_steps
 from tokshard.runtime.tensors import StreamingLoader
 
 SEQ_LEN, BLOCK, WINDOW = 8, 64, 32

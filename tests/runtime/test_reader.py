@@ -24,12 +24,12 @@ from tokshard.format import names, stride_hashes
 from tokshard.format import shard_table as format_table
 from tokshard.format import writer as format_writer
 from tokshard.format.schema import ORDINAL_STRIDE
-from tokshard.runtime import ranged, shard_places
-from tokshard.runtime.batches import widen
-from tokshard.runtime.cache import Cache
+from tokshard.runtime.bytes import ranged, shard_places
+from tokshard.runtime.bytes.cache import Cache
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.shards import CorpusSource
-from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.runtime.rows.batches import widen
+from tokshard.runtime.rows.steps import Ranks, packed_steps
 
 LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
 ACCESS = ["mmap", "pread"]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.test_loader import Batch, expected_rows, one_corpus, rows_of, take, two_corpora
-from tokshard.runtime.recycling import Recycler
+from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.tensors import StreamingLoader
 
 ROWS = ("input_ids", "labels", "position_ids")

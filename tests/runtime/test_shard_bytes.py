@@ -16,8 +16,8 @@ from tokshard.errors import DamagedCorpusError
 from tokshard.format import source_table
 from tokshard.format.partial_file import PartialFile
 from tokshard.runtime import StreamPlan, checked_shards, shard_bytes
-from tokshard.runtime.shard_bytes import joined_ranges
-from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.runtime.bytes.shard_bytes import joined_ranges
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 RANGES = st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 1 << 17)), max_size=30)

@@ -15,8 +15,8 @@ from tests.corpora import write_corpus
 from tests.runtime.sources import ListSource
 from tests.runtime.test_reader import LARGE_VOCABULARY
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.runtime.cache import Cache
-from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.bytes.cache import Cache
+from tokshard.runtime.bytes.corpus import CorpusSource
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"seq_len": 1_024, "block_tokens": 16_384, "window_blocks": 2, "seed": 3}

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokshard.runtime.strides import Strides
-from tokshard.runtime.token_memory import TokenMemory
+from tokshard.runtime.bytes.strides import Strides
+from tokshard.runtime.bytes.token_memory import TokenMemory
 
 shards = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 

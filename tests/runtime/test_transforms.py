@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runtime.rows.transforms import failing, note, reverse, roll, wrong
 
 from tests.runtime import naive
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import dataloader, expected_rows, global_rows, one_corpus, rows_of, take, two_corpora
-from tests.runtime.transforms import failing, note, reverse, roll, wrong
 from tokshard.errors import PlanError
-from tokshard.runtime.infilling import FillInTheMiddle
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.rows.infilling import FillInTheMiddle
+from tokshard.runtime.rows.transforms import Sample, SampleRandom
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
-from tokshard.runtime.transforms import Sample, SampleRandom
 
 PRE, SUF, MID = 900_001, 900_002, 900_003
 FIM = FillInTheMiddle(prefix_id=PRE, suffix_id=SUF, middle_id=MID, rate=0.7)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tokshard.runtime.transforms import Sample, SampleRandom
+from tokshard.runtime.rows.transforms import Sample, SampleRandom
 
 
 def reverse(sample: Sample, random: SampleRandom) -> Sample:

@@ -27,7 +27,7 @@ from tests.store.faulty_proxy import FaultyProxy, Request, status
 from tests.store.test_remote_corpora import copy_to
 from tests.trainer.runs import ROOT, configuration, corpora
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.runtime.cache import Cache
+from tokshard.runtime.bytes.cache import Cache
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(120)]
 

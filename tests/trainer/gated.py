@@ -12,7 +12,7 @@ from functools import partial
 from unittest.mock import patch
 
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.transforms import Sample, SampleRandom
+from tokshard.runtime.rows.transforms import Sample, SampleRandom
 from tokshard.trainer import __main__ as command
 
 NUM_STEPS = 6

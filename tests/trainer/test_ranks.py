@@ -245,7 +245,7 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
 
 def cases_of_masks(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from tokshard.run_files.recipe import resolve
-    from tokshard.runtime import masks
+    from tokshard.runtime.rows import masks
     from tokshard.trainer.loop import train
 
     lists = [directory / f"list-{number}" for number in (0, 1)]

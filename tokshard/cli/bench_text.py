@@ -8,7 +8,7 @@ from typing import Any
 from tokshard.cli.plan_text import step_text
 from tokshard.cli.tables import table
 from tokshard.inspect.plan.bench import CACHED_TOKENS, DOCUMENT_TOKENS, SpeedReport
-from tokshard.runtime.cache import CONNECTIONS
+from tokshard.runtime.bytes.cache import CONNECTIONS
 from tokshard.wording import aligned, counted, one_line
 
 _BUSY = 0.5

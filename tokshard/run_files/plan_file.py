@@ -16,7 +16,7 @@ from tokshard.errors import UsageError
 from tokshard.numbers import read_bytes, read_count, read_length
 from tokshard.run_files.checkpoint_directory import STATE_FILE, is_checkpoint
 from tokshard.run_files.strict_toml import convert, example_of, key, read_toml
-from tokshard.runtime.cache import CACHE_BYTES, MEMORY_BYTES, Cache
+from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.plan import StreamPlan
 from tokshard.store import is_uri

@@ -19,9 +19,9 @@ from tokshard.errors import UsageError
 from tokshard.run_files.model_shape import Model, Positive, model_shape
 from tokshard.run_files.plan_file import TrainerData as Data
 from tokshard.run_files.strict_toml import convert, read_toml
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.shards import CorpusSource
-from tokshard.runtime.steps import Ranks
+from tokshard.runtime.rows.steps import Ranks
 from tokshard.store import is_uri
 
 Count = Annotated[int, Meta(ge=0)]

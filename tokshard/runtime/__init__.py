@@ -9,18 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokshard.runtime.cache import Cache
+    from tokshard.runtime.bytes.cache import Cache
+    from tokshard.runtime.bytes.corpus import CorpusSource
     from tokshard.runtime.cursor import Cursor
-    from tokshard.runtime.expansion import expand
-    from tokshard.runtime.infilling import FillInTheMiddle
     from tokshard.runtime.loader import NumpyLoader
     from tokshard.runtime.plan import StreamPlan
+    from tokshard.runtime.rows.expansion import expand
+    from tokshard.runtime.rows.infilling import FillInTheMiddle
+    from tokshard.runtime.rows.transforms import Sample, SampleRandom
     from tokshard.runtime.tensors import StreamDataset, StreamingLoader
-    from tokshard.runtime.tracing import Occurrence, Piece
-    from tokshard.runtime.transforms import Sample, SampleRandom
+    from tokshard.runtime.trace import Occurrence, Piece
 
 __all__ = [
     "Cache",
+    "CorpusSource",
     "Cursor",
     "FillInTheMiddle",
     "NumpyLoader",
@@ -35,18 +37,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Cache": "tokshard.runtime.cache",
+    "Cache": "tokshard.runtime.bytes.cache",
+    "CorpusSource": "tokshard.runtime.bytes.corpus",
     "Cursor": "tokshard.runtime.cursor",
-    "FillInTheMiddle": "tokshard.runtime.infilling",
+    "FillInTheMiddle": "tokshard.runtime.rows.infilling",
     "NumpyLoader": "tokshard.runtime.loader",
-    "Occurrence": "tokshard.runtime.tracing",
-    "Piece": "tokshard.runtime.tracing",
-    "Sample": "tokshard.runtime.transforms",
-    "SampleRandom": "tokshard.runtime.transforms",
+    "Occurrence": "tokshard.runtime.trace",
+    "Piece": "tokshard.runtime.trace",
+    "Sample": "tokshard.runtime.rows.transforms",
+    "SampleRandom": "tokshard.runtime.rows.transforms",
     "StreamDataset": "tokshard.runtime.tensors",
     "StreamPlan": "tokshard.runtime.plan",
     "StreamingLoader": "tokshard.runtime.tensors",
-    "expand": "tokshard.runtime.expansion",
+    "expand": "tokshard.runtime.rows.expansion",
 }
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tokshard.runtime.identity import CorpusIdentity
-from tokshard.runtime.masks import Mask
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment
+from tokshard.runtime.rows.masks import Mask
 
 MAX_SAMPLE = 1 << 62
 """Samples are counted up to here, which leaves room for batches made ahead in 64 bits."""

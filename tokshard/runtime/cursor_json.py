@@ -14,8 +14,8 @@ import numpy as np
 from tokshard.errors import PlanMismatchError
 from tokshard.runtime.cursor import MAX_SAMPLE, CorpusChange, Cursor, Schedule
 from tokshard.runtime.identity import CorpusIdentity, PlanIdentity
-from tokshard.runtime.masks import load_masks
 from tokshard.runtime.order.mixture import Balance, Segment, are_weights
+from tokshard.runtime.rows.masks import load_masks
 
 STATE_VERSION = 1
 """Names the form of a saved cursor. Bump when an older tokshard would misread it."""

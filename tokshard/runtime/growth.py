@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tokshard.errors import PlanMismatchError
+from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.cursor_json import SavedCursor
-from tokshard.runtime.source import TokenSource
 
 
 def check_growth(saved: SavedCursor, names: Sequence[str], sources: Sequence[TokenSource]) -> None:

@@ -16,9 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 from numpy.typing import NDArray
 
 from tokshard.errors import LoaderError, PlanError
-from tokshard.runtime.batches import Packed, widen
-from tokshard.runtime.cache import fetched
-from tokshard.runtime.compact import compact_batch
+from tokshard.runtime.bytes.cache import fetched
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, parsed, save_cursor
 from tokshard.runtime.growth import check_growth
@@ -26,8 +24,10 @@ from tokshard.runtime.locality import warn_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.prefetch import Prefetch
-from tokshard.runtime.recycling import Recycler
-from tokshard.runtime.steps import Ranks, packed_steps
+from tokshard.runtime.rows.batches import Packed, widen
+from tokshard.runtime.rows.compact import compact_batch
+from tokshard.runtime.rows.recycling import Recycler
+from tokshard.runtime.rows.steps import Ranks, packed_steps
 from tokshard.runtime.stop import Stop, check_pass, stop_of, used_up, warn_of_stop, warn_of_use
 
 NumpyBatch = dict[str, NDArray[Any]]

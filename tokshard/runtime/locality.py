@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from tokshard.runtime.cache import Cache
+from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.order.parts import PlannedCorpus
 from tokshard.runtime.order.tables import AHEAD

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokshard.errors import PlanError
+from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
 from tokshard.runtime.order.mixture import Segment, are_weights
 from tokshard.runtime.order.parts import PlannedCorpus
 from tokshard.runtime.order.windows import Shape
-from tokshard.runtime.source import TokenSource
-from tokshard.runtime.transforms import Transform
+from tokshard.runtime.rows.transforms import Transform
 
 MIN_BLOCK_TOKENS = 65_536
 WINDOW_TOKENS = 64 << 20

@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime import options
-from tokshard.runtime.batches import (
+from tokshard.runtime.bytes.cache import Cache
+from tokshard.runtime.bytes.source import TokenSource, completed
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
+from tokshard.runtime.identity import identity_of
+from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
+from tokshard.runtime.order.mixture import Mixture
+from tokshard.runtime.order.tables import Pieces
+from tokshard.runtime.rows.batches import (
     IGNORED,
     PADDING_INDEX,
     Layout,
@@ -32,16 +39,9 @@ from tokshard.runtime.batches import (
     lay_out,
     widen,
 )
-from tokshard.runtime.cache import Cache
-from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
-from tokshard.runtime.identity import identity_of
-from tokshard.runtime.masks import Mask, MaskedTokens, make_mask, masked_tokens
-from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
-from tokshard.runtime.order.mixture import Mixture
-from tokshard.runtime.order.tables import Pieces
-from tokshard.runtime.source import TokenSource, completed
-from tokshard.runtime.tracing import Occurrence, Piece, occurrences, pieces_of_samples
-from tokshard.runtime.transforms import Transform, transformed
+from tokshard.runtime.rows.masks import Mask, MaskedTokens, make_mask, masked_tokens
+from tokshard.runtime.rows.transforms import Transform, transformed
+from tokshard.runtime.trace import Occurrence, Piece, occurrences, pieces_of_samples
 
 
 class StreamPlan:
@@ -70,7 +70,7 @@ class StreamPlan:
             the same for every seed; 0.1 reads all that 0.05 reads.
         max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
         on_max_epochs: ``"stop"``: the pass ends before the first step that would read more; ``"warn"``: it continues.
-        transforms: change samples as they are read, one after the other; see `tokshard.runtime.transforms`.
+        transforms: change samples as they are read, one after the other; see `tokshard.runtime.rows.transforms`.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
         cache: keeps what is read of corpora in buckets and on web servers, for all that the plan opens together;
             default: ``Cache()``, 2 GiB in memory and nothing on disk.
@@ -400,7 +400,7 @@ def _rebuild(corpora: Mapping[str, TokenSource], arguments: Mapping[str, Any]) -
 
 def _open(corpus: CorpusLike, generation: int | None, cache: Cache) -> TokenSource:
     if isinstance(corpus, str | os.PathLike):
-        from tokshard.runtime.shards import CorpusSource  # imports pyarrow, which an order does not need
+        from tokshard.runtime.bytes.corpus import CorpusSource  # imports pyarrow, which an order does not need
 
         return CorpusSource(corpus, generation=generation, cache=cache)
     return completed(corpus)

@@ -13,9 +13,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from tokshard.errors import TokshardError, UsageError
 from tokshard.run_files.recipe import Config
-from tokshard.runtime.batches import IGNORED
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime.rows.batches import IGNORED
 from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.losses import micro_batches, sum_of_losses

@@ -21,7 +21,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import HASH_STRIDE
 from tokshard.run_files.plan_file import Mix
-from tokshard.runtime.cache import CONNECTIONS
+from tokshard.runtime.bytes.cache import CONNECTIONS
 
 DOCUMENT_TOKENS = 1_000
 """Length of the documents that the speed of memory is measured with."""

@@ -13,8 +13,8 @@ from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.inspect.plan.run import Run
 from tokshard.inspect.plan.trace import ID, DocumentFacts, DocumentReader, RankView
-from tokshard.runtime import tracing
-from tokshard.runtime.shards import CorpusSource
+from tokshard.runtime import trace
+from tokshard.runtime.bytes.corpus import CorpusSource
 
 _MAX_EPOCHS = 16
 """Epochs that are searched by default: the next one, the current one, and those before."""
@@ -75,7 +75,7 @@ def find_documents(run: Run, wanted: str, *, epochs: range | None, ranks: RankVi
     for document in _numbers(name, source.corpus, key):
         found, span = run.plan.find(name, document, run.cursor, epochs=epochs), source.place_of(document)
         samples = np.array([-1 if reading.sample is None else reading.sample for reading in found], np.int64)
-        masked = tracing.masked_parts(
+        masked = trace.masked_parts(
             run.plan.masked(run.cursor), run.plan.names.index(name), np.full(len(found), span.start), samples
         )
         places = [_place(run, reading, ranks, part) for reading, part in zip(found, masked, strict=True)]
@@ -100,7 +100,7 @@ def current_epoch(run: Run, name: str) -> int:
     return count * run.plan.seq_len // run.plan.corpora[number].num_tokens
 
 
-def _place(run: Run, reading: tracing.Occurrence, ranks: RankView, masked: str | None) -> Occurrence:
+def _place(run: Run, reading: trace.Occurrence, ranks: RankView, masked: str | None) -> Occurrence:
     sample = reading.sample
     step, rank, row = (None, None, None) if sample is None else ranks.place_of(run, sample)
     return Occurrence(

@@ -10,8 +10,8 @@ from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.inspect.plan.simulation import Simulation
 from tokshard.inspect.plan.streams import StreamsAdvice, advise
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, steps_per_window
-from tokshard.runtime.shards import CorpusSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

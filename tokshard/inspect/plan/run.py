@@ -18,11 +18,11 @@ from tokshard.errors import UsageError
 from tokshard.run_files.checkpoint_directory import is_checkpoint
 from tokshard.run_files.plan_file import TrainerData, load_mix
 from tokshard.run_files.saved_state import read_state
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import load_cursor
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.shards import CorpusSource
-from tokshard.runtime.steps import Ranks
+from tokshard.runtime.rows.steps import Ranks
 from tokshard.runtime.stop import Stop, stop_of
 from tokshard.wording import counted
 

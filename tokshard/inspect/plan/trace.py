@@ -15,11 +15,11 @@ from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.documents import origin_of
 from tokshard.inspect.plan.run import Run, check_sample
-from tokshard.runtime.batches import PADDING_INDEX
-from tokshard.runtime.shards import CorpusSource
-from tokshard.runtime.steps import turns
+from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.runtime.rows.batches import PADDING_INDEX
+from tokshard.runtime.rows.steps import turns
 from tokshard.runtime.stop import Stop
-from tokshard.runtime.tracing import Piece
+from tokshard.runtime.trace import Piece
 
 ID = "id"
 """The column that ``--id-field`` creates."""

@@ -9,8 +9,8 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.windows import CorpusOrder, Window
-from tokshard.runtime.source import TokenSource
 
 MAX_WINDOWS = 4
 """The current window, the next two, and one more if one of them is short."""

@@ -15,9 +15,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.order.windows import Shape
-from tokshard.runtime.source import TokenSource
 
 MIN_PART_WINDOWS = 4
 """A corpus is dealt to streams if the part of each has so many windows."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.tables import Pieces, PieceTable, Tables
 from tokshard.runtime.order.windows import CorpusOrder, Shape, Window
-from tokshard.runtime.source import TokenSource
 
 
 class ShuffledCorpus:

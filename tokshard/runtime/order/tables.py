@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.announcing import MAX_WINDOWS, Announcements, blocks_of
 from tokshard.runtime.order.forking import ForkLock
 from tokshard.runtime.order.windows import CorpusOrder, Window
-from tokshard.runtime.source import TokenSource
 
 _MAX_TABLES = 3
 """The current window and the next, or the next two if one of them is short."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError, PlanMismatchError
-from tokshard.runtime.source import TokenSource
+from tokshard.runtime.bytes.source import TokenSource
 from tokshard.store import absolute_location, locate
 
 _NEVER = np.iinfo(np.int64).max

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
-from tokshard.runtime.copying import copy_pieces
-from tokshard.runtime.fetchers import Fetchers, Task
+from tokshard.runtime.bytes.copying import copy_pieces
+from tokshard.runtime.bytes.fetchers import Fetchers, Task
+from tokshard.runtime.bytes.strides import Parts, Run, Strides
+from tokshard.runtime.bytes.token_memory import TokenMemory
 from tokshard.runtime.options import integer
-from tokshard.runtime.strides import Parts, Run, Strides
-from tokshard.runtime.token_memory import TokenMemory
 from tokshard.store import is_uri, without_secrets
 from tokshard.store.record_cache import RecordCache
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
-from tokshard.runtime import copying
+from tokshard.runtime.bytes import copying
 from tokshard.runtime.order.forking import ForkLock
 
 MAX_BATCHES = 8_192

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
-from tokshard.runtime.batches import PADDING_INDEX, Packed
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.locality import window_steps
 from tokshard.runtime.options import integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.permutation import GOLDEN, mixed
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.rows.batches import PADDING_INDEX, Packed
 from tokshard.runtime.stop import Stop
 
 _LAYOUT_PIECES = 16_384

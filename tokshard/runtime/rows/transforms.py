@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
-from tokshard.runtime.batches import IGNORED, PADDING_INDEX, Packed
 from tokshard.runtime.order.permutation import keyed_hashes
 from tokshard.runtime.order.seeds import derive_key
+from tokshard.runtime.rows.batches import IGNORED, PADDING_INDEX, Packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

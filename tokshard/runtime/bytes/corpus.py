@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from tokshard.format import names
 from tokshard.format.opening import open_corpus
-from tokshard.runtime.cache import Cache
-from tokshard.runtime.mapped import MappedCorpus
-from tokshard.runtime.ranged import RangedCorpus, stride_tokens_of
-from tokshard.runtime.source import DocumentSpan
+from tokshard.runtime.bytes.cache import Cache
+from tokshard.runtime.bytes.mapped import MappedCorpus
+from tokshard.runtime.bytes.ranged import RangedCorpus, stride_tokens_of
+from tokshard.runtime.bytes.source import DocumentSpan
 from tokshard.store import absolute_location
 
 _SHARDS_AT_ONCE = 32

@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.masks import MaskedTokens
+from tokshard.runtime.bytes.source import DocumentSpan, TokenSource
 from tokshard.runtime.order.finding import find_document
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.parts import PlannedCorpus
-from tokshard.runtime.source import DocumentSpan, TokenSource
+from tokshard.runtime.rows.masks import MaskedTokens
 
 _REQUESTS_AT_ONCE = 32
 

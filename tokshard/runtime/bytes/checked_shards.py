@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
 from tokshard.format.schema import HASH_STRIDE
-from tokshard.runtime.fetchers import Fetchers
+from tokshard.runtime.bytes.fetchers import Fetchers
+from tokshard.runtime.bytes.shard_bytes import ShardBytes
+from tokshard.runtime.bytes.shard_places import ShardPlaces
+from tokshard.runtime.bytes.strides import Run
 from tokshard.runtime.order.forking import ForkLock
-from tokshard.runtime.shard_bytes import ShardBytes
-from tokshard.runtime.shard_places import ShardPlaces
-from tokshard.runtime.strides import Run
 from tokshard.store.record_cache import RecordCache
 
 _HASHES_AT_ONCE = 2_048

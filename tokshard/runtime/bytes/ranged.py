@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
 from tokshard.format.schema import HASH_STRIDE
-from tokshard.runtime.cache import Cache, CachedStrides
-from tokshard.runtime.checked_shards import CheckedShards, StrideHashes
-from tokshard.runtime.shard_bytes import ShardBytes
-from tokshard.runtime.shard_places import ShardPlaces
-from tokshard.runtime.strides import Strides
+from tokshard.runtime.bytes.cache import Cache, CachedStrides
+from tokshard.runtime.bytes.checked_shards import CheckedShards, StrideHashes
+from tokshard.runtime.bytes.shard_bytes import ShardBytes
+from tokshard.runtime.bytes.shard_places import ShardPlaces
+from tokshard.runtime.bytes.strides import Strides
 
 _MAX_SHARDS = 8_192
 """Shards whose places of record batches are kept."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.batches import IGNORED
+from tokshard.runtime.rows.batches import IGNORED
 
 if TYPE_CHECKING:
     import torch

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tokshard.errors import PlanError
-from tokshard.runtime.batches import IGNORED
 from tokshard.runtime.options import integer, real
-from tokshard.runtime.transforms import Sample, SampleRandom
+from tokshard.runtime.rows.batches import IGNORED
+from tokshard.runtime.rows.transforms import Sample, SampleRandom
 
 _NUM_SENTINELS = 3
 

@@ -1,7 +1,7 @@
 """Compact batches: token ids as they are stored, and the few labels that do not follow from them.
 
 A full batch has 24 bytes per token, a compact one little more than 2, and making it is hardly more than copying. What
-it leaves out is made where the model runs: see `tokshard.runtime.expansion`.
+it leaves out is made where the model runs: see `tokshard.runtime.rows.expansion`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.batches import Packed, boundaries
-from tokshard.runtime.recycling import Recycler
+from tokshard.runtime.rows.batches import Packed, boundaries
+from tokshard.runtime.rows.recycling import Recycler
 
 
 def compact_batch(packed: Packed, recycler: Recycler | None = None) -> dict[str, NDArray[Any]]:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.order.tables import Pieces
-from tokshard.runtime.ragged import Ragged
-from tokshard.runtime.recycling import Recycler
-from tokshard.runtime.source import TokenSource
+from tokshard.runtime.rows.ragged import Ragged
+from tokshard.runtime.rows.recycling import Recycler
 
 IGNORED = -100
 """The label that cross-entropy leaves out, as in torch and transformers."""

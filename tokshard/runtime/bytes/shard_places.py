@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
 from tokshard.format.schema import ORDINAL_STRIDE
-from tokshard.runtime.shard_bytes import ShardFile
+from tokshard.runtime.bytes.shard_bytes import ShardFile
 from tokshard.store.record_cache import RecordFile
 
 
