@@ -105,7 +105,7 @@ class Batches:
     def _leave_out(self) -> bool:
         """Move over a step, on record in the state; False: the pass is over."""
         cursor = self.loader.cursor
-        if not stop_of(self.plan, cursor).has_step(cursor.sample, self._size):
+        if not stop_of(self.plan, cursor).has_step(cursor.sample):
             return False
         self.loader.skip(self._size)
         return True
