@@ -145,7 +145,7 @@ def hash_chunks(file: SafeFile, num_bytes: int, counter: ByteCounter, on_chunk: 
         if not filled:
             break
         digest.update(chunk[:filled])
-        if on_chunk is not None:
+        if on_chunk is not None and filled >= min(len(chunk), num_bytes - position):  # not one that was cut off
             on_chunk(position, chunk[:filled])
         position += filled
         counter.read(filled)
