@@ -279,6 +279,7 @@ def _steps_of_workers(
         generator=torch.Generator(),  # or it would draw from the global one
         multiprocessing_context="spawn",  # a forked process may inherit locks, and cannot reach a store of its parent
     )
+    batches: Any = ()
     try:
         with _safe_path():
             batches = iter(loader)
@@ -292,6 +293,10 @@ def _steps_of_workers(
             hint="run with num_workers=0 to see why. A worker that was killed often lacked memory, or read a mapped "
             "shard that was cut (CorpusSource(..., access='pread') survives that)",
         ) from error
+    finally:
+        # ends the processes in order: what a traceback keeps is left to the garbage collector, which takes the
+        # semaphores away from processes that still start
+        del batches
 
 
 def _belong_to_the_loop(_: int) -> None:
