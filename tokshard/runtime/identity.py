@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tokshard.runtime.order.parts import PlannedCorpus
 from tokshard.runtime.order.seeds import ORDER_VERSION
-from tokshard.runtime.order.windows import Shape
+from tokshard.runtime.order.windows import CorpusOrder, Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class PlanIdentity:
         return hashlib.sha256(b"tokshard plan 1\n" + content).hexdigest()
 
 
-def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[PlannedCorpus]) -> PlanIdentity:
+def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[CorpusOrder]) -> PlanIdentity:
     """The identity of a plan."""
     fields = {
         "order_version": ORDER_VERSION,

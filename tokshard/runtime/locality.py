@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.order.parts import PlannedCorpus
-from tokshard.runtime.order.tables import AHEAD
+from tokshard.runtime.order.pieces import AHEAD
+from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.plan import StreamPlan
 from tokshard.wording import bytes_text
 
@@ -45,13 +45,13 @@ def window_steps(plan: StreamPlan, global_batch_size: int, weights: Sequence[flo
     }
 
 
-def enough_window_blocks(corpus: PlannedCorpus, steps_per_window: float) -> int:
+def enough_window_blocks(corpus: CorpusOrder, steps_per_window: float) -> int:
     """The `window_blocks` with which a window of a corpus lasts `MIN_WINDOW_STEPS` steps."""
     blocks = corpus.num_parts * corpus.shape.window_blocks
     return math.ceil(blocks * MIN_WINDOW_STEPS / steps_per_window)
 
 
-def _window_tokens(corpus: PlannedCorpus) -> int:
+def _window_tokens(corpus: CorpusOrder) -> int:
     """Tokens of the windows that all streams read at a time."""
     return corpus.num_parts * corpus.shape.window_blocks * corpus.shape.block_tokens
 
@@ -90,7 +90,7 @@ def needed_memory(plan: StreamPlan, world_size: int) -> int:
     )
 
 
-def _kept_blocks(corpus: PlannedCorpus, world_size: int) -> int:
+def _kept_blocks(corpus: CorpusOrder, world_size: int) -> int:
     """Blocks of the current windows of a rank and of those ahead; fewer if the corpus has fewer."""
     # a rank whose rows are not those of whole streams reads a part of one more
     parts = min(corpus.num_parts, -(-corpus.num_parts // world_size) + (corpus.num_parts % world_size > 0))

@@ -28,7 +28,7 @@ from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
 from tokshard.runtime.identity import identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
-from tokshard.runtime.order.tables import Pieces
+from tokshard.runtime.order.pieces import PieceReader
 from tokshard.runtime.rows.batches import (
     IGNORED,
     PADDING_INDEX,
@@ -77,11 +77,10 @@ class StreamPlan:
             default: ``Cache()``, 2 GiB in memory and nothing on disk.
 
     Attributes:
-        names, sources, corpora: in plan order; corpora are the sources in shuffled order, by the streams' parts.
+        names, sources, corpora, readers: in plan order; the order of each corpus, and what finds its pieces.
         shape, seq_len: seq_len, block_tokens and window_blocks, with their defaults.
         schedule: the weights, and their planned changes.
         num_samples: of a finite pass, the last one perhaps short; None: endless.
-        pass_stop: tokens of a finite pass; None: endless.
         max_epochs: how often each corpus may be read, in plan order; infinity: any number of times.
         identity: what must be equal for a saved cursor to mean the same samples.
         has_default_windows: `window_blocks` was not given.
@@ -152,9 +151,11 @@ class StreamPlan:
             start_epoch=start_epoch,
             take=take,
             num_streams=self.num_streams,
+            epochs=self.epochs,
         )
-        self.pass_stop = None if self.epochs is None else self.epochs * self.corpora[0].num_tokens
-        self.num_samples = None if self.pass_stop is None else -(-self.pass_stop // self.seq_len)
+        self.readers = tuple(map(PieceReader, self.corpora))
+        pass_stop = self.corpora[0].pass_stop(0)
+        self.num_samples: int | None = None if pass_stop is None else self.corpora[0].slices.first_from(pass_stop)
         if self.num_samples is not None and self.num_samples > MAX_SAMPLE:
             raise PlanError(
                 f"{epochs} epochs are {self.num_samples} samples, expected at most 2**62", hint="give fewer"
@@ -186,7 +187,7 @@ class StreamPlan:
         """The same plan with tables of its own, so that readers at different places do not evict each other's."""
         reader = object.__new__(StreamPlan)
         reader.__dict__.update(self.__dict__)
-        reader.corpora = tuple(corpus.reader() for corpus in self.corpora)
+        reader.readers = tuple(map(PieceReader, self.corpora))
         return reader
 
     def reopened(self) -> StreamPlan:
@@ -337,25 +338,13 @@ class StreamPlan:
         parts = []
         for number in np.unique(located).tolist():
             mine = rows[located == number]
-            of_corpus = [
-                (mine[here], *part.pieces_of(part_samples, self.pass_stop, is_sequential=is_sequential))
-                for part, here, part_samples in self.corpora[number].by_part(
-                    samples[mine], corpus_samples[located == number]
-                )
-            ]
-            of_parts, counts_of_parts, pieces_of_parts = zip(*of_corpus, strict=True)
-            mine, counts = np.concatenate(of_parts), np.concatenate(counts_of_parts)
-            pieces = Pieces.joined(pieces_of_parts)
-            of_pieces = np.repeat(samples[mine], counts)
+            here, *of_parts = self.corpora[number].by_part(samples[mine], corpus_samples[located == number])
+            counts, pieces = self.readers[number].pieces_of(*of_parts, is_sequential=is_sequential)
+            mine, is_masked = mine[here], None
+            if masked is not None:
+                is_masked = masked.covers(number, pieces.starts, np.repeat(samples[mine], counts))
             parts.append(
-                corpus_rows(
-                    self.sources[number],
-                    mine,
-                    counts,
-                    pieces,
-                    seq_len=self.seq_len,
-                    is_masked=None if masked is None else masked.covers(number, pieces.starts, of_pieces),
-                )
+                corpus_rows(self.sources[number], mine, counts, pieces, seq_len=self.seq_len, is_masked=is_masked)
             )
         dtype = self.sources[0].dtype
         return lay_out(
