@@ -64,7 +64,7 @@ WRONG_ARROWS = [
     ("run_files/recipe.py", "torch"),
     ("run_files/recipe.py", "tokshard.interop.export.destination"),
     ("run_files/checkpoint_directory.py", "tokshard.trainer.checkpoint"),
-    ("trainer/backports/chunked_loss.py", "tokshard.runtime.rows.batches"),
+    ("trainer/backports/chunked_loss.py", "tokshard.runtime.rows.narrow"),
     ("trainer/backports/chunked_loss.py", "tokshard.errors"),
     ("run_files/recipe.py", "tokshard.runtime.tensors"),
     ("run_files/strict_toml.py", "tokshard.run_files.plan_file"),

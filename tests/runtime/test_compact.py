@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import SIZES, dataloader, two_corpora
-from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, batches, expand
+from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
+from tokshard.runtime.rows import narrow as narrow_rows
 from tokshard.runtime.rows.steps import Ranks, packed_steps
 from tokshard.runtime.tensors import as_tensors
 
@@ -133,7 +134,7 @@ def test_worker_processes_give_the_same_compact_batches(
     transforms: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the rows of a few steps at a time, into memory that is used again while a message of many steps is made
-    monkeypatch.setattr(batches, "READ_TOKENS", 4 * 4 * 7)
+    monkeypatch.setattr(narrow_rows, "READ_TOKENS", 4 * 4 * 7)
     plan = two_corpora(transforms=transforms)
     with StreamingLoader(plan, global_batch_size=4) as loader:
         expected = [fully(batch) for batch in first(loader, 40)]
@@ -142,7 +143,7 @@ def test_worker_processes_give_the_same_compact_batches(
 
 
 def test_compact_batches_that_are_held_are_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "READ_TOKENS", 4 * 4 * 7)
+    monkeypatch.setattr(narrow_rows, "READ_TOKENS", 4 * 4 * 7)
     plan = two_corpora()
     with StreamingLoader(plan, global_batch_size=4, compact=True, prefetch_factor=1) as loader:
         held = first(loader, 40)

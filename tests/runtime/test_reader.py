@@ -28,7 +28,7 @@ from tokshard.runtime.bytes import ranged, shard_places
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.batches import widen
+from tokshard.runtime.rows.expand import full_batch
 from tokshard.runtime.rows.steps import Ranks, packed_steps
 
 LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
@@ -182,8 +182,8 @@ def test_samples_of_corpora_on_disk_equal_the_naive_model(
             )
             for memory, (name, source) in zip(memories, sources.items(), strict=True)
         ]
-        layout = plan.lay_out(plan.mixture(plan.cursor()), np.arange(15))
-        together = widen(layout.pack(0, 15))
+        layout = plan.lay_out(plan.cursor(), np.arange(15))
+        together = full_batch(layout.read(0, 15))
         for sample, corpus in enumerate(order):
             row = expected[corpus][order[:sample].count(corpus)]
             found = plan.sample(sample)

@@ -24,8 +24,8 @@ from tokshard.runtime.locality import warn_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.prefetch import Prefetch
-from tokshard.runtime.rows.batches import Packed, widen
-from tokshard.runtime.rows.compact import compact_batch
+from tokshard.runtime.rows.expand import compact_batch, full_batch
+from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import Ranks, packed_steps
 from tokshard.runtime.stop import Stop, check_pass, stop_of, used_up, warn_of_stop, warn_of_use
@@ -125,10 +125,10 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         plan: StreamPlan,
         *,
         ranks: Ranks,
-        finish: Callable[[Packed, Recycler], Batch],
+        finish: Callable[[NarrowBatch, Recycler], Batch],
         prefetch_factor: int,
         timeout_seconds: float,
-        steps: Callable[[StreamPlan, Ranks, Cursor, Stop], Iterator[Packed]] = packed_steps,
+        steps: Callable[[StreamPlan, Ranks, Cursor, Stop], Iterator[NarrowBatch]] = packed_steps,
     ) -> None:
         self._depth = integer("prefetch_factor", prefetch_factor, least=0, most=_MAX_AHEAD)
         self._timeout_seconds = _seconds(timeout_seconds)
@@ -404,7 +404,7 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         super().__init__(
             plan,
             ranks=ranks_of(plan, global_batch_size, place, uneven),
-            finish=compact_batch if compact else widen,
+            finish=compact_batch if compact else full_batch,
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
         )
@@ -485,10 +485,10 @@ def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: 
 
 
 def _batches(
-    steps: Callable[[], Iterator[Packed]], finish: Callable[[Packed, Recycler], Batch], recycler: Recycler
+    steps: Callable[[], Iterator[NarrowBatch]], finish: Callable[[NarrowBatch, Recycler], Batch], recycler: Recycler
 ) -> Iterator[tuple[Batch, int, int]]:
-    for packed in steps():
-        yield finish(packed, recycler), packed.num_masked_tokens, packed.num_read_tokens
+    for narrow in steps():
+        yield finish(narrow, recycler), narrow.num_masked_tokens, narrow.num_read_tokens
 
 
 def _reading(plan: StreamPlan) -> str:

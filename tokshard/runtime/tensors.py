@@ -22,8 +22,8 @@ from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.loader import BatchLoader, Walk, given_place, load_state, ranks_of, save_state
 from tokshard.runtime.options import integer
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.batches import IGNORED, Packed, widen
-from tokshard.runtime.rows.compact import compact_batch
+from tokshard.runtime.rows.expand import compact_batch, expanded, full_batch
+from tokshard.runtime.rows.narrow import IGNORED, NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import Ranks, packed_step, packed_steps
 from tokshard.runtime.stop import Stop
@@ -97,7 +97,7 @@ class StreamingLoader(BatchLoader[Batch]):
         if pin_memory and not torch.accelerator.is_available():
             warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
             pin_memory = False
-        steps: Callable[[StreamPlan, Ranks, Cursor, Stop], Iterator[Packed]] = packed_steps
+        steps: Callable[[StreamPlan, Ranks, Cursor, Stop], Iterator[NarrowBatch]] = packed_steps
         if integer("num_workers", num_workers, least=0):
             _check_pickles(plan)
             steps = partial(_steps_of_workers, num_workers=num_workers)
@@ -226,7 +226,7 @@ class Step(NamedTuple):
     stop: Stop
 
 
-class _Rows(Dataset["Packed | TokshardError"]):
+class _Rows(Dataset["NarrowBatch | TokshardError"]):
     """The narrow rows of steps, for processes of a DataLoader. Errors come as values, which keeps their class."""
 
     def __init__(self, plan: StreamPlan, ranks: Ranks) -> None:
@@ -235,7 +235,7 @@ class _Rows(Dataset["Packed | TokshardError"]):
         self._pickled = b""
         self._last: Cursor | None = None
 
-    def packed(self, step: Step) -> Packed:
+    def packed(self, step: Step) -> NarrowBatch:
         """The rows of a step."""
         if self._plan is None:
             self._plan = pickle.loads(self._pickled)  # noqa: S301 - from our own process
@@ -247,7 +247,7 @@ class _Rows(Dataset["Packed | TokshardError"]):
         self._last = cursor if cursor == step.cursor else step.cursor
         return packed_step(self._plan, self._ranks, self._last, step.stop)
 
-    def __getitem__(self, step: Step) -> Packed | TokshardError:
+    def __getitem__(self, step: Step) -> NarrowBatch | TokshardError:
         try:
             return self.packed(step)
         except TokshardError as error:
@@ -260,7 +260,7 @@ class _Rows(Dataset["Packed | TokshardError"]):
 
 def _steps_of_workers(
     plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop, *, num_workers: int
-) -> Iterator[Packed]:
+) -> Iterator[NarrowBatch]:
     """The steps from a cursor on, made in turn by processes of torch's DataLoader."""
     size = ranks.global_batch_size
 
@@ -270,7 +270,7 @@ def _steps_of_workers(
             yield Step(replace(cursor, sample=sample), stop)
             sample += size
 
-    loader: DataLoader[Packed | TokshardError] = DataLoader(
+    loader: DataLoader[NarrowBatch | TokshardError] = DataLoader(
         _Rows(plan, ranks),
         batch_size=None,
         sampler=steps(),
@@ -343,10 +343,10 @@ def _check_pickles(plan: StreamPlan) -> None:
 
 
 def as_tensors(
-    packed: Packed, recycler: Recycler | None = None, *, pin_memory: bool = False, compact: bool = False
+    narrow: NarrowBatch, recycler: Recycler | None = None, *, pin_memory: bool = False, compact: bool = False
 ) -> Batch:
     """A batch as CPU tensors; the docstring of `StreamingLoader` lists them."""
-    arrays = compact_batch(packed, recycler) if compact else widen(packed, recycler)
+    arrays = compact_batch(narrow, recycler) if compact else full_batch(narrow, recycler)
     batch = {key: torch.from_numpy(value) for key, value in arrays.items()}
     return {key: value.pin_memory() for key, value in batch.items()} if pin_memory else batch
 
@@ -354,23 +354,18 @@ def as_tensors(
 def expand_tensors(batch: Mapping[str, Tensor], device: torch.device | str | int | None = None) -> Batch:
     """The full batch of a compact one, made on a device (default: where the tensors are) without waiting for it."""
     here = {key: value.to(device, non_blocking=value.is_pinned()) for key, value in batch.items()}
-    num_tokens, next_tokens, cu_seqlens = here.pop("num_tokens"), here.pop("next_tokens"), here["cu_seqlens"]
     input_ids = here["input_ids"].to(torch.int64)
-    rows, seq_len = input_ids.shape
-    labels = input_ids.view(-1).roll(-1)
-    labels[cu_seqlens[1:].to(torch.int64) - 1] = next_tokens
-    if "masked" in here:
-        masked = here.pop("masked").repeat_interleave(cu_seqlens.diff(), output_size=rows * seq_len)
-        labels.masked_fill_(masked, IGNORED)
-    is_padding = torch.arange(seq_len, device=input_ids.device) >= num_tokens[:, None]
-    # a given output_size spares asking the device for it
-    starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff(), output_size=rows * seq_len)
-    position_ids = torch.arange(rows * seq_len, device=input_ids.device) - starts
-    return here | {
-        "input_ids": input_ids,
-        "labels": labels.view(rows, seq_len).masked_fill_(is_padding, IGNORED),
-        "position_ids": position_ids.view(rows, seq_len),
-    }
+    size = input_ids.numel()
+    return expanded(
+        here,
+        (input_ids, torch.empty_like(input_ids), torch.empty_like(input_ids)),
+        torch.arange(size, device=input_ids.device),
+        # a given output_size spares asking the device for it
+        repeat=lambda values, counts: values.repeat_interleave(counts, output_size=size),
+        subtract=torch.subtract,
+        ignore=lambda labels, where: labels.masked_fill_(where, IGNORED),
+        may_look=False,
+    )
 
 
 def data_parallel_place(rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.documents import origin_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.runtime.bytes.corpus import CorpusSource
-from tokshard.runtime.rows.batches import PADDING_INDEX
+from tokshard.runtime.rows.narrow import PADDING_INDEX
 from tokshard.runtime.rows.steps import turns
 from tokshard.runtime.stop import Stop
 from tokshard.runtime.trace import Piece

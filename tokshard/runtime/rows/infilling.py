@@ -8,7 +8,7 @@ import numpy as np
 
 from tokshard.errors import PlanError
 from tokshard.runtime.options import integer, real
-from tokshard.runtime.rows.batches import IGNORED
+from tokshard.runtime.rows.narrow import IGNORED
 from tokshard.runtime.rows.transforms import Sample, SampleRandom
 
 _NUM_SENTINELS = 3

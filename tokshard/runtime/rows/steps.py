@@ -16,7 +16,7 @@ from tokshard.runtime.options import integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.permutation import GOLDEN, mixed
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.batches import PADDING_INDEX, Packed
+from tokshard.runtime.rows.narrow import PADDING_INDEX, NarrowBatch
 from tokshard.runtime.stop import Stop
 
 _LAYOUT_PIECES = 16_384
@@ -146,7 +146,7 @@ def turns(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArr
     return hashed.view(np.int64) if num_streams == 1 else np.zeros_like(starts)
 
 
-def packed_steps(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop | None = None) -> Iterator[Packed]:
+def packed_steps(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop | None = None) -> Iterator[NarrowBatch]:
     """Every step from a cursor on, as one rank reads it.
 
     The first layout has one step and each later one twice as many, up to some thousand pieces. So the first batch comes
@@ -159,7 +159,7 @@ def packed_steps(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop | No
         CorpusError: a shard is missing or not what its manifest says.
     """
     stop = stop or Stop(sample=plan.num_samples)
-    mixture, masked, sample = plan.mixture(cursor).since(cursor.sample), plan.masked(cursor), cursor.sample
+    mixture, sample = plan.mixture(cursor), cursor.sample
     size, rows = ranks.global_batch_size, ranks.rows_per_rank
     steps = 1
     while True:
@@ -170,20 +170,20 @@ def packed_steps(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop | No
         if not starts:
             return
         samples = ranks.samples(np.array(starts, np.int64), stop)
-        layout = plan.lay_out(mixture, samples, masked=masked, is_sequential=True)
+        layout = plan.lay_out(cursor, samples, is_sequential=True)
         for step in range(len(starts)):
-            yield plan.pack(layout, step * rows, (step + 1) * rows)
-        pieces_per_row = layout.num_pieces / len(samples)
+            yield plan.read(layout, step * rows, (step + 1) * rows)
+        pieces_per_row = len(layout.lengths) / len(samples)
         wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * len(plan.names) * ranks.num_own_streams)
         most = min(wanted, _MAX_LAYOUT_PIECES / pieces_per_row, _MAX_LAYOUT_ROWS)
         steps = min(2 * steps, max(1, int(most / rows)), most_steps(plan, mixture, size, sample))
 
 
-def packed_step(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop) -> Packed:
+def packed_step(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop) -> NarrowBatch:
     """The step at a cursor alone: the same rows, in memory of its own, without a state."""
     samples = ranks.samples(np.array([cursor.sample], np.int64), stop)
-    layout = plan.lay_out(plan.mixture(cursor), samples, masked=plan.masked(cursor))
-    return plan.pack(layout, 0, ranks.rows_per_rank)
+    layout = plan.lay_out(cursor, samples)
+    return plan.read(layout, 0, ranks.rows_per_rank)
 
 
 def most_steps(plan: StreamPlan, mixture: Mixture, global_batch_size: int, sample: int) -> int:

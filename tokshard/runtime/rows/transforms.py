@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.runtime.order.permutation import keyed_hashes
 from tokshard.runtime.order.seeds import derive_key
-from tokshard.runtime.rows.batches import IGNORED, PADDING_INDEX, Packed
+from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX, NarrowBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,31 +83,31 @@ class SampleRandom:
         return ((high * np.uint64(below)) >> np.uint64(32)).astype(np.int64)
 
 
-def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> Packed:
+def transformed(narrow: NarrowBatch, transforms: Sequence[Transform], seed: int) -> NarrowBatch:
     """Rows with all transforms applied, one after the other.
 
     Raises:
         PlanError: a transform did not return a sample of the same size and dtype.
     """
-    rows, seq_len = len(packed.tokens), packed.tokens.shape[1] - 1
-    ends = np.cumsum(packed.piece_lengths, dtype=np.int64)
-    tokens = np.zeros_like(packed.tokens)
+    rows, seq_len = len(narrow.tokens), narrow.tokens.shape[1]
+    ends = np.cumsum(narrow.piece_lengths, dtype=np.int64)
+    tokens = np.zeros_like(narrow.tokens)
     lengths: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []
     masks: list[NDArray[np.bool_]] = []
     for row in range(rows):
         first, stop = np.searchsorted(ends, [row * seq_len, (row + 1) * seq_len], "right").tolist()
-        size = int(packed.num_tokens_in_row[row])
-        pieces, following = packed.piece_lengths[first:stop].astype(np.int64), packed.next_tokens[first:stop]
+        size = int(narrow.num_tokens[row])
+        pieces, following = narrow.piece_lengths[first:stop].astype(np.int64), narrow.next_tokens[first:stop]
         before = pieces
-        if packed.sample_index[row] != PADDING_INDEX:
+        if narrow.sample_index[row] != PADDING_INDEX:
             is_short = size < seq_len  # the padding is a piece of its own, which no transform sees
             inner = Sample(
-                tokens=packed.tokens[row, :size].copy(),
+                tokens=narrow.tokens[row, :size].copy(),
                 piece_lengths=pieces[: len(pieces) - is_short],
                 next_tokens=following[: len(pieces) - is_short],
             )
-            random = SampleRandom(seed, int(packed.sample_index[row]))
+            random = SampleRandom(seed, int(narrow.sample_index[row]))
             for transform in transforms:
                 inner = _checked(transform(inner, random), inner, transform)
             tokens[row, :size] = inner.tokens
@@ -115,10 +115,10 @@ def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> P
             following = np.append(inner.next_tokens, following[len(following) - is_short :])
         lengths.append(pieces)
         labels.append(following)
-        if packed.is_masked is not None:
-            masks.append(_masks_after(packed.is_masked[first:stop], before, pieces, int(packed.sample_index[row])))
+        if narrow.is_masked is not None:
+            masks.append(_masks_after(narrow.is_masked[first:stop], before, pieces, int(narrow.sample_index[row])))
     return replace(
-        packed,
+        narrow,
         tokens=tokens,
         piece_lengths=np.concatenate(lengths).astype(np.int32),
         next_tokens=np.concatenate(labels, dtype=np.int64, casting="unsafe"),  # a transform may give other integers
