@@ -181,20 +181,19 @@ def lay_out(
         samples, corpora: int64 [rows], `PADDING_INDEX` for rows that are padding.
         masked: documents that are out of the loss.
     """
-    num_rows, parts = len(samples), list(parts)
+    num_rows = len(samples)
     num_tokens = np.zeros(num_rows, np.int64)
     for _, rows, pieces in parts:
         num_tokens += np.bincount(rows, pieces.lengths, num_rows).astype(np.int64)
     padded = np.flatnonzero(num_tokens < seq_len)
-    if len(padded):
-        zeros = np.zeros(len(padded), np.int64)
-        padding = Pieces(starts=zeros, lengths=seq_len - num_tokens[padded], ends_document=zeros == 0)
-        parts.append((PADDING_INDEX, padded, padding))
-    rows = np.concatenate([rows for _, rows, _ in parts])
-    numbers = np.repeat([number for number, _, _ in parts], [len(rows) for _, rows, _ in parts])
-    pieces = Pieces.joined([pieces for _, _, pieces in parts])
-    starts, lengths, ends_document = pieces.starts, pieces.lengths, pieces.ends_document
-    if len(parts) > 1 or bool((np.diff(rows) < 0).any()):
+    rows = np.concatenate([*(rows for _, rows, _ in parts), padded])
+    numbers = np.repeat(
+        [*(number for number, _, _ in parts), PADDING_INDEX], [*(len(part[1]) for part in parts), len(padded)]
+    )
+    starts = np.concatenate([*(pieces.starts for _, _, pieces in parts), np.zeros_like(padded)])
+    lengths = np.concatenate([*(pieces.lengths for _, _, pieces in parts), seq_len - num_tokens[padded]])
+    ends_document = np.concatenate([*(pieces.ends_document for _, _, pieces in parts), np.ones(len(padded), np.bool_)])
+    if len(parts) > 1 or len(padded) or bool((np.diff(rows) < 0).any()):
         order = np.argsort(rows, kind="stable")  # padding comes after the pieces of its row
         rows, numbers, starts, lengths = rows[order], numbers[order], starts[order], lengths[order]
         ends_document = ends_document[order]
