@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import SIZES, dataloader, two_corpora
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
+from tokshard.runtime.loader import narrow_batches
 from tokshard.runtime.rows import narrow as narrow_rows
-from tokshard.runtime.rows.steps import Ranks, packed_steps
+from tokshard.runtime.rows.steps import RankRows
 from tokshard.runtime.tensors import as_tensors
 
 
@@ -218,11 +219,11 @@ def test_every_tensor_of_a_compact_batch_is_pinned(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     plan = two_corpora()
-    packed = next(packed_steps(plan, Ranks(global_batch_size=4), plan.cursor()))
-    batch = as_tensors(packed, pin_memory=True, compact=True)
+    narrow = next(narrow_batches(plan, RankRows(global_batch_size=4), plan.cursor()))
+    batch = as_tensors(narrow, pin_memory=True, compact=True)
     assert len(pinned) == len(batch)
     assert pinned != [tensor.data_ptr() for tensor in batch.values()]
-    assert fully(expand(batch)) == fully(as_tensors(packed))
+    assert fully(expand(batch)) == fully(as_tensors(narrow))
 
 
 @pytest.mark.parametrize("kind", [NumpyLoader, StreamingLoader])

@@ -15,8 +15,7 @@ from tests.runtime import naive
 from tests.runtime.sources import PeriodicSource
 from tokshard.runtime import StreamPlan
 from tokshard.runtime.order.mixture import Mixture, Segment, are_weights
-from tokshard.runtime.rows.steps import Ranks
-from tokshard.runtime.stop import Stop
+from tokshard.runtime.rows.steps import RankRows
 
 seeds = st.integers(0, 2**64 - 1)
 
@@ -208,8 +207,8 @@ def test_equal_weights_do_not_give_a_rank_the_same_corpora_at_every_step(world_s
     plan = StreamPlan(corpora, seq_len=64, weights=dict.fromkeys(corpora, 1.0))
     found = mixture_of((0, [1.0] * 4)).locate(np.arange(32))[0]
     assert found.tolist() == found[:4].tolist() * 8, "every step has the same corpora in the same rows"
-    ranks = Ranks(global_batch_size=32, rank=1, world_size=world_size)
-    samples = ranks.samples(np.arange(0, 32 * 512, 32), Stop(sample=None))
+    ranks = RankRows(global_batch_size=32, rank=1, world_size=world_size)
+    samples = ranks.samples(np.arange(0, 32 * 512, 32))
     read = plan.mixture(plan.cursor()).locate(samples)[0]
     for corpus in range(4):
         assert np.mean(read == corpus) == pytest.approx(0.25, abs=0.07)

@@ -27,9 +27,10 @@ from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.runtime.bytes import ranged, shard_places
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.runtime.loader import narrow_batches
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.expand import full_batch
-from tokshard.runtime.rows.steps import Ranks, packed_steps
+from tokshard.runtime.rows.steps import RankRows
 
 LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
 ACCESS = ["mmap", "pread"]
@@ -258,9 +259,9 @@ def test_pread_reads_a_step_when_it_is_made_and_not_all_steps_that_are_laid_out_
         read_pieces(source, starts, lengths, out, at)
 
     monkeypatch.setattr(CorpusSource, "read", watched)
-    steps = packed_steps(plan, Ranks(global_batch_size=2), plan.cursor())
-    for _, packed in zip(range(100), steps, strict=False):
-        assert sum(asked) <= packed.tokens.size
+    steps = narrow_batches(plan, RankRows(global_batch_size=2), plan.cursor())
+    for _, narrow in zip(range(100), steps, strict=False):
+        assert sum(asked) <= narrow.num_read_tokens
         del asked[:]
 
 

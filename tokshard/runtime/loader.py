@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import LoaderError, PlanError
@@ -27,11 +28,14 @@ from tokshard.runtime.prefetch import Prefetch
 from tokshard.runtime.rows.expand import compact_batch, full_batch
 from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
-from tokshard.runtime.rows.steps import Ranks, packed_steps
-from tokshard.runtime.stop import Stop, check_pass, stop_of, used_up, warn_of_stop, warn_of_use
+from tokshard.runtime.rows.steps import RankRows, steps_of_shortest_window
+from tokshard.runtime.stop import check_pass, stop_of, used_up, warn_of_stop, warn_of_use
 
 NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
+
+Steps = Callable[[StreamPlan, RankRows, Cursor, int | None], Iterator[NarrowBatch]]
+"""Makes the rows of every step; arguments as of `narrow_batches`."""
 
 HELD_BATCHES = 4
 """Batches that a loop is expected to hold at a time. Holding more costs new memory for each."""
@@ -124,16 +128,16 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         self,
         plan: StreamPlan,
         *,
-        ranks: Ranks,
+        ranks: RankRows,
         finish: Callable[[NarrowBatch, Recycler], Batch],
         prefetch_factor: int,
         timeout_seconds: float,
-        steps: Callable[[StreamPlan, Ranks, Cursor, Stop], Iterator[NarrowBatch]] = packed_steps,
+        steps: Steps | None = None,
     ) -> None:
         self._depth = integer("prefetch_factor", prefetch_factor, least=0, most=_MAX_AHEAD)
         self._timeout_seconds = _seconds(timeout_seconds)
         warn_of_windows(plan, ranks.global_batch_size, ranks.world_size, stacklevel=3)
-        self._plan, self._ranks, self._finish, self._steps = plan, ranks, finish, steps
+        self._plan, self._ranks, self._finish, self._steps = plan, ranks, finish, steps or narrow_batches
         self._walk = Walk(plan, ranks.global_batch_size)
         self._prefetch: Prefetch[tuple[Batch, int, int]] | None = None
         self._memory: tuple[StreamPlan, Recycler] | None = None  # tables and arrays of the thread
@@ -328,7 +332,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         if self._memory is None:
             self._memory = self._plan.reader(), Recycler(self._depth + HELD_BATCHES)
         reader, recycler = self._memory
-        steps = partial(self._steps, reader, self._ranks, self._walk.cursor, self._walk.stop)
+        steps = partial(self._steps, reader, self._ranks, self._walk.cursor, self._walk.stop.sample)
         return Prefetch(
             partial(_batches, steps, self._finish, recycler),  # without this object, which nobody could free then
             depth=self._depth,
@@ -400,7 +404,7 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         uneven: Literal["refuse", "pad"] = "refuse",
         timeout_seconds: float = 600.0,
     ) -> None:
-        place = given_place(dp_rank, dp_world_size) or _single_process()
+        place = rank_and_size(dp_rank, dp_world_size, _single_process)
         super().__init__(
             plan,
             ranks=ranks_of(plan, global_batch_size, place, uneven),
@@ -442,17 +446,21 @@ def load_state(
     return cursor
 
 
-def given_place(dp_rank: int | None, dp_world_size: int | None) -> tuple[int, int] | None:
-    """Data-parallel rank and world size if they are given, else None.
+def rank_and_size(
+    rank: int | None, world_size: int | None, otherwise: Callable[[], tuple[int, int]]
+) -> tuple[int, int]:
+    """Data-parallel rank and world size, as given or otherwise.
 
     Raises:
-        PlanError: only one of them is.
+        PlanError: only one of them is given.
     """
-    if (dp_rank is None) != (dp_world_size is None):
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if rank is not None or world_size is not None:
         raise PlanError(
-            f"dp_rank is {dp_rank}, dp_world_size {dp_world_size}: only one is given", hint="give both, or neither"
+            f"dp_rank is {rank}, dp_world_size {world_size}: only one is given", hint="give both, or neither"
         )
-    return None if dp_rank is None or dp_world_size is None else (dp_rank, dp_world_size)
+    return otherwise()
 
 
 def _single_process() -> tuple[int, int]:
@@ -465,7 +473,7 @@ def _single_process() -> tuple[int, int]:
     return 0, 1
 
 
-def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: Literal["refuse", "pad"]) -> Ranks:
+def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: Literal["refuse", "pad"]) -> RankRows:
     """The rows that a loader of a plan reads.
 
     Raises:
@@ -473,7 +481,7 @@ def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: 
     """
     if not isinstance(plan, StreamPlan):
         raise PlanError(f"the plan is {plan!r:.100}", hint="give StreamPlan(corpora, seq_len=...)")
-    ranks = Ranks(
+    ranks = RankRows(
         global_batch_size=global_batch_size,
         rank=place[0],
         world_size=place[1],
@@ -482,6 +490,34 @@ def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: 
     )
     ranks.check_size(plan.seq_len)
     return ranks
+
+
+def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int | None = None) -> Iterator[NarrowBatch]:
+    """Every step from a cursor on, as one rank reads it.
+
+    The first layout has one step and each later one twice as many, up to some thousand pieces. So the first batch comes
+    soon, and later ones share the cost of a layout. The tokens of a step may be overwritten by the next one.
+
+    Args:
+        end: the sample that ends the pass; None: it is endless.
+
+    Raises:
+        CorpusError: a shard is missing or not what its manifest says.
+    """
+    size, rows, sample, steps = ranks.global_batch_size, ranks.rows_per_rank, cursor.sample, 1
+    while end is None or sample < end:
+        starts = np.arange(sample, sample + steps * size, size)
+        samples = ranks.samples(starts if end is None else starts[starts < end], end)
+        layout = plan.lay_out(cursor, samples, is_sequential=True)
+        for row in range(0, len(samples), rows):
+            yield plan.read(layout, row, row + rows)
+        sample += steps * size
+        weights = plan.mixture(cursor).weights_at(sample)
+        steps = min(
+            2 * steps,
+            ranks.steps_at_once(len(layout.lengths) / len(samples), len(plan.names)),
+            steps_of_shortest_window(plan.corpora, weights, size * plan.seq_len),
+        )
 
 
 def _batches(

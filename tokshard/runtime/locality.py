@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from tokshard.runtime.bytes.cache import Cache
@@ -12,6 +11,7 @@ from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.order.parts import PlannedCorpus
 from tokshard.runtime.order.tables import AHEAD
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.rows import steps
 from tokshard.wording import bytes_text
 
 MIN_WINDOW_STEPS = 16
@@ -29,31 +29,15 @@ class KeptSource(Protocol):
 
 
 def steps_per_window(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
-    """Steps that read from one window, by corpus; with streams, from one window of each.
-
-    Infinite where the whole corpus is one window, or its weight is 0.
-    """
-    return window_steps(plan, global_batch_size, _weights(plan, cursor))
-
-
-def window_steps(plan: StreamPlan, global_batch_size: int, weights: Sequence[float]) -> dict[str, float]:
-    """`steps_per_window` under any weights, one per corpus."""
-    tokens = _tokens_per_step(plan, global_batch_size, weights)
-    return {
-        name: math.inf if corpus.num_windows == 1 or not count else _window_tokens(corpus) / count
-        for name, corpus, count in zip(plan.names, plan.corpora, tokens, strict=True)
-    }
+    """`tokshard.runtime.rows.steps.steps_per_window` by the names of the corpora."""
+    step_tokens = global_batch_size * plan.seq_len
+    return dict(zip(plan.names, steps.steps_per_window(plan.corpora, _weights(plan, cursor), step_tokens), strict=True))
 
 
 def enough_window_blocks(corpus: PlannedCorpus, steps_per_window: float) -> int:
     """The `window_blocks` with which a window of a corpus lasts `MIN_WINDOW_STEPS` steps."""
     blocks = corpus.num_parts * corpus.shape.window_blocks
     return math.ceil(blocks * MIN_WINDOW_STEPS / steps_per_window)
-
-
-def _window_tokens(corpus: PlannedCorpus) -> int:
-    """Tokens of the windows that all streams read at a time."""
-    return corpus.num_parts * corpus.shape.window_blocks * corpus.shape.block_tokens
 
 
 def warn_of_short_windows(plan: StreamPlan, global_batch_size: int, *, stacklevel: int) -> None:
@@ -128,7 +112,3 @@ def warn_of_windows(plan: StreamPlan, global_batch_size: int, world_size: int, *
 def _weights(plan: StreamPlan, cursor: Cursor | None) -> tuple[float, ...]:
     cursor = cursor or plan.cursor()
     return cursor.segments[cursor.num_started - 1].weights
-
-
-def _tokens_per_step(plan: StreamPlan, global_batch_size: int, weights: Sequence[float]) -> list[float]:
-    return [global_batch_size * plan.seq_len * weight / sum(weights) for weight in weights]

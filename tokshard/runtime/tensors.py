@@ -8,25 +8,25 @@ import os
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.loader import BatchLoader, Walk, given_place, load_state, ranks_of, save_state
+from tokshard.runtime.loader import BatchLoader, Walk, load_state, rank_and_size, ranks_of, save_state
 from tokshard.runtime.options import integer
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.expand import compact_batch, expanded, full_batch
-from tokshard.runtime.rows.narrow import IGNORED, NarrowBatch
+from tokshard.runtime.rows.expand import compact_batch, full_batch
+from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
-from tokshard.runtime.rows.steps import Ranks, packed_step, packed_steps
-from tokshard.runtime.stop import Stop
+from tokshard.runtime.rows.steps import RankRows
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -93,21 +93,21 @@ class StreamingLoader(BatchLoader[Batch]):
         uneven: Literal["refuse", "pad"] = "refuse",
         timeout_seconds: float = 600.0,
     ) -> None:
-        ranks = ranks_of(plan, global_batch_size, data_parallel_place(dp_rank, dp_world_size, dp_mesh), uneven)
+        ranks = ranks_of(
+            plan, global_batch_size, rank_and_size(dp_rank, dp_world_size, partial(place_in, dp_mesh)), uneven
+        )
         if pin_memory and not torch.accelerator.is_available():
             warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
             pin_memory = False
-        steps: Callable[[StreamPlan, Ranks, Cursor, Stop], Iterator[NarrowBatch]] = packed_steps
         if integer("num_workers", num_workers, least=0):
             _check_pickles(plan)
-            steps = partial(_steps_of_workers, num_workers=num_workers)
         super().__init__(
             plan,
             ranks=ranks,
             finish=partial(as_tensors, pin_memory=pin_memory, compact=compact),
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
-            steps=steps,
+            steps=partial(_steps_of_workers, num_workers=num_workers) if num_workers else None,
         )
 
 
@@ -138,7 +138,7 @@ class StreamDataset(Dataset[Batch]):
         compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
     ) -> None:
-        place = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
+        place = rank_and_size(dp_rank, dp_world_size, partial(place_in, dp_mesh))
         self.plan = plan
         self._rows = _Rows(plan, ranks_of(plan, global_batch_size, place, uneven))
         self._is_compact = compact
@@ -148,7 +148,7 @@ class StreamDataset(Dataset[Batch]):
         """The batch of a step of the sampler."""
         if not isinstance(step, Step):
             raise LoaderError(f"{step!r:.100} is not a step of this data set: {_HOW}", hint=_HOW)
-        return as_tensors(self._rows.packed(step), compact=self._is_compact)
+        return as_tensors(self._rows.narrow(step), compact=self._is_compact)
 
     def __getitems__(self, _: Any) -> Any:
         """Refuse to make batches of batches."""
@@ -196,7 +196,7 @@ class StepSampler(Sampler["Step"]):
         if not self._is_under_way:
             self._walk.end()
             raise StopIteration
-        step = Step(self._walk.cursor, self._walk.stop)
+        step = Step(self._walk.cursor, self._walk.stop.sample)
         self._walk.advance()
         return step
 
@@ -219,23 +219,23 @@ class Step(NamedTuple):
 
     Args:
         cursor: where it begins.
-        stop: where the pass ends.
+        end: the sample that ends the pass; None: it is endless.
     """
 
     cursor: Cursor
-    stop: Stop
+    end: int | None
 
 
 class _Rows(Dataset["NarrowBatch | TokshardError"]):
     """The narrow rows of steps, for processes of a DataLoader. Errors come as values, which keeps their class."""
 
-    def __init__(self, plan: StreamPlan, ranks: Ranks) -> None:
+    def __init__(self, plan: StreamPlan, ranks: RankRows) -> None:
         self._plan: StreamPlan | None = plan
         self._ranks, self._pid = ranks, os.getpid()
         self._pickled = b""
         self._last: Cursor | None = None
 
-    def packed(self, step: Step) -> NarrowBatch:
+    def narrow(self, step: Step) -> NarrowBatch:
         """The rows of a step."""
         if self._plan is None:
             self._plan = pickle.loads(self._pickled)  # noqa: S301 - from our own process
@@ -245,11 +245,12 @@ class _Rows(Dataset["NarrowBatch | TokshardError"]):
         # a cursor that came from another process has copies of the weights, whose samples would be counted anew
         cursor = replace(self._last or step.cursor, sample=step.cursor.sample)
         self._last = cursor if cursor == step.cursor else step.cursor
-        return packed_step(self._plan, self._ranks, self._last, step.stop)
+        samples = self._ranks.samples(np.array([step.cursor.sample]), step.end)
+        return self._plan.read(self._plan.lay_out(self._last, samples), 0, len(samples))
 
     def __getitem__(self, step: Step) -> NarrowBatch | TokshardError:
         try:
-            return self.packed(step)
+            return self.narrow(step)
         except TokshardError as error:
             return error
 
@@ -259,15 +260,15 @@ class _Rows(Dataset["NarrowBatch | TokshardError"]):
 
 
 def _steps_of_workers(
-    plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop, *, num_workers: int
+    plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int | None, *, num_workers: int
 ) -> Iterator[NarrowBatch]:
     """The steps from a cursor on, made in turn by processes of torch's DataLoader."""
     size = ranks.global_batch_size
 
     def steps() -> Iterator[Step]:
         sample = cursor.sample
-        while stop.has_step(sample):
-            yield Step(replace(cursor, sample=sample), stop)
+        while end is None or sample < end:
+            yield Step(replace(cursor, sample=sample), end)
             sample += size
 
     loader: DataLoader[NarrowBatch | TokshardError] = DataLoader(
@@ -282,10 +283,10 @@ def _steps_of_workers(
     try:
         with _safe_path():
             batches = iter(loader)
-        for packed in batches:
-            if isinstance(packed, TokshardError):
-                raise packed
-            yield packed
+        for narrow in batches:
+            if isinstance(narrow, TokshardError):
+                raise narrow
+            yield narrow
     except RuntimeError as error:
         raise LoaderError(
             f"a DataLoader worker failed: {error}",
@@ -351,32 +352,13 @@ def as_tensors(
     return {key: value.pin_memory() for key, value in batch.items()} if pin_memory else batch
 
 
-def expand_tensors(batch: Mapping[str, Tensor], device: torch.device | str | int | None = None) -> Batch:
-    """The full batch of a compact one, made on a device (default: where the tensors are) without waiting for it."""
-    here = {key: value.to(device, non_blocking=value.is_pinned()) for key, value in batch.items()}
-    input_ids = here["input_ids"].to(torch.int64)
-    size = input_ids.numel()
-    return expanded(
-        here,
-        (input_ids, torch.empty_like(input_ids), torch.empty_like(input_ids)),
-        torch.arange(size, device=input_ids.device),
-        # a given output_size spares asking the device for it
-        repeat=lambda values, counts: values.repeat_interleave(counts, output_size=size),
-        subtract=torch.subtract,
-        ignore=lambda labels, where: labels.masked_fill_(where, IGNORED),
-        may_look=False,
-    )
-
-
-def data_parallel_place(rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> tuple[int, int]:
-    """Data-parallel rank and world size: as given, else of a mesh, else of torch.distributed, else 0 of 1.
+def place_in(mesh: DeviceMesh | None) -> tuple[int, int]:
+    """Data-parallel rank and world size of a mesh, else of torch.distributed, else 0 of 1.
 
     Raises:
-        PlanError: only one of the two is given, this process is not part of the mesh, or a launcher says that the job
-            has several processes and torch.distributed is not set up yet: each would read everything.
+        PlanError: this process is not part of the mesh, or a launcher says that the job has several processes and
+            torch.distributed is not set up yet: each would read everything.
     """
-    if (given := given_place(rank, world_size)) is not None:
-        return given
     if mesh is not None:
         place = mesh.get_coordinate()
         if place is None:

@@ -88,23 +88,33 @@ def expand(batch: Mapping[str, Any], device: torch.device | str | int | None = N
         if device is not None:
             raise ValueError(f"device is {device!r}, and the batch has numpy arrays, which have no device")
         return _expanded(batch, batch["input_ids"], Recycler(0))
-    from tokshard.runtime.tensors import expand_tensors  # imports torch, which numpy batches do not need
-
-    return expand_tensors(batch, device)
+    here = {key: value.to(device, non_blocking=value.is_pinned()) for key, value in batch.items()}
+    input_ids = here["input_ids"].long()  # methods of tensors are all that is needed: torch is not imported here
+    size = input_ids.numel()
+    return _derived(
+        here,
+        (input_ids, input_ids.new_empty(input_ids.shape), input_ids.new_empty(input_ids.shape)),
+        input_ids.new_ones(size).cumsum(0) - 1,
+        # a given output_size spares asking the device for it
+        repeat=lambda values, counts: values.repeat_interleave(counts, output_size=size),
+        subtract=lambda left, right, out: out.copy_(left - right),
+        ignore=lambda labels, where: labels.masked_fill_(where, IGNORED),
+        may_look=False,
+    )
 
 
 def _expanded(batch: Mapping[str, NDArray[Any]], tokens: NDArray[Any], recycler: Recycler) -> dict[str, NDArray[Any]]:
     out = recycler.empty((3, *tokens.shape))
     np.copyto(out[0], tokens)
     numbers = recycler.numbers(tokens.size)
-    return expanded(batch, out, numbers, repeat=np.repeat, subtract=np.subtract, ignore=_ignore, may_look=True)
+    return _derived(batch, out, numbers, repeat=np.repeat, subtract=np.subtract, ignore=_ignore, may_look=True)
 
 
 def _ignore(labels: NDArray[np.int64], where: NDArray[np.bool_]) -> None:
     np.copyto(labels, IGNORED, where=where)
 
 
-def expanded(
+def _derived(
     batch: Mapping[str, Any],
     out: Any,
     numbers: Any,
