@@ -109,19 +109,14 @@ class Walk:
 class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     """Batches of a plan, from a cursor on: what `NumpyLoader` and `StreamingLoader` have in common.
 
-    The global batch of a step is the same for every world size, number of workers and history of stops. The state
-    counts what the loop received. It is small and the same on every rank; loading it on another world size, batch size
-    or number of workers is exact and replays nothing. It follows the ``Stateful`` protocol of
-    torch.distributed.checkpoint. A loader is for one thread of one process; leaving its ``with`` block closes it.
-
     A thread makes batches ahead, from the first one that is asked for. Another cursor closes it and begins another.
 
     Args:
         plan: what to read.
         ranks: which rows of a step.
         finish: turns rows into a batch, in memory of the recycler; called in the thread.
-        prefetch_factor, timeout_seconds: as for `NumpyLoader`.
-        steps: makes the rows; default: the thread does.
+        prefetch_factor, timeout_seconds: as for `StreamingLoader`.
+        steps: makes the rows; default: `narrow_batches`.
     """
 
     def __init__(
@@ -374,18 +369,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 class NumpyLoader(BatchLoader[NumpyBatch]):
     """Batches of a plan as numpy arrays, from a cursor on, without torch: for JAX, and for tests.
 
-    Batches, state and options are those of `StreamingLoader`, whose docstring lists the arrays of a batch. Only the
-    rank has to be given here.
-
-    Args:
-        plan: what to read.
-        global_batch_size: samples of a step over all ranks.
-        dp_rank, dp_world_size: data-parallel; default: 0 of 1.
-        prefetch_factor: batches made ahead; 0: none, and no thread.
-        compact: give compact batches. States do not depend on it.
-        uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
-            ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
-        timeout_seconds: longest wait for one batch; the error names the shard that was read.
+    Batches, state and arguments are those of `StreamingLoader`, whose docstring lists them. Only the rank has to be
+    given here: dp_rank and dp_world_size are 0 of 1 by default.
 
     Raises:
         PlanError: the ranks do not divide the batch, a number is out of range, or a launcher started several processes

@@ -214,8 +214,8 @@ class StreamPlan:
             cursor: the weights; default: those of the plan.
 
         Returns:
-            The keys of a batch. input_ids, labels, position_ids: int64 [seq_len]; corpus_index, sample_index: int64
-            [1]; cu_seqlens: int32; max_seqlen: int64 [].
+            A batch of one row as `StreamingLoader` lists it, in arrays of numpy. input_ids, labels and position_ids are
+            [seq_len].
 
         Raises:
             IndexError: the plan has no such sample.

@@ -1,4 +1,4 @@
-"""From narrow batches to those that a training loop gets: compact and full ones. `BatchLoader` lists their arrays.
+"""From narrow batches to those that a training loop gets: compact and full ones. `StreamingLoader` lists their arrays.
 
 A full batch has 24 bytes per token, a compact one little more than 2, and making it is hardly more than copying. What
 it leaves out, labels and positions, can be made where the model runs.
@@ -28,14 +28,15 @@ def compact_batch(narrow: NarrowBatch, recycler: Recycler | None = None) -> dict
     Args:
         recycler: provides the memory; default: new memory.
     """
-    input_ids = (recycler or Recycler(0)).empty(narrow.tokens.shape, narrow.tokens.dtype)
+    shape, dtype = narrow.tokens.shape, narrow.tokens.dtype
+    input_ids = np.empty(shape, dtype) if recycler is None else recycler.empty(shape, dtype)
     np.copyto(input_ids, narrow.tokens)
     return _fields(narrow) | {"input_ids": input_ids}
 
 
 def full_batch(narrow: NarrowBatch, recycler: Recycler | None = None) -> dict[str, NDArray[Any]]:
     """The full batch; arguments as of `compact_batch`."""
-    return _expanded(_fields(narrow), narrow.tokens, recycler or Recycler(0))
+    return _expanded(_fields(narrow), narrow.tokens, recycler)
 
 
 def _fields(narrow: NarrowBatch) -> dict[str, NDArray[Any]]:
@@ -87,7 +88,7 @@ def expand(batch: Mapping[str, Any], device: torch.device | str | int | None = N
     if isinstance(batch["input_ids"], np.ndarray):
         if device is not None:
             raise ValueError(f"device is {device!r}, and the batch has numpy arrays, which have no device")
-        return _expanded(batch, batch["input_ids"], Recycler(0))
+        return _expanded(batch, batch["input_ids"])
     here = {key: value.to(device, non_blocking=value.is_pinned()) for key, value in batch.items()}
     input_ids = here["input_ids"].long()  # methods of tensors are all that is needed: torch is not imported here
     size = input_ids.numel()
@@ -103,10 +104,13 @@ def expand(batch: Mapping[str, Any], device: torch.device | str | int | None = N
     )
 
 
-def _expanded(batch: Mapping[str, NDArray[Any]], tokens: NDArray[Any], recycler: Recycler) -> dict[str, NDArray[Any]]:
-    out = recycler.empty((3, *tokens.shape))
+def _expanded(
+    batch: Mapping[str, NDArray[Any]], tokens: NDArray[Any], recycler: Recycler | None = None
+) -> dict[str, NDArray[Any]]:
+    shape = (3, *tokens.shape)
+    out = np.empty(shape, np.int64) if recycler is None else recycler.empty(shape)
+    numbers = np.arange(tokens.size) if recycler is None else recycler.numbers(tokens.size)
     np.copyto(out[0], tokens)
-    numbers = recycler.numbers(tokens.size)
     return _derived(batch, out, numbers, repeat=np.repeat, subtract=np.subtract, ignore=_ignore, may_look=True)
 
 
