@@ -56,6 +56,8 @@ WRONG_ARROWS = [
     ("runtime/plan.py", "tokshard.format.corpus"),
     ("runtime/loader.py", "torch"),
     ("runtime/prefetch.py", "tokshard.runtime.tensors"),
+    ("runtime/rows/steps.py", "tokshard.runtime.plan"),
+    ("runtime/rows/expand.py", "torch"),
     ("runtime/bytes/corpus.py", "tokshard.pipeline"),
     ("runtime/bytes/corpus.py", "torch"),
     ("inspect/corpus/report.py", "tokshard.inspect.plan.run"),
