@@ -21,7 +21,7 @@ from tokshard.runtime.bytes.cache import fetched
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, parsed, save_cursor
 from tokshard.runtime.growth import check_growth
-from tokshard.runtime.locality import warn_of_windows
+from tokshard.runtime.locality import warnings_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.prefetch import Prefetch
@@ -131,7 +131,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     ) -> None:
         self._depth = integer("prefetch_factor", prefetch_factor, least=0, most=_MAX_AHEAD)
         self._timeout_seconds = _seconds(timeout_seconds)
-        warn_of_windows(plan, ranks.global_batch_size, ranks.world_size, stacklevel=3)
+        for message in warnings_of_windows(plan, ranks.global_batch_size, ranks.world_size):
+            warnings.warn(message, stacklevel=3)
         self._plan, self._ranks, self._finish, self._steps = plan, ranks, finish, steps or narrow_batches
         self._walk = Walk(plan, ranks.global_batch_size)
         self._prefetch: Prefetch[tuple[Batch, int, int]] | None = None
@@ -389,10 +390,9 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         uneven: Literal["refuse", "pad"] = "refuse",
         timeout_seconds: float = 600.0,
     ) -> None:
-        place = rank_and_size(dp_rank, dp_world_size, _single_process)
         super().__init__(
             plan,
-            ranks=ranks_of(plan, global_batch_size, place, uneven),
+            ranks=rows_of_rank(plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=_single_process),
             finish=compact_batch if compact else full_batch,
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
@@ -431,21 +431,40 @@ def load_state(
     return cursor
 
 
-def rank_and_size(
-    rank: int | None, world_size: int | None, otherwise: Callable[[], tuple[int, int]]
-) -> tuple[int, int]:
-    """Data-parallel rank and world size, as given or otherwise.
+def rows_of_rank(
+    plan: Any,
+    global_batch_size: int,
+    rank: int | None,
+    world_size: int | None,
+    uneven: Literal["refuse", "pad"],
+    *,
+    otherwise: Callable[[], tuple[int, int]],
+) -> RankRows:
+    """The rows that a loader of a plan reads.
+
+    Args:
+        otherwise: says rank and world size if they are not given.
 
     Raises:
-        PlanError: only one of them is given.
+        PlanError: it is not a plan, only one of rank and world size is given, or the numbers do not fit each other.
     """
-    if rank is not None and world_size is not None:
-        return rank, world_size
-    if rank is not None or world_size is not None:
+    if not isinstance(plan, StreamPlan):
+        raise PlanError(f"the plan is {plan!r:.100}", hint="give StreamPlan(corpora, seq_len=...)")
+    if (rank is None) != (world_size is None):
         raise PlanError(
             f"dp_rank is {rank}, dp_world_size {world_size}: only one is given", hint="give both, or neither"
         )
-    return otherwise()
+    if rank is None or world_size is None:
+        rank, world_size = otherwise()
+    ranks = RankRows(
+        global_batch_size=global_batch_size,
+        rank=rank,
+        world_size=world_size,
+        uneven=uneven,
+        num_streams=plan.num_streams,
+    )
+    ranks.check_size(plan.seq_len)
+    return ranks
 
 
 def _single_process() -> tuple[int, int]:
@@ -456,25 +475,6 @@ def _single_process() -> tuple[int, int]:
                 hint="give dp_rank and dp_world_size, such as jax.process_index() and jax.process_count()",
             )
     return 0, 1
-
-
-def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: Literal["refuse", "pad"]) -> RankRows:
-    """The rows that a loader of a plan reads.
-
-    Raises:
-        PlanError: it is not a plan, or the numbers do not fit each other.
-    """
-    if not isinstance(plan, StreamPlan):
-        raise PlanError(f"the plan is {plan!r:.100}", hint="give StreamPlan(corpora, seq_len=...)")
-    ranks = RankRows(
-        global_batch_size=global_batch_size,
-        rank=place[0],
-        world_size=place[1],
-        uneven=uneven,
-        num_streams=plan.num_streams,
-    )
-    ranks.check_size(plan.seq_len)
-    return ranks
 
 
 def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int | None = None) -> Iterator[NarrowBatch]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Protocol, runtime_checkable
 
 from tokshard.runtime.bytes.cache import Cache
@@ -40,25 +39,6 @@ def enough_window_blocks(corpus: PlannedCorpus, steps_per_window: float) -> int:
     return math.ceil(blocks * MIN_WINDOW_STEPS / steps_per_window)
 
 
-def warn_of_short_windows(plan: StreamPlan, global_batch_size: int, *, stacklevel: int) -> None:
-    """Warn of default windows that last fewer than `MIN_WINDOW_STEPS` steps.
-
-    Args:
-        stacklevel: of the line that the warning names, counted from the caller.
-    """
-    if not plan.has_default_windows:
-        return  # the user chose their size
-    few = {name: steps for name, steps in steps_per_window(plan, global_batch_size).items() if steps < MIN_WINDOW_STEPS}
-    if few:
-        name, steps = min(few.items(), key=lambda item: item[1])
-        warnings.warn(
-            f"a window of corpus {name!r} lasts {steps:.1f} steps: documents meet only those of so few steps; "
-            f"window_blocks={enough_window_blocks(plan.corpora[plan.names.index(name)], steps)} makes it "
-            f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window",
-            stacklevel=stacklevel + 1,
-        )
-
-
 def needed_memory(plan: StreamPlan, world_size: int) -> int:
     """Bytes that a rank keeps in memory of corpora that are not mapped.
 
@@ -82,31 +62,25 @@ def _kept_blocks(corpus: PlannedCorpus, world_size: int) -> int:
     return min(blocks, -(-corpus.num_tokens // corpus.shape.block_tokens))
 
 
-def warn_of_little_memory(plan: StreamPlan, world_size: int, *, stacklevel: int) -> None:
-    """Warn if the windows of corpora that are not mapped do not fit into the memory of their cache.
-
-    Args:
-        stacklevel: of the line that the warning names, counted from the caller.
-    """
+def warnings_of_windows(plan: StreamPlan, global_batch_size: int, world_size: int) -> list[str]:
+    """What to warn of: default windows that are too short, and windows that are too large for the memory."""
+    found = []
+    name, steps = min(steps_per_window(plan, global_batch_size).items(), key=lambda item: item[1])
+    if plan.has_default_windows and steps < MIN_WINDOW_STEPS:  # else the user chose their size
+        found.append(
+            f"a window of corpus {name!r} lasts {steps:.1f} steps: documents meet only those of so few steps; "
+            f"window_blocks={enough_window_blocks(plan.corpora[plan.names.index(name)], steps)} makes it "
+            f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window"
+        )
     caches = {id(source.cache): source.cache for source in plan.sources if isinstance(source, KeptSource)}
     given, needed = sum(cache.memory_bytes for cache in caches.values()), needed_memory(plan, world_size)
     if needed > given:
-        warnings.warn(
+        found.append(
             f"the windows that are read and fetched at a time need {bytes_text(needed)} of memory, and "
             f"{bytes_text(given)} are allowed: the same blocks are fetched again and again; give "
-            f"StreamPlan(..., cache=Cache(memory_bytes={-(-needed >> 28) << 28})), or memory_bytes in the mix",
-            stacklevel=stacklevel + 1,
+            f"StreamPlan(..., cache=Cache(memory_bytes={-(-needed >> 28) << 28})), or memory_bytes in the mix"
         )
-
-
-def warn_of_windows(plan: StreamPlan, global_batch_size: int, world_size: int, *, stacklevel: int) -> None:
-    """Warn of windows that are too short, or too large for the memory.
-
-    Args:
-        stacklevel: of the line that the warnings name, counted from the caller.
-    """
-    warn_of_short_windows(plan, global_batch_size, stacklevel=stacklevel + 1)
-    warn_of_little_memory(plan, world_size, stacklevel=stacklevel + 1)
+    return found
 
 
 def _weights(plan: StreamPlan, cursor: Cursor | None) -> tuple[float, ...]:

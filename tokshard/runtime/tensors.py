@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.loader import BatchLoader, Walk, load_state, rank_and_size, ranks_of, save_state
+from tokshard.runtime.loader import BatchLoader, Walk, load_state, rows_of_rank, save_state
 from tokshard.runtime.options import integer
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.expand import compact_batch, full_batch
@@ -93,8 +93,8 @@ class StreamingLoader(BatchLoader[Batch]):
         uneven: Literal["refuse", "pad"] = "refuse",
         timeout_seconds: float = 600.0,
     ) -> None:
-        ranks = ranks_of(
-            plan, global_batch_size, rank_and_size(dp_rank, dp_world_size, partial(place_in, dp_mesh)), uneven
+        ranks = rows_of_rank(
+            plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=partial(_rank_in, dp_mesh)
         )
         if pin_memory and not torch.accelerator.is_available():
             warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
@@ -138,9 +138,10 @@ class StreamDataset(Dataset[Batch]):
         compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
     ) -> None:
-        place = rank_and_size(dp_rank, dp_world_size, partial(place_in, dp_mesh))
-        self.plan = plan
-        self._rows = _Rows(plan, ranks_of(plan, global_batch_size, place, uneven))
+        ranks = rows_of_rank(
+            plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=partial(_rank_in, dp_mesh)
+        )
+        self.plan, self._rows = plan, _Rows(plan, ranks)
         self._is_compact = compact
         self.sampler = StepSampler(plan, global_batch_size)
 
@@ -352,7 +353,7 @@ def as_tensors(
     return {key: value.pin_memory() for key, value in batch.items()} if pin_memory else batch
 
 
-def place_in(mesh: DeviceMesh | None) -> tuple[int, int]:
+def _rank_in(mesh: DeviceMesh | None) -> tuple[int, int]:
     """Data-parallel rank and world size of a mesh, else of torch.distributed, else 0 of 1.
 
     Raises:
