@@ -489,6 +489,7 @@ def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int |
     Raises:
         CorpusError: a shard is missing or not what its manifest says.
     """
+    cursor = cursor.compacted(plan.mixture(cursor))  # so that no step counts samples from long ago on
     size, rows, sample, steps = ranks.global_batch_size, ranks.rows_per_rank, cursor.sample, 1
     while end is None or sample < end:
         starts = np.arange(sample, sample + steps * size, size)
