@@ -24,7 +24,7 @@ from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import LoaderError, PlanError, PlanMismatchError
 from tokshard.runtime.locality import steps_per_window
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.tensors import StreamDataset, StreamingLoader, data_parallel_place
+from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
 SOAK = pytest.mark.soak
 Batch = dict[str, torch.Tensor]
@@ -595,9 +595,9 @@ def test_the_dataset_resumes_under_a_stateful_dataloader(workers: int, method: s
 
 def test_without_torch_distributed_a_loader_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert data_parallel_place(None, None, None) == (0, 1)
+    assert "rank 0 of 1" in repr(StreamingLoader(two_corpora(), global_batch_size=2))
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert data_parallel_place(None, None, None) == (0, 1)
+    assert "rank 0 of 1" in repr(StreamingLoader(two_corpora(), global_batch_size=2))
 
 
 def test_a_loader_made_before_torch_distributed_in_a_job_of_several_processes_is_refused(
@@ -607,7 +607,8 @@ def test_a_loader_made_before_torch_distributed_in_a_job_of_several_processes_is
     with pytest.raises(PlanError, match="WORLD_SIZE is 2, but torch") as caught:
         StreamingLoader(two_corpora(), global_batch_size=2)
     assert caught.value.hint
-    assert data_parallel_place(1, 4, None) == (1, 4)
+    loader = StreamingLoader(two_corpora(), global_batch_size=4, dp_rank=1, dp_world_size=4)
+    assert "rank 1 of 4" in repr(loader)
 
 
 def test_windows_of_fewer_than_16_steps_are_a_warning_unless_they_were_chosen() -> None:

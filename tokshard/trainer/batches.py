@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tokshard.errors import TokshardError
 from tokshard.run_files.recipe import Config, check_ranks, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.batches import IGNORED, PADDING_INDEX
+from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX
 from tokshard.runtime.stop import stop_of
 from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer.parallel import check_same, limit_waits, say, together

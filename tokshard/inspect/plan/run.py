@@ -22,7 +22,7 @@ from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import load_cursor
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.steps import Ranks
+from tokshard.runtime.rows.steps import RankRows
 from tokshard.runtime.stop import Stop, stop_of
 from tokshard.wording import counted
 
@@ -73,13 +73,13 @@ class Run:
     uneven: Literal["refuse", "pad"] = "refuse"
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
 
-    def ranks(self, rank: int = 0, world_size: int = 1, *, size: int | None = None) -> Ranks:
+    def ranks(self, rank: int = 0, world_size: int = 1, *, size: int | None = None) -> RankRows:
         """The rows that a rank reads of each step of a size.
 
         Raises:
             PlanError: the loader would refuse these sizes.
         """
-        return Ranks(
+        return RankRows(
             global_batch_size=self.global_batch_size if size is None else size,
             rank=rank,
             world_size=world_size,

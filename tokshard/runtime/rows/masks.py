@@ -133,46 +133,39 @@ def _read(path: str) -> tuple[NDArray[np.int64], str]:
     return np.unique(found.astype(np.int64)), hashlib.sha256(content).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spans:
-    """Where the masked documents of a corpus lie: int64 [n] each, ascending.
-
-    Args:
-        starts, stops: tokens of the corpus.
-        since: the first global sample in which each is out of the loss.
-    """
-
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
-    since: NDArray[np.int64]
-
-
 @dataclass(frozen=True, slots=True)
 class MaskedTokens:
     """The masks of a cursor as stretches of the corpora of a plan.
 
     Args:
-        spans: by the number of a corpus in the plan.
-        num_documents: that are masked in these corpora.
+        spans: by the number of a corpus in the plan, for each masked document by ascending position: where its tokens
+            start and stop, and the first global sample in which it is out of the loss: int64 [3, n].
     """
 
-    spans: Mapping[int, _Spans]
-    num_documents: int
+    spans: Mapping[int, NDArray[np.int64]]
 
-    def covers(self, corpus: int, starts: NDArray[np.int64], samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+    @property
+    def num_documents(self) -> int:
+        """Documents of these corpora that are masked."""
+        return sum(spans.shape[1] for spans in self.spans.values())
+
+    def covers(
+        self, corpora: int | NDArray[np.int64], starts: NDArray[np.int64], samples: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
         """Whether pieces are out of the loss: bool [n].
 
         Args:
-            corpus: its number in the plan.
+            corpora: the number in the plan, of the corpus of all or int64 [n] of each.
             starts: int64 [n], where in the corpus each piece starts; a piece lies in one document.
             samples: int64 [n], the global sample of each.
         """
-        spans = self.spans.get(corpus)
-        if spans is None:
-            return np.zeros(len(starts), np.bool_)
-        found = np.maximum(np.searchsorted(spans.starts, starts, "right") - 1, 0)
-        is_inside = (starts >= spans.starts[found]) & (starts < spans.stops[found])
-        covered: NDArray[np.bool_] = is_inside & (samples >= spans.since[found])
+        covered = np.zeros(len(starts), np.bool_)
+        for number, (firsts, stops, since) in self.spans.items():
+            mine = np.flatnonzero(np.broadcast_to(corpora == np.int64(number), len(starts)))
+            positions = starts[mine]
+            found = np.maximum(np.searchsorted(firsts, positions, "right") - 1, 0)
+            is_inside = (positions >= firsts[found]) & (positions < stops[found])
+            covered[mine] = is_inside & (samples[mine] >= since[found])
         return covered
 
 
@@ -189,15 +182,11 @@ def masked_tokens(masks: Sequence[Mask], sources: Sequence[TokenSource]) -> Mask
     """
     if not masks:
         return None
-    spans = {}
-    for number, source in enumerate(sources):
-        mine = [mask for mask in masks if mask.corpus == source.fingerprint]
-        if mine:
-            spans[number] = _spans_of(source, mine)
-    return MaskedTokens(spans, sum(len(found.starts) for found in spans.values()))
+    of_corpora = [[mask for mask in masks if mask.corpus == source.fingerprint] for source in sources]
+    return MaskedTokens({number: _spans_of(sources[number], mine) for number, mine in enumerate(of_corpora) if mine})
 
 
-def _spans_of(source: TokenSource, masks: Sequence[Mask]) -> _Spans:
+def _spans_of(source: TokenSource, masks: Sequence[Mask]) -> NDArray[np.int64]:
     documents = np.unique(np.concatenate([mask.documents for mask in masks]))
     since = np.full(len(documents), _NEVER)
     for mask in masks:
@@ -210,4 +199,4 @@ def _spans_of(source: TokenSource, masks: Sequence[Mask]) -> _Spans:
             f"a masked document is not in corpus {masks[0].name!r}: {error}",
             hint="give the numbers that tokshard inspect and tokshard trace show",
         ) from error
-    return _Spans(starts=starts, stops=stops, since=since)
+    return np.stack([starts, stops, since])
