@@ -24,8 +24,7 @@ from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.source import TokenSource, completed
-from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
-from tokshard.runtime.identity import identity_of
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.tables import Pieces
@@ -39,7 +38,7 @@ from tokshard.runtime.rows.batches import (
     lay_out,
     widen,
 )
-from tokshard.runtime.rows.masks import Mask, MaskedTokens, make_mask, masked_tokens
+from tokshard.runtime.rows.masks import Mask, MaskedTokens, masked_tokens, masking
 from tokshard.runtime.rows.transforms import Transform, transformed
 from tokshard.runtime.trace import Occurrence, Piece, occurrences, pieces_of_samples
 
@@ -288,8 +287,8 @@ class StreamPlan:
     def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
         fingerprint = self.sources[self._number_of(corpus)].fingerprint
-        mask = make_mask(file, sample=cursor.sample, corpus=fingerprint, name=corpus)
-        after = cursor.masking(mask)
+        masks = masking(cursor.masks, file, sample=cursor.sample, corpus=fingerprint, name=corpus)
+        after = replace(cursor, masks=masks)
         self.masked(after)  # refuses what does not exist
         return after
 

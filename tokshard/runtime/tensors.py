@@ -19,13 +19,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.loader import BatchLoader, Walk, given_place, load_state, ranks_of, save_state
+from tokshard.runtime.loader import BatchLoader, Walk, given_place, ranks_of
 from tokshard.runtime.options import integer
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.batches import IGNORED, Packed, widen
 from tokshard.runtime.rows.compact import compact_batch
 from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import Ranks, packed_step, packed_steps
+from tokshard.runtime.state import load_state, save_state
 from tokshard.runtime.stop import Stop
 
 if TYPE_CHECKING:
