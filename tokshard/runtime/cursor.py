@@ -114,15 +114,11 @@ def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[Pla
         "window_blocks": shape.window_blocks,
         "num_streams": num_streams,
     }
-    identities = tuple(
-        CorpusIdentity(
-            fingerprint=corpus.source.fingerprint,
-            start_epoch=corpus.start_epoch,
-            take=corpus.take,
-        )
-        for corpus in corpora
+    identities = (
+        CorpusIdentity(fingerprint=one.source.fingerprint, start_epoch=one.start_epoch, take=one.take)
+        for one in corpora
     )
-    return PlanIdentity(fields=fields, corpora=identities)
+    return PlanIdentity(fields=fields, corpora=tuple(identities))
 
 
 class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

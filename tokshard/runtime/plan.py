@@ -287,7 +287,7 @@ class StreamPlan:
     def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
         fingerprint = self.sources[self._number_of(corpus)].fingerprint
-        masks = masking(cursor.masks, file, sample=cursor.sample, corpus=fingerprint, name=corpus)
+        masks = masking(cursor.masks, file, sample=cursor.sample, fingerprint=fingerprint, name=corpus)
         after = replace(cursor, masks=masks)
         self.masked(after)  # refuses what does not exist
         return after

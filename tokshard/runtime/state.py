@@ -37,10 +37,13 @@ _MAX_COLUMN_BYTES = 1 << 28
 Pairs = tuple[tuple[Count, Count], ...] | str
 
 
-class _Corpus(CorpusIdentity, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A corpus of the run, and its name in the plan."""
+class _Corpus(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A corpus of the run: its name in the plan, and what it is."""
 
     name: str
+    fingerprint: Sha256
+    start_epoch: Count
+    take: float
 
 
 class _Mask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,12 +79,13 @@ class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     check: str
 
     @property
-    def identities(self) -> tuple[CorpusIdentity, ...]:
-        """The corpora without their names."""
-        return tuple(
-            CorpusIdentity(fingerprint=corpus.fingerprint, start_epoch=corpus.start_epoch, take=corpus.take)
-            for corpus in self.corpora
-        )
+    def identity(self) -> PlanIdentity:
+        """The plan of the run."""
+        corpora = (msgspec.convert(one, CorpusIdentity, from_attributes=True) for one in self.corpora)
+        return PlanIdentity(fields={name: getattr(self, name) for name in _FIELDS}, corpora=tuple(corpora))
+
+
+_FIELDS = _State.__struct_fields__[2:8]
 
 
 def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
@@ -94,13 +98,7 @@ def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
     started, later = cursor.segments[: cursor.num_started], cursor.segments[cursor.num_started :]
     follows = later == plan.schedule.after(cursor.sample)
     masks = [
-        {
-            "fingerprint": mask.corpus,
-            "name": mask.name,
-            "file": mask.path,
-            "calls": _saved_pairs(mask.calls, num_columns=2),
-            "sha256": mask.sha256,
-        }
+        {name: getattr(mask, name) for name in _Mask.__struct_fields__} | {"calls": _saved_pairs(mask.calls, 2)}
         for mask in cursor.masks
     ]
     line = json.dumps(
@@ -117,7 +115,7 @@ def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
             "schedule": plan.schedule.fingerprint_after(cursor.sample) if follows else None,
             "counts": [] if balance is None else balance.counts.T.tolist(),
             "remainders": [] if balance is None else balance.remainders.T.tolist(),
-            "skipped": _saved_pairs(cursor.skipped, num_columns=1),
+            "skipped": _saved_pairs(cursor.skipped, 1),
             "changes": msgspec.to_builtins(cursor.changes),
             **({"masks": masks} if masks else {}),
         },
@@ -145,19 +143,18 @@ def load_state(
     line = _checked_line(state.get(_KEY) if isinstance(state, Mapping) else state)
     try:
         saved = msgspec.json.decode(line, type=_State)
-        cursor, calls = _cursor_of(saved), [_calls_of(mask, saved.sample) for mask in saved.masks]
+        cursor, calls = _cursor_of(saved), [_pairs(mask.calls, 2) for mask in saved.masks]
+        _check_fit(saved, cursor, calls)
     except (msgspec.MsgspecError, ArithmeticError, RecursionError, ValueError, zlib.error) as error:
         raise PlanMismatchError(f"the state is damaged: {error}", hint=_DAMAGED) from error
     _check_growth(saved, plan)
-    _check_fields(saved, plan.identity)
-    if corpora == "same":
-        _check_corpora(saved, plan.identity)
+    _check_plan(saved, plan.identity, any_corpora=corpora == "plan")
     masks = (  # whose files are read only after the plans were compared
-        load_mask(mask.file, calls_of, mask.sha256, corpus=mask.fingerprint, name=mask.name)
-        for mask, calls_of in zip(saved.masks, calls, strict=True)
+        load_mask(mask.file, of_mask, mask.sha256, fingerprint=mask.fingerprint, name=mask.name)
+        for mask, of_mask in zip(saved.masks, calls, strict=True)
     )
     cursor = replace(cursor, masks=tuple(masks))
-    if saved.identities != plan.identity.corpora:
+    if saved.identity.corpora != plan.identity.corpora:
         cursor = _adopted(saved, cursor, plan)
     elif weights == "plan":
         cursor = cursor.rescheduled(plan.schedule)
@@ -196,42 +193,45 @@ def _checked_line(line: Any) -> str:
 
 def _cursor_of(saved: _State) -> Cursor:
     """The cursor that a line says, without masks and planned weights."""
-    starts, num_corpora, num_streams = [start for start, _ in saved.weights], len(saved.corpora), saved.num_streams
-    if starts != sorted(set(starts)) or starts[0] > saved.sample:
-        raise ValueError(f"weights that start at {starts} do not fit sample {saved.sample}")
-    if saved.schedule is not None and starts[-1] > saved.sample:
-        raise ValueError(f"weights start at {starts[-1]}, and a schedule is named")
-    if any(len(weights) != num_corpora or not are_weights(weights) for _, weights in saved.weights):
-        raise ValueError(f"weights {saved.weights} are not those of {num_corpora} corpora")
-    if any(len(change.counts) != num_streams for change in saved.changes):
-        raise ValueError(f"counts of changes are not of {num_streams} streams")
     balance = None
     if saved.counts or saved.remainders:
-        balance = Balance(counts=np.array(saved.counts, np.int64).T, remainders=np.array(saved.remainders, np.uint64).T)
-        shapes = (num_corpora, num_streams), (num_corpora - 1, num_streams)
-        if (balance.counts.shape, balance.remainders.shape) != shapes:
-            raise ValueError(f"counts and remainders are not of {num_streams} streams and {num_corpora} corpora")
-    elif starts[0]:
-        raise ValueError(f"counts before sample {starts[0]} are missing")
-    skipped = _pairs(saved.skipped, num_columns=1)
-    bounds = [0, *(bound for part in skipped for bound in part), saved.sample]
-    if bounds != sorted(bounds) or any(start == stop for start, stop in skipped):
-        raise ValueError(f"skipped {skipped!r:.100} does not fit sample {saved.sample}")
+        remainders = np.array(saved.remainders, np.uint64).T
+        balance = Balance(counts=np.array(saved.counts, np.int64).T, remainders=remainders)
     return Cursor(
         sample=saved.sample,
         segments=tuple(Segment(start=start, weights=weights) for start, weights in saved.weights),
         balance=balance,
-        skipped=skipped,
+        skipped=_pairs(saved.skipped, 1),
         changes=saved.changes,
     )
 
 
-def _calls_of(mask: _Mask, sample: int) -> tuple[tuple[int, int], ...]:
-    calls = _pairs(mask.calls, num_columns=2)
-    samples, sizes = ([*column] for column in zip((-1, 0), *calls, strict=True))
-    if not calls or samples[-1] > sample or any(column != sorted(set(column)) for column in (samples, sizes)):
-        raise ValueError(f"calls {calls!r:.100} of a mask do not fit sample {sample}")
-    return calls
+def _check_fit(saved: _State, cursor: Cursor, calls: Sequence[Sequence[tuple[int, int]]]) -> None:
+    """Refuse values that are right one by one, and cannot be together.
+
+    Args:
+        calls: of each mask.
+
+    Raises:
+        ValueError: names them.
+    """
+    sample, starts = saved.sample, [segment.start for segment in cursor.segments]
+    num_streams, num_corpora = saved.num_streams, len(saved.corpora)
+    shapes = (num_corpora, num_streams), (num_corpora - 1, num_streams)
+    balance, bounds = cursor.balance, [0, *(bound for part in cursor.skipped for bound in part), sample]
+    fits = {
+        "plan": saved.plan == saved.identity.fingerprint,
+        "weights": starts == sorted(set(starts))
+        and starts[0] <= sample
+        and all(len(one.weights) == num_corpora and are_weights(one.weights) for one in cursor.segments),
+        "schedule": saved.schedule is None or starts[-1] <= sample,
+        "counts": not starts[0] if balance is None else (balance.counts.shape, balance.remainders.shape) == shapes,
+        "skipped": bounds == sorted(bounds) and all(start < stop for start, stop in cursor.skipped),
+        "changes": all(len(change.counts) == num_streams for change in saved.changes),
+        "masks": all(of and of[-1][0] <= sample and np.all(np.diff([(-1, 0), *of], axis=0) > 0) for of in calls),
+    }
+    if wrong := [name for name, is_right in fits.items() if not is_right]:
+        raise ValueError(f"{', '.join(wrong)} cannot be as they are with the rest of it")
 
 
 def _check_growth(saved: _State, plan: StreamPlan) -> None:
@@ -253,43 +253,23 @@ def _check_growth(saved: _State, plan: StreamPlan) -> None:
                 )
 
 
-def _check_fields(saved: _State, identity: PlanIdentity) -> None:
-    differences = [
-        f"{name} differs ({getattr(saved, name)}, now {value})"
-        for name, value in identity.fields.items()
-        if getattr(saved, name) != value
-    ]
-    if differences:
-        raise _mismatch(differences, "give the values of the run to be resumed")
-    # the hash of what is saved: other corpora are compared next
-    if saved.plan != PlanIdentity(fields=identity.fields, corpora=saved.identities).fingerprint:
-        raise PlanMismatchError("the state is damaged: its plan hash is not that of its plan", hint=_DAMAGED)
-
-
-def _check_corpora(saved: _State, identity: PlanIdentity) -> None:
-    before, now = saved.identities, identity.corpora
-    if before == now:
-        return
-    if len(before) != len(now):
-        differences = [f"the plan had {len(before)} corpora, now {len(now)}"]
-    else:
-        words = {"fingerprint": "the content", "start_epoch": "start_epoch", "take": "take"}
-        differences = [
-            f"{word} of corpus {corpus.name!r} differs ({str(getattr(old, field))[:12]}, "
-            f"now {str(getattr(new, field))[:12]})"
-            for corpus, old, new in zip(saved.corpora, before, now, strict=True)
-            for field, word in words.items()
-            if getattr(old, field) != getattr(new, field)
+def _check_plan(saved: _State, now: PlanIdentity, *, any_corpora: bool) -> None:
+    """Refuse the state of another plan, and name all that differs."""
+    before, hint = saved.identity, "give the values of the run to be resumed"
+    facts: list[tuple[str, Any, Any]] = [(name, value, now.fields[name]) for name, value in before.fields.items()]
+    if not any_corpora and before.corpora != now.corpora:
+        hint += ", or load_state_dict(state, corpora='plan') to continue with other corpora"
+        facts.append(("the number of corpora", len(before.corpora), len(now.corpora)))
+        facts += [
+            (f"{word} of corpus {corpus.name!r}", getattr(corpus, field), getattr(new, field))
+            for corpus, new in zip(saved.corpora, now.corpora, strict=False)
+            for field, word in (("fingerprint", "the content"), ("start_epoch", "start_epoch"), ("take", "take"))
         ]
-    hint = "give the corpora of the run to be resumed, or load_state_dict(state, corpora='plan') to continue with these"
-    raise _mismatch(differences, hint)
-
-
-def _mismatch(differences: Sequence[str], hint: str) -> PlanMismatchError:
-    return PlanMismatchError(
-        f"the state belongs to another plan: {'; '.join(differences)}",
-        hint=f"{hint}, or start a new run without the loader's state",
-    )
+    if differences := [f"{what} differs ({old!s:.20}, now {new!s:.20})" for what, old, new in facts if old != new]:
+        raise PlanMismatchError(
+            f"the state belongs to another plan: {'; '.join(differences)}",
+            hint=f"{hint}, or start a new run without the loader's state",
+        )
 
 
 def _continued(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
@@ -311,28 +291,28 @@ def _adopted(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
 
     A corpus of both, known by its content, continues where it was; so does one that was removed earlier.
     """
-    before, now = saved.identities, plan.identity.corpora
+    before, now = saved.identity.corpora, plan.identity.corpora
     counts = cursor.mixture(plan.seed, plan.num_streams).balance_before(cursor.sample).counts.tolist()
     read = dict(zip(before, map(tuple, counts), strict=True))
-    unread = (0,) * plan.num_streams
     go_on = {change.identity: change.counts for change in cursor.changes if change.action == "removed"} | read
+    go_on = {corpus: go_on.get(corpus, (0,) * plan.num_streams) for corpus in (*before, *now)}
 
     def changed(action: Literal["removed", "added"], name: str, corpus: CorpusIdentity) -> CorpusChange:
-        counts = go_on.get(corpus, unread)
-        return CorpusChange(sample=cursor.sample, action=action, name=name, identity=corpus, counts=counts)
+        return CorpusChange(sample=cursor.sample, action=action, name=name, identity=corpus, counts=go_on[corpus])
 
-    names = [corpus.name for corpus in saved.corpora]
-    removed = [changed("removed", name, one) for name, one in zip(names, before, strict=True) if one not in now]
+    removed = [
+        changed("removed", one.name, corpus)
+        for one, corpus in zip(saved.corpora, before, strict=True)
+        if corpus not in now
+    ]
     added = [changed("added", name, one) for name, one in zip(plan.names, now, strict=True) if one not in read]
-    balance = replace(
-        Balance.at_start(plan.seed, plan.num_streams, len(now)),
-        counts=np.array([go_on.get(corpus, unread) for corpus in now], np.int64),
-    )
+    start = Balance.at_start(plan.seed, plan.num_streams, len(now))
+    balance = replace(start, counts=np.array([go_on[corpus] for corpus in now], np.int64))
     adopted = replace(cursor, segments=(), balance=balance, changes=(*cursor.changes, *removed, *added))
     return adopted.rescheduled(plan.schedule)
 
 
-def _saved_pairs(pairs: Sequence[tuple[int, int]], *, num_columns: int) -> Any:
+def _saved_pairs(pairs: Sequence[tuple[int, int]], num_columns: int) -> Any:
     """Pairs as they are; more than 32 as a text of differences, so that states stay small."""
     if len(pairs) <= _MAX_PAIRS:
         return pairs
@@ -343,7 +323,7 @@ def _saved_pairs(pairs: Sequence[tuple[int, int]], *, num_columns: int) -> Any:
     return base64.b64encode(zlib.compress(content, 9)).decode()
 
 
-def _pairs(saved: Pairs, *, num_columns: int) -> tuple[tuple[int, int], ...]:
+def _pairs(saved: Pairs, num_columns: int) -> tuple[tuple[int, int], ...]:
     if not isinstance(saved, str):
         return saved
     decoder = zlib.decompressobj()

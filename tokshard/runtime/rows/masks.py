@@ -35,9 +35,9 @@ class Mask:
     """Documents of a corpus that a file takes out of the loss.
 
     Args:
-        corpus: content fingerprint of the corpus.
+        fingerprint: content fingerprint of the corpus.
         name: of the corpus in the plan when they were masked, for messages.
-        path: the file that lists them.
+        file: path or URI of the file that lists them.
         calls: the first global sample in which a call of `mask` counts, and how many bytes the file had then; both
             ascend. What the file got behind these bytes later is not masked.
         sha256: of the bytes of the last call.
@@ -45,9 +45,9 @@ class Mask:
         since: int64 [n], the first global sample in which each of them is out of the loss.
     """
 
-    corpus: str
+    fingerprint: str
     name: str
-    path: str
+    file: str
     calls: Calls
     sha256: str
     documents: NDArray[np.int64] = field(compare=False)
@@ -59,7 +59,7 @@ class Mask:
 
 
 def masking(
-    masks: tuple[Mask, ...], file: str | os.PathLike[str], *, sample: int, corpus: str, name: str
+    masks: tuple[Mask, ...], file: str | os.PathLike[str], *, sample: int, fingerprint: str, name: str
 ) -> tuple[Mask, ...]:
     """Masks with the documents that a file lists; the same masks if its whole content was masked before.
 
@@ -71,10 +71,10 @@ def masking(
     path = absolute_location(file)
     content = _read(path)
     sha256 = _sha256(content)
-    mine = [mask for mask in masks if mask.corpus == corpus]
+    mine = [mask for mask in masks if mask.fingerprint == fingerprint]
     if any((mask.sha256, mask.calls[-1][1]) == (sha256, len(content)) for mask in mine):
         return masks
-    before = next((mask for mask in mine if mask.path == path), None)
+    before = next((mask for mask in mine if mask.file == path), None)
     if before is not None and not _begins_with(content, before.calls[-1][1], before.sha256, is_whole_line=True):
         raise PlanError(
             f"{path}, of which the run masks documents of corpus {name!r} already, has changed in what it listed",
@@ -83,10 +83,10 @@ def masking(
     past = () if before is None else tuple(call for call in before.calls if call[0] < sample)
     calls = (*past, (sample, len(content)))
     others = tuple(mask for mask in masks if mask is not before)
-    return (*others, _mask(content, path, calls, sha256, corpus=corpus, name=name))
+    return (*others, _mask(content, path, calls, sha256, fingerprint=fingerprint, name=name))
 
 
-def load_mask(path: str, calls: Calls, sha256: str, *, corpus: str, name: str) -> Mask:
+def load_mask(path: str, calls: Calls, sha256: str, *, fingerprint: str, name: str) -> Mask:
     """A mask of a state; arguments as for `Mask`.
 
     Raises:
@@ -106,7 +106,7 @@ def load_mask(path: str, calls: Calls, sha256: str, *, corpus: str, name: str) -
             f"first {num_bytes} bytes is {_sha256(content[:num_bytes])[:12]}, expected {sha256[:12]}",
             hint="put the file of that run back; further documents are appended to it, or listed in another file",
         )
-    return _mask(content, path, calls, sha256, corpus=corpus, name=name)
+    return _mask(content, path, calls, sha256, fingerprint=fingerprint, name=name)
 
 
 def _read(path: str) -> bytes:
@@ -127,7 +127,7 @@ def _begins_with(content: bytes, num_bytes: int, sha256: str, *, is_whole_line: 
     return _sha256(counted) == sha256 and not (rest and (is_torn or content.startswith(_NPY)))
 
 
-def _mask(content: bytes, path: str, calls: Calls, sha256: str, *, corpus: str, name: str) -> Mask:
+def _mask(content: bytes, path: str, calls: Calls, sha256: str, *, fingerprint: str, name: str) -> Mask:
     bounds = [0, *(stop for _, stop in calls)]
     is_npy = content.startswith(_NPY)
     lists = [_listed(content[start:stop], path, is_npy=is_npy) for start, stop in pairwise(bounds)]
@@ -137,7 +137,9 @@ def _mask(content: bytes, path: str, calls: Calls, sha256: str, *, corpus: str, 
     if documents[0] < 0:
         raise PlanError(f"document {documents[0]} of corpus {name!r}", hint="documents are numbered from 0")
     since = np.repeat([sample for sample, _ in calls], list(map(len, lists)))[first]
-    return Mask(corpus=corpus, name=name, path=path, calls=calls, sha256=sha256, documents=documents, since=since)
+    return Mask(
+        fingerprint=fingerprint, name=name, file=path, calls=calls, sha256=sha256, documents=documents, since=since
+    )
 
 
 def _listed(content: bytes, path: str, *, is_npy: bool) -> NDArray[np.int64]:
@@ -215,7 +217,7 @@ def masked_tokens(masks: Sequence[Mask], sources: Sequence[TokenSource]) -> Mask
         return None
     spans = {}
     for number, source in enumerate(sources):
-        mine = [mask for mask in masks if mask.corpus == source.fingerprint]
+        mine = [mask for mask in masks if mask.fingerprint == source.fingerprint]
         if mine:
             spans[number] = _spans_of(source, mine)
     return MaskedTokens(spans, sum(len(found.starts) for found in spans.values()))
