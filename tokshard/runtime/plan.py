@@ -14,6 +14,7 @@ import math
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,13 +24,12 @@ from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.source import TokenSource, completed
-from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
-from tokshard.runtime.identity import identity_of
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.pieces import PieceReader
 from tokshard.runtime.rows.expand import full_batch
-from tokshard.runtime.rows.masks import Mask, MaskedTokens, make_mask, masked_tokens
+from tokshard.runtime.rows.masks import Mask, MaskedTokens, masked_tokens, masking
 from tokshard.runtime.rows.narrow import PADDING_INDEX, Layout, NarrowBatch, lay_out
 from tokshard.runtime.rows.transforms import Transform, transformed
 from tokshard.runtime.trace import Occurrence, Piece, occurrences, pieces_of_samples
@@ -280,8 +280,8 @@ class StreamPlan:
     def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
         fingerprint = self.sources[self._number_of(corpus)].fingerprint
-        mask = make_mask(file, sample=cursor.sample, corpus=fingerprint, name=corpus)
-        after = cursor.masking(mask)
+        masks = masking(cursor.masks, file, sample=cursor.sample, fingerprint=fingerprint, name=corpus)
+        after = replace(cursor, masks=masks)
         self.masked(after)  # refuses what does not exist
         return after
 

@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.loader import BatchLoader, Walk, load_state, rows_of_rank, save_state
+from tokshard.runtime.loader import BatchLoader, Walk, rows_of_rank
 from tokshard.runtime.options import integer
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.expand import compact_batch, full_batch
 from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import RankRows
+from tokshard.runtime.state import load_state, save_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
