@@ -56,7 +56,7 @@ def windows_example() -> str:
         table = READER.table(window)
         _, pieces = table.cut(np.array([0]), np.array([window.stop - window.start]))
         spans = list(zip(pieces.starts.tolist(), (pieces.starts + pieces.lengths).tolist(), strict=True))
-        cut = [spans[entry] for entry in np.argsort(table.unshuffled_starts[:-1]).tolist()]
+        cut = [spans[entry] for entry in np.argsort(table.unshuffled_starts).tolist()]
         blocks = ["tail" if start == 24 else str(start // 8) for start in table.block_starts.tolist()]
         lines += [
             "",

@@ -319,11 +319,12 @@ class StreamPlan:
         corpora = np.full(len(samples), PADDING_INDEX, np.int64)
         corpora[rows] = located
         parts = []
-        for number in np.unique(located).tolist():
-            mine = rows[located == number]
-            here, *of_parts = self.corpora[number].by_part(samples[mine], corpus_samples[located == number])
+        for number in np.bincount(located).nonzero()[0].tolist():
+            here = (located == number).nonzero()[0]
+            mine = rows[here]
+            sorted_rows, *of_parts = self.corpora[number].by_part(samples[mine], corpus_samples[here])
             counts, pieces = self.readers[number].pieces_of(*of_parts, is_sequential=is_sequential)
-            parts.append((number, np.repeat(mine[here], counts), pieces))
+            parts.append((number, mine[sorted_rows].repeat(counts), pieces))
         masked = self.masked(cursor)
         return lay_out(parts, self.sources, samples=samples, corpora=corpora, seq_len=self.seq_len, masked=masked)
 

@@ -79,7 +79,7 @@ def _found_in_window(
         starts, lengths: int64 [pieces], in the corpus.
     """
     table, slices = reader.table(window), reader.order.slices
-    entries = np.flatnonzero(np.isin(table.unshuffled_starts[:-1], positions.astype(np.uint32)))
+    entries = np.flatnonzero(np.isin(table.unshuffled_starts, positions.astype(np.uint32)))
     entries = entries[np.argsort(table.unshuffled_starts[entries])]
     by_position = np.argsort(positions)
     starts, lengths = starts[by_position], lengths[by_position]

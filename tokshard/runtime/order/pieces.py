@@ -12,7 +12,7 @@ import itertools
 import math
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,9 +43,6 @@ _ANNOUNCED_PER_READ = 2
 _SHORT = 0.25
 """A window shorter than this part of a full one is prepared together with the one after it."""
 
-_Key = tuple[int, int, int]
-"""Part, epoch and index of a window."""
-
 _Blocks = tuple[NDArray[np.int64], NDArray[np.int64], int]
 """Where the blocks of a window start and stop, and how many of them were announced."""
 
@@ -73,9 +70,10 @@ class PieceTable:
     them is no piece. Unshuffled positions count tokens before the pieces are permuted: block after block.
 
     Args:
-        shuffled_starts: uint32 [n], or int64 if the windows have 2**32 tokens together: where each piece starts, and
-            where each window stops.
-        unshuffled_starts: like them, the unshuffled position of each piece's first token, and where each window stops.
+        shuffled_starts: uint32 [n + 1], or int64 if the windows have 2**32 tokens together: where each piece starts,
+            and where each window stops.
+        unshuffled_starts: like them, [n], the unshuffled position of each piece's first token; of no meaning where a
+            window stops.
         block_tokens: tokens of each block but a tail.
         block_starts: int64 [blocks], position in the corpus of each block's first token.
         block_stops: int64 [blocks], the unshuffled position after each block's last token.
@@ -122,7 +120,7 @@ class PieceTable:
     @property
     def num_pieces(self) -> int:
         """Pieces of a table of one window."""
-        return len(self.shuffled_starts) - 1
+        return len(self.unshuffled_starts)
 
     def window(self, start: int, stop: int) -> PieceTable:
         """The table of one of the windows alone."""
@@ -130,11 +128,10 @@ class PieceTable:
         last = int(np.searchsorted(self.shuffled_starts, stop, "left"))
         if last - first == self.num_pieces:
             return self
-        entries = slice(first, last + 1)
         blocks = slice(start // self.block_tokens, -(-stop // self.block_tokens))
         return PieceTable(
-            shuffled_starts=(self.shuffled_starts[entries] - start).astype(np.uint32),
-            unshuffled_starts=(self.unshuffled_starts[entries] - start).astype(np.uint32),
+            shuffled_starts=(self.shuffled_starts[first : last + 1] - start).astype(np.uint32),
+            unshuffled_starts=(self.unshuffled_starts[first:last] - start).astype(np.uint32),
             block_tokens=self.block_tokens,
             block_starts=self.block_starts[blocks],
             block_stops=self.block_stops[blocks] - start,
@@ -147,16 +144,16 @@ class PieceTable:
         size = tables[0].block_tokens
         *starts, length = itertools.accumulate((len(table.block_starts) * size for table in tables), initial=0)
         dtype = np.uint32 if length < 1 << 32 else np.int64
-        moved = {
-            name: np.concatenate(
-                [getattr(table, name).astype(kind) + kind(start) for table, start in zip(tables, starts, strict=True)]
-            )
-            for name, kind in (("shuffled_starts", dtype), ("unshuffled_starts", dtype), ("block_stops", np.int64))
-        }
+
+        def moved(arrays: Iterable[NDArray[Any]], dtype: type[Any]) -> NDArray[Any]:
+            return np.concatenate([one.astype(dtype) + dtype(start) for one, start in zip(arrays, starts, strict=True)])
+
         return cls(
-            **moved,
+            shuffled_starts=moved((table.shuffled_starts for table in tables), dtype),
+            unshuffled_starts=moved((np.append(table.unshuffled_starts, 0) for table in tables), dtype)[:-1],
             block_tokens=size,
             block_starts=np.concatenate([table.block_starts for table in tables]),
+            block_stops=moved((table.block_stops for table in tables), np.int64),
             ends_document=np.concatenate([table.ends_document for table in tables]),
         ), starts
 
@@ -188,8 +185,7 @@ def make_table(
     last = offsets[1:] + np.arange(len(counts))
     starts = np.delete(starts, last[ends_document]).astype(np.uint32)
     entry = order.piece_permutation(window, len(starts)).all()
-    unshuffled_starts = np.append(starts[entry], np.uint32(length))
-    shuffled_starts = np.zeros(len(starts) + 1, np.uint32)
+    unshuffled_starts, shuffled_starts = starts[entry], np.zeros(len(starts) + 1, np.uint32)
     np.cumsum(np.diff(starts, append=np.uint32(length))[entry], out=shuffled_starts[1:])
     return PieceTable(
         shuffled_starts=shuffled_starts,
@@ -204,11 +200,13 @@ def make_table(
 class _Kept(NamedTuple):
     """A window that a reader keeps: where its table has it, and the order of its slices."""
 
-    key: _Key
+    window: Window
     table: PieceTable
     start: int
-    stop: int
     samples: Permutation
+
+    def alone(self) -> PieceTable:
+        return self.table.window(self.start, self.start + self.window.stop - self.window.start)
 
 
 class PieceReader:
@@ -221,10 +219,11 @@ class PieceReader:
 
     def __init__(self, order: CorpusOrder) -> None:
         self.order = order
-        self._kept: defaultdict[int, OrderedDict[_Key, _Kept]] = defaultdict(OrderedDict)
-        self._last: tuple[list[_Key], list[_Kept]] = [], []
-        self._reading: dict[int, tuple[_Key, float, bool]] = {}  # window, where its reading began, is the next ready
-        self._announced: defaultdict[int, OrderedDict[_Key, _Blocks]] = defaultdict(OrderedDict)
+        self._kept: defaultdict[int, OrderedDict[Window, _Kept]] = defaultdict(OrderedDict)
+        self._last: tuple[list[Window], list[_Kept]] = [], []
+        # of each part: the window that is read in sequence, where that began, whether the next table is ready
+        self._reading: dict[int, tuple[Window, float, bool]] = {}
+        self._announced: defaultdict[int, OrderedDict[Window, _Blocks]] = defaultdict(OrderedDict)
         self._lock = ForkLock()
         weakref.finalize(self, _release_all, order.source, self._announced).atexit = False
 
@@ -247,106 +246,99 @@ class PieceReader:
             none = np.empty(0, np.int64)
             return none, Pieces(starts=none, lengths=none, ends_document=np.empty(0, np.bool_))
         order, seq_len = self.order, self.order.shape.seq_len
-        windows, bounds, numbers, within = order.runs(parts, samples)
-        keys, sizes = _keys(windows), np.diff(bounds)
-        kept = self._windows(keys)
-        rooms = (windows.stop - windows.start).astype(np.int64)
+        runs, bounds, numbers, within = order.runs(parts, samples)
+        windows, firsts = _listed(runs), bounds[:-1]
+        kept = self._windows(windows)
+        rooms = (runs.stop - runs.start).astype(np.int64)
+
+        def spread(values: NDArray[Any]) -> NDArray[Any]:
+            """A value of each run as one of each sample."""
+            return values if len(values) == 1 else values.repeat(bounds[1:] - firsts)
+
         if is_sequential:  # before the numbers are permuted
             num_slices = -((within - rooms) // seq_len)
-            read = numbers[bounds[:-1]] / num_slices, (numbers[bounds[1:] - 1] + 1) / num_slices
-        is_inside = numbers < np.repeat((rooms - within) // seq_len, sizes)
-        stops = bounds[:-1] + np.add.reduceat(is_inside, bounds[:-1])
-        for low, stop, one in zip(bounds.tolist(), stops.tolist(), kept, strict=False):
-            if low < stop:
-                numbers[low:stop] = one.samples(numbers[low:stop].view(np.uint64))
-        starts = np.repeat(within, sizes) + numbers * seq_len
-        left = np.full(len(samples), seq_len)
-        pass_stop = order.pass_stop(windows.part)
-        if pass_stop is not None:
-            left = np.minimum(left, np.repeat(pass_stop - windows.start, sizes) - starts).astype(np.int64)
-        lengths = np.minimum(left, np.repeat(rooms, sizes) - starts)
+            read = numbers[firsts] / num_slices, (numbers[bounds[1:] - 1] + 1) / num_slices
+        stops = firsts + np.add.reduceat(numbers < spread((rooms - within) // seq_len), firsts, dtype=np.int64)
+        for low, stop, one in zip(firsts.tolist(), stops.tolist(), kept, strict=True):
+            # all but a slice that goes on in the next window
+            numbers[low:stop] = one.samples(numbers[low:stop].view(np.uint64))
+        starts = spread(within) + numbers * seq_len
+        left: NDArray[np.int64] | int = seq_len
+        if order.epochs is not None:
+            left = np.minimum(seq_len, spread(order.pass_stop(runs.part) - runs.start) - starts).astype(np.int64)
+        lengths = np.minimum(left, spread(rooms) - starts)
         if (lengths < left).any():
-            runs = np.repeat(np.arange(len(keys)), sizes)
-            found = self._cut_over(kept, windows, np.stack([np.arange(len(samples)), runs, starts, lengths]), left)
+            numbers = np.arange(len(windows)).repeat(np.diff(bounds))
+            found = self._cut_over(kept, np.stack([np.arange(len(samples)), numbers, starts, lengths]), left)
         else:
-            firsts = np.repeat([one.start for one in kept], sizes)
-            found = kept[0].table.cut(starts + firsts, lengths)
+            found = kept[0].table.cut(starts + spread(np.array([one.start for one in kept])), lengths)
         if is_sequential:
-            for number, key in enumerate(keys):
-                if pass_stop is None or pass_stop[number] > windows.stop[number]:
-                    self._prepare(key, float(read[0][number]), float(read[1][number]))
+            for window, before, after in zip(windows, *(part.tolist() for part in read), strict=True):
+                if order.epochs is None or order.pass_stop(window.part) > window.stop:
+                    self._prepare(window, before, after)
         return found
 
     def _cut_over(
-        self, kept: list[_Kept], windows: Window, stretches: NDArray[np.int64], left: NDArray[np.int64]
+        self, kept: list[_Kept], stretches: NDArray[np.int64], left: NDArray[np.int64] | int
     ) -> tuple[NDArray[np.int64], Pieces]:
         """Cut slices of which some go on in the next window, or in several if they are short.
 
         Args:
-            kept, windows: of the runs.
-            stretches: int64 [4, n], of each slice: its number, its run, and where in its window it starts, and its
-                tokens there.
-            left: int64 [n], tokens of each slice in all windows.
+            stretches: int64 [4, n], of each slice: its number, the number of its window in `kept`, and where in its
+                window it starts, and its tokens there.
+            left: int64 [n], tokens of each slice in all windows; or of every slice.
         """
-        found = [stretches]
-        windows = Window(*(field[stretches[1]] for field in windows))
-        while len(is_over := np.flatnonzero(left > found[-1][3])):
-            numbers, left = found[-1][0, is_over], left[is_over] - found[-1][3, is_over]
-            windows = self.order.window_at(windows.part[is_over], windows.stop[is_over])
-            lengths = np.minimum(left, windows.stop - windows.start).astype(np.int64)
+        found, rest = [stretches], left - stretches[3]
+        while len(is_over := rest.nonzero()[0]):
+            (numbers, of), rest = found[-1][:2, is_over], rest[is_over]
+            windows = [self.order.window_at(kept[one].window.part, kept[one].window.stop) for one in of.tolist()]
+            lengths = np.minimum(rest, [window.stop - window.start for window in windows])
             found.append(np.stack([numbers, len(kept) + np.arange(len(numbers)), np.zeros_like(numbers), lengths]))
-            kept = self._windows(_keys(windows), kept)
-        joined = np.concatenate(found, axis=1)
-        numbers, of, starts, lengths = joined[:, np.argsort(joined[0], kind="stable")]
+            kept, rest = self._windows(windows, kept), rest - lengths
+        numbers, of, starts, lengths = (joined := np.concatenate(found, axis=1))[:, joined[0].argsort(kind="stable")]
         counts, pieces = kept[0].table.cut(starts + np.array([one.start for one in kept])[of], lengths)
         return np.add.reduceat(counts, np.flatnonzero(np.diff(numbers, prepend=-1))), pieces
 
     def table(self, window: Window) -> PieceTable:
         """The pieces of one window, found when they are first needed."""
         with self._lock:
-            one = self._window(window[:3])
-        return one.table.window(one.start, one.stop)
+            return self._window(window).alone()
 
-    def _windows(self, keys: list[_Key], known: Sequence[_Kept] = ()) -> list[_Kept]:
-        """Windows whose tables are one, after known ones of that table."""
-        if keys == self._last[0] and not known:
+    def _windows(self, windows: list[Window], known: Sequence[_Kept] = ()) -> list[_Kept]:
+        """Windows in one table, after known ones."""
+        if windows == self._last[0] and not known:
             return self._last[1]
         with self._lock:
-            found = [*known, *map(self._window, keys)]
-            tables = {id(one.table) for one in found}
-            if len(tables) > 1:
+            found = [*known, *map(self._window, windows)]
+            if len(tables := {id(one.table) for one in found}) > 1:
                 found = self._joined(found, tables)
             if not known:
-                self._last = keys, found
+                self._last = windows, found
         return found
 
-    def _window(self, key: _Key) -> _Kept:
-        kept = self._kept[key[0]]
-        one = kept.get(key)
-        if one is not None:
-            kept.move_to_end(key)
-            return one
-        window = self.order.window(*key)
-        table = make_table(self.order, window, *self._announce(window))
-        kept[key] = one = _Kept(key, table, 0, window.stop - window.start, self.order.sample_permutation(window))
-        if len(kept) > _MAX_TABLES:
-            kept.popitem(last=False)
-        return one
+    def _window(self, window: Window) -> _Kept:
+        kept = self._kept[window.part]
+        if window not in kept:
+            table = make_table(self.order, window, *self._announce(window))
+            kept[window] = _Kept(window, table, 0, self.order.sample_permutation(window))
+            if len(kept) > _MAX_TABLES:
+                kept.popitem(last=False)
+        kept.move_to_end(window)
+        return kept[window]
 
     def _joined(self, found: list[_Kept], tables: Collection[int]) -> list[_Kept]:
         """The same windows in one table, together with what is kept of other parts in their tables."""
-        windows, parts = {one.key: one for one in found}, {one.key[0] for one in found}
-        for part, kept in self._kept.items():
-            if part not in parts:
-                windows |= {key: one for key, one in kept.items() if id(one.table) in tables}
-        table, starts = PieceTable.joined([one.table.window(one.start, one.stop) for one in windows.values()])
-        for one, start in zip(list(windows.values()), starts, strict=True):
-            windows[one.key] = moved = one._replace(table=table, start=start, stop=start + one.stop - one.start)
-            if one.key in self._kept[one.key[0]]:
-                self._kept[one.key[0]][one.key] = moved
-        return [windows[one.key] for one in found]
+        windows, parts = {one.window: one for one in found}, {one.window.part for one in found}
+        for part in self._kept.keys() - parts:
+            windows |= {window: one for window, one in self._kept[part].items() if id(one.table) in tables}
+        table, starts = PieceTable.joined([one.alone() for one in windows.values()])
+        for (window, one), start in zip(list(windows.items()), starts, strict=True):
+            windows[window] = one._replace(table=table, start=start)
+            if window in self._kept[window.part]:
+                self._kept[window.part][window] = windows[window]
+        return [windows[one.window] for one in found]
 
-    def _prepare(self, key: _Key, before: float, after: float) -> None:
+    def _prepare(self, window: Window, before: float, after: float) -> None:
         """Make the next table shortly before a window ends, and announce blocks.
 
         If the next window is very short, the table of the one after it is made, too.
@@ -354,74 +346,64 @@ class PieceReader:
         Args:
             before, after: the part of the window that is read before and after some samples.
         """
-        reading, begun_at, is_ready = self._reading.get(key[0], (None, 0.0, False))
-        if reading != key:
+        reading, begun_at, is_ready = self._reading.get(window.part, (None, 0.0, False))
+        if reading != window:
             # the last rows of the window before are laid out, and perhaps not read yet
             begun_at, is_ready = before, False
-        elif not self.order.source.is_in_memory:
+        since = 1.0 if begun_at >= 1 else (after - begun_at) / (1 - begun_at)
+        if reading == window and not self.order.source.is_in_memory:
             with self._lock:
-                self._announce_ahead(self.order.window(*key), begun_at, after)
-        if not is_ready and _since(begun_at, after) >= _READY_AT:
-            is_ready = True
-            current = self.order.window(*key)
-            following = self.order.window_at(key[0], current.stop)
+                self._announce_ahead(window, since, after)
+        if not is_ready and since >= _READY_AT:
+            is_ready, following = True, self.order.window_at(window.part, window.stop)
             self.table(following)
             if following.stop - following.start < _SHORT * self.order.window_tokens:
-                self.table(self.order.window_at(key[0], following.stop))
-        self._reading[key[0]] = key, begun_at, is_ready
+                self.table(self.order.window_at(window.part, following.stop))
+        self._reading[window.part] = window, begun_at, is_ready
 
-    def _announce_ahead(self, current: Window, begun_at: float, after: float) -> None:
-        """Announce the blocks of the next windows little by little."""
-        order, part = self.order, current.part
-        size = min(order.window_tokens, order.part_tokens(part))
-        ahead = min(
-            AHEAD * size - (1 - after) * (current.stop - current.start),
-            _ANNOUNCED_PER_READ * _since(begun_at, after) * size,
-        )
-        pass_stop = order.pass_stop(part)
-        reach = current.stop + ahead if pass_stop is None else min(current.stop + ahead, pass_stop)
-        following = list(itertools.islice(_following(order, current, reach), _MAX_ANNOUNCED - 1))
-        _release(order.source, self._announced[part], {window[:3] for window in (current, *following)})
-        for window in following:
-            self._announce(window, (reach - window.start) / (window.stop - window.start))
+    def _announce_ahead(self, window: Window, since: float, after: float) -> None:
+        """Announce the blocks of the next windows little by little.
+
+        Args:
+            since, after: the part of the window that is read, of what there was when its reading began and of all.
+        """
+        order, windows = self.order, [window]
+        size = min(order.window_tokens, order.part_tokens(window.part))
+        ahead = AHEAD * size - (1 - after) * (window.stop - window.start)
+        reach = window.stop + min(ahead, _ANNOUNCED_PER_READ * since * size)
+        if order.epochs is not None:
+            reach = min(reach, order.pass_stop(window.part))
+        while windows[-1].stop < reach and len(windows) < _MAX_ANNOUNCED:
+            windows.append(order.window_at(window.part, windows[-1].stop))
+        _release(order.source, self._announced[window.part], windows)
+        for one in windows[1:]:
+            self._announce(one, (reach - one.start) / (one.stop - one.start))
 
     def _announce(self, window: Window, share: float = 1.0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Announce the blocks of a window, up to a share of them, and say where they are."""
-        announced, key = self._announced[window.part], window[:3]
-        starts, stops, done = announced.get(key) or (*self.order.blocks(window), 0)
+        announced = self._announced[window.part]
+        starts, stops, done = announced.get(window) or (*self.order.blocks(window), 0)
         high = min(len(starts), math.ceil(share * len(starts)))
         if high > done:
-            announced[key] = starts, stops, high
+            announced[window] = starts, stops, high
             # more than that are of a reader at places that do not follow each other
             _release(self.order.source, announced, list(announced)[-_MAX_ANNOUNCED:])
             self.order.source.will_read(starts[done:high], stops[done:high])
         return starts, stops
 
 
-def _keys(windows: Window) -> list[_Key]:
-    """Part, epoch and index of each window, as Python integers."""
-    return list(zip(windows.part.tolist(), windows.epoch.tolist(), windows.index.tolist(), strict=True))
+def _listed(windows: Window) -> list[Window]:
+    """Windows one by one, of Python integers."""
+    return [Window(*fields) for fields in zip(*(field.tolist() for field in windows), strict=True)]
 
 
-def _following(order: CorpusOrder, window: Window, reach: float) -> Iterator[Window]:
-    """The windows after one that start before a position."""
-    while window.stop < reach:
-        window = order.window_at(window.part, window.stop)
-        yield window
-
-
-def _since(begun_at: float, part: float) -> float:
-    """A part of a window as a part of what was left of it when the reading began."""
-    return 1.0 if begun_at >= 1 else (part - begun_at) / (1 - begun_at)
-
-
-def _release(source: TokenSource, announced: OrderedDict[_Key, _Blocks], kept: Collection[_Key]) -> None:
+def _release(source: TokenSource, announced: OrderedDict[Window, _Blocks], kept: Collection[Window]) -> None:
     """The reader is done with all but these windows."""
-    for key in [key for key in announced if key not in kept]:
-        starts, stops, done = announced.pop(key)
+    for window in [window for window in announced if window not in kept]:
+        starts, stops, done = announced.pop(window)
         source.has_read(starts[:done], stops[:done])
 
 
-def _release_all(source: TokenSource, announced: dict[int, OrderedDict[_Key, _Blocks]]) -> None:
+def _release_all(source: TokenSource, announced: dict[int, OrderedDict[Window, _Blocks]]) -> None:
     for of_part in announced.values():
         _release(source, of_part, ())

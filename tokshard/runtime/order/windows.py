@@ -206,15 +206,14 @@ class CorpusOrder:
             The windows of the runs; int64 [runs + 1], the bounds of the runs; int64 [n], the number of each sample
             among those of its window; int64 [runs], where in its window the first slice starts.
         """
-        found = self.window_at(parts, self.slices.starts(samples))
-        is_first = np.ones(len(samples), np.bool_)
-        is_first[1:] = (found.start[1:] != found.start[:-1]) | (parts[1:] != parts[:-1])
-        firsts = np.flatnonzero(is_first)
-        windows = Window(*(field[firsts] for field in found))
-        bounds = np.append(firsts, len(samples))
-        slices = self.slices.first_from(windows.start)
-        numbers = (samples - np.repeat(slices, np.diff(bounds))).astype(np.int64)
-        return windows, bounds, numbers, (self.slices.starts(slices) - windows.start).astype(np.int64)
+        found, slices = self.window_at(parts, self.slices.starts(samples)), self.slices
+        is_first = np.ones(len(samples) + 1, np.bool_)
+        is_first[1:-1] = (found.start[1:] != found.start[:-1]) | (parts[1:] != parts[:-1])
+        bounds = is_first.nonzero()[0]
+        windows = Window(*(field[bounds[:-1]] for field in found))
+        first = slices.first_from(windows.start)
+        numbers = (samples - first.repeat(bounds[1:] - bounds[:-1])).astype(np.int64)
+        return windows, bounds, numbers, (slices.starts(first) - windows.start).astype(np.int64)
 
     def window_at(self, part: Ints, position: Ints) -> Window:
         """The windows that hold positions of the sequences of parts."""
