@@ -102,6 +102,10 @@ class Slices:
         """The first slice that starts at a position, or after it."""
         return -(-position // self.seq_len)
 
+    def lead(self, position: Ints) -> Ints:
+        """Tokens from a position to the first slice that starts there or later."""
+        return -position % self.seq_len
+
     def holding(self, position: Ints) -> Ints:
         """The slice that holds a position."""
         return position // self.seq_len
@@ -206,14 +210,18 @@ class CorpusOrder:
             The windows of the runs; int64 [runs + 1], the bounds of the runs; int64 [n], the number of each sample
             among those of its window; int64 [runs], where in its window the first slice starts.
         """
-        found, slices = self.window_at(parts, self.slices.starts(samples)), self.slices
+        slices = self.slices
+        found = self.window_at(parts, slices.starts(samples))
         is_first = np.ones(len(samples) + 1, np.bool_)
-        is_first[1:-1] = (found.start[1:] != found.start[:-1]) | (parts[1:] != parts[:-1])
+        is_first[1:-1] = found.start[1:] != found.start[:-1]
+        if self.is_dealt:
+            is_first[1:-1] |= parts[1:] != parts[:-1]
         bounds = is_first.nonzero()[0]
-        windows = Window(*(field[bounds[:-1]] for field in found))
+        firsts = bounds[:-1]
+        windows = Window(*(field[firsts] for field in found))
         first = slices.first_from(windows.start)
-        numbers = (samples - first.repeat(bounds[1:] - bounds[:-1])).astype(np.int64)
-        return windows, bounds, numbers, (slices.starts(first) - windows.start).astype(np.int64)
+        numbers = (samples - first.repeat(bounds[1:] - firsts)).astype(np.int64)
+        return windows, bounds, numbers, slices.lead(windows.start).astype(np.int64)
 
     def window_at(self, part: Ints, position: Ints) -> Window:
         """The windows that hold positions of the sequences of parts."""
