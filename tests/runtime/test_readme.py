@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.runtime.sources import ListSource
 from tokshard.runtime.cursor_json import save_cursor
-from tokshard.runtime.order.seeds import ORDER_VERSION, Purpose
+from tokshard.runtime.order.permutation import ORDER_VERSION, Purpose
 from tokshard.runtime.order.windows import Window
 from tokshard.runtime.plan import StreamPlan
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tokshard.runtime.order.seeds import ORDER_VERSION
+from tokshard.runtime.order.permutation import ORDER_VERSION
 from tokshard.runtime.order.windows import CorpusOrder, Shape
 
 

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.bytes.source import TokenSource
-from tokshard.runtime.order.permutation import KEY_WORDS, Permutation
-from tokshard.runtime.order.seeds import MAX_EPOCHS, derive_key
+from tokshard.runtime.order.permutation import MAX_EPOCHS, Permutation
 
 MIN_PART_WINDOWS = 4
 """A corpus is dealt to streams if the part of each has so many windows."""
@@ -325,10 +324,8 @@ class CorpusOrder:
                 f"(num_tokens is {self.num_tokens}, seq_len {self.shape.seq_len})",
                 hint="ask for an earlier sample, or read a larger corpus",
             )
-        key = derive_key(
-            self.seed, purpose, corpus=self._content, stream=part, epoch=epoch, window=window, words=KEY_WORDS
-        )
-        return Permutation(length=length, key=key)
+        fields = {"corpus": self._content, "stream": part, "epoch": epoch, "window": window}
+        return Permutation.seeded(length, self.seed, purpose, **fields)
 
     @cached_property
     def _content(self) -> bytes:
@@ -337,4 +334,4 @@ class CorpusOrder:
 
 @lru_cache(maxsize=_MAX_DEALS)
 def _deal(content: bytes, num_blocks: int) -> Permutation:
-    return Permutation(length=num_blocks, key=derive_key(0, "deal", corpus=content, words=KEY_WORDS))
+    return Permutation.seeded(num_blocks, 0, "deal", corpus=content)
