@@ -22,8 +22,7 @@ from tests.benchmark.report import commit, markdown, versions
 from tests.runtime.sources import PeriodicSource
 from tokshard.inspect.plan.streams import CorpusReads, read_amplification
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.steps import Ranks
-from tokshard.runtime.stop import Stop
+from tokshard.runtime.rows.steps import RankRows
 
 SEQ_LEN = 4_096
 BATCH_SIZE = 512
@@ -81,16 +80,15 @@ def amplification(num_streams: int, num_nodes: int, num_windows: int, document_t
     for node in range(num_nodes):
         source, before = AnnouncedSource(NUM_TOKENS, document_tokens), 0
         reader = StreamPlan({"corpus": source}, seq_len=SEQ_LEN, seed=1, num_streams=num_streams)
-        ranks = Ranks(global_batch_size=BATCH_SIZE, rank=node, world_size=num_nodes, num_streams=plan.num_streams)
+        ranks = RankRows(global_batch_size=BATCH_SIZE, rank=node, world_size=num_nodes, num_streams=plan.num_streams)
         cache = BlockCache(2 * window_blocks * (ranks.num_own_streams if corpus.is_dealt else 1))
-        mixture = reader.mixture(reader.cursor())
         for first in range(0, num_steps, _STEPS_AT_ONCE):
             steps = np.arange(first, min(first + _STEPS_AT_ONCE, num_steps)) * BATCH_SIZE
-            layout = reader.lay_out(mixture, ranks.samples(steps, Stop(sample=None)), is_sequential=True)
+            layout = reader.lay_out(reader.cursor(), ranks.samples(steps), is_sequential=True)
             before = before or source.num_announced  # the first window: from now on that of the next is announced
             for step in range(len(steps)):
-                _, positions, _, _ = layout.reads.of(step * ranks.rows_per_rank, (step + 1) * ranks.rows_per_rank)
-                cache.use(np.unique(positions // plan.shape.block_tokens).tolist())
+                low, high = (layout.first_pieces[row * ranks.rows_per_rank] for row in (step, step + 1))
+                cache.use(np.unique(layout.starts[low:high] // plan.shape.block_tokens).tolist())
         needed += cache.num_requests
         announced += source.num_announced - before
     trained_on = tokens // plan.shape.block_tokens

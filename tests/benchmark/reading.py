@@ -16,10 +16,11 @@ import torch
 from tests.benchmark import page_cache
 from tests.benchmark.runtime_steps import BATCH_SIZE, BATCH_TOKENS, SEQ_LEN
 from tokshard.inspect.plan.bench import Steps, endless, take_steps
+from tokshard.runtime.loader import narrow_batches
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.expansion import expand
+from tokshard.runtime.rows.expand import expand
 from tokshard.runtime.rows.recycling import Recycler
-from tokshard.runtime.rows.steps import Ranks, packed_steps
+from tokshard.runtime.rows.steps import RankRows
 from tokshard.runtime.tensors import StreamingLoader
 
 INPUT_IDS, IN_PROCESS, THREAD = "input_ids alone", "in process", "thread"
@@ -86,11 +87,11 @@ def read(corpora: list[Path], mode: str, *, num_tokens: int, is_cold: bool = Fal
 
 def input_ids_only(plan: StreamPlan, start: int) -> Iterator[dict[str, Any]]:
     """The batches of a plan without labels and positions."""
-    ranks = Ranks(global_batch_size=BATCH_SIZE)
+    ranks = RankRows(global_batch_size=BATCH_SIZE)
     recycler = Recycler(2)
-    for packed in packed_steps(plan, ranks, plan.cursor().advanced(start)):
+    for narrow in narrow_batches(plan, ranks, plan.cursor().advanced(start)):
         input_ids = recycler.empty((BATCH_SIZE, SEQ_LEN))
-        np.copyto(input_ids, packed.tokens[:, :-1])
+        np.copyto(input_ids, narrow.tokens)
         yield {"input_ids": torch.from_numpy(input_ids)}
 
 

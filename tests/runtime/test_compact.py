@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import SIZES, dataloader, two_corpora
-from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, batches, expand
-from tokshard.runtime.rows.steps import Ranks, packed_steps
+from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
+from tokshard.runtime.loader import narrow_batches
+from tokshard.runtime.rows import narrow as narrow_rows
+from tokshard.runtime.rows.steps import RankRows
 from tokshard.runtime.tensors import as_tensors
 
 
@@ -133,7 +135,7 @@ def test_worker_processes_give_the_same_compact_batches(
     transforms: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the rows of a few steps at a time, into memory that is used again while a message of many steps is made
-    monkeypatch.setattr(batches, "READ_TOKENS", 4 * 4 * 7)
+    monkeypatch.setattr(narrow_rows, "READ_TOKENS", 4 * 4 * 7)
     plan = two_corpora(transforms=transforms)
     with StreamingLoader(plan, global_batch_size=4) as loader:
         expected = [fully(batch) for batch in first(loader, 40)]
@@ -142,7 +144,7 @@ def test_worker_processes_give_the_same_compact_batches(
 
 
 def test_compact_batches_that_are_held_are_never_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "READ_TOKENS", 4 * 4 * 7)
+    monkeypatch.setattr(narrow_rows, "READ_TOKENS", 4 * 4 * 7)
     plan = two_corpora()
     with StreamingLoader(plan, global_batch_size=4, compact=True, prefetch_factor=1) as loader:
         held = first(loader, 40)
@@ -217,11 +219,11 @@ def test_every_tensor_of_a_compact_batch_is_pinned(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     plan = two_corpora()
-    packed = next(packed_steps(plan, Ranks(global_batch_size=4), plan.cursor()))
-    batch = as_tensors(packed, pin_memory=True, compact=True)
+    narrow = next(narrow_batches(plan, RankRows(global_batch_size=4), plan.cursor()))
+    batch = as_tensors(narrow, pin_memory=True, compact=True)
     assert len(pinned) == len(batch)
     assert pinned != [tensor.data_ptr() for tensor in batch.values()]
-    assert fully(expand(batch)) == fully(as_tensors(packed))
+    assert fully(expand(batch)) == fully(as_tensors(narrow))
 
 
 @pytest.mark.parametrize("kind", [NumpyLoader, StreamingLoader])

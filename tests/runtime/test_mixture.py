@@ -15,8 +15,7 @@ from tests.runtime import naive
 from tests.runtime.sources import PeriodicSource
 from tokshard.runtime import StreamPlan
 from tokshard.runtime.order.mixture import Mixture, Segment, are_weights
-from tokshard.runtime.rows.steps import Ranks
-from tokshard.runtime.stop import Stop
+from tokshard.runtime.rows.steps import RankRows
 
 seeds = st.integers(0, 2**64 - 1)
 
@@ -208,8 +207,8 @@ def test_equal_weights_do_not_give_a_rank_the_same_corpora_at_every_step(world_s
     plan = StreamPlan(corpora, seq_len=64, weights=dict.fromkeys(corpora, 1.0))
     found = mixture_of((0, [1.0] * 4)).locate(np.arange(32))[0]
     assert found.tolist() == found[:4].tolist() * 8, "every step has the same corpora in the same rows"
-    ranks = Ranks(global_batch_size=32, rank=1, world_size=world_size)
-    samples = ranks.samples(np.arange(0, 32 * 512, 32), Stop(sample=None))
+    ranks = RankRows(global_batch_size=32, rank=1, world_size=world_size)
+    samples = ranks.samples(np.arange(0, 32 * 512, 32))
     read = plan.mixture(plan.cursor()).locate(samples)[0]
     for corpus in range(4):
         assert np.mean(read == corpus) == pytest.approx(0.25, abs=0.07)
@@ -254,9 +253,9 @@ def test_a_mixture_goes_on_from_any_sample_with_any_weights(
     seed, changes = given
     whole = mixture_of(*changes, (changes[-1][0] + far + 3, changes[0][1]), seed=seed, num_streams=num_streams)
     later = whole.segments[-1].start
-    since = whole.since(later)
-    assert since.segments == whole.segments[-1:]
-    assert since.balance == since.balance_before(later) == whole.balance_before(later)
+    balance = whole.balance_before(later)
+    since = Mixture(seed=seed, num_streams=num_streams, segments=whole.segments[-1:], balance=balance)
+    assert since.balance_before(later) == balance
     samples = np.arange(later, later + 100)
     assert all(map(np.array_equal, since.locate(samples), whole.locate(samples)))
 

@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
+from tokshard.runtime.loader import narrow_batches
 from tokshard.runtime.order import pieces
 from tokshard.runtime.order.pieces import AHEAD, PieceReader
 from tokshard.runtime.order.windows import CorpusOrder, Shape
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows import steps
-from tokshard.runtime.rows.steps import Ranks, packed_steps
+from tokshard.runtime.rows.steps import RankRows
 from tokshard.runtime.tensors import StreamingLoader
 
 SEQ_LEN, BLOCK, WINDOW = 8, 64, 32
@@ -72,9 +73,9 @@ def plan_of(*sources: Any, **options: Any) -> StreamPlan:
 
 
 def steps_of(plan: StreamPlan, count: int) -> Iterator[NDArray[np.int64]]:
-    made = packed_steps(plan, Ranks(global_batch_size=BATCH), plan.cursor())
-    for _, packed in zip(range(count), made, strict=False):
-        yield packed.sample_index
+    made = narrow_batches(plan, RankRows(global_batch_size=BATCH), plan.cursor())
+    for _, narrow in zip(range(count), made, strict=False):
+        yield narrow.sample_index
 
 
 FULL = WINDOW * BLOCK
@@ -106,7 +107,7 @@ def test_a_job_that_begins_in_a_window_makes_the_next_table_late_in_what_is_left
 ) -> None:
     plan, window = plan_of(PeriodicSource(3 * FULL, 9)), FULL // SEQ_LEN
     first = int(begun * window)
-    made = packed_steps(plan, Ranks(global_batch_size=BATCH), plan.cursor().advanced(first))
+    made = narrow_batches(plan, RankRows(global_batch_size=BATCH), plan.cursor().advanced(first))
     tables_made = [watch.made for _ in zip(range((window - first) // BATCH), made, strict=False)]
     assert watch.late == 1, "only the first table is waited for"
     assert tables_made[0] == 1
@@ -140,14 +141,14 @@ def test_samples_that_are_asked_for_in_between_change_nothing(
         return StreamPlan(sources, weights={"a": 2, "b": 1}, seed=1, allow_small_blocks=True, **options)
 
     reference, read = plan(), plan()
-    ranks = Ranks(global_batch_size=2)
-    for step, packed in zip(range(20), packed_steps(read, ranks, read.cursor()), strict=False):
+    ranks = RankRows(global_batch_size=2)
+    for step, narrow in zip(range(20), narrow_batches(read, ranks, read.cursor()), strict=False):
         for moment, sample in asked:
             if moment == step:
                 assert read.sample(sample)["input_ids"].tolist() == plan().sample(sample)["input_ids"].tolist()
         for row in range(2):
             expected = reference.sample(2 * step + row)["input_ids"].tolist()
-            assert packed.tokens[row, :-1].tolist() == expected
+            assert narrow.tokens[row].tolist() == expected
 
 
 def test_another_thread_and_another_loader_that_read_anywhere_change_nothing() -> None:

@@ -27,9 +27,10 @@ from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.runtime.bytes import ranged, shard_places
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.runtime.loader import narrow_batches
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.batches import widen
-from tokshard.runtime.rows.steps import Ranks, packed_steps
+from tokshard.runtime.rows.expand import full_batch
+from tokshard.runtime.rows.steps import RankRows
 
 LARGE_VOCABULARY = TINY_TOKENIZER.replace(b'"three": 3', b'"three": 99999')
 ACCESS = ["mmap", "pread"]
@@ -182,8 +183,8 @@ def test_samples_of_corpora_on_disk_equal_the_naive_model(
             )
             for memory, (name, source) in zip(memories, sources.items(), strict=True)
         ]
-        layout = plan.lay_out(plan.mixture(plan.cursor()), np.arange(15))
-        together = widen(layout.pack(0, 15))
+        layout = plan.lay_out(plan.cursor(), np.arange(15))
+        together = full_batch(layout.read(0, 15))
         for sample, corpus in enumerate(order):
             row = expected[corpus][order[:sample].count(corpus)]
             found = plan.sample(sample)
@@ -258,9 +259,9 @@ def test_pread_reads_a_step_when_it_is_made_and_not_all_steps_that_are_laid_out_
         read_pieces(source, starts, lengths, out, at)
 
     monkeypatch.setattr(CorpusSource, "read", watched)
-    steps = packed_steps(plan, Ranks(global_batch_size=2), plan.cursor())
-    for _, packed in zip(range(100), steps, strict=False):
-        assert sum(asked) <= packed.tokens.size
+    steps = narrow_batches(plan, RankRows(global_batch_size=2), plan.cursor())
+    for _, narrow in zip(range(100), steps, strict=False):
+        assert sum(asked) <= narrow.num_read_tokens
         del asked[:]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from tests.runtime.sources import ListSource
-from tokshard.runtime.cursor_json import save_cursor
 from tokshard.runtime.order.permutation import ORDER_VERSION, Purpose
 from tokshard.runtime.order.windows import Window
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.state import save_state
 
 README = Path(__file__).parents[2] / "tokshard" / "runtime" / "README.md"
 SOURCE = ListSource([5, 6, 3, 7, 4])
@@ -103,7 +103,7 @@ def rows_example() -> str:
 
 def state_example() -> str:
     """The state after six samples, one field a line."""
-    state = save_cursor(PLAN.cursor().advanced(6), PLAN.identity, PLAN.names, PLAN.schedule)
+    state = save_state(PLAN, PLAN.cursor().advanced(6))["cursor"]
     fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in json.loads(state).items()]
     return "{" + ",\n ".join(fields) + "}"
 

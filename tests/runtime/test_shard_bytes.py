@@ -15,7 +15,8 @@ from tests.store.memory import REQUESTS, SCHEME, MemoryStore
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import source_table
 from tokshard.format.partial_file import PartialFile
-from tokshard.runtime import StreamPlan, checked_shards, shard_bytes
+from tokshard.runtime import StreamPlan
+from tokshard.runtime.bytes import checked_shards, shard_bytes
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.bytes.shard_bytes import joined_ranges
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store

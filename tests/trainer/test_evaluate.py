@@ -18,7 +18,7 @@ from tokshard.errors import TrainerError, UsageError
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import resolve
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.batches import IGNORED
+from tokshard.runtime.rows.narrow import IGNORED
 from tokshard.runtime.tensors import StreamingLoader
 from tokshard.trainer.evaluate import Evaluation, evaluation_plan
 from tokshard.trainer.launcher import Interrupted

@@ -21,7 +21,7 @@ from tokshard.run_files.plan_file import TrainerData as Data
 from tokshard.run_files.strict_toml import convert, read_toml
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.steps import Ranks
+from tokshard.runtime.rows.steps import RankRows
 from tokshard.store import is_uri
 
 Count = Annotated[int, Meta(ge=0)]
@@ -220,7 +220,7 @@ def check_ranks(settings: Config, num_ranks: int) -> None:
     """
     data = settings.data
     for size in (data.global_batch_size, *(size for _, size in data.batch_ramp)):
-        ranks = Ranks(global_batch_size=size, world_size=num_ranks, uneven=data.uneven, num_streams=data.num_streams)
+        ranks = RankRows(global_batch_size=size, world_size=num_ranks, uneven=data.uneven, num_streams=data.num_streams)
         ranks.check_size(data.seq_len)
     num_rows, rows = settings.train.micro_batch_size, data.rows_of_rank(num_ranks)
     common = math.gcd(*rows)

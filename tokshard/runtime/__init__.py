@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tokshard.runtime.cursor import Cursor
     from tokshard.runtime.loader import NumpyLoader
     from tokshard.runtime.plan import StreamPlan
-    from tokshard.runtime.rows.expansion import expand
+    from tokshard.runtime.rows.expand import expand
     from tokshard.runtime.rows.infilling import FillInTheMiddle
     from tokshard.runtime.rows.transforms import Sample, SampleRandom
     from tokshard.runtime.tensors import StreamDataset, StreamingLoader
@@ -49,7 +49,7 @@ _HOMES = {
     "StreamDataset": "tokshard.runtime.tensors",
     "StreamPlan": "tokshard.runtime.plan",
     "StreamingLoader": "tokshard.runtime.tensors",
-    "expand": "tokshard.runtime.rows.expansion",
+    "expand": "tokshard.runtime.rows.expand",
 }
 
 

@@ -13,31 +13,33 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.bytes.cache import fetched
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, parsed, save_cursor
-from tokshard.runtime.growth import check_growth
-from tokshard.runtime.locality import warn_of_windows
+from tokshard.runtime.locality import warnings_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.prefetch import Prefetch
-from tokshard.runtime.rows.batches import Packed, widen
-from tokshard.runtime.rows.compact import compact_batch
+from tokshard.runtime.rows.expand import compact_batch, full_batch
+from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
-from tokshard.runtime.rows.steps import Ranks, packed_steps
-from tokshard.runtime.stop import Stop, check_pass, stop_of, used_up, warn_of_stop, warn_of_use
+from tokshard.runtime.rows.steps import RankRows, steps_of_shortest_window
+from tokshard.runtime.state import load_state, save_state
+from tokshard.runtime.stop import stop_of, used_up, warn_of_stop, warn_of_use
 
 NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
+
+Steps = Callable[[StreamPlan, RankRows, Cursor, int | None], Iterator[NarrowBatch]]
+"""Makes the rows of every step; arguments as of `narrow_batches`."""
 
 HELD_BATCHES = 4
 """Batches that a loop is expected to hold at a time. Holding more costs new memory for each."""
 
 _MAX_AHEAD = 1 << 16
-_STATE_KEY = "cursor"
 _LAUNCHERS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """Environment variables in which torchrun, srun and mpirun give the number of processes."""
 
@@ -87,7 +89,7 @@ class Walk:
     @property
     def has_step(self) -> bool:
         """Whether the pass has another step."""
-        return self.stop.has_step(self.cursor.sample, self._size)
+        return self.stop.has_step(self.cursor.sample)
 
     def advance(self) -> None:
         """Go past a step that the loop receives, and warn of corpora that it uses up."""
@@ -98,17 +100,12 @@ class Walk:
     def end(self) -> None:
         """End a loop that came to the end of the pass."""
         self._was_moved = False
-        if not self.stop.pads_last_step:
+        if self.stop.corpus is not None:
             warn_of_stop(self.stop, self.cursor.sample)
 
 
 class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
     """Batches of a plan, from a cursor on: what `NumpyLoader` and `StreamingLoader` have in common.
-
-    The global batch of a step is the same for every world size, number of workers and history of stops. The state
-    counts what the loop received. It is small and the same on every rank; loading it on another world size, batch size
-    or number of workers is exact and replays nothing. It follows the ``Stateful`` protocol of
-    torch.distributed.checkpoint. A loader is for one thread of one process; leaving its ``with`` block closes it.
 
     A thread makes batches ahead, from the first one that is asked for. Another cursor closes it and begins another.
 
@@ -116,24 +113,25 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         plan: what to read.
         ranks: which rows of a step.
         finish: turns rows into a batch, in memory of the recycler; called in the thread.
-        prefetch_factor, timeout_seconds: as for `NumpyLoader`.
-        steps: makes the rows; default: the thread does.
+        prefetch_factor, timeout_seconds: as for `StreamingLoader`.
+        steps: makes the rows; default: `narrow_batches`.
     """
 
     def __init__(
         self,
         plan: StreamPlan,
         *,
-        ranks: Ranks,
-        finish: Callable[[Packed, Recycler], Batch],
+        ranks: RankRows,
+        finish: Callable[[NarrowBatch, Recycler], Batch],
         prefetch_factor: int,
         timeout_seconds: float,
-        steps: Callable[[StreamPlan, Ranks, Cursor, Stop], Iterator[Packed]] = packed_steps,
+        steps: Steps | None = None,
     ) -> None:
         self._depth = integer("prefetch_factor", prefetch_factor, least=0, most=_MAX_AHEAD)
         self._timeout_seconds = _seconds(timeout_seconds)
-        warn_of_windows(plan, ranks.global_batch_size, ranks.world_size, stacklevel=3)
-        self._plan, self._ranks, self._finish, self._steps = plan, ranks, finish, steps
+        for message in warnings_of_windows(plan, ranks.global_batch_size, ranks.world_size):
+            warnings.warn(message, stacklevel=3)
+        self._plan, self._ranks, self._finish, self._steps = plan, ranks, finish, steps or narrow_batches
         self._walk = Walk(plan, ranks.global_batch_size)
         self._prefetch: Prefetch[tuple[Batch, int, int]] | None = None
         self._memory: tuple[StreamPlan, Recycler] | None = None  # tables and arrays of the thread
@@ -235,7 +233,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         """
         checked = checked_weights(self.plan.names, weights)
         with self._alone():
-            self._walk.move(compacted(self.plan, self.cursor.weighted(checked)))
+            cursor = self.cursor.weighted(checked)
+            self._walk.move(cursor.compacted(self.plan.mixture(cursor)))
             self._discard()
 
     def skip(self, num_samples: int) -> None:
@@ -263,10 +262,12 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         Args:
             corpus: its name in the plan. Other corpora of the plan with the same content are masked, too.
             file: has their numbers in the corpus, one in each line, or as a .npy file of integers. The state keeps its
-                path and hash: every resume has to find it unchanged.
+                path, and length and hash of what counted: every resume has to find that there. Lines may be appended,
+                which count from the next call on.
 
         Raises:
-            PlanError: the corpus or a document does not exist, or the documents cannot be read.
+            PlanError: the corpus or a document does not exist, the documents cannot be read, or the file has changed
+                other than by lines that were appended.
         """
         with self._alone():
             self._walk.move(self.plan.masking(self.cursor, corpus, file))
@@ -328,7 +329,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         if self._memory is None:
             self._memory = self._plan.reader(), Recycler(self._depth + HELD_BATCHES)
         reader, recycler = self._memory
-        steps = partial(self._steps, reader, self._ranks, self._walk.cursor, self._walk.stop)
+        steps = partial(self._steps, reader, self._ranks, self._walk.cursor, self._walk.stop.sample)
         return Prefetch(
             partial(_batches, steps, self._finish, recycler),  # without this object, which nobody could free then
             depth=self._depth,
@@ -370,18 +371,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 class NumpyLoader(BatchLoader[NumpyBatch]):
     """Batches of a plan as numpy arrays, from a cursor on, without torch: for JAX, and for tests.
 
-    Batches, state and options are those of `StreamingLoader`, whose docstring lists the arrays of a batch. Only the
-    rank has to be given here.
-
-    Args:
-        plan: what to read.
-        global_batch_size: samples of a step over all ranks.
-        dp_rank, dp_world_size: data-parallel; default: 0 of 1.
-        prefetch_factor: batches made ahead; 0: none, and no thread.
-        compact: give compact batches. States do not depend on it.
-        uneven: ``"refuse"`` or ``"pad"``: with ranks that do not divide the batch, every rank gets
-            ceil(global_batch_size / dp_world_size) rows, the surplus ones ignored (labels -100, sample_index -1).
-        timeout_seconds: longest wait for one batch; the error names the shard that was read.
+    Batches, state and arguments are those of `StreamingLoader`, whose docstring lists them. Only the rank has to be
+    given here: dp_rank and dp_world_size are 0 of 1 by default.
 
     Raises:
         PlanError: the ranks do not divide the batch, a number is out of range, or a launcher started several processes
@@ -400,59 +391,49 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
         uneven: Literal["refuse", "pad"] = "refuse",
         timeout_seconds: float = 600.0,
     ) -> None:
-        place = given_place(dp_rank, dp_world_size) or _single_process()
         super().__init__(
             plan,
-            ranks=ranks_of(plan, global_batch_size, place, uneven),
-            finish=compact_batch if compact else widen,
+            ranks=rows_of_rank(plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=_single_process),
+            finish=compact_batch if compact else full_batch,
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
         )
 
 
-def compacted(plan: StreamPlan, cursor: Cursor) -> Cursor:
-    """The cursor without all but the recent past of its weights."""
-    return cursor.compacted(plan.mixture(cursor))
-
-
-def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
-    """The state of a loader that is at a cursor."""
-    return {_STATE_KEY: save_cursor(compacted(plan, cursor), plan.identity, plan.names, plan.schedule)}
-
-
-def load_state(
-    plan: StreamPlan,
-    state: Mapping[str, Any],
+def rows_of_rank(
+    plan: Any,
+    global_batch_size: int,
+    rank: int | None,
+    world_size: int | None,
+    uneven: Literal["refuse", "pad"],
     *,
-    weights: Literal["cursor", "plan"] = "cursor",
-    corpora: Literal["same", "plan"] = "same",
-) -> Cursor:
-    """The cursor of a state; arguments and errors as for `BatchLoader.load_state_dict`."""
-    if weights not in ("cursor", "plan"):
-        raise ValueError(f"weights must be 'cursor' or 'plan', got {weights!r}")
-    if corpora not in ("same", "plan"):
-        raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
-    saved = parsed(state.get(_STATE_KEY) if isinstance(state, Mapping) else state)  # type: ignore[redundant-expr]
-    check_growth(saved, plan.names, plan.sources)
-    if corpora == "plan":
-        cursor = adopt_cursor(saved, plan.identity, plan.names, plan.schedule, weights=weights)
-    else:
-        cursor = load_cursor(saved, plan.identity, plan.schedule, weights=weights)
-    check_pass(plan, cursor)
-    return cursor
+    otherwise: Callable[[], tuple[int, int]],
+) -> RankRows:
+    """The rows that a loader of a plan reads.
 
-
-def given_place(dp_rank: int | None, dp_world_size: int | None) -> tuple[int, int] | None:
-    """Data-parallel rank and world size if they are given, else None.
+    Args:
+        otherwise: says rank and world size if they are not given.
 
     Raises:
-        PlanError: only one of them is.
+        PlanError: it is not a plan, only one of rank and world size is given, or the numbers do not fit each other.
     """
-    if (dp_rank is None) != (dp_world_size is None):
+    if not isinstance(plan, StreamPlan):
+        raise PlanError(f"the plan is {plan!r:.100}", hint="give StreamPlan(corpora, seq_len=...)")
+    if (rank is None) != (world_size is None):
         raise PlanError(
-            f"dp_rank is {dp_rank}, dp_world_size {dp_world_size}: only one is given", hint="give both, or neither"
+            f"dp_rank is {rank}, dp_world_size {world_size}: only one is given", hint="give both, or neither"
         )
-    return None if dp_rank is None or dp_world_size is None else (dp_rank, dp_world_size)
+    if rank is None or world_size is None:
+        rank, world_size = otherwise()
+    ranks = RankRows(
+        global_batch_size=global_batch_size,
+        rank=rank,
+        world_size=world_size,
+        uneven=uneven,
+        num_streams=plan.num_streams,
+    )
+    ranks.check_size(plan.seq_len)
+    return ranks
 
 
 def _single_process() -> tuple[int, int]:
@@ -465,30 +446,40 @@ def _single_process() -> tuple[int, int]:
     return 0, 1
 
 
-def ranks_of(plan: Any, global_batch_size: int, place: tuple[int, int], uneven: Literal["refuse", "pad"]) -> Ranks:
-    """The rows that a loader of a plan reads.
+def narrow_batches(plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int | None = None) -> Iterator[NarrowBatch]:
+    """Every step from a cursor on, as one rank reads it.
+
+    The first layout has one step and each later one twice as many, up to some thousand pieces. So the first batch comes
+    soon, and later ones share the cost of a layout. The tokens of a step may be overwritten by the next one.
+
+    Args:
+        end: the sample that ends the pass; None: it is endless.
 
     Raises:
-        PlanError: it is not a plan, or the numbers do not fit each other.
+        CorpusError: a shard is missing or not what its manifest says.
     """
-    if not isinstance(plan, StreamPlan):
-        raise PlanError(f"the plan is {plan!r:.100}", hint="give StreamPlan(corpora, seq_len=...)")
-    ranks = Ranks(
-        global_batch_size=global_batch_size,
-        rank=place[0],
-        world_size=place[1],
-        uneven=uneven,
-        num_streams=plan.num_streams,
-    )
-    ranks.check_size(plan.seq_len)
-    return ranks
+    cursor = cursor.compacted(plan.mixture(cursor))  # so that no step counts samples from long ago on
+    size, rows, sample, steps = ranks.global_batch_size, ranks.rows_per_rank, cursor.sample, 1
+    while end is None or sample < end:
+        starts = np.arange(sample, sample + steps * size, size)
+        samples = ranks.samples(starts if end is None else starts[starts < end], end)
+        layout = plan.lay_out(cursor, samples, is_sequential=True)
+        for row in range(0, len(samples), rows):
+            yield plan.read(layout, row, row + rows)
+        sample += steps * size
+        weights = plan.mixture(cursor).weights_at(sample)
+        steps = min(
+            2 * steps,
+            ranks.steps_at_once(len(layout.lengths) / len(samples), len(plan.names)),
+            steps_of_shortest_window(plan.corpora, weights, size * plan.seq_len),
+        )
 
 
 def _batches(
-    steps: Callable[[], Iterator[Packed]], finish: Callable[[Packed, Recycler], Batch], recycler: Recycler
+    steps: Callable[[], Iterator[NarrowBatch]], finish: Callable[[NarrowBatch, Recycler], Batch], recycler: Recycler
 ) -> Iterator[tuple[Batch, int, int]]:
-    for packed in steps():
-        yield finish(packed, recycler), packed.num_masked_tokens, packed.num_read_tokens
+    for narrow in steps():
+        yield finish(narrow, recycler), narrow.num_masked_tokens, narrow.num_read_tokens
 
 
 def _reading(plan: StreamPlan) -> str:

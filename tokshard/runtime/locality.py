@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from tokshard.runtime.bytes.cache import Cache
@@ -12,6 +10,7 @@ from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.order.pieces import AHEAD
 from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.rows import steps
 from tokshard.wording import bytes_text
 
 MIN_WINDOW_STEPS = 16
@@ -29,50 +28,15 @@ class KeptSource(Protocol):
 
 
 def steps_per_window(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
-    """Steps that read from one window, by corpus; with streams, from one window of each.
-
-    Infinite where the whole corpus is one window, or its weight is 0.
-    """
-    return window_steps(plan, global_batch_size, _weights(plan, cursor))
-
-
-def window_steps(plan: StreamPlan, global_batch_size: int, weights: Sequence[float]) -> dict[str, float]:
-    """`steps_per_window` under any weights, one per corpus."""
-    tokens = _tokens_per_step(plan, global_batch_size, weights)
-    return {
-        name: math.inf if corpus.num_windows == 1 or not count else _window_tokens(corpus) / count
-        for name, corpus, count in zip(plan.names, plan.corpora, tokens, strict=True)
-    }
+    """`tokshard.runtime.rows.steps.steps_per_window` by the names of the corpora."""
+    step_tokens = global_batch_size * plan.seq_len
+    return dict(zip(plan.names, steps.steps_per_window(plan.corpora, _weights(plan, cursor), step_tokens), strict=True))
 
 
 def enough_window_blocks(corpus: CorpusOrder, steps_per_window: float) -> int:
     """The `window_blocks` with which a window of a corpus lasts `MIN_WINDOW_STEPS` steps."""
     blocks = corpus.num_parts * corpus.shape.window_blocks
     return math.ceil(blocks * MIN_WINDOW_STEPS / steps_per_window)
-
-
-def _window_tokens(corpus: CorpusOrder) -> int:
-    """Tokens of the windows that all streams read at a time."""
-    return corpus.num_parts * corpus.shape.window_blocks * corpus.shape.block_tokens
-
-
-def warn_of_short_windows(plan: StreamPlan, global_batch_size: int, *, stacklevel: int) -> None:
-    """Warn of default windows that last fewer than `MIN_WINDOW_STEPS` steps.
-
-    Args:
-        stacklevel: of the line that the warning names, counted from the caller.
-    """
-    if not plan.has_default_windows:
-        return  # the user chose their size
-    few = {name: steps for name, steps in steps_per_window(plan, global_batch_size).items() if steps < MIN_WINDOW_STEPS}
-    if few:
-        name, steps = min(few.items(), key=lambda item: item[1])
-        warnings.warn(
-            f"a window of corpus {name!r} lasts {steps:.1f} steps: documents meet only those of so few steps; "
-            f"window_blocks={enough_window_blocks(plan.corpora[plan.names.index(name)], steps)} makes it "
-            f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window",
-            stacklevel=stacklevel + 1,
-        )
 
 
 def needed_memory(plan: StreamPlan, world_size: int) -> int:
@@ -98,37 +62,27 @@ def _kept_blocks(corpus: CorpusOrder, world_size: int) -> int:
     return min(blocks, -(-corpus.num_tokens // corpus.shape.block_tokens))
 
 
-def warn_of_little_memory(plan: StreamPlan, world_size: int, *, stacklevel: int) -> None:
-    """Warn if the windows of corpora that are not mapped do not fit into the memory of their cache.
-
-    Args:
-        stacklevel: of the line that the warning names, counted from the caller.
-    """
+def warnings_of_windows(plan: StreamPlan, global_batch_size: int, world_size: int) -> list[str]:
+    """What to warn of: default windows that are too short, and windows that are too large for the memory."""
+    found = []
+    name, steps = min(steps_per_window(plan, global_batch_size).items(), key=lambda item: item[1])
+    if plan.has_default_windows and steps < MIN_WINDOW_STEPS:  # else the user chose their size
+        found.append(
+            f"a window of corpus {name!r} lasts {steps:.1f} steps: documents meet only those of so few steps; "
+            f"window_blocks={enough_window_blocks(plan.corpora[plan.names.index(name)], steps)} makes it "
+            f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window"
+        )
     caches = {id(source.cache): source.cache for source in plan.sources if isinstance(source, KeptSource)}
     given, needed = sum(cache.memory_bytes for cache in caches.values()), needed_memory(plan, world_size)
     if needed > given:
-        warnings.warn(
+        found.append(
             f"the windows that are read and fetched at a time need {bytes_text(needed)} of memory, and "
             f"{bytes_text(given)} are allowed: the same blocks are fetched again and again; give "
-            f"StreamPlan(..., cache=Cache(memory_bytes={-(-needed >> 28) << 28})), or memory_bytes in the mix",
-            stacklevel=stacklevel + 1,
+            f"StreamPlan(..., cache=Cache(memory_bytes={-(-needed >> 28) << 28})), or memory_bytes in the mix"
         )
-
-
-def warn_of_windows(plan: StreamPlan, global_batch_size: int, world_size: int, *, stacklevel: int) -> None:
-    """Warn of windows that are too short, or too large for the memory.
-
-    Args:
-        stacklevel: of the line that the warnings name, counted from the caller.
-    """
-    warn_of_short_windows(plan, global_batch_size, stacklevel=stacklevel + 1)
-    warn_of_little_memory(plan, world_size, stacklevel=stacklevel + 1)
+    return found
 
 
 def _weights(plan: StreamPlan, cursor: Cursor | None) -> tuple[float, ...]:
     cursor = cursor or plan.cursor()
     return cursor.segments[cursor.num_started - 1].weights
-
-
-def _tokens_per_step(plan: StreamPlan, global_batch_size: int, weights: Sequence[float]) -> list[float]:
-    return [global_batch_size * plan.seq_len * weight / sum(weights) for weight in weights]

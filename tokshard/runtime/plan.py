@@ -24,22 +24,13 @@ from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.source import TokenSource, completed
-from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
-from tokshard.runtime.identity import identity_of
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.pieces import PieceReader
-from tokshard.runtime.rows.batches import (
-    IGNORED,
-    PADDING_INDEX,
-    Layout,
-    Packed,
-    corpus_rows,
-    first_row,
-    lay_out,
-    widen,
-)
-from tokshard.runtime.rows.masks import Mask, MaskedTokens, make_mask, masked_tokens
+from tokshard.runtime.rows.expand import full_batch
+from tokshard.runtime.rows.masks import Mask, MaskedTokens, masked_tokens, masking
+from tokshard.runtime.rows.narrow import PADDING_INDEX, Layout, NarrowBatch, lay_out
 from tokshard.runtime.rows.transforms import Transform, transformed
 from tokshard.runtime.trace import Occurrence, Piece, occurrences, pieces_of_samples
 
@@ -69,7 +60,8 @@ class StreamPlan:
         take: the part of a corpus, in ``(0, 1]``, that is read: a number, or name to number. Whole blocks are left out,
             the same for every seed; 0.1 reads all that 0.05 reads.
         max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
-        on_max_epochs: ``"stop"``: the pass ends before the first step that would read more; ``"warn"``: it continues.
+        on_max_epochs: ``"stop"``: the pass ends before the first sample that would read more, and the rest of its step
+            is padding; ``"warn"``: it continues.
         transforms: change samples as they are read, one after the other; see `tokshard.runtime.rows.transforms`.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
         cache: keeps what is read of corpora in buckets and on web servers, for all that the plan opens together;
@@ -223,18 +215,17 @@ class StreamPlan:
             cursor: the weights; default: those of the plan.
 
         Returns:
-            The keys of a batch. input_ids, labels, position_ids: int64 [seq_len]; corpus_index, sample_index: int64
-            [1]; cu_seqlens: int32; max_seqlen: int64 [].
+            A batch of one row as `StreamingLoader` lists it, in arrays of numpy. input_ids, labels and position_ids are
+            [seq_len].
 
         Raises:
             IndexError: the plan has no such sample.
             PlanError: it is not an integer.
         """
         sample = _checked_sample(sample)
-        mixture = _mixture_at(self, sample, cursor)
-        masked = self.masked(cursor or self.cursor())
-        layout = self.lay_out(mixture, np.array([sample], np.int64), masked=masked)
-        return first_row(widen(self.pack(layout, 0, 1)))
+        _mixture_at(self, sample, cursor)
+        batch = full_batch(self.read(self.lay_out(cursor or self.cursor(), np.array([sample])), 0, 1))
+        return {key: value[0] if value.ndim == 2 else value for key, value in batch.items()}
 
     def trace(self, sample: int, cursor: Cursor | None = None) -> list[Piece]:
         """The parts of documents in one global sample, in order.
@@ -289,8 +280,8 @@ class StreamPlan:
     def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
         fingerprint = self.sources[self._number_of(corpus)].fingerprint
-        mask = make_mask(file, sample=cursor.sample, corpus=fingerprint, name=corpus)
-        after = cursor.masking(mask)
+        masks = masking(cursor.masks, file, sample=cursor.sample, fingerprint=fingerprint, name=corpus)
+        after = replace(cursor, masks=masks)
         self.masked(after)  # refuses what does not exist
         return after
 
@@ -312,26 +303,19 @@ class StreamPlan:
             raise PlanError(f"the plan has no corpus {corpus!r}", hint=f"it has {', '.join(self.names)}")
         return self.names.index(corpus)
 
-    def lay_out(
-        self,
-        mixture: Mixture,
-        samples: NDArray[np.int64],
-        *,
-        masked: MaskedTokens | None = None,
-        is_sequential: bool = False,
-    ) -> Layout:
+    def lay_out(self, cursor: Cursor, samples: NDArray[np.int64], *, is_sequential: bool = False) -> Layout:
         """The rows of one or many batches, without their tokens.
 
         Args:
+            cursor: the weights, and the documents that are out of the loss.
             samples: int64 [n], global samples, ascending within each stream; `PADDING_INDEX` for rows of padding.
-            masked: documents that are out of the loss.
             is_sequential: the following samples will be read next.
 
         Raises:
             CorpusError: a shard is missing or not what its manifest says.
         """
         rows = np.flatnonzero(samples != PADDING_INDEX)
-        located, corpus_samples = mixture.locate(samples[rows])
+        located, corpus_samples = self.mixture(cursor).locate(samples[rows])
         corpora = np.full(len(samples), PADDING_INDEX, np.int64)
         corpora[rows] = located
         parts = []
@@ -340,29 +324,18 @@ class StreamPlan:
             mine = rows[here]
             sorted_rows, *of_parts = self.corpora[number].by_part(samples[mine], corpus_samples[here])
             counts, pieces = self.readers[number].pieces_of(*of_parts, is_sequential=is_sequential)
-            mine, is_masked = mine[sorted_rows], None
-            if masked is not None:
-                is_masked = masked.covers(number, pieces.starts, np.repeat(samples[mine], counts))
-            parts.append(
-                corpus_rows(self.sources[number], mine, counts, pieces, seq_len=self.seq_len, is_masked=is_masked)
-            )
-        dtype = self.sources[0].dtype
-        return lay_out(
-            parts, samples=samples, corpora=corpora, seq_len=self.seq_len, dtype=dtype, has_masks=masked is not None
-        )
+            parts.append((number, mine[sorted_rows].repeat(counts), pieces))
+        masked = self.masked(cursor)
+        return lay_out(parts, self.sources, samples=samples, corpora=corpora, seq_len=self.seq_len, masked=masked)
 
-    def pack(self, layout: Layout, start: int, stop: int) -> Packed:
-        """Copy the rows ``[start, stop)`` of a layout together, and transform them. The next call may overwrite them.
+    def read(self, layout: Layout, start: int, stop: int) -> NarrowBatch:
+        """Read the rows ``[start, stop)`` of a layout, and transform them. The next call may overwrite them.
 
         Raises:
             PlanError: a transform did not return a sample of the same size and dtype.
         """
-        packed = layout.pack(start, stop)
-        if self.transforms:
-            packed = transformed(packed, self.transforms, self.seed)
-        if packed.is_masked is not None:  # after the transforms, which see all labels
-            packed = replace(packed, next_tokens=np.where(packed.is_masked, IGNORED, packed.next_tokens))
-        return packed
+        narrow = layout.read(start, stop)
+        return transformed(narrow, self.transforms, self.seed) if self.transforms else narrow
 
 
 def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixture:

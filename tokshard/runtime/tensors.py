@@ -8,25 +8,26 @@ import os
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.loader import BatchLoader, Walk, given_place, load_state, ranks_of, save_state
+from tokshard.runtime.loader import BatchLoader, Walk, rows_of_rank
 from tokshard.runtime.options import integer
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.batches import IGNORED, Packed, widen
-from tokshard.runtime.rows.compact import compact_batch
+from tokshard.runtime.rows.expand import compact_batch, full_batch
+from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
-from tokshard.runtime.rows.steps import Ranks, packed_step, packed_steps
-from tokshard.runtime.stop import Stop
+from tokshard.runtime.rows.steps import RankRows
+from tokshard.runtime.state import load_state, save_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -93,21 +94,21 @@ class StreamingLoader(BatchLoader[Batch]):
         uneven: Literal["refuse", "pad"] = "refuse",
         timeout_seconds: float = 600.0,
     ) -> None:
-        ranks = ranks_of(plan, global_batch_size, data_parallel_place(dp_rank, dp_world_size, dp_mesh), uneven)
+        ranks = rows_of_rank(
+            plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=partial(_rank_in, dp_mesh)
+        )
         if pin_memory and not torch.accelerator.is_available():
             warnings.warn("pin_memory has no effect: this process sees no accelerator", stacklevel=2)
             pin_memory = False
-        steps: Callable[[StreamPlan, Ranks, Cursor, Stop], Iterator[Packed]] = packed_steps
         if integer("num_workers", num_workers, least=0):
             _check_pickles(plan)
-            steps = partial(_steps_of_workers, num_workers=num_workers)
         super().__init__(
             plan,
             ranks=ranks,
             finish=partial(as_tensors, pin_memory=pin_memory, compact=compact),
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
-            steps=steps,
+            steps=partial(_steps_of_workers, num_workers=num_workers) if num_workers else None,
         )
 
 
@@ -138,9 +139,10 @@ class StreamDataset(Dataset[Batch]):
         compact: bool = False,
         uneven: Literal["refuse", "pad"] = "refuse",
     ) -> None:
-        place = data_parallel_place(dp_rank, dp_world_size, dp_mesh)
-        self.plan = plan
-        self._rows = _Rows(plan, ranks_of(plan, global_batch_size, place, uneven))
+        ranks = rows_of_rank(
+            plan, global_batch_size, dp_rank, dp_world_size, uneven, otherwise=partial(_rank_in, dp_mesh)
+        )
+        self.plan, self._rows = plan, _Rows(plan, ranks)
         self._is_compact = compact
         self.sampler = StepSampler(plan, global_batch_size)
 
@@ -148,7 +150,7 @@ class StreamDataset(Dataset[Batch]):
         """The batch of a step of the sampler."""
         if not isinstance(step, Step):
             raise LoaderError(f"{step!r:.100} is not a step of this data set: {_HOW}", hint=_HOW)
-        return as_tensors(self._rows.packed(step), compact=self._is_compact)
+        return as_tensors(self._rows.narrow(step), compact=self._is_compact)
 
     def __getitems__(self, _: Any) -> Any:
         """Refuse to make batches of batches."""
@@ -196,7 +198,7 @@ class StepSampler(Sampler["Step"]):
         if not self._is_under_way:
             self._walk.end()
             raise StopIteration
-        step = Step(self._walk.cursor, self._walk.stop)
+        step = Step(self._walk.cursor, self._walk.stop.sample)
         self._walk.advance()
         return step
 
@@ -219,23 +221,23 @@ class Step(NamedTuple):
 
     Args:
         cursor: where it begins.
-        stop: where the pass ends.
+        end: the sample that ends the pass; None: it is endless.
     """
 
     cursor: Cursor
-    stop: Stop
+    end: int | None
 
 
-class _Rows(Dataset["Packed | TokshardError"]):
+class _Rows(Dataset["NarrowBatch | TokshardError"]):
     """The narrow rows of steps, for processes of a DataLoader. Errors come as values, which keeps their class."""
 
-    def __init__(self, plan: StreamPlan, ranks: Ranks) -> None:
+    def __init__(self, plan: StreamPlan, ranks: RankRows) -> None:
         self._plan: StreamPlan | None = plan
         self._ranks, self._pid = ranks, os.getpid()
         self._pickled = b""
         self._last: Cursor | None = None
 
-    def packed(self, step: Step) -> Packed:
+    def narrow(self, step: Step) -> NarrowBatch:
         """The rows of a step."""
         if self._plan is None:
             self._plan = pickle.loads(self._pickled)  # noqa: S301 - from our own process
@@ -245,11 +247,12 @@ class _Rows(Dataset["Packed | TokshardError"]):
         # a cursor that came from another process has copies of the weights, whose samples would be counted anew
         cursor = replace(self._last or step.cursor, sample=step.cursor.sample)
         self._last = cursor if cursor == step.cursor else step.cursor
-        return packed_step(self._plan, self._ranks, self._last, step.stop)
+        samples = self._ranks.samples(np.array([step.cursor.sample]), step.end)
+        return self._plan.read(self._plan.lay_out(self._last, samples), 0, len(samples))
 
-    def __getitem__(self, step: Step) -> Packed | TokshardError:
+    def __getitem__(self, step: Step) -> NarrowBatch | TokshardError:
         try:
-            return self.packed(step)
+            return self.narrow(step)
         except TokshardError as error:
             return error
 
@@ -259,18 +262,18 @@ class _Rows(Dataset["Packed | TokshardError"]):
 
 
 def _steps_of_workers(
-    plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop, *, num_workers: int
-) -> Iterator[Packed]:
+    plan: StreamPlan, ranks: RankRows, cursor: Cursor, end: int | None, *, num_workers: int
+) -> Iterator[NarrowBatch]:
     """The steps from a cursor on, made in turn by processes of torch's DataLoader."""
     size = ranks.global_batch_size
 
     def steps() -> Iterator[Step]:
         sample = cursor.sample
-        while stop.has_step(sample, size):
-            yield Step(replace(cursor, sample=sample), stop)
+        while end is None or sample < end:
+            yield Step(replace(cursor, sample=sample), end)
             sample += size
 
-    loader: DataLoader[Packed | TokshardError] = DataLoader(
+    loader: DataLoader[NarrowBatch | TokshardError] = DataLoader(
         _Rows(plan, ranks),
         batch_size=None,
         sampler=steps(),
@@ -279,19 +282,24 @@ def _steps_of_workers(
         generator=torch.Generator(),  # or it would draw from the global one
         multiprocessing_context="spawn",  # a forked process may inherit locks, and cannot reach a store of its parent
     )
+    batches: Any = ()
     try:
         with _safe_path():
             batches = iter(loader)
-        for packed in batches:
-            if isinstance(packed, TokshardError):
-                raise packed
-            yield packed
+        for narrow in batches:
+            if isinstance(narrow, TokshardError):
+                raise narrow
+            yield narrow
     except RuntimeError as error:
         raise LoaderError(
             f"a DataLoader worker failed: {error}",
             hint="run with num_workers=0 to see why. A worker that was killed often lacked memory, or read a mapped "
             "shard that was cut (CorpusSource(..., access='pread') survives that)",
         ) from error
+    finally:
+        # ends the processes in order: what a traceback keeps is left to the garbage collector, which takes the
+        # semaphores away from processes that still start
+        del batches
 
 
 def _belong_to_the_loop(_: int) -> None:
@@ -343,45 +351,21 @@ def _check_pickles(plan: StreamPlan) -> None:
 
 
 def as_tensors(
-    packed: Packed, recycler: Recycler | None = None, *, pin_memory: bool = False, compact: bool = False
+    narrow: NarrowBatch, recycler: Recycler | None = None, *, pin_memory: bool = False, compact: bool = False
 ) -> Batch:
     """A batch as CPU tensors; the docstring of `StreamingLoader` lists them."""
-    arrays = compact_batch(packed, recycler) if compact else widen(packed, recycler)
+    arrays = compact_batch(narrow, recycler) if compact else full_batch(narrow, recycler)
     batch = {key: torch.from_numpy(value) for key, value in arrays.items()}
     return {key: value.pin_memory() for key, value in batch.items()} if pin_memory else batch
 
 
-def expand_tensors(batch: Mapping[str, Tensor], device: torch.device | str | int | None = None) -> Batch:
-    """The full batch of a compact one, made on a device (default: where the tensors are) without waiting for it."""
-    here = {key: value.to(device, non_blocking=value.is_pinned()) for key, value in batch.items()}
-    num_tokens, next_tokens, cu_seqlens = here.pop("num_tokens"), here.pop("next_tokens"), here["cu_seqlens"]
-    input_ids = here["input_ids"].to(torch.int64)
-    rows, seq_len = input_ids.shape
-    labels = input_ids.view(-1).roll(-1)
-    labels[cu_seqlens[1:].to(torch.int64) - 1] = next_tokens
-    if "masked" in here:
-        masked = here.pop("masked").repeat_interleave(cu_seqlens.diff(), output_size=rows * seq_len)
-        labels.masked_fill_(masked, IGNORED)
-    is_padding = torch.arange(seq_len, device=input_ids.device) >= num_tokens[:, None]
-    # a given output_size spares asking the device for it
-    starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff(), output_size=rows * seq_len)
-    position_ids = torch.arange(rows * seq_len, device=input_ids.device) - starts
-    return here | {
-        "input_ids": input_ids,
-        "labels": labels.view(rows, seq_len).masked_fill_(is_padding, IGNORED),
-        "position_ids": position_ids.view(rows, seq_len),
-    }
-
-
-def data_parallel_place(rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> tuple[int, int]:
-    """Data-parallel rank and world size: as given, else of a mesh, else of torch.distributed, else 0 of 1.
+def _rank_in(mesh: DeviceMesh | None) -> tuple[int, int]:
+    """Data-parallel rank and world size of a mesh, else of torch.distributed, else 0 of 1.
 
     Raises:
-        PlanError: only one of the two is given, this process is not part of the mesh, or a launcher says that the job
-            has several processes and torch.distributed is not set up yet: each would read everything.
+        PlanError: this process is not part of the mesh, or a launcher says that the job has several processes and
+            torch.distributed is not set up yet: each would read everything.
     """
-    if (given := given_place(rank, world_size)) is not None:
-        return given
     if mesh is not None:
         place = mesh.get_coordinate()
         if place is None:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tokshard.errors import TokshardError
 from tokshard.run_files.recipe import Config, check_ranks, vocabulary_of
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.batches import IGNORED, PADDING_INDEX
+from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX
 from tokshard.runtime.stop import stop_of
 from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer.parallel import check_same, limit_waits, say, together
@@ -105,10 +105,9 @@ class Batches:
     def _leave_out(self) -> bool:
         """Move over a step, on record in the state; False: the pass is over."""
         cursor = self.loader.cursor
-        if not stop_of(self.plan, cursor).has_step(cursor.sample, self._size):
-            return False
-        self.loader.skip(self._size)
-        return True
+        end = stop_of(self.plan, cursor).end_of_step(cursor.sample, self._size)
+        self.loader.skip(end - cursor.sample)
+        return end > cursor.sample
 
     def _mask(self) -> None:
         data = self._settings.data

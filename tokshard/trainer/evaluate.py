@@ -15,7 +15,7 @@ from tokshard.errors import TokshardError, UsageError
 from tokshard.run_files.recipe import Config
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.batches import IGNORED
+from tokshard.runtime.rows.narrow import IGNORED
 from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.losses import micro_batches, sum_of_losses

@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 from tokshard.errors import TrainerError
 from tokshard.run_files.model_shape import Shape, peak_tflops, training_flops
 from tokshard.run_files.recipe import Train
-from tokshard.runtime.rows.batches import IGNORED, PADDING_INDEX
+from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer.batches import Batches
 from tokshard.trainer.launcher import STOP_SIGNALS

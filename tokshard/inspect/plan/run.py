@@ -20,9 +20,9 @@ from tokshard.run_files.plan_file import TrainerData, load_mix
 from tokshard.run_files.saved_state import read_state
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.cursor_json import load_cursor
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.steps import Ranks
+from tokshard.runtime.rows.steps import RankRows
+from tokshard.runtime.state import load_state
 from tokshard.runtime.stop import Stop, stop_of
 from tokshard.wording import counted
 
@@ -73,13 +73,13 @@ class Run:
     uneven: Literal["refuse", "pad"] = "refuse"
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
 
-    def ranks(self, rank: int = 0, world_size: int = 1, *, size: int | None = None) -> Ranks:
+    def ranks(self, rank: int = 0, world_size: int = 1, *, size: int | None = None) -> RankRows:
         """The rows that a rank reads of each step of a size.
 
         Raises:
             PlanError: the loader would refuse these sizes.
         """
-        return Ranks(
+        return RankRows(
             global_batch_size=self.global_batch_size if size is None else size,
             rank=rank,
             world_size=world_size,
@@ -111,7 +111,7 @@ class Run:
         """Samples of a step."""
         if len(self.record) and self.record[0, 0] <= step <= self.record[-1, 0]:
             _, start, stop = self.record[step - int(self.record[0, 0])].tolist()
-            if stop != self.plan.num_samples:  # the last step of a pass may be short
+            if stop != self.stop.sample:  # the last step of a pass may be short
                 return int(stop - start)
         return next((size for first, size in reversed(self.ramp) if step >= first), self.global_batch_size)
 
@@ -156,7 +156,7 @@ class Run:
         if step > self.step:
             start = self.cursor.sample + self.samples_in(step - 1) - self.samples_in(self.step)
             check_sample(start + self.size_of(step))
-            if not self.stop.has_step(start, self.size_of(step)):
+            if not self.stop.has_step(start):
                 corpus, sample = self.stop.corpus, self.stop.sample
                 why = f"corpus {corpus!r} is used up at {sample}" if corpus else "the pass is over"
                 raise UsageError(
@@ -182,7 +182,7 @@ class Run:
             return None
         if sample >= self.cursor.sample:
             step, within = self.step_with(sample - self.cursor.sample + self.samples_in(self.step))
-            if not self.stop.has_step(sample - within, self.size_of(step)):
+            if not self.stop.has_step(sample):
                 return None
         elif len(self.record) and sample >= self.record[0, 1]:
             index = int(np.searchsorted(self.record[:, 1], sample, "right")) - 1
@@ -202,7 +202,7 @@ class Run:
         if len(self.record):
             step, sample = int(self.record[0, 0]) - 1, int(self.record[0, 1])
         received = sample - sum(stop - start for start, stop in self.cursor.skipped if start < sample)
-        is_short = sample == self.plan.num_samples and self.samples_in(step - 1) < received <= self.samples_in(step)
+        is_short = sample == self.stop.sample and self.samples_in(step - 1) < received <= self.samples_in(step)
         return 0 if is_short else received - self.samples_in(step)
 
     def _is_skipped(self, sample: int) -> bool:
@@ -242,7 +242,7 @@ def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: st
         checkpoint = location
     if checkpoint is not None:
         state = read_state(checkpoint)
-        cursor, done = load_cursor(state.cursor, plan.identity, plan.schedule), state.step
+        cursor, done = load_state(plan, {"cursor": state.cursor}), state.step
         record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
     run = Run(
         plan=plan,

@@ -16,9 +16,8 @@ from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.documents import origin_of
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.runtime.bytes.corpus import CorpusSource
-from tokshard.runtime.rows.batches import PADDING_INDEX
+from tokshard.runtime.rows.narrow import PADDING_INDEX
 from tokshard.runtime.rows.steps import turns
-from tokshard.runtime.stop import Stop
 from tokshard.runtime.trace import Piece
 
 ID = "id"
@@ -176,7 +175,7 @@ def trace_steps(
         start = np.array([run.start_of(step)], np.int64)
         place = (0, 1) if ranks.rank is None else (ranks.rank, ranks.world_size)
         rows = run.ranks(*place, size=run.size_of(step))
-        samples = rows.samples(start, Stop(sample=run.plan.num_samples))
+        samples = rows.samples(start, run.plan.num_samples)
         yield _rows(run, reader, samples[samples != PADDING_INDEX], ranks, num_characters)
         reader.forget()
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 GATHER_BELOW = 350
 """Mean tokens of a piece below which gathering is faster than slices. Changes speed only, not results."""
 
-HALVES_FROM, HALVES_BELOW, MANY = 40, 1_500, 1_000
+HALVES_FROM, HALVES_BELOW, MANY = 30, 1_500, 1_000
 """Mean tokens of a piece from which and below which so many pieces are copied as halves faster than in other ways."""
 
 _GATHER_TOKENS = 1 << 15

@@ -137,11 +137,6 @@ class Mixture:
         }
         return changed
 
-    def since(self, sample: int) -> Mixture:
-        """The same from a global sample on, without the segments that end before it."""
-        index = self._segment_at(sample)
-        return _rebuild(self.seed, self.num_streams, self.segments[index:], self._balance_at(index)) if index else self
-
     def weights_at(self, sample: int) -> tuple[float, ...]:
         """The weights in force at a global sample, which is not before the first segment."""
         return self.segments[self._segment_at(sample)].weights

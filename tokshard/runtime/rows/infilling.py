@@ -8,7 +8,7 @@ import numpy as np
 
 from tokshard.errors import PlanError
 from tokshard.runtime.options import integer, real
-from tokshard.runtime.rows.batches import IGNORED
+from tokshard.runtime.rows.narrow import IGNORED
 from tokshard.runtime.rows.transforms import Sample, SampleRandom
 
 _NUM_SENTINELS = 3
@@ -43,10 +43,9 @@ class FillInTheMiddle:
     spm_rate: float = 0.5
 
     def __post_init__(self) -> None:
-        ids = [integer(name, getattr(self, name)) for name in ("prefix_id", "suffix_id", "middle_id")]
-        for name in ("rate", "spm_rate"):
-            real(name, getattr(self, name))
-        if min(ids) < 0 or len(set(ids)) < _NUM_SENTINELS or not (0 <= self.rate <= 1 and 0 <= self.spm_rate <= 1):
+        ids = {integer(name, getattr(self, name)) for name in ("prefix_id", "suffix_id", "middle_id")}
+        rates = [real(name, getattr(self, name)) for name in ("rate", "spm_rate")]
+        if min(ids) < 0 or len(ids) < _NUM_SENTINELS or not all(0 <= rate <= 1 for rate in rates):
             raise PlanError(
                 f"{self!r}: ids are three different ones from 0 on, rates from 0 to 1",
                 hint="give the ids that the tokenizer has for its sentinels",

@@ -1,8 +1,9 @@
-"""The steps of one data-parallel rank, laid out for many steps at once."""
+"""The rows of a step that a data-parallel rank reads, and how many steps are laid out at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,14 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
-from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.locality import window_steps
 from tokshard.runtime.options import integer
-from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.permutation import GOLDEN, mixed
-from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.batches import PADDING_INDEX, Packed
-from tokshard.runtime.stop import Stop
+from tokshard.runtime.order.windows import CorpusOrder
+from tokshard.runtime.rows.narrow import PADDING_INDEX
 
 _LAYOUT_PIECES = 16_384
 _ROWS_PER_CORPUS = 24
@@ -29,8 +26,8 @@ _MAX_LAYOUT_PIECES = 65_536
 _MAX_LAYOUT_ROWS = 2_048
 
 _LAYOUTS_PER_WINDOW = 8
-"""Of corpora that are not in memory, a layout covers at most such a part of a window: what was laid out is still to be
-read when the blocks of the window before are given up, and when those of the next are announced."""
+"""Of corpora that are not in memory, a layout covers at most an eighth of a window, or blocks would be dropped before
+their rows are read."""
 
 _MAX_BATCH = 1 << 40
 _MAX_BATCH_TOKENS = (1 << 31) - 1
@@ -38,8 +35,8 @@ _MAX_BATCH_TOKENS = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
-    """How the rows of a global batch are split among data-parallel ranks: in contiguous parts.
+class RankRows:
+    """The rows of each global batch that one data-parallel rank reads: one of its contiguous parts.
 
     With one stream, a hash of the step turns the parts, so that a rank reads of all corpora. With several, a step has
     equally many rows of each, stream after stream, and a rank keeps its part, so that it reads few of them.
@@ -115,26 +112,31 @@ class Ranks:
                 hint=f"give a global_batch_size of at most {_MAX_BATCH_TOKENS // seq_len * self.world_size}",
             )
 
-    def samples(self, starts: NDArray[np.int64], stop: Stop) -> NDArray[np.int64]:
+    def samples(self, starts: NDArray[np.int64], end: int | None = None) -> NDArray[np.int64]:
         """This rank's samples of the steps that begin at some global samples.
 
         Args:
-            starts: int64 [steps], samples at which `stop` has a step.
-            stop: where the pass ends.
+            starts: int64 [steps].
+            end: the sample from which on rows are padding; None: there is none.
 
         Returns:
-            int64 [steps * rows_per_rank]; `PADDING_INDEX` for rows beyond the batch or the pass.
+            int64 [steps * rows_per_rank]; `PADDING_INDEX` for rows beyond the batch or the end.
         """
         firsts, parts = starts[:, np.newaxis], np.full((len(starts), 1), self.rank)
         parts = (parts + turns(firsts, self.world_size, self.num_streams)) % self.world_size
         within = parts * self.rows_per_rank + np.arange(self.rows_per_rank)
         streams, rounds = np.divmod(within, self.global_batch_size // self.num_streams)
         found: NDArray[np.int64] = firsts + (streams - firsts) % self.num_streams + rounds * self.num_streams
-        is_padding = within >= self.global_batch_size
-        if stop.sample is not None and stop.pads_last_step:
-            is_padding = is_padding | (found >= stop.sample)
-        found[is_padding] = PADDING_INDEX
+        found[(within >= self.global_batch_size) | (found >= (np.iinfo(np.int64).max if end is None else end))] = (
+            PADDING_INDEX
+        )
         return found.ravel()
+
+    def steps_at_once(self, pieces_per_row: float, num_corpora: int) -> int:
+        """Steps of a layout, so that rows share its calls and no step takes long."""
+        wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * num_corpora * self.num_own_streams)
+        most = min(wanted, _MAX_LAYOUT_PIECES / pieces_per_row, _MAX_LAYOUT_ROWS)
+        return max(1, int(most / self.rows_per_rank))
 
 
 def turns(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArray[np.int64]:
@@ -146,49 +148,26 @@ def turns(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArr
     return hashed.view(np.int64) if num_streams == 1 else np.zeros_like(starts)
 
 
-def packed_steps(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop | None = None) -> Iterator[Packed]:
-    """Every step from a cursor on, as one rank reads it.
+def steps_per_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], step_tokens: int) -> list[float]:
+    """Steps that read from one window of each corpus; with streams, from one window of each of them.
 
-    The first layout has one step and each later one twice as many, up to some thousand pieces. So the first batch comes
-    soon, and later ones share the cost of a layout. The tokens of a step may be overwritten by the next one.
+    Infinite where the whole corpus is one window, or its weight is 0.
 
     Args:
-        stop: where the pass ends; default: where the plan's finite pass does.
-
-    Raises:
-        CorpusError: a shard is missing or not what its manifest says.
+        weights: of the corpora.
+        step_tokens: of all ranks together.
     """
-    stop = stop or Stop(sample=plan.num_samples)
-    mixture, masked, sample = plan.mixture(cursor).since(cursor.sample), plan.masked(cursor), cursor.sample
-    size, rows = ranks.global_batch_size, ranks.rows_per_rank
-    steps = 1
-    while True:
-        starts: list[int] = []
-        while len(starts) < steps and stop.has_step(sample, size):
-            starts.append(sample)
-            sample += size
-        if not starts:
-            return
-        samples = ranks.samples(np.array(starts, np.int64), stop)
-        layout = plan.lay_out(mixture, samples, masked=masked, is_sequential=True)
-        for step in range(len(starts)):
-            yield plan.pack(layout, step * rows, (step + 1) * rows)
-        pieces_per_row = layout.num_pieces / len(samples)
-        wanted = max(_LAYOUT_PIECES / pieces_per_row, _ROWS_PER_CORPUS * len(plan.names) * ranks.num_own_streams)
-        most = min(wanted, _MAX_LAYOUT_PIECES / pieces_per_row, _MAX_LAYOUT_ROWS)
-        steps = min(2 * steps, max(1, int(most / rows)), most_steps(plan, mixture, size, sample))
+    found = []
+    for corpus, weight in zip(corpora, weights, strict=True):
+        window_tokens = corpus.num_parts * corpus.shape.window_blocks * corpus.shape.block_tokens
+        is_endless = corpus.num_windows == 1 or not weight
+        found.append(math.inf if is_endless else window_tokens / (step_tokens * weight / sum(weights)))
+    return found
 
 
-def packed_step(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop) -> Packed:
-    """The step at a cursor alone: the same rows, in memory of its own, without a state."""
-    samples = ranks.samples(np.array([cursor.sample], np.int64), stop)
-    layout = plan.lay_out(plan.mixture(cursor), samples, masked=plan.masked(cursor))
-    return plan.pack(layout, 0, ranks.rows_per_rank)
-
-
-def most_steps(plan: StreamPlan, mixture: Mixture, global_batch_size: int, sample: int) -> int:
-    """Steps of a layout for which no window is too short."""
-    if all(source.is_in_memory for source in plan.sources):
+def steps_of_shortest_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], step_tokens: int) -> int:
+    """Steps of a layout for which no window is too short; arguments as of `steps_per_window`."""
+    if all(corpus.source.is_in_memory for corpus in corpora):
         return _MAX_LAYOUT_ROWS
-    shortest = min(window_steps(plan, global_batch_size, mixture.weights_at(sample)).values())
+    shortest = min(steps_per_window(corpora, weights, step_tokens))
     return max(1, int(min(shortest / _LAYOUTS_PER_WINDOW, _MAX_LAYOUT_ROWS)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.order.permutation import derive_key, keyed_hashes
-from tokshard.runtime.rows.batches import IGNORED, PADDING_INDEX, Packed
+from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX, NarrowBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,42 +83,45 @@ class SampleRandom:
         return ((high * np.uint64(below)) >> np.uint64(32)).astype(np.int64)
 
 
-def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> Packed:
+def transformed(narrow: NarrowBatch, transforms: Sequence[Transform], seed: int) -> NarrowBatch:
     """Rows with all transforms applied, one after the other.
 
     Raises:
-        PlanError: a transform did not return a sample of the same size and dtype.
+        PlanError: a transform did not return a sample of the same size and dtype, or moved what is masked.
     """
-    rows, seq_len = len(packed.tokens), packed.tokens.shape[1] - 1
-    ends = np.cumsum(packed.piece_lengths, dtype=np.int64)
-    tokens = np.zeros_like(packed.tokens)
-    lengths: list[NDArray[np.int64]] = []
+    seq_len, tokens = narrow.tokens.shape[1], narrow.tokens.copy()
+    firsts = np.searchsorted(np.cumsum(narrow.piece_lengths), np.arange(len(tokens) + 1) * seq_len, "right").tolist()
+    lengths: list[NDArray[Any]] = []
     labels: list[NDArray[np.int64]] = []
     masks: list[NDArray[np.bool_]] = []
-    for row in range(rows):
-        first, stop = np.searchsorted(ends, [row * seq_len, (row + 1) * seq_len], "right").tolist()
-        size = int(packed.num_tokens_in_row[row])
-        pieces, following = packed.piece_lengths[first:stop].astype(np.int64), packed.next_tokens[first:stop]
-        before = pieces
-        if packed.sample_index[row] != PADDING_INDEX:
-            is_short = size < seq_len  # the padding is a piece of its own, which no transform sees
-            inner = Sample(
-                tokens=packed.tokens[row, :size].copy(),
-                piece_lengths=pieces[: len(pieces) - is_short],
-                next_tokens=following[: len(pieces) - is_short],
-            )
-            random = SampleRandom(seed, int(packed.sample_index[row]))
+    for row, (first, last) in enumerate(pairwise(firsts)):
+        size, number = int(narrow.num_tokens[row]), int(narrow.sample_index[row])
+        stop = last - (size < seq_len)  # the padding is a piece of its own, which no transform sees
+        before = narrow.piece_lengths[first:stop].astype(np.int64)
+        sample = Sample(
+            tokens=tokens[row, :size].copy(),
+            piece_lengths=before.copy(),
+            next_tokens=narrow.next_tokens[first:stop].copy(),
+        )
+        if number != PADDING_INDEX:
+            random = SampleRandom(seed, number)
             for transform in transforms:
-                inner = _checked(transform(inner, random), inner, transform)
-            tokens[row, :size] = inner.tokens
-            pieces = np.append(inner.piece_lengths, pieces[len(pieces) - is_short :])
-            following = np.append(inner.next_tokens, following[len(following) - is_short :])
-        lengths.append(pieces)
-        labels.append(following)
-        if packed.is_masked is not None:
-            masks.append(_masks_after(packed.is_masked[first:stop], before, pieces, int(packed.sample_index[row])))
+                sample = _checked(transform(sample, random), tokens[row, :size], transform)
+        tokens[row, :size] = sample.tokens
+        lengths += sample.piece_lengths, narrow.piece_lengths[stop:last]
+        labels += sample.next_tokens, narrow.next_tokens[stop:last]
+        if narrow.is_masked is not None:
+            masks.append(np.zeros(len(sample.piece_lengths) + last - stop, np.bool_))
+            if (flags := narrow.is_masked[first:stop]).any():
+                if not np.array_equal(sample.piece_lengths, before):
+                    raise PlanError(
+                        f"a transform changed the pieces of sample {number}, which has a masked document: where its "
+                        "tokens are now is not known",
+                        hint="mask documents with transforms that keep pieces in their places, as FillInTheMiddle does",
+                    )
+                masks[-1][: len(flags)] = flags
     return replace(
-        packed,
+        narrow,
         tokens=tokens,
         piece_lengths=np.concatenate(lengths).astype(np.int32),
         next_tokens=np.concatenate(labels, dtype=np.int64, casting="unsafe"),  # a transform may give other integers
@@ -125,51 +129,32 @@ def transformed(packed: Packed, transforms: Sequence[Transform], seed: int) -> P
     )
 
 
-def _masks_after(
-    before: NDArray[np.bool_], old: NDArray[np.int64], new: NDArray[np.int64], sample: int
-) -> NDArray[np.bool_]:
-    """What is masked of the pieces of a row that was transformed."""
-    if not before.any():
-        return np.zeros(len(new), np.bool_)
-    if not np.array_equal(old, new):
-        raise PlanError(
-            f"a transform changed the pieces of sample {sample}, which has a masked document: where its tokens are "
-            "now is not known",
-            hint="mask documents with transforms that keep every piece in its place, as FillInTheMiddle does",
-        )
-    return before
+def _checked(found: Any, tokens: NDArray[Any], transform: Transform) -> Sample:
+    """What a transform returned for a sample of these tokens.
 
-
-def _checked(found: Sample, before: Sample, transform: Transform) -> Sample:
+    Raises:
+        PlanError: it is no such sample.
+    """
     if not isinstance(found, Sample):
-        raise PlanError(
-            f"{transform!r} returned {type(found).__name__}, expected a Sample", hint="return a Sample from transforms"
+        wrong, hint = f"{type(found).__name__}, expected a Sample", "return a Sample from transforms"
+    elif _form(found.tokens) != _form(tokens):
+        wrong = f"tokens {_form(found.tokens)}, expected {_form(tokens)}"
+        hint = "a transform keeps the number of tokens and their dtype"
+    elif not (_are_integers(lengths := found.piece_lengths) and _are_integers(labels := found.next_tokens)):
+        wrong = f"piece_lengths {_form(lengths)} and next_tokens {_form(found.next_tokens)}, expected int64 [pieces]"
+        hint = "give both as one-dimensional arrays of integers"
+    elif len(lengths) != len(labels) or lengths.sum() != len(tokens) or lengths.min() < 1:
+        wrong = (
+            f"{len(lengths)} pieces of {lengths.sum()} tokens with {len(labels)} next tokens, "
+            f"expected {len(tokens)} tokens and one next token per piece"
         )
-    if _form(found.tokens) != _form(before.tokens):
-        raise PlanError(
-            f"{transform!r} returned tokens {_form(found.tokens)}, expected {_form(before.tokens)}",
-            hint="a transform keeps the number of tokens and their dtype",
-        )
-    lengths, following = found.piece_lengths, found.next_tokens
-    if not (_are_integers(lengths) and _are_integers(following)):
-        raise PlanError(
-            f"{transform!r} returned piece_lengths {_form(lengths)} and next_tokens {_form(following)}, expected "
-            "int64 [pieces]",
-            hint="give both as one-dimensional arrays of integers",
-        )
-    size, total = len(before.tokens), int(lengths.sum())
-    if len(lengths) != len(following) or total != size or lengths.min() < 1:
-        raise PlanError(
-            f"{transform!r} returned {len(lengths)} pieces of {total} tokens with {len(following)} next tokens, "
-            f"expected {size} tokens and one next token per piece",
-            hint="piece_lengths are at least 1 and add up to the tokens",
-        )
-    if bool(np.any((following < 0) & (following != IGNORED))):
-        raise PlanError(
-            f"{transform!r} returned next_tokens from {following.min()} on, expected token ids or {IGNORED}",
-            hint=f"{IGNORED} is for a token that has no label",
-        )
-    return found
+        hint = "piece_lengths are at least 1 and add up to the tokens"
+    elif np.any((labels < 0) & (labels != IGNORED)):
+        wrong = f"next_tokens from {labels.min()} on, expected token ids or {IGNORED}"
+        hint = f"{IGNORED} is for a token that has no label"
+    else:
+        return found
+    raise PlanError(f"{transform!r} returned {wrong}", hint=hint)
 
 
 def _are_integers(found: Any) -> bool:

@@ -1,0 +1,153 @@
+"""From narrow batches to those that a training loop gets: compact and full ones. `StreamingLoader` lists their arrays.
+
+A full batch has 24 bytes per token, a compact one little more than 2, and making it is hardly more than copying. What
+it leaves out, labels and positions, can be made where the model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.runtime.rows.narrow import IGNORED, NarrowBatch
+from tokshard.runtime.rows.recycling import Recycler
+
+if TYPE_CHECKING:
+    import torch
+
+_KEPT = ("corpus_index", "sample_index", "cu_seqlens", "max_seqlen")
+_MIN_CU_SEQLENS = 64
+
+
+def compact_batch(narrow: NarrowBatch, recycler: Recycler | None = None) -> dict[str, NDArray[Any]]:
+    """The compact batch.
+
+    Args:
+        recycler: provides the memory; default: new memory.
+    """
+    shape, dtype = narrow.tokens.shape, narrow.tokens.dtype
+    input_ids = np.empty(shape, dtype) if recycler is None else recycler.empty(shape, dtype)
+    np.copyto(input_ids, narrow.tokens)
+    return _fields(narrow) | {"input_ids": input_ids}
+
+
+def full_batch(narrow: NarrowBatch, recycler: Recycler | None = None) -> dict[str, NDArray[Any]]:
+    """The full batch; arguments as of `compact_batch`."""
+    return _expanded(_fields(narrow), narrow.tokens, recycler)
+
+
+def _fields(narrow: NarrowBatch) -> dict[str, NDArray[Any]]:
+    """All of a compact batch but its tokens."""
+    lengths, count = narrow.piece_lengths, len(narrow.piece_lengths)
+    # few sizes, so that a compiled model sees few shapes: the last boundary is repeated, and so is its label
+    size = max(_MIN_CU_SEQLENS, 1 << count.bit_length()) - 1
+    cu_seqlens, next_tokens = np.zeros(size + 1, np.int32), np.empty(size, np.int64)
+    np.cumsum(lengths, out=cu_seqlens[1 : count + 1])
+    cu_seqlens[count + 1 :] = cu_seqlens[count]
+    next_tokens[:count] = narrow.next_tokens
+    found: dict[str, NDArray[Any]] = {
+        "next_tokens": next_tokens,
+        "num_tokens": narrow.num_tokens.copy(),  # a view would keep an array of many batches alive
+        "corpus_index": narrow.corpus_index.copy(),
+        "sample_index": narrow.sample_index.copy(),
+        "cu_seqlens": cu_seqlens,
+        "max_seqlen": np.array(lengths.max(), np.int64),
+    }
+    if narrow.is_masked is not None:
+        found["masked"] = np.zeros(size, np.bool_)
+        found["masked"][:count] = narrow.is_masked
+        next_tokens[found["masked"]] = IGNORED
+    next_tokens[count:] = next_tokens[count - 1]
+    return found
+
+
+@overload
+def expand(
+    batch: Mapping[str, torch.Tensor], device: torch.device | str | int | None = None
+) -> dict[str, torch.Tensor]: ...
+@overload
+def expand(batch: Mapping[str, NDArray[Any]], device: None = None) -> dict[str, NDArray[Any]]: ...
+def expand(batch: Mapping[str, Any], device: torch.device | str | int | None = None) -> dict[str, Any]:
+    """The full batch of a compact one, equal to what the loader gives without ``compact=True``.
+
+    Tensors go to the device narrow, and labels and positions are made there, without waiting for the device; of a
+    pinned batch the copy does not wait either. Arrays of numpy stay arrays of numpy.
+
+    Args:
+        batch: of a loader with ``compact=True``.
+        device: of the result; default: where the tensors are.
+
+    Raises:
+        ValueError: the batch is not compact, or a device is given for numpy arrays.
+    """
+    if "next_tokens" not in batch:
+        raise ValueError(f"the batch has {', '.join(batch)}, and no next_tokens: expand is for a loader's compact=True")
+    if isinstance(batch["input_ids"], np.ndarray):
+        if device is not None:
+            raise ValueError(f"device is {device!r}, and the batch has numpy arrays, which have no device")
+        return _expanded(batch, batch["input_ids"])
+    here = {key: value.to(device, non_blocking=value.is_pinned()) for key, value in batch.items()}
+    input_ids = here["input_ids"].long()  # methods of tensors are all that is needed: torch is not imported here
+    size = input_ids.numel()
+    return _derived(
+        here,
+        (input_ids, input_ids.new_empty(input_ids.shape), input_ids.new_empty(input_ids.shape)),
+        input_ids.new_ones(size).cumsum(0) - 1,
+        # a given output_size spares asking the device for it
+        repeat=lambda values, counts: values.repeat_interleave(counts, output_size=size),
+        subtract=lambda left, right, out: out.copy_(left - right),
+        ignore=lambda labels, where: labels.masked_fill_(where, IGNORED),
+        may_look=False,
+    )
+
+
+def _expanded(
+    batch: Mapping[str, NDArray[Any]], tokens: NDArray[Any], recycler: Recycler | None = None
+) -> dict[str, NDArray[Any]]:
+    shape = (3, *tokens.shape)
+    out = np.empty(shape, np.int64) if recycler is None else recycler.empty(shape)
+    numbers = np.arange(tokens.size) if recycler is None else recycler.numbers(tokens.size)
+    np.copyto(out[0], tokens)
+    return _derived(batch, out, numbers, repeat=np.repeat, subtract=np.subtract, ignore=_ignore, may_look=True)
+
+
+def _ignore(labels: NDArray[np.int64], where: NDArray[np.bool_]) -> None:
+    np.copyto(labels, IGNORED, where=where)
+
+
+def _derived(
+    batch: Mapping[str, Any],
+    out: Any,
+    numbers: Any,
+    *,
+    repeat: Callable[..., Any],
+    subtract: Callable[..., Any],
+    ignore: Callable[..., Any],
+    may_look: bool,
+) -> dict[str, Any]:
+    """Make labels and positions, in arrays as in tensors.
+
+    Args:
+        batch: a compact batch; its tokens are not used.
+        out: int64 [rows, seq_len] thrice: input_ids, and memory for labels and position_ids.
+        numbers: 0, 1, ...: int64 [rows * seq_len].
+        repeat, subtract: of numpy or torch.
+        ignore: makes labels `IGNORED` where flags are true.
+        may_look: whether flags may be looked at, to save work. A device would have to be waited for.
+    """
+    input_ids, labels, position_ids = out
+    flat, seq_len = labels.reshape(-1), labels.shape[1]
+    starts, stops, num_tokens = batch["cu_seqlens"][:-1], batch["cu_seqlens"][1:], batch["num_tokens"]
+    lengths = stops - starts
+    flat[:-1] = input_ids.reshape(-1)[1:]  # a label is the next token, but for the last one of each piece
+    flat[stops - 1] = batch["next_tokens"]
+    if "masked" in batch and not (may_look and not batch["masked"].any()):
+        ignore(flat, repeat(batch["masked"], lengths))
+    if not (may_look and num_tokens.min() == seq_len):
+        ignore(labels, numbers[:seq_len] >= num_tokens[:, None])
+    subtract(numbers, repeat(starts, lengths), out=position_ids.reshape(-1))
+    made = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+    return made | {key: batch[key] for key in _KEPT}

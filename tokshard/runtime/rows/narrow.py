@@ -1,0 +1,214 @@
+"""From pieces of documents to rows, and from rows to narrow batches.
+
+    pieces of each corpus ──lay_out──▶ Layout ──read──▶ NarrowBatch ──expand──▶ the batch of a training loop
+
+Laying out is arithmetic on arrays of pieces, for many batches at once: for a few rows alone the calls would cost more
+than the copying. A narrow batch is the only form inside: token ids in the dtype of the corpus, and what does not follow
+from them. `tokshard.runtime.rows.expand` makes of it what a loop gets.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.runtime.bytes.source import TokenSource
+from tokshard.runtime.order.pieces import Pieces
+from tokshard.runtime.rows.masks import MaskedTokens
+
+IGNORED = -100
+"""The label that cross-entropy leaves out, as in torch and transformers."""
+
+PADDING_INDEX = -1
+"""sample_index and corpus_index of a row that is padding."""
+
+READ_TOKENS = 1 << 21
+"""Corpora in memory are read about so many tokens at a time, because every call costs. Changes speed only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowBatch:
+    """The rows of a batch: what is read, and the labels that do not follow from it.
+
+    Args:
+        tokens: uint16 or uint32 [rows, seq_len], 0 where a row is padding.
+        piece_lengths: int32 [pieces], in order; they add up to rows * seq_len. Padding of a row is a piece of its own.
+        next_tokens: int64 [pieces], the label of the last token of each, -100 for none. All other labels are the next
+            token of the row, but for padding, which has none.
+        num_tokens: int32 [rows], tokens of each row that are not padding.
+        corpus_index: int64 [rows], corpus in plan order, or `PADDING_INDEX`.
+        sample_index: int64 [rows], global sample, or `PADDING_INDEX`.
+        is_masked: bool [pieces], whether each is out of the loss; None without masks.
+        num_read_tokens: read for these rows, labels that are no token of them included.
+    """
+
+    tokens: NDArray[Any]
+    piece_lengths: NDArray[np.int32]
+    next_tokens: NDArray[np.int64]
+    num_tokens: NDArray[np.int32]
+    corpus_index: NDArray[np.int64]
+    sample_index: NDArray[np.int64]
+    is_masked: NDArray[np.bool_] | None = None
+    num_read_tokens: int = 0
+
+    @property
+    def num_masked_tokens(self) -> int:
+        """Tokens of masked documents."""
+        return 0 if self.is_masked is None else int(self.piece_lengths[self.is_masked].sum())
+
+
+@dataclass(slots=True, kw_only=True)
+class Layout:
+    """Rows of one or many batches, piece by piece, ready to be read.
+
+    A label is the next token of the document. Within a piece that is the next token of the row, and a piece that ends
+    with its row is read one token further. Only where a block ends inside a document, the label comes from elsewhere.
+
+    Args:
+        sources: the corpora, in plan order.
+        samples, corpora: int64 [rows], as in `NarrowBatch`.
+        num_tokens: int32 [rows], as in `NarrowBatch`.
+        seq_len: tokens of a row.
+        first_pieces: which piece each row begins with: rows + 1 entries.
+        numbers: int64 [pieces], the corpus of each; `PADDING_INDEX` for padding.
+        starts: int64 [pieces], where in the corpus each starts.
+        lengths: int64 [pieces], tokens of each.
+        labels_in_row: bool [pieces], whether the last label of each is the token that is read after it.
+        labels_elsewhere: bool [pieces], whether that is a token which is read alone.
+        is_masked: bool [pieces], as in `NarrowBatch`.
+    """
+
+    sources: Sequence[TokenSource]
+    samples: NDArray[np.int64]
+    corpora: NDArray[np.int64]
+    num_tokens: NDArray[np.int32]
+    seq_len: int
+    first_pieces: list[int]
+    numbers: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    labels_in_row: NDArray[np.bool_]
+    labels_elsewhere: NDArray[np.bool_]
+    is_masked: NDArray[np.bool_] | None
+    _start: int = field(init=False, default=0, repr=False)
+    _stop: int = field(init=False, default=0, repr=False)
+    _tokens: NDArray[Any] = field(init=False, repr=False)
+    _next_tokens: NDArray[np.int64] = field(init=False, repr=False)
+
+    def read(self, start: int, stop: int) -> NarrowBatch:
+        """Read the rows ``[start, stop)``. The next call may overwrite their tokens."""
+        if start < self._start or stop > self._stop:
+            self._read_rows(start, stop)
+        first, last = self.first_pieces[start], self.first_pieces[stop]
+        before = self.first_pieces[self._start]
+        labels = self.labels_in_row[first:last] | self.labels_elsewhere[first:last]
+        return NarrowBatch(
+            tokens=self._tokens[start - self._start : stop - self._start, : self.seq_len],
+            piece_lengths=self.lengths[first:last].astype(np.int32),
+            next_tokens=self._next_tokens[first - before : last - before],
+            num_tokens=self.num_tokens[start:stop],
+            corpus_index=self.corpora[start:stop],
+            sample_index=self.samples[start:stop],
+            is_masked=None if self.is_masked is None else self.is_masked[first:last],
+            num_read_tokens=int(self.num_tokens[start:stop].sum()) + int(np.count_nonzero(labels)),
+        )
+
+    def _read_rows(self, start: int, stop: int) -> None:
+        """Read rows, and if all corpora are in memory some later ones, which are kept for the next calls."""
+        row_tokens = self.seq_len + 1  # the last one is only a label
+        if all(self.sources[number].is_in_memory for number in np.unique(self.corpora).tolist() if number >= 0):
+            stop = max(stop, min(len(self.samples), start + READ_TOKENS // row_tokens))
+        pieces = slice(self.first_pieces[start], self.first_pieces[stop])
+        numbers, positions, lengths = self.numbers[pieces], self.starts[pieces], self.lengths[pieces]
+        in_row = np.flatnonzero(self.labels_in_row[pieces])
+        elsewhere = np.flatnonzero(self.labels_elsewhere[pieces])
+        size = (stop - start) * row_tokens
+        out = np.empty(size + len(elsewhere), self.sources[0].dtype)
+        begins = np.cumsum(lengths) - lengths
+        places = begins + begins // self.seq_len
+        next_tokens = np.full(len(lengths), IGNORED, np.int64)
+        label_places = (places + lengths)[in_row]
+        for piece in np.flatnonzero(numbers == PADDING_INDEX).tolist():
+            out[places[piece] : places[piece] + lengths[piece]] = 0
+        labels = positions[elsewhere] + lengths[elsewhere]
+        lengths = lengths + self.labels_in_row[pieces]
+        if len(elsewhere):  # single tokens, which go after all rows
+            numbers = np.concatenate([numbers, numbers[elsewhere]])
+            positions = np.concatenate([positions, labels])
+            lengths = np.concatenate([lengths, np.ones_like(labels)])
+            places = np.concatenate([places, np.arange(size, len(out))])
+        self._read_pieces(numbers, positions, lengths, out, places)
+        next_tokens[in_row], next_tokens[elsewhere] = out[label_places], out[size:]
+        self._tokens, self._next_tokens = out[:size].reshape(stop - start, row_tokens), next_tokens
+        self._start, self._stop = start, stop
+
+    def _read_pieces(
+        self,
+        numbers: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        out: NDArray[Any],
+        places: NDArray[np.int64],
+    ) -> None:
+        """Read each piece from its corpus, corpus by corpus."""
+        if (numbers != numbers[0]).any():
+            order = np.argsort(numbers, kind="stable")
+            numbers, positions, lengths, places = numbers[order], positions[order], lengths[order], places[order]
+        bounds = np.flatnonzero(np.diff(numbers, prepend=PADDING_INDEX)).tolist()
+        for low, high in itertools.pairwise([*bounds, len(numbers)]):
+            self.sources[int(numbers[low])].read(positions[low:high], lengths[low:high], out, places[low:high])
+
+
+def lay_out(
+    parts: Sequence[tuple[int, NDArray[np.int64], Pieces]],
+    sources: Sequence[TokenSource],
+    *,
+    samples: NDArray[np.int64],
+    corpora: NDArray[np.int64],
+    seq_len: int,
+    masked: MaskedTokens | None = None,
+) -> Layout:
+    """The pieces of all corpora in the order of the rows.
+
+    Args:
+        parts: the number of a corpus, int64 [pieces] the row of each of its pieces, and these pieces.
+        sources: the corpora, in plan order.
+        samples, corpora: int64 [rows], `PADDING_INDEX` for rows that are padding.
+        masked: documents that are out of the loss.
+    """
+    num_rows = len(samples)
+    num_tokens = np.zeros(num_rows, np.int64)
+    for _, rows, pieces in parts:
+        num_tokens += np.bincount(rows, pieces.lengths, num_rows).astype(np.int64)
+    padded = np.flatnonzero(num_tokens < seq_len)
+    rows = np.concatenate([*(rows for _, rows, _ in parts), padded])
+    numbers = np.repeat(
+        [*(number for number, _, _ in parts), PADDING_INDEX], [*(len(part[1]) for part in parts), len(padded)]
+    )
+    starts = np.concatenate([*(pieces.starts for _, _, pieces in parts), np.zeros_like(padded)])
+    lengths = np.concatenate([*(pieces.lengths for _, _, pieces in parts), seq_len - num_tokens[padded]])
+    ends_document = np.concatenate([*(pieces.ends_document for _, _, pieces in parts), np.ones(len(padded), np.bool_)])
+    if len(parts) > 1 or len(padded) or bool((np.diff(rows) < 0).any()):
+        order = np.argsort(rows, kind="stable")  # padding comes after the pieces of its row
+        rows, numbers, starts, lengths = rows[order], numbers[order], starts[order], lengths[order]
+        ends_document = ends_document[order]
+    is_last = np.diff(rows, append=num_rows) > 0
+    return Layout(
+        sources=sources,
+        samples=samples,
+        corpora=corpora,
+        num_tokens=num_tokens.astype(np.int32),
+        seq_len=seq_len,
+        first_pieces=np.searchsorted(rows, np.arange(num_rows + 1)).tolist(),
+        numbers=numbers,
+        starts=starts,
+        lengths=lengths,
+        labels_in_row=is_last & ~ends_document,
+        labels_elsewhere=~(is_last | ends_document),
+        is_masked=None if masked is None else masked.covers(numbers, starts, samples[rows]),
+    )
