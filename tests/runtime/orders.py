@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from tests.runtime.shuffle import Order, ranked
 from tests.runtime.sources import ListSource
-from tokshard.runtime.order.permutation import KEY_WORDS, NUM_ROUNDS, Permutation
-from tokshard.runtime.order.seeds import derive_key
+from tokshard.runtime.order.permutation import KEY_WORDS, NUM_ROUNDS, Permutation, derive_key
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamingLoader
 

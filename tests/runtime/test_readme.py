@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.runtime.sources import ListSource
-from tokshard.runtime.order.seeds import ORDER_VERSION, Purpose
+from tokshard.runtime.order.permutation import ORDER_VERSION, Purpose
 from tokshard.runtime.order.windows import Window
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.state import save_state

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests.runtime.sources import ListSource, PeriodicSource
-from tokshard.runtime.order.seeds import ORDER_VERSION
+from tokshard.runtime.order.permutation import ORDER_VERSION
 from tokshard.runtime.plan import StreamPlan
 
 FILE = Path(__file__).with_name("order.json")

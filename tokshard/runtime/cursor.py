@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment
-from tokshard.runtime.order.seeds import ORDER_VERSION
+from tokshard.runtime.order.permutation import ORDER_VERSION
 from tokshard.runtime.order.windows import CorpusOrder, Place, Shape
 from tokshard.runtime.rows.masks import Mask
 

@@ -28,8 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.order.permutation import KEY_WORDS, Permutation
-from tokshard.runtime.order.seeds import derive_key
+from tokshard.runtime.order.permutation import KEY_WORDS, Permutation, derive_key
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]

@@ -1,13 +1,30 @@
-"""A seeded bijection on ``range(n)`` that can be evaluated at any index."""
+"""All randomness of an order: keys, which are hashes of fixed-width fields, and permutations that they seed.
+
+A key depends on nothing but the fields that are named here, so it can be computed anywhere, in any order, and two
+purposes, epochs or windows never share one by accident, as they would if numbers were added to a seed. A permutation is
+a bijection on ``range(n)`` that can be evaluated at any index.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+ORDER_VERSION = 1
+"""Names the rules of the order. Bump when any sample of any plan would change."""
+
+MAX_EPOCHS = 1 << 64
+"""Epochs that a key can tell apart."""
+
+Purpose = Literal["deal", "blocks", "pieces", "samples", "phases", "transform"]
+
+_WORDS_PER_HASH = 8
+_HASH_BYTES = 64
 
 MAX_SORTED = 65_536
 """Up to this length the order comes from sorting hashes; above, from the cipher. Part of the order version."""
@@ -25,6 +42,50 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
+def derive_key(
+    seed: int,
+    purpose: Purpose,
+    *,
+    corpus: bytes = b"",
+    stream: int = 0,
+    epoch: int = 0,
+    window: int = 0,
+    words: int = 2,
+) -> NDArray[np.uint64]:
+    """A key of `words` 64-bit words.
+
+    The hashed bytes are, little-endian: order version (4 bytes), purpose (ASCII, padded with zeros to 16), seed (8),
+    content fingerprint of the corpus (32), stream that owns a part of it (8), epoch (8), window (8), index of the hash
+    (4). Each hash is 64 bytes of blake2b, eight words.
+
+    Args:
+        seed: in ``[0, 2**64)``.
+        corpus: 32 bytes; empty for keys that do not depend on a corpus.
+
+    Returns:
+        uint64 [words].
+
+    References:
+        Saarinen and Aumasson, RFC 7693 (blake2b).
+    """
+    head = b"".join(
+        (
+            ORDER_VERSION.to_bytes(4, "little"),
+            purpose.encode().ljust(16, b"\0"),
+            seed.to_bytes(8, "little"),
+            corpus.ljust(32, b"\0"),
+            stream.to_bytes(8, "little"),
+            epoch.to_bytes(8, "little"),
+            window.to_bytes(8, "little"),
+        )
+    )
+    hashes = (
+        hashlib.blake2b(head + index.to_bytes(4, "little"), digest_size=_HASH_BYTES).digest()
+        for index in range(-(-words // _WORDS_PER_HASH))
+    )
+    return np.frombuffer(b"".join(hashes), "<u8").astype(np.uint64)[:words]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Permutation:
     """A seeded bijection on ``range(length)``, evaluated at any index.
@@ -37,7 +98,7 @@ class Permutation:
 
     Args:
         length: at least 0, at most 2**62.
-        key: uint64 [`KEY_WORDS`], from `seeds.derive_key`.
+        key: uint64 [`KEY_WORDS`], from `derive_key`.
 
     References:
         Knuth, TAOCP vol. 2, 3.2.1 (linear congruential sequences); Black and Rogaway, "Ciphers with arbitrary finite
@@ -46,6 +107,11 @@ class Permutation:
 
     length: int
     key: NDArray[np.uint64]
+
+    @classmethod
+    def seeded(cls, length: int, seed: int, purpose: Purpose, **fields: Any) -> Permutation:
+        """A permutation under the key of a purpose; fields as of `derive_key`."""
+        return cls(length=length, key=derive_key(seed, purpose, **fields, words=KEY_WORDS))
 
     def __post_init__(self) -> None:
         if not 0 <= self.length <= 1 << 62:
@@ -80,10 +146,6 @@ class Permutation:
             found[outside] = self._encrypt(found[outside])
             outside = outside[found[outside] >= self.length]
         return found.astype(np.uint64)
-
-    def at(self, index: int) -> int:
-        """One item."""
-        return int(self(np.array([index], np.uint64))[0])
 
     def all(self) -> NDArray[np.uint64]:
         """Every item in order: uint64 [length]."""

@@ -97,16 +97,16 @@ class PieceTable:
             int64 [stretches], how many pieces each has, and the pieces of all of them one after another. The first
             and the last piece of a stretch are cut to it.
         """
-        stops, dtype = starts + lengths, self.shuffled_starts.dtype
-        first = self.shuffled_starts.searchsorted(starts.astype(dtype), "right") - 1
-        counts = self.shuffled_starts.searchsorted(stops.astype(dtype), "left") - first
+        shuffled, stops = self.shuffled_starts, starts + lengths
+        first = shuffled.searchsorted(starts.astype(shuffled.dtype), "right") - 1
+        counts = shuffled.searchsorted(stops.astype(shuffled.dtype), "left") - first
         # piece k of a stretch is entry first + k of the table
-        after = np.cumsum(counts)
-        entry = np.arange(int(after[-1])) + np.repeat(first - after + counts, counts)
-        piece_starts = self.shuffled_starts[entry].astype(np.int64)
-        piece_stops = self.shuffled_starts[entry + 1].astype(np.int64)
+        after = counts.cumsum()
+        before = after - counts
+        entry = np.arange(after[-1]) + (first - before).repeat(counts)
+        piece_starts, piece_stops = shuffled[entry].astype(np.int64), shuffled[entry + 1].astype(np.int64)
         cut_starts, cut_stops = piece_starts.copy(), piece_stops.copy()
-        cut_starts[after - counts] = starts
+        cut_starts[before] = starts
         cut_stops[after - 1] = stops
         positions = self.unshuffled_starts[entry] + (cut_starts - piece_starts)
         lengths_cut = cut_stops - cut_starts
@@ -114,8 +114,8 @@ class PieceTable:
         # a whole piece ends with its document, unless it ends with its block, of which that is known
         at_block_end = positions + lengths_cut == self.block_stops[blocks]
         ends = (cut_stops == piece_stops) & (~at_block_end | self.ends_document[blocks])
-        within = positions - blocks * self.block_tokens
-        return counts, Pieces(starts=self.block_starts[blocks] + within, lengths=lengths_cut, ends_document=ends)
+        positions += self.block_starts[blocks] - blocks * self.block_tokens
+        return counts, Pieces(starts=positions, lengths=lengths_cut, ends_document=ends)
 
     @property
     def num_pieces(self) -> int:
@@ -267,7 +267,7 @@ class PieceReader:
         if order.epochs is not None:
             left = np.minimum(seq_len, spread(order.pass_stop(runs.part) - runs.start) - starts).astype(np.int64)
         lengths = np.minimum(left, spread(rooms) - starts)
-        if (lengths < left).any():
+        if np.count_nonzero(lengths < left):
             numbers = np.arange(len(windows)).repeat(np.diff(bounds))
             found = self._cut_over(kept, np.stack([np.arange(len(samples)), numbers, starts, lengths]), left)
         else:

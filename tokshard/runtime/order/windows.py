@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.bytes.source import TokenSource
-from tokshard.runtime.order.permutation import KEY_WORDS, Permutation
-from tokshard.runtime.order.seeds import MAX_EPOCHS, derive_key
+from tokshard.runtime.order.permutation import MAX_EPOCHS, Permutation
 
 MIN_PART_WINDOWS = 4
 """A corpus is dealt to streams if the part of each has so many windows."""
@@ -120,6 +119,13 @@ class Slices:
             return -(-position // self.seq_len)
         first = -((self._origin(part) - position) // self.seq_len)
         return first * (first > 0)
+
+    def lead(self, part: Ints, position: Ints) -> Ints:
+        """Tokens from a position to the first slice that starts there or later."""
+        if self.origins is None:
+            return -position % self.seq_len
+        gap = self._origin(part) - position
+        return np.where(gap > 0, gap, gap % self.seq_len)
 
     def holding(self, part: Ints, position: Ints) -> Ints:
         """The slice that holds a position; negative before the first slice."""
@@ -234,14 +240,18 @@ class CorpusOrder:
             The windows of the runs; int64 [runs + 1], the bounds of the runs; int64 [n], the number of each sample
             among those of its window; int64 [runs], where in its window the first slice starts.
         """
-        found, slices = self.window_at(parts, self.slices.starts(parts, samples)), self.slices
+        slices = self.slices
+        found = self.window_at(parts, slices.starts(parts, samples))
         is_first = np.ones(len(samples) + 1, np.bool_)
-        is_first[1:-1] = (found.start[1:] != found.start[:-1]) | (parts[1:] != parts[:-1])
+        is_first[1:-1] = found.start[1:] != found.start[:-1]
+        if self.is_dealt:
+            is_first[1:-1] |= parts[1:] != parts[:-1]
         bounds = is_first.nonzero()[0]
-        windows = Window(*(field[bounds[:-1]] for field in found))
+        firsts = bounds[:-1]
+        windows = Window(*(field[firsts] for field in found))
         first = slices.first_from(windows.part, windows.start)
-        numbers = (samples - first.repeat(bounds[1:] - bounds[:-1])).astype(np.int64)
-        return windows, bounds, numbers, (slices.starts(windows.part, first) - windows.start).astype(np.int64)
+        numbers = (samples - first.repeat(bounds[1:] - firsts)).astype(np.int64)
+        return windows, bounds, numbers, slices.lead(windows.part, windows.start).astype(np.int64)
 
     def window_at(self, part: Ints, position: Ints) -> Window:
         """The windows that hold positions of the sequences of parts."""
@@ -377,10 +387,8 @@ class CorpusOrder:
                 f"(num_tokens is {self.num_tokens}, seq_len {self.shape.seq_len})",
                 hint="ask for an earlier sample, or read a larger corpus",
             )
-        key = derive_key(
-            self.seed, purpose, corpus=self._content, stream=part, epoch=epoch, window=window, words=KEY_WORDS
-        )
-        return Permutation(length=length, key=key)
+        fields = {"corpus": self._content, "stream": part, "epoch": epoch, "window": window}
+        return Permutation.seeded(length, self.seed, purpose, **fields)
 
     @cached_property
     def _content(self) -> bytes:
@@ -389,4 +397,4 @@ class CorpusOrder:
 
 @lru_cache(maxsize=_MAX_DEALS)
 def _deal(content: bytes, num_blocks: int) -> Permutation:
-    return Permutation(length=num_blocks, key=derive_key(0, "deal", corpus=content, words=KEY_WORDS))
+    return Permutation.seeded(num_blocks, 0, "deal", corpus=content)

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
-from tokshard.runtime.order.permutation import keyed_hashes
-from tokshard.runtime.order.seeds import derive_key
+from tokshard.runtime.order.permutation import derive_key, keyed_hashes
 from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX, NarrowBatch
 
 
