@@ -72,7 +72,7 @@ def answer(command: Sequence[str], *, seconds: float) -> dict[str, Any]:
     """
     status, said = run(command, seconds=seconds)
     if status is None:
-        raise ChildFailedError(f"no answer in {seconds:.0f} s")
+        raise ChildFailedError(f"no answer in {max(0, seconds):.0f} s")
     if status:
         raise ChildFailedError(f"ended with {status}: {last_lines(said)}")
     found = json.loads(said.splitlines()[-1])

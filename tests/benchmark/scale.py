@@ -22,7 +22,7 @@ from tests.benchmark.scale_inputs import Measured, measure
 from tokshard.format.schema import HASH_STRIDE
 from tokshard.format.stride_hashes import HASH_BYTES
 from tokshard.numbers import read_count
-from tokshard.runtime.order.tables import AHEAD
+from tokshard.runtime.order.pieces import AHEAD
 
 PACKAGES = ("tokshard", "numpy", "pyarrow")
 _LEAST_WINDOW_BLOCKS = 64

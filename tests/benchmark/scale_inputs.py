@@ -24,9 +24,8 @@ from tokshard.format.opening import read_generations
 from tokshard.format.schema import MAX_BATCH_TOKENS, ORDINAL_STRIDE
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, write_table
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.runtime.order.shuffled import ShuffledCorpus
-from tokshard.runtime.order.tables import PieceTable
-from tokshard.runtime.order.windows import Shape
+from tokshard.runtime.order.pieces import PieceReader, PieceTable
+from tokshard.runtime.order.windows import CorpusOrder, Shape
 from tokshard.store import open_store
 
 _REPEATS = 5
@@ -114,12 +113,11 @@ def _row_bytes(values: dict[str, Any]) -> float:
 def _piece_seconds(document_tokens: int) -> float:
     source = PeriodicSource(4 * _TABLE_BLOCKS * 65_536, document_tokens)
     shape = Shape(seq_len=4_096, block_tokens=65_536, window_blocks=_TABLE_BLOCKS)
-    shuffled = ShuffledCorpus(source, shape, seed=17)
+    order = CorpusOrder(source=source, shape=shape, seed=17)
     tables: list[PieceTable] = []
 
     def make() -> None:
-        shuffled.tables.clear()
-        tables.append(shuffled.table(shuffled.window(0, 0)))
+        tables.append(PieceReader(order).table(order.window(0, 0, 0)))
 
     return _cpu_seconds(make) / tables[0].num_pieces
 

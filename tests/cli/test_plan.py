@@ -115,7 +115,7 @@ def test_what_limits_and_changes_a_plan_is_shown(shell, tmp_path):
     assert "39,936 tokens, 156 blocks in 1 window, the part 0.5 of it: " in out
     assert "10,800 tokens, 42 blocks in 1 window, from epoch 1 on, at most 2 epochs: " in out
     # prose has 338 samples in two epochs: 20 of the first 80, then every other one
-    assert "warning     the pass ends after step 89 of 1,954: corpus 'prose' is used up" in out
+    assert "warning     the pass ends after step 90 of 1,954: corpus 'prose' is used up" in out
     assert report_of(shell, "mix.toml", "--tokens", "1M")["num_steps"] == 89
 
 

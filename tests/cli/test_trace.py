@@ -406,9 +406,19 @@ def test_a_trace_shows_masked_documents_from_the_sample_on_from_which_they_are(s
     _, out, _ = shell("mix.toml", "--checkpoint", state, "--sample", 40)
     assert "masked: labels" in out
     assert f"1 document of {first['corpus']}, from sample 30 on" in out
+    assert "as the list grew" not in out
     name = f"{first['corpus']}:#{first['document']}"
     ((occurrences,),) = [rows("mix.toml", "--checkpoint", state, "--document", name, "--epochs", "0:3")]
     for reading in occurrences["readings"]:
         assert reading["masked"] == ("labels" if reading["sample"] >= 30 else None)
     _, out, _ = shell("mix.toml", "--checkpoint", state, "--document", name, "--epochs", "0:3")
     assert ", labels masked" in out
+    with StreamingLoader(plan, global_batch_size=6) as loader:
+        loader.load_state_dict(json.loads(state.read_text()))
+        loader.skip(6)
+        (tmp_path / "masked.txt").write_text(f"{first['document']}\n{(first['document'] + 1) % 60}\n")
+        loader.mask(first["corpus"], tmp_path / "masked.txt")
+        state.write_text(json.dumps(loader.state_dict()))
+    _, out, _ = shell("mix.toml", "--checkpoint", state, "--sample", 40)
+    said = f"2 documents of {first['corpus']}, from sample 30 on, more of them up to sample 36, as the list grew"
+    assert said in " ".join(out.split())

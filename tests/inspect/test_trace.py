@@ -13,8 +13,8 @@ from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import DocumentReader, RankView, trace_samples, trace_steps
 from tokshard.run_files.plan_file import load_mix
-from tokshard.runtime.cursor_json import save_cursor
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.state import save_state
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_finished_pass_has_done_the_step_that_was_padded(corpus, tmp_path):
     )
     plan = load_mix(str(mix)).plan()
     for samples, step in ((7, 4), (6, 3), (5, None)):
-        state = save_cursor(plan.cursor().advanced(samples), plan.identity, plan.names, plan.schedule)
+        state = save_state(plan, plan.cursor().advanced(samples))["cursor"]
         (tmp_path / "state.json").write_text(state)
         assert open_run(str(mix), {}, checkpoint=str(tmp_path / "state.json")).step == step
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
+import random
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,10 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.sources import EOS, ListSource
+from tests.runtime.states import edited, values_of
 from tests.runtime.test_loader import dataloader
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
-from tokshard.runtime.cursor_json import load_cursor
+from tokshard.runtime.state import load_state
 
 SIZES = {"seq_len": 6, "block_tokens": 24, "window_blocks": 3, "seed": 4}
 
@@ -149,7 +152,7 @@ def check_masks(
     for sample, row in rows.items():
         assert row == masked_row(plan, sample, calls), sample
     # and each sample alone, under the last state
-    cursor = load_cursor(states[0]["cursor"], plan.identity, plan.schedule)
+    cursor = load_state(plan, states[0])
     for sample in range(0, len(rows) + 20, 3):
         alone = plan.sample(sample, cursor)
         assert {key: alone[key].tolist() for key in rows[0]} == masked_row(plan, sample, calls)
@@ -160,8 +163,7 @@ def take(loader: Any, count: int) -> list[dict[str, Any]]:
 
 
 def saved(loader: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(loader.state_dict()["cursor"])
-    return found
+    return values_of(loader.state_dict())
 
 
 def test_a_mask_changes_neither_the_order_nor_the_rest_of_the_state() -> None:
@@ -171,7 +173,7 @@ def test_a_mask_changes_neither_the_order_nor_the_rest_of_the_state() -> None:
         before, after = saved(plain), saved(loader)
         (mask,) = after.pop("masks")
         assert after == before
-        assert (mask["sample"], mask["name"], mask["file"]) == (12, "code", str(file_of([2, 0, 2])))
+        assert (mask["calls"], mask["name"], mask["file"]) == ([[12, 6]], "code", str(file_of([2, 0, 2])))
         for one, other in zip(take(plain, 9), take(loader, 9), strict=True):
             for key in set(one) - {"labels"}:
                 assert np.array_equal(one[key], other[key]), key
@@ -183,7 +185,7 @@ def test_the_same_documents_once_more_change_nothing() -> None:
         for _ in range(3):
             take(loader, 1)
             loader.mask("code", file_of([2, 0]))
-        assert [mask["sample"] for mask in saved(loader)["masks"]] == [4]
+        assert [mask["calls"] for mask in saved(loader)["masks"]] == [[[4, 4]]]
 
 
 def test_what_is_masked_is_counted() -> None:
@@ -249,7 +251,9 @@ def test_a_list_is_kept_by_the_hash_of_its_file(tmp_path: Path, kind: str) -> No
         assert rows_of(iter(take(loader, 8))) == expected
         assert loader.stats()["masked_documents"] == 4
         path.write_text("4\n0\n2\n16\n")
-        with pytest.raises(PlanMismatchError, match=r"opted-out, which lists .* was changed: its SHA-256") as refused:
+        with pytest.raises(
+            PlanMismatchError, match=r"opted-out, which lists .* was changed: the SHA-256 of its first .* bytes is"
+        ) as refused:
             loader.load_state_dict(state)
         assert "put the file of that run back" in str(refused.value.hint)
         path.unlink()
@@ -266,6 +270,148 @@ def test_a_state_does_not_grow_with_the_documents_of_a_list() -> None:
         assert len(state["cursor"]) < 1_500
         loader.load_state_dict(state)
         assert loader.stats()["masked_documents"] == 10_000
+
+
+# lists that grow
+
+
+def test_what_is_appended_to_a_list_is_masked_from_the_next_call_on_and_resumes_so(tmp_path: Path) -> None:
+    path, plan = tmp_path / "opted-out", plan_of()
+    path.write_text("4\n0")  # the last line has no end
+    with NumpyLoader(plan, global_batch_size=4) as loader:
+        loader.mask("code", path)
+        rows = rows_of(iter(take(loader, 5)))
+        for added in ("\n2\n17\n", "", "4\n\n5\n"):  # 4 is in the list already
+            with path.open("a") as file:
+                file.write(added)
+            loader.mask("code", path)
+            rows |= rows_of(iter(take(loader, 5)))
+        calls = [Call(0, "code", (4, 0)), Call(20, "code", (2, 17)), Call(60, "code", (5,))]
+        (mask,) = saved(loader)["masks"]
+        assert mask["calls"] == [[0, 3], [20, 9], [60, 14]]
+        assert loader.stats()["masked_documents"] == 5
+        state = loader.state_dict()
+    with path.open("a") as file:
+        file.write("8\n")  # which no call has counted
+    with NumpyLoader(plan, global_batch_size=4) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        rows |= rows_of(iter(take(loader, 5)))
+        for sample, row in rows.items():
+            assert row == masked_row(plan, sample, calls), sample
+            alone = plan.sample(sample, loader.cursor)
+            assert alone["labels"].tolist() == row["labels"], sample
+        loader.mask("code", path)
+        assert loader.stats()["masked_documents"] == 6
+        before = loader.state_dict()
+        for content in ("4\n0\n2\n17\n4\n\n5", "4\n1\n2\n17\n4\n\n5\n8\n9\n", "9\n4\n0\n2\n17\n4\n\n5\n8\n"):
+            path.write_text(content)
+            with pytest.raises(PlanError, match=r"opted-out, of which the run masks .* has changed in what it listed"):
+                loader.mask("code", path)
+            assert loader.state_dict() == before
+            with pytest.raises(PlanMismatchError, match=r"opted-out, which lists .* was changed"):
+                loader.load_state_dict(state if len(content) > 14 else before)
+
+
+def test_a_number_that_got_more_digits_is_a_change_of_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "list"
+    path.write_text("4\n1")
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.mask("code", path)
+        path.write_text("4\n12\n")
+        with pytest.raises(PlanError, match="has changed in what it listed"):
+            loader.mask("code", path)
+
+
+def test_an_array_cannot_grow(tmp_path: Path) -> None:
+    path = tmp_path / "list.npy"
+    np.save(path, np.array([4, 0]))
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.mask("code", path)
+        state = loader.state_dict()
+        with path.open("ab") as file:
+            file.write(b"2\n")
+        with pytest.raises(PlanError, match="has changed in what it listed"):
+            loader.mask("code", path)
+        with pytest.raises(PlanMismatchError, match=r"list\.npy, which lists .* was changed"):
+            loader.load_state_dict(state)
+
+
+def test_one_list_may_grow_for_two_corpora(tmp_path: Path) -> None:
+    path = tmp_path / "list"
+    path.write_text("4\n")
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.mask("code", path)
+        take(loader, 1)
+        path.write_text("4\n5\n")
+        loader.mask("prose", path)
+        take(loader, 1)
+        loader.mask("code", path)
+        found = {mask["name"]: mask["calls"] for mask in saved(loader)["masks"]}
+        assert found == {"prose": [[4, 4]], "code": [[0, 2], [8, 4]]}
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+
+
+def test_a_state_stays_small_however_often_a_list_grows(tmp_path: Path) -> None:
+    plan, path, gaps = StreamPlan({"code": Source([2] * 1_000)}, **SIZES), tmp_path / "list", random.Random(1)
+    with NumpyLoader(plan, global_batch_size=4) as loader, path.open("a") as file:
+        for _ in range(1_000):
+            loader._walk.cursor = loader.cursor.advanced(4 * gaps.randrange(1, 500))  # as a loop does
+            file.writelines(f"{gaps.randrange(1_000)}\n" for _ in range(gaps.choice([1, 1, 2, 20])))
+            file.flush()
+            loader.mask("code", path)
+        state, cursor = loader.state_dict(), loader.cursor
+        assert len(state["cursor"]) < 4_096
+        (mask,) = cursor.masks
+        assert len(mask.calls) == 1_000
+    with NumpyLoader(plan, global_batch_size=4) as loader:
+        loader.load_state_dict(state)
+        assert loader.cursor == cursor
+        (loaded,) = loader.cursor.masks
+        assert np.array_equal(loaded.documents, mask.documents)
+        assert np.array_equal(loaded.since, mask.since)
+        calls = [*values_of(state)["masks"]]
+        for bad in ("AAAA", calls[0]["calls"][:-8], calls[0]["calls"] * 2):
+            with pytest.raises(PlanMismatchError, match="the state is damaged"):
+                loader.load_state_dict(edited(state, masks=[{**calls[0], "calls": bad}]))
+
+
+# files that are none
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "large", "empty without end"])
+def test_what_is_no_file_of_a_sensible_size_is_refused_before_it_is_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "list"
+    path.write_text("1\n")
+    with NumpyLoader(plan_of(), global_batch_size=4) as loader:
+        loader.mask("code", path)
+        state = loader.state_dict()
+        path.unlink()
+        match kind:
+            case "device":
+                path.symlink_to("/dev/zero")
+                problem = "list cannot be read: not a regular file"
+            case "pipe":
+                os.mkfifo(path)
+                problem = "list cannot be read: not a regular file"
+            case "folder":
+                path.mkdir()
+                problem = "list cannot be read: Is a directory"
+            case "large":
+                with path.open("wb") as file:
+                    file.truncate((1 << 30) + 1)
+                problem = "list has 1073741825 bytes, expected at most 1073741824"
+            case _:
+                path.symlink_to("/proc/kmsg")
+                problem = "was changed|list has no documents"
+        with pytest.raises(PlanMismatchError, match=problem):
+            loader.load_state_dict(state)
+        with pytest.raises(PlanError, match=problem if kind == "large" or "cannot" in problem else "has changed"):
+            loader.mask("code", path)
+        with NumpyLoader(plan_of(), global_batch_size=4) as other, pytest.raises(PlanError, match=problem):
+            other.mask("code", path)
 
 
 @pytest.mark.parametrize(
@@ -303,8 +449,13 @@ def test_a_file_that_is_not_a_list_of_documents_is_refused(tmp_path: Path, conte
 @pytest.mark.parametrize(
     "change",
     [
-        {"sample": 99},
-        {"sample": "0"},
+        {"calls": [[99, 4]]},
+        {"calls": [["0", 4]]},
+        {"calls": [[0, 0]]},
+        {"calls": []},
+        {"calls": [[0, 2], [0, 4]]},
+        {"calls": "AAAA"},
+        {"sha256": "0"},
         {"name": ...},
         {"file": ...},
     ],
@@ -312,11 +463,10 @@ def test_a_file_that_is_not_a_list_of_documents_is_refused(tmp_path: Path, conte
 def test_a_damaged_mask_is_refused(change: dict[str, Any]) -> None:
     with NumpyLoader(plan_of(), global_batch_size=4) as loader:
         loader.mask("code", file_of([1, 2]))
-        state = saved(loader)
-        mask = {**state["masks"][0], **change}
-        state["masks"] = [{key: value for key, value in mask.items() if value is not ...}]
+        mask = {**saved(loader)["masks"][0], **change}
+        masks = [{key: value for key, value in mask.items() if value is not ...}]
         with pytest.raises(PlanMismatchError, match="damaged"):
-            loader.load_state_dict({"cursor": json.dumps(state)})
+            loader.load_state_dict(edited(loader.state_dict(), masks=masks))
 
 
 def test_transforms_that_keep_pieces_are_masked_and_others_refused() -> None:

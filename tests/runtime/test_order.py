@@ -16,9 +16,9 @@ from tests.runtime.sources import ListSource, PeriodicSource
 from tokshard.errors import PlanError
 from tokshard.runtime.order import permutation as permutations
 from tokshard.runtime.order.permutation import KEY_WORDS, MAX_SORTED, Permutation
+from tokshard.runtime.order.pieces import PieceReader
 from tokshard.runtime.order.seeds import ORDER_VERSION, derive_key
-from tokshard.runtime.order.shuffled import ShuffledCorpus
-from tokshard.runtime.order.windows import Shape
+from tokshard.runtime.order.windows import CorpusOrder, Shape, Window
 from tokshard.runtime.plan import StreamPlan
 
 MODULUS = 1 << 64
@@ -239,27 +239,43 @@ def test_items_a_power_of_two_apart_land_in_unrelated_places() -> None:
 # windows
 
 
-def shuffled_of(num_tokens: int, block: int, window_blocks: int) -> ShuffledCorpus:
+def order_of(num_tokens: int, block: int, window_blocks: int) -> CorpusOrder:
     shape = Shape(seq_len=4, block_tokens=block, window_blocks=window_blocks)
-    return ShuffledCorpus(PeriodicSource(num_tokens, 7), shape, seed=1)
+    return CorpusOrder(source=PeriodicSource(num_tokens, 7), shape=shape, seed=1)
+
+
+def reader_of(source: Any, shape: Shape, **options: Any) -> PieceReader:
+    return PieceReader(CorpusOrder(source=source, shape=shape, **options))
+
+
+def read_of(reader: PieceReader, samples: NDArray[np.int64], part: int = 0) -> Any:
+    return reader.pieces_of(np.full_like(samples, part), samples)
+
+
+def sizes_of(order: CorpusOrder, window: Window) -> tuple[int, int]:
+    """Full blocks of a window, and tokens of its tail."""
+    starts, stops = order.blocks(window)
+    tails = (stops - starts)[stops - starts < order.shape.block_tokens]
+    return len(starts) - len(tails), int(tails.sum())
 
 
 @given(tokens=st.integers(1, 10**15), block=st.integers(1, 10**6), window_blocks=st.integers(1, 100), data=st.data())
 def test_every_window_but_the_last_of_an_epoch_has_the_same_number_of_tokens(
     tokens: int, block: int, window_blocks: int, data: st.DataObject
 ) -> None:
-    shuffled = shuffled_of(tokens, block, window_blocks)
+    order = order_of(tokens, block, window_blocks)
     epoch = data.draw(st.integers(0, 10**6))
-    index = data.draw(st.integers(0, shuffled.num_windows - 1))
-    window = shuffled.window(epoch, index)
-    last = shuffled.window(epoch, shuffled.num_windows - 1)
+    index = data.draw(st.integers(0, order.num_windows - 1))
+    window = order.window(0, epoch, index)
+    last = order.window(0, epoch, order.num_windows - 1)
     assert window.start == epoch * tokens + index * window_blocks * block
     assert (window.stop - window.start == window_blocks * block) or window == last
     assert last.stop == (epoch + 1) * tokens
     assert last.stop - last.start < (window_blocks + 1) * block
-    assert 0 <= last.tail_tokens < block
     for one in (window, last):
-        assert one.num_blocks * block + one.tail_tokens == one.stop - one.start > 0
+        num_blocks, tail_tokens = sizes_of(order, one)
+        assert num_blocks * block + tail_tokens == one.stop - one.start > 0
+        assert num_blocks <= window_blocks
 
 
 @given(
@@ -271,11 +287,11 @@ def test_every_window_but_the_last_of_an_epoch_has_the_same_number_of_tokens(
 def test_a_position_lies_in_the_window_that_is_found_for_it(
     tokens: int, block: int, window_blocks: int, position: int
 ) -> None:
-    shuffled = shuffled_of(tokens, block, window_blocks)
-    window = shuffled.window_at(position)
+    order = order_of(tokens, block, window_blocks)
+    window = order.window_at(0, position)
     assert window.start <= position < window.stop
-    assert shuffled.window_at(window.start) == shuffled.window_at(window.stop - 1) == window
-    following = shuffled.window_at(window.stop)
+    assert order.window_at(0, window.start) == order.window_at(0, window.stop - 1) == window
+    following = order.window_at(0, window.stop)
     assert following.start == window.stop
     assert (following.epoch, following.index) in {(window.epoch, window.index + 1), (window.epoch + 1, 0)}
 
@@ -296,9 +312,8 @@ def test_a_position_lies_in_the_window_that_is_found_for_it(
     ],
 )
 def test_the_tail_is_one_more_block_of_the_last_window(tokens: int, windows: list[tuple[int, int]]) -> None:
-    shuffled = shuffled_of(tokens, 10, 3)
-    found = [shuffled.window(0, index) for index in range(shuffled.num_windows)]
-    assert [(window.num_blocks, window.tail_tokens) for window in found] == windows
+    order = order_of(tokens, 10, 3)
+    assert [sizes_of(order, order.window(0, 0, index)) for index in range(order.num_windows)] == windows
 
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=40)
@@ -312,11 +327,11 @@ def test_the_pieces_of_the_windows_of_an_epoch_hold_every_token_once(
     lengths: list[int], shape: Shape, seed: int, epoch: int
 ) -> None:
     source = ListSource(lengths)
-    shuffled = ShuffledCorpus(source, shape, seed=seed)
+    reader = reader_of(source, shape, seed=seed)
     read: list[int] = []
-    for index in range(shuffled.num_windows):
-        window = shuffled.window(epoch, index)
-        table = shuffled.table(window)
+    for index in range(reader.order.num_windows):
+        window = reader.order.window(0, epoch, index)
+        table = reader.table(window)
         room = window.stop - window.start
         counts, pieces = table.cut(np.array([0]), np.array([room]))
         assert counts.tolist() == [table.num_pieces]
@@ -332,10 +347,8 @@ def test_the_pieces_of_the_windows_of_an_epoch_hold_every_token_once(
 
 
 def test_a_piece_costs_8_bytes() -> None:
-    shuffled = ShuffledCorpus(
-        PeriodicSource(10**6, 100), Shape(seq_len=64, block_tokens=4096, window_blocks=64), seed=3
-    )
-    table = shuffled.table(shuffled.window(0, 0))
+    reader = reader_of(PeriodicSource(10**6, 100), Shape(seq_len=64, block_tokens=4096, window_blocks=64), seed=3)
+    table = reader.table(reader.order.window(0, 0, 0))
     assert table.shuffled_starts.nbytes + table.unshuffled_starts.nbytes == 8 * table.num_pieces + 4
 
 
@@ -345,8 +358,8 @@ def test_pieces_of_samples_are_the_same_one_by_one_and_all_at_once(
 ) -> None:
     source = ListSource(lengths)
     numbers = np.array(sorted(samples), np.int64)
-    counts, together = ShuffledCorpus(source, shape, seed=5).pieces_of(numbers)
-    alone = [ShuffledCorpus(source, shape, seed=5).pieces_of(numbers[at : at + 1]) for at in range(len(numbers))]
+    counts, together = read_of(reader_of(source, shape, seed=5), numbers)
+    alone = [read_of(reader_of(source, shape, seed=5), numbers[at : at + 1]) for at in range(len(numbers))]
     assert counts.tolist() == [int(count[0]) for count, _ in alone]
     assert together.starts.tolist() == [start for _, pieces in alone for start in pieces.starts.tolist()]
     assert together.lengths.tolist() == [length for _, pieces in alone for length in pieces.lengths.tolist()]
@@ -360,14 +373,12 @@ def test_the_blocks_and_pieces_of_another_epoch_ordinal_or_seed_come_in_another_
     source = ListSource([*lengths, *range(1, 40)])  # so many pieces that orders cannot be equal by chance
 
     def order(**options: Any) -> list[int]:
-        shuffled = ShuffledCorpus(source, shape, **{"seed": seed, **options})
-        numbers = np.arange(-(-source.num_tokens // shape.seq_len))
-        return shuffled.pieces_of(numbers)[1].starts.tolist()
+        reader = reader_of(source, shape, **{"seed": seed, **options})
+        return read_of(reader, np.arange(-(-source.num_tokens // shape.seq_len)))[1].starts.tolist()
 
     first = order()
     assert order() == first
     assert order(seed=seed ^ 1) != first
-    assert order(stream=1, num_parts=2) != first
     assert order(start_epoch=1) != first
 
 
@@ -388,14 +399,15 @@ def test_a_window_of_2_to_the_32_tokens_is_refused_and_one_token_less_is_read() 
     for num_tokens, fits in ((2**32, False), (2**32 - 1, True)):
         source = Two(num_tokens, 2**29)
         shape = Shape(seq_len=2**20, block_tokens=2**31, window_blocks=2)
-        shuffled = ShuffledCorpus(source, shape, seed=1)
+        reader = reader_of(source, shape, seed=1)
+        window = reader.order.window(0, 0, 0)
         if fits:
-            table = shuffled.table(shuffled.window(0, 0))
+            table = reader.table(window)
             assert int(table.shuffled_starts[-1]) == num_tokens
             assert table.cut(np.array([0]), np.array([num_tokens]))[1].lengths.sum() == num_tokens
         else:
             with pytest.raises(ValueError, match="a window of 4294967296 tokens does not fit"):
-                shuffled.table(shuffled.window(0, 0))
+                reader.table(window)
     with pytest.raises(PlanError, match=r"a window of 3 blocks of 1073741824 tokens has 2\*\*32 tokens or more"):
         StreamPlan(PeriodicSource(100), seq_len=4, block_tokens=2**30, window_blocks=3)
     StreamPlan(PeriodicSource(100), seq_len=4, block_tokens=2**30 - 1, window_blocks=3)

@@ -10,6 +10,7 @@ import random
 import threading
 import warnings
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,9 @@ from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import expected_rows, rows_of, take
 from tokshard.errors import DamagedCorpusError
 from tokshard.runtime.loader import narrow_batches
-from tokshard.runtime.order import tables
-from tokshard.runtime.order.announcing import blocks_of
-from tokshard.runtime.order.shuffled import ShuffledCorpus
-from tokshard.runtime.order.tables import AHEAD
-from tokshard.runtime.order.windows import Shape
+from tokshard.runtime.order import pieces
+from tokshard.runtime.order.pieces import AHEAD, PieceReader
+from tokshard.runtime.order.windows import CorpusOrder, Shape
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows import steps
 from tokshard.runtime.rows.steps import RankRows
@@ -41,7 +40,7 @@ class Watch:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.made = self.ahead = 0
-        make, prepare = tables.make_table, tables.Tables.prepare
+        make, prepare = pieces.make_table, PieceReader._prepare
 
         def counted(*arguments: Any) -> Any:
             self.made += 1
@@ -52,8 +51,8 @@ class Watch:
             prepare(*arguments)
             self.ahead += self.made - before
 
-        patch.setattr(tables, "make_table", counted)
-        patch.setattr(tables.Tables, "prepare", watched)
+        patch.setattr(pieces, "make_table", counted)
+        patch.setattr(PieceReader, "_prepare", watched)
         # layouts of four steps, in windows of 64
         patch.setattr(steps, "_MAX_LAYOUT_ROWS", 4 * BATCH)
         patch.setattr(steps, "_ROWS_PER_CORPUS", 1)
@@ -211,13 +210,13 @@ def test_damage_that_is_met_while_preparing_is_raised_and_the_job_goes_on_when_i
 def count_tables(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one for each table that is made from now on."""
     made: list[int] = []
-    make = tables.make_table
+    make = pieces.make_table
 
-    def counted(source: Any, order: Any, window: Any) -> Any:
+    def counted(order: Any, window: Any, *blocks: Any) -> Any:
         made.append(window.index)
-        return make(source, order, window)
+        return make(order, window, *blocks)
 
-    monkeypatch.setattr(tables, "make_table", counted)
+    monkeypatch.setattr(pieces, "make_table", counted)
     return made
 
 
@@ -264,7 +263,7 @@ def test_a_forked_child_reads_while_a_thread_of_its_parent_makes_a_table(
 
     def make() -> None:
         for first in range(0, 240, 40):
-            plan.corpora[0].part(0).pieces_of(np.arange(first, first + 40), is_sequential=True)
+            read_on(plan.readers[0], *range(first, first + 40))
 
     thread = threading.Thread(target=make)
     monkeypatch.setattr(source, "ends_of", slow)
@@ -290,6 +289,15 @@ def read(plan: StreamPlan, samples: NDArray[np.int64]) -> list[list[int]]:
     return [plan.sample(sample)["input_ids"].tolist() for sample in samples.tolist()]
 
 
+def reader_of(source: Any, window_blocks: int, **options: Any) -> PieceReader:
+    shape = Shape(seq_len=8, block_tokens=50, window_blocks=window_blocks)
+    return PieceReader(CorpusOrder(source=source, shape=shape, seed=3, **options))
+
+
+def read_on(reader: PieceReader, *samples: int) -> None:
+    reader.pieces_of(np.zeros(len(samples), np.int64), np.array(samples), is_sequential=True)
+
+
 class AskedSource(ListSource):
     """Remembers what it was asked."""
 
@@ -312,8 +320,8 @@ class AskedSource(ListSource):
 
 def test_a_source_is_told_the_blocks_of_a_window_and_then_asked_for_their_documents_in_one_call() -> None:
     source = AskedSource([9, 14, 30, 1, 12] * 10)
-    shuffled = ShuffledCorpus(source, Shape(seq_len=8, block_tokens=50, window_blocks=8), seed=3)
-    shuffled.table(shuffled.window(0, 1))
+    reader = reader_of(source, 8)
+    reader.table(reader.order.window(0, 0, 1))
     blocks = source.asked[0][1]
     assert source.asked == [("will_read", blocks), ("ends", blocks)]
     assert len(blocks) == 13 % 8 + 1
@@ -323,19 +331,19 @@ def test_a_source_is_told_the_blocks_of_a_window_and_then_asked_for_their_docume
 
 def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked_for_them_later() -> None:
     source = AskedSource([9] * 800)
-    shuffled = ShuffledCorpus(source, Shape(seq_len=8, block_tokens=50, window_blocks=48), seed=3)
+    reader = reader_of(source, 48)
     samples = 48 * 50 // 8
     blocks = [
         tuple(stretch)
         for index in (1, 2)
-        for stretch in np.stack(blocks_of(shuffled.order, shuffled.window(0, index)), axis=1).tolist()
+        for stretch in np.stack(reader.order.blocks(reader.order.window(0, 0, index)), axis=1).tolist()
     ]
-    shuffled.table(shuffled.window(0, 0))
+    reader.table(reader.order.window(0, 0, 0))
     told: list[tuple[int, float]] = []
     asked: list[tuple[int, float]] = []
     for sample in range(samples):
         source.asked.clear()
-        shuffled.pieces_of(np.array([sample]), is_sequential=True)
+        read_on(reader, sample)
         for name, stretches in source.asked:
             assert name in ("will_read", "ends")
             done = told if name == "will_read" else asked
@@ -349,7 +357,7 @@ def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked
     assert 0.75 < asked[0][1] == asked[-1][1] < 0.85
     source.asked.clear()
     for sample in range(samples, samples + 3):
-        shuffled.pieces_of(np.array([sample]), is_sequential=True)
+        read_on(reader, sample)
     released = [stretches for name, stretches in source.asked if name == "has_read"]
     assert len(released) == 1
     assert len(released[0]) == 48
@@ -358,19 +366,18 @@ def test_a_slow_source_is_told_the_blocks_of_a_window_little_by_little_and_asked
 
 def test_nothing_beyond_the_end_of_a_finite_pass_is_announced() -> None:
     source = AskedSource([9] * 800)
-    shuffled = ShuffledCorpus(source, Shape(seq_len=8, block_tokens=50, window_blocks=48), seed=3)
+    reader = reader_of(source, 48, epochs=Fraction(2, 3))
     samples = 2 * 48 * 50 // 8
     for sample in range(samples):
-        shuffled.pieces_of(np.array([sample]), 8 * samples, is_sequential=True)
+        read_on(reader, sample)
     told = [stretch for name, stretches in source.asked if name == "will_read" for stretch in stretches]
     assert len(told) == len(set(told)) == 2 * 48
 
 
 def test_a_reader_that_is_gone_needs_its_blocks_no_more() -> None:
     source = AskedSource([9, 14, 30, 1, 12] * 10)
-    shape = Shape(seq_len=8, block_tokens=50, window_blocks=8)
-    shuffled = ShuffledCorpus(source, shape, seed=3)
-    ShuffledCorpus(source, shape, seed=3).table(shuffled.window(0, 0))
+    reader = reader_of(source, 8)
+    reader_of(source, 8).table(reader.order.window(0, 0, 0))
     gc.collect()
     (_, announced), _, (name, released) = source.asked
     assert (name, released) == ("has_read", announced)

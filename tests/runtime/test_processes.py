@@ -155,7 +155,7 @@ def test_a_dataset_in_a_forked_worker_does_not_wait_for_a_lock_that_a_thread_of_
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with dataset.plan.corpora[0].part(0).tables._lock, dataset.plan.corpora[1].part(0).tables._lock:
+        with dataset.plan.readers[0]._lock, dataset.plan.readers[1]._lock:
             held.set()
             done.wait(60)
 

@@ -394,17 +394,13 @@ def test_offsets_that_change_under_a_running_plan_are_reported_with_the_shard(tm
             position = place.offsets_position + 8 * int(rng.integers(place.num_documents + 1))
             overwrite(shard, position, np.int64(rng.choice(values)).tobytes())
             for sample in range(10):
-                for corpus in plan.corpora:
-                    corpus.part(0).tables._kept.clear()
-                found = outcome(lambda: read_all(plan, sample, sample % 10))  # noqa: B023
+                found = outcome(lambda: read_all(plan.reader(), sample, sample % 10))  # noqa: B023
                 if isinstance(found, str):
                     assert shard.name in found
                     reported += 1
             overwrite(shard, 0, content)
         assert reported > 100
-        for corpus in plan.corpora:
-            corpus.part(0).tables._kept.clear()
-        assert [read_all(plan, sample, sample % 10) for sample in range(10)] == expected
+        assert [read_all(plan.reader(), sample, sample % 10) for sample in range(10)] == expected
 
 
 def read_all(plan: StreamPlan, sample: int, document: int) -> Any:

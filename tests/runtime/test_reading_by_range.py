@@ -29,7 +29,7 @@ from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.bytes.source import DocumentSpan
 from tokshard.runtime.bytes.token_memory import TokenMemory
-from tokshard.runtime.order.tables import AHEAD
+from tokshard.runtime.order.pieces import AHEAD
 from tokshard.runtime.rows import steps
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 

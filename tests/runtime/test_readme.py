@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from tests.runtime.sources import ListSource
-from tokshard.runtime.cursor_json import save_cursor
 from tokshard.runtime.order.seeds import ORDER_VERSION, Purpose
 from tokshard.runtime.order.windows import Window
 from tokshard.runtime.plan import StreamPlan
+from tokshard.runtime.state import save_state
 
 README = Path(__file__).parents[2] / "tokshard" / "runtime" / "README.md"
 SOURCE = ListSource([5, 6, 3, 7, 4])
 PLAN = StreamPlan({"letters": SOURCE}, seq_len=4, block_tokens=8, window_blocks=2, seed=111, allow_small_blocks=True)
-SHUFFLED = PLAN.corpora[0].part(0)
+ORDER, READER = PLAN.corpora[0], PLAN.readers[0]
 STOPS = SOURCE.stops.tolist()
 
 
@@ -32,7 +32,7 @@ def tokens(start: int, stop: int) -> str:
 
 
 def shuffled(purpose: Purpose, window: Window, length: int) -> list[int]:
-    return SHUFFLED.order._make_permutation(purpose, window.epoch, window.index, length).all().tolist()
+    return ORDER._permutation(purpose, 0, window.epoch, window.index, length).all().tolist()
 
 
 def blocks_example() -> str:
@@ -45,15 +45,15 @@ def blocks_example() -> str:
 
 def blocks_of(epoch: int) -> list[int]:
     """The full blocks of an epoch, in order."""
-    windows = (SHUFFLED.window(epoch, index) for index in range(SHUFFLED.num_windows))
-    return [block for window in windows for block in SHUFFLED.order.blocks(window).tolist() if block < 3]
+    windows = (ORDER.window(0, epoch, index) for index in range(ORDER.num_windows))
+    return [start // 8 for window in windows for start in ORDER.blocks(window)[0].tolist() if start < 24]
 
 
 def windows_example() -> str:
     lines = [f"blocks of epoch {epoch}: {' '.join(map(str, blocks_of(epoch)))}" for epoch in range(2)]
-    for index in range(SHUFFLED.num_windows):
-        window = SHUFFLED.window(0, index)
-        table = SHUFFLED.table(window)
+    for index in range(ORDER.num_windows):
+        window = ORDER.window(0, 0, index)
+        table = READER.table(window)
         _, pieces = table.cut(np.array([0]), np.array([window.stop - window.start]))
         spans = list(zip(pieces.starts.tolist(), (pieces.starts + pieces.lengths).tolist(), strict=True))
         cut = [spans[entry] for entry in np.argsort(table.unshuffled_starts).tolist()]
@@ -70,8 +70,8 @@ def windows_example() -> str:
 
 def slices_example() -> str:
     lines = []
-    for index in range(SHUFFLED.num_windows):
-        window = SHUFFLED.window(0, index)
+    for index in range(ORDER.num_windows):
+        window = ORDER.window(0, 0, index)
         first, stop = -(-window.start // 4), -(-window.stop // 4)
         inside = window.stop // 4
         slices = [first + entry for entry in shuffled("samples", window, inside - first)] + list(range(inside, stop))
@@ -103,7 +103,7 @@ def rows_example() -> str:
 
 def state_example() -> str:
     """The state after six samples, one field a line."""
-    state = save_cursor(PLAN.cursor().advanced(6), PLAN.identity, PLAN.names, PLAN.schedule)
+    state = save_state(PLAN, PLAN.cursor().advanced(6))["cursor"]
     fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in json.loads(state).items()]
     return "{" + ",\n ".join(fields) + "}"
 

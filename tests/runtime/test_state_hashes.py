@@ -44,6 +44,12 @@ def test_the_planned_changes_are_hashed_from_the_last_to_the_first() -> None:
     assert state_of(loader)["schedule"] == ""
 
 
+def test_the_last_key_is_the_hash_of_the_line_before_it() -> None:
+    line = NumpyLoader(two_corpora(), global_batch_size=4).state_dict()["cursor"]
+    before, _, end = line.rpartition(",")
+    assert end == f'"check":"{hashlib.sha256(before.encode()).hexdigest()[:16]}"}}'
+
+
 def test_keys_stand_in_the_order_of_the_page() -> None:
     state = state_of(NumpyLoader(two_corpora(), global_batch_size=4))
     assert list(state) == [
@@ -57,6 +63,6 @@ def test_keys_stand_in_the_order_of_the_page() -> None:
             "window_blocks",
             "num_streams",
         ),
-        *("corpora", "sample", "weights", "schedule", "counts", "remainders", "skipped", "changes"),
+        *("corpora", "sample", "weights", "schedule", "counts", "remainders", "skipped", "changes", "check"),
     ]
     assert state["counts"] == state["remainders"] == []

@@ -212,9 +212,12 @@ def test_documents_of_the_recipe_are_out_of_the_loss_and_a_new_list_from_where_t
     assert all(of["loss_by_corpus"]["prose"] is None for of in steps)
     assert [of["loss_by_corpus"]["code"] is None for of in steps] == [False] * 2 + [True] * 4
     traced = open_run(str(tmp_path / "out" / "checkpoints" / "step-00000006"), {}).cursor.masks
-    assert [(mask.sample, mask.name, len(mask.documents)) for mask in traced] == [(0, "prose", 300), (8, "code", 300)]
+    assert [(mask.calls[0][0], mask.name, len(mask.documents)) for mask in traced] == [
+        (0, "prose", 300),
+        (8, "code", 300),
+    ]
     first = open_run(str(tmp_path / "out" / "checkpoints" / "step-00000002"), {"mask": masks}).cursor.masks
-    assert [(mask.sample, mask.name) for mask in first] == [(0, "prose"), (8, "code")]
+    assert [(mask.calls[0][0], mask.name) for mask in first] == [(0, "prose"), (8, "code")]
 
 
 def test_flops_are_six_per_weight_and_token_and_twelve_per_layer_width_and_attended_pair() -> None:

@@ -33,7 +33,9 @@ def run_text(run: Run, *, width: int) -> str:
         )
     for mask in run.cursor.masks:
         what = f"{counted(len(mask.documents), 'document')} of {one_line(mask.name)}"
-        lines.append(("masked", f"{what}, from sample {mask.sample:,} on"))
+        samples = [f"{sample:,}" for sample, _ in mask.calls]
+        grown = f", more of them up to sample {samples[-1]}, as the list grew" if len(samples) > 1 else ""
+        lines.append(("masked", f"{what}, from sample {samples[0]} on{grown}"))
     return aligned(lines, width=width)
 
 

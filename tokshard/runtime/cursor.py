@@ -9,15 +9,25 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated, Literal
 
-from tokshard.runtime.identity import CorpusIdentity
+from msgspec import Meta, Struct
+
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment
+from tokshard.runtime.order.seeds import ORDER_VERSION
+from tokshard.runtime.order.windows import CorpusOrder, Shape
 from tokshard.runtime.rows.masks import Mask
 
 MAX_SAMPLE = 1 << 62
 """Samples are counted up to here, which leaves room for batches made ahead in 64 bits."""
+
+Count = Annotated[int, Meta(ge=0, le=MAX_SAMPLE + (MAX_SAMPLE >> 1))]
+"""Samples or an index in a state. A run may have read on from the last sample that can be given."""
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
 
 MAX_SEGMENTS = 16
 """Only so many past segments are saved, and earlier ones as the balance that they led to: so states stay small."""
@@ -58,23 +68,73 @@ class Schedule:
         return bisect_right(self.segments, sample, key=lambda segment: segment.start)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusChange:
+class CorpusIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What must be equal for a corpus of a plan to read the same samples.
+
+    Args:
+        fingerprint: of its content.
+        start_epoch: the epoch that counts as its first.
+        take: the part of it that is read.
+    """
+
+    fingerprint: Sha256
+    start_epoch: Count
+    take: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanIdentity:
+    """What must be equal for a cursor to mean the same samples. Neither names, paths nor weights are in it.
+
+    Args:
+        fields: order_version, seed, seq_len, block_tokens, window_blocks and num_streams.
+        corpora: in plan order.
+    """
+
+    fields: Mapping[str, int]
+    corpora: tuple[CorpusIdentity, ...]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the identity: 64 hexadecimal digits. Numbers are eight bytes each, and so is `take`."""
+        content = struct.pack(f"<{len(self.fields)}Q", *self.fields.values())
+        for corpus in self.corpora:
+            content += struct.pack("<32sQd", bytes.fromhex(corpus.fingerprint), corpus.start_epoch, corpus.take)
+        return hashlib.sha256(b"tokshard plan 1\n" + content).hexdigest()
+
+
+def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[CorpusOrder]) -> PlanIdentity:
+    """The identity of a plan."""
+    fields = {
+        "order_version": ORDER_VERSION,
+        "seed": seed,
+        "seq_len": shape.seq_len,
+        "block_tokens": shape.block_tokens,
+        "window_blocks": shape.window_blocks,
+        "num_streams": num_streams,
+    }
+    identities = (
+        CorpusIdentity(fingerprint=one.source.fingerprint, start_epoch=one.start_epoch, take=one.take)
+        for one in corpora
+    )
+    return PlanIdentity(fields=fields, corpora=tuple(identities))
+
+
+class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A corpus that was added to a run or removed from it.
 
     Args:
         sample: the first one that is read with or without it.
-        action: ``"added"`` or ``"removed"``.
         name: in the plan.
         identity: which corpus it is.
         counts: samples of it that each stream had read before.
     """
 
-    sample: int
-    action: str
+    sample: Count
+    action: Literal["removed", "added"]
     name: str
     identity: CorpusIdentity
-    counts: tuple[int, ...]
+    counts: tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +147,7 @@ class Cursor:
         balance: at the first segment's start; None: that is the start of the run.
         skipped: ranges of samples that were left out, ascending.
         changes: corpora that were added to the run and removed from it.
-        masks: documents that were taken out of the loss, in the order of the calls.
+        masks: documents that were taken out of the loss, by file.
     """
 
     sample: int
@@ -108,14 +168,9 @@ class Cursor:
             return replace(self, sample=stop, skipped=(*self.skipped[:-1], (self.skipped[-1][0], stop)))
         return replace(self, sample=stop, skipped=(*self.skipped, (start, stop)))
 
-    def masking(self, mask: Mask) -> Cursor:
-        """The cursor after documents are taken out of the loss; itself if the same ones were so before."""
-        known = {(one.corpus, one.sha256) for one in self.masks}
-        return self if (mask.corpus, mask.sha256) in known else replace(self, masks=(*self.masks, mask))
-
     def restarted(self, start: Cursor) -> Cursor:
         """The start of another pass, in which everything that was masked is so from the first sample on."""
-        return replace(start, masks=tuple(replace(mask, sample=0) for mask in self.masks))
+        return replace(start, masks=tuple(mask.from_start() for mask in self.masks))
 
     def weighted(self, weights: tuple[float, ...]) -> Cursor:
         """The cursor with other weights from the next sample on; planned changes after it are dropped."""

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from tokshard.errors import LoaderError, PlanError
 from tokshard.runtime.bytes.cache import fetched
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, parsed, save_cursor
-from tokshard.runtime.growth import check_growth
 from tokshard.runtime.locality import warnings_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real
 from tokshard.runtime.plan import StreamPlan
@@ -29,7 +27,8 @@ from tokshard.runtime.rows.expand import compact_batch, full_batch
 from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import RankRows, steps_of_shortest_window
-from tokshard.runtime.stop import check_pass, stop_of, used_up, warn_of_stop, warn_of_use
+from tokshard.runtime.state import load_state, save_state
+from tokshard.runtime.stop import stop_of, used_up, warn_of_stop, warn_of_use
 
 NumpyBatch = dict[str, NDArray[Any]]
 Batch = TypeVar("Batch")
@@ -41,7 +40,6 @@ HELD_BATCHES = 4
 """Batches that a loop is expected to hold at a time. Holding more costs new memory for each."""
 
 _MAX_AHEAD = 1 << 16
-_STATE_KEY = "cursor"
 _LAUNCHERS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """Environment variables in which torchrun, srun and mpirun give the number of processes."""
 
@@ -235,7 +233,8 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         """
         checked = checked_weights(self.plan.names, weights)
         with self._alone():
-            self._walk.move(compacted(self.plan, self.cursor.weighted(checked)))
+            cursor = self.cursor.weighted(checked)
+            self._walk.move(cursor.compacted(self.plan.mixture(cursor)))
             self._discard()
 
     def skip(self, num_samples: int) -> None:
@@ -263,10 +262,12 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         Args:
             corpus: its name in the plan. Other corpora of the plan with the same content are masked, too.
             file: has their numbers in the corpus, one in each line, or as a .npy file of integers. The state keeps its
-                path and hash: every resume has to find it unchanged.
+                path, and length and hash of what counted: every resume has to find that there. Lines may be appended,
+                which count from the next call on.
 
         Raises:
-            PlanError: the corpus or a document does not exist, or the documents cannot be read.
+            PlanError: the corpus or a document does not exist, the documents cannot be read, or the file has changed
+                other than by lines that were appended.
         """
         with self._alone():
             self._walk.move(self.plan.masking(self.cursor, corpus, file))
@@ -397,38 +398,6 @@ class NumpyLoader(BatchLoader[NumpyBatch]):
             prefetch_factor=prefetch_factor,
             timeout_seconds=timeout_seconds,
         )
-
-
-def compacted(plan: StreamPlan, cursor: Cursor) -> Cursor:
-    """The cursor without all but the recent past of its weights."""
-    return cursor.compacted(plan.mixture(cursor))
-
-
-def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
-    """The state of a loader that is at a cursor."""
-    return {_STATE_KEY: save_cursor(compacted(plan, cursor), plan.identity, plan.names, plan.schedule)}
-
-
-def load_state(
-    plan: StreamPlan,
-    state: Mapping[str, Any],
-    *,
-    weights: Literal["cursor", "plan"] = "cursor",
-    corpora: Literal["same", "plan"] = "same",
-) -> Cursor:
-    """The cursor of a state; arguments and errors as for `BatchLoader.load_state_dict`."""
-    if weights not in ("cursor", "plan"):
-        raise ValueError(f"weights must be 'cursor' or 'plan', got {weights!r}")
-    if corpora not in ("same", "plan"):
-        raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
-    saved = parsed(state.get(_STATE_KEY) if isinstance(state, Mapping) else state)  # type: ignore[redundant-expr]
-    check_growth(saved, plan.names, plan.sources)
-    if corpora == "plan":
-        cursor = adopt_cursor(saved, plan.identity, plan.names, plan.schedule, weights=weights)
-    else:
-        cursor = load_cursor(saved, plan.identity, plan.schedule, weights=weights)
-    check_pass(plan, cursor)
-    return cursor
 
 
 def rows_of_rank(

@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.order.parts import PlannedCorpus
-from tokshard.runtime.order.tables import AHEAD
+from tokshard.runtime.order.pieces import AHEAD
+from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows import steps
 from tokshard.wording import bytes_text
@@ -33,7 +33,7 @@ def steps_per_window(plan: StreamPlan, global_batch_size: int, cursor: Cursor | 
     return dict(zip(plan.names, steps.steps_per_window(plan.corpora, _weights(plan, cursor), step_tokens), strict=True))
 
 
-def enough_window_blocks(corpus: PlannedCorpus, steps_per_window: float) -> int:
+def enough_window_blocks(corpus: CorpusOrder, steps_per_window: float) -> int:
     """The `window_blocks` with which a window of a corpus lasts `MIN_WINDOW_STEPS` steps."""
     blocks = corpus.num_parts * corpus.shape.window_blocks
     return math.ceil(blocks * MIN_WINDOW_STEPS / steps_per_window)
@@ -54,7 +54,7 @@ def needed_memory(plan: StreamPlan, world_size: int) -> int:
     )
 
 
-def _kept_blocks(corpus: PlannedCorpus, world_size: int) -> int:
+def _kept_blocks(corpus: CorpusOrder, world_size: int) -> int:
     """Blocks of the current windows of a rank and of those ahead; fewer if the corpus has fewer."""
     # a rank whose rows are not those of whole streams reads a part of one more
     parts = min(corpus.num_parts, -(-corpus.num_parts // world_size) + (corpus.num_parts % world_size > 0))

@@ -12,8 +12,7 @@ from tokshard.errors import PlanError
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.cursor import MAX_SAMPLE, Schedule
 from tokshard.runtime.order.mixture import Segment, are_weights
-from tokshard.runtime.order.parts import PlannedCorpus
-from tokshard.runtime.order.windows import Shape
+from tokshard.runtime.order.windows import CorpusOrder, Shape
 from tokshard.runtime.rows.transforms import Transform
 
 MIN_BLOCK_TOKENS = 65_536
@@ -215,19 +214,21 @@ def corpora_of(
     start_epoch: Mapping[str, int] | None,
     take: float | Mapping[str, float],
     num_streams: int,
-) -> tuple[PlannedCorpus, ...]:
-    """The corpora in shuffled order, in plan order."""
+    epochs: int | None,
+) -> tuple[CorpusOrder, ...]:
+    """The orders of the corpora, in plan order."""
     first_epochs = _start_epochs(names, {} if start_epoch is None else start_epoch)
     takes = per_corpus("take", take, names, default=1.0)
     _check_copies(names, sources, first_epochs)
     corpora = tuple(
-        PlannedCorpus(
-            source,
-            shape,
+        CorpusOrder(
+            source=source,
+            shape=shape,
             seed=seed,
             start_epoch=first_epochs[index],
             take=takes[index],
             num_streams=num_streams,
+            epochs=epochs,
         )
         for index, source in enumerate(sources)
     )
@@ -272,7 +273,7 @@ def per_corpus(
     return tuple(real(f"{argument} of {name!r}", value.get(name, default)) for name in names)
 
 
-def _check_takes(names: Sequence[str], corpora: Sequence[PlannedCorpus]) -> None:
+def _check_takes(names: Sequence[str], corpora: Sequence[CorpusOrder]) -> None:
     for name, corpus in zip(names, corpora, strict=True):
         if not 0 < corpus.take <= 1:
             raise PlanError(f"take is {corpus.take} for corpus {name!r}", hint="give a part above 0 and at most 1")

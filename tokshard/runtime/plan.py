@@ -14,6 +14,7 @@ import math
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,13 +24,12 @@ from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.source import TokenSource, completed
-from tokshard.runtime.cursor import MAX_SAMPLE, Cursor
-from tokshard.runtime.identity import identity_of
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
-from tokshard.runtime.order.tables import Pieces
+from tokshard.runtime.order.pieces import PieceReader
 from tokshard.runtime.rows.expand import full_batch
-from tokshard.runtime.rows.masks import Mask, MaskedTokens, make_mask, masked_tokens
+from tokshard.runtime.rows.masks import Mask, MaskedTokens, masked_tokens, masking
 from tokshard.runtime.rows.narrow import PADDING_INDEX, Layout, NarrowBatch, lay_out
 from tokshard.runtime.rows.transforms import Transform, transformed
 from tokshard.runtime.trace import Occurrence, Piece, occurrences, pieces_of_samples
@@ -68,11 +68,10 @@ class StreamPlan:
             default: ``Cache()``, 2 GiB in memory and nothing on disk.
 
     Attributes:
-        names, sources, corpora: in plan order; corpora are the sources in shuffled order, by the streams' parts.
+        names, sources, corpora, readers: in plan order; the order of each corpus, and what finds its pieces.
         shape, seq_len: seq_len, block_tokens and window_blocks, with their defaults.
         schedule: the weights, and their planned changes.
         num_samples: of a finite pass, the last one perhaps short; None: endless.
-        pass_stop: tokens of a finite pass; None: endless.
         max_epochs: how often each corpus may be read, in plan order; infinity: any number of times.
         identity: what must be equal for a saved cursor to mean the same samples.
         has_default_windows: `window_blocks` was not given.
@@ -143,9 +142,11 @@ class StreamPlan:
             start_epoch=start_epoch,
             take=take,
             num_streams=self.num_streams,
+            epochs=self.epochs,
         )
-        self.pass_stop = None if self.epochs is None else self.epochs * self.corpora[0].num_tokens
-        self.num_samples = None if self.pass_stop is None else -(-self.pass_stop // self.seq_len)
+        self.readers = tuple(map(PieceReader, self.corpora))
+        pass_stop = self.corpora[0].pass_stop(0)
+        self.num_samples: int | None = None if pass_stop is None else self.corpora[0].slices.first_from(pass_stop)
         if self.num_samples is not None and self.num_samples > MAX_SAMPLE:
             raise PlanError(
                 f"{epochs} epochs are {self.num_samples} samples, expected at most 2**62", hint="give fewer"
@@ -177,7 +178,7 @@ class StreamPlan:
         """The same plan with tables of its own, so that readers at different places do not evict each other's."""
         reader = object.__new__(StreamPlan)
         reader.__dict__.update(self.__dict__)
-        reader.corpora = tuple(corpus.reader() for corpus in self.corpora)
+        reader.readers = tuple(map(PieceReader, self.corpora))
         return reader
 
     def reopened(self) -> StreamPlan:
@@ -279,8 +280,8 @@ class StreamPlan:
     def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
         fingerprint = self.sources[self._number_of(corpus)].fingerprint
-        mask = make_mask(file, sample=cursor.sample, corpus=fingerprint, name=corpus)
-        after = cursor.masking(mask)
+        masks = masking(cursor.masks, file, sample=cursor.sample, fingerprint=fingerprint, name=corpus)
+        after = replace(cursor, masks=masks)
         self.masked(after)  # refuses what does not exist
         return after
 
@@ -318,17 +319,12 @@ class StreamPlan:
         corpora = np.full(len(samples), PADDING_INDEX, np.int64)
         corpora[rows] = located
         parts = []
-        for number in np.unique(located).tolist():
-            mine = rows[located == number]
-            of_corpus = [
-                (mine[here], *part.pieces_of(part_samples, self.pass_stop, is_sequential=is_sequential))
-                for part, here, part_samples in self.corpora[number].by_part(
-                    samples[mine], corpus_samples[located == number]
-                )
-            ]
-            of_parts, counts_of_parts, pieces_of_parts = zip(*of_corpus, strict=True)
-            mine, counts = np.concatenate(of_parts), np.concatenate(counts_of_parts)
-            parts.append((number, np.repeat(mine, counts), Pieces.joined(pieces_of_parts)))
+        for number in np.bincount(located).nonzero()[0].tolist():
+            here = (located == number).nonzero()[0]
+            mine = rows[here]
+            sorted_rows, *of_parts = self.corpora[number].by_part(samples[mine], corpus_samples[here])
+            counts, pieces = self.readers[number].pieces_of(*of_parts, is_sequential=is_sequential)
+            parts.append((number, mine[sorted_rows].repeat(counts), pieces))
         masked = self.masked(cursor)
         return lay_out(parts, self.sources, samples=samples, corpora=corpora, seq_len=self.seq_len, masked=masked)
 

@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tokshard.errors import LoaderError, PlanError, TokshardError
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.loader import BatchLoader, Walk, load_state, rows_of_rank, save_state
+from tokshard.runtime.loader import BatchLoader, Walk, rows_of_rank
 from tokshard.runtime.options import integer
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.expand import compact_batch, full_batch
 from tokshard.runtime.rows.narrow import NarrowBatch
 from tokshard.runtime.rows.recycling import Recycler
 from tokshard.runtime.rows.steps import RankRows
+from tokshard.runtime.state import load_state, save_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -281,6 +282,7 @@ def _steps_of_workers(
         generator=torch.Generator(),  # or it would draw from the global one
         multiprocessing_context="spawn",  # a forked process may inherit locks, and cannot reach a store of its parent
     )
+    batches: Any = ()
     try:
         with _safe_path():
             batches = iter(loader)
@@ -294,6 +296,10 @@ def _steps_of_workers(
             hint="run with num_workers=0 to see why. A worker that was killed often lacked memory, or read a mapped "
             "shard that was cut (CorpusSource(..., access='pread') survives that)",
         ) from error
+    finally:
+        # ends the processes in order: what a traceback keeps is left to the garbage collector, which takes the
+        # semaphores away from processes that still start
+        del batches
 
 
 def _belong_to_the_loop(_: int) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.bytes.source import DocumentSpan, TokenSource
-from tokshard.runtime.order.finding import find_document
+from tokshard.runtime.order.inverse import find_document
 from tokshard.runtime.order.mixture import Mixture
-from tokshard.runtime.order.parts import PlannedCorpus
+from tokshard.runtime.order.pieces import PieceReader
+from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.rows.masks import MaskedTokens
 
 _REQUESTS_AT_ONCE = 32
@@ -62,8 +63,8 @@ class TracedPlan(Protocol):
 
     names: tuple[str, ...]
     sources: tuple[TokenSource, ...]
-    corpora: tuple[PlannedCorpus, ...]
-    pass_stop: int | None
+    corpora: tuple[CorpusOrder, ...]
+    readers: tuple[PieceReader, ...]
 
 
 def pieces_of_samples(
@@ -80,17 +81,17 @@ def pieces_of_samples(
     for number in np.unique(located).tolist():
         mine = np.flatnonzero(located == number)
         source, name = plan.sources[number], plan.names[number]
-        for part, here, part_samples in plan.corpora[number].by_part(samples[mine], corpus_samples[mine]):
-            counts, pieces = part.pieces_of(part_samples, plan.pass_stop)
-            rows = np.repeat(mine[here], counts)
-            starts = pieces.starts.tolist()
-            places = _documents_at(source, starts)
-            whats = masked_parts(masked, number, pieces.starts, samples[rows])
-            for row, place, start, length, what in zip(
-                rows.tolist(), places, starts, pieces.lengths.tolist(), whats, strict=True
-            ):
-                begin = start - place.start
-                found[row].append(Piece(name, place.shard, place.document, begin, begin + length, what))
+        here, *of_parts = plan.corpora[number].by_part(samples[mine], corpus_samples[mine])
+        counts, pieces = plan.readers[number].pieces_of(*of_parts)
+        rows = np.repeat(mine[here], counts)
+        starts = pieces.starts.tolist()
+        places = _documents_at(source, starts)
+        whats = masked_parts(masked, number, pieces.starts, samples[rows])
+        for row, place, start, length, what in zip(
+            rows.tolist(), places, starts, pieces.lengths.tolist(), whats, strict=True
+        ):
+            begin = start - place.start
+            found[row].append(Piece(name, place.shard, place.document, begin, begin + length, what))
     return found
 
 
@@ -127,13 +128,11 @@ def occurrences(
     found = []
     for epoch in epochs:
         in_epoch = []
-        for part in corpus.parts_of(place.start, place.stop):
-            tokens = find_document(corpus.part(part), epoch, place.start, place.stop, pass_stop=plan.pass_stop)
-            for one in tokens:
-                stream, corpus_sample = corpus.stream_of(part, one.part_sample)
-                is_known = corpus_sample >= first[stream]
-                sample = mixture.sample_of(number, corpus_sample, stream) if is_known else None
-                if sample is not None or not is_known:
-                    in_epoch.append(Occurrence(epoch, sample, one.start - place.start, one.stop - place.start))
+        for one in find_document(plan.readers[number], epoch, place.start, place.stop):
+            stream, corpus_sample = corpus.stream_of(one.part, one.part_sample)
+            is_known = corpus_sample >= first[stream]
+            sample = mixture.sample_of(number, corpus_sample, stream) if is_known else None
+            if sample is not None or not is_known:
+                in_epoch.append(Occurrence(epoch, sample, one.start - place.start, one.stop - place.start))
         found += sorted(in_epoch, key=lambda one: -1 if one.sample is None else one.sample)
     return found

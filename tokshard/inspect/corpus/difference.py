@@ -94,7 +94,7 @@ def compare_mixes(first: Mix, second: Mix) -> Difference:
     identities: list[dict[str, Any]] = []
     for plan in plans:
         corpora = {
-            name: dataclasses.asdict(corpus) for name, corpus in zip(plan.names, plan.identity.corpora, strict=True)
+            name: msgspec.structs.asdict(corpus) for name, corpus in zip(plan.names, plan.identity.corpora, strict=True)
         }
         weights = {
             f"from sample {segment.start}": dict(zip(plan.names, segment.weights, strict=True))

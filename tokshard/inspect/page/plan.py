@@ -15,7 +15,7 @@ from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, lines, render_page, token_section
 from tokshard.inspect.plan.preview import PlanReport
 from tokshard.inspect.plan.run import Run
-from tokshard.runtime.order.shuffled import ShuffledCorpus
+from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
 
@@ -136,19 +136,18 @@ def _charts_over_time(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int
 
 def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
     corpus, name = plan.corpora[number], plan.names[number]
-    shuffled = corpus.part(0)
-    per_epoch = max(1, shuffled.num_tokens // plan.seq_len)
-    ordinals = _ordinals(shuffled, plan.seq_len, per_epoch)
-    counts, pieces = shuffled.pieces_of(ordinals)
+    per_epoch = max(1, corpus.part_tokens(0) // plan.seq_len)
+    ordinals = _ordinals(corpus, plan.seq_len, per_epoch)
+    counts, pieces = plan.readers[number].pieces_of(np.zeros_like(ordinals), ordinals)
     firsts = np.cumsum(counts) - counts
-    windows = f"the {_WINDOWS} windows shown" if shuffled.num_windows > _WINDOWS else "its first epoch"
+    windows = f"the {_WINDOWS} windows shown" if corpus.part_windows(0) > _WINDOWS else "its first epoch"
     windows += f", of the first of {corpus.num_parts} streams" if corpus.is_dealt else ""
     dots = {
         "type": "scatter",
         "mode": "markers",
         "color": number,
         "x": (ordinals / per_epoch).tolist(),
-        "y": (pieces.starts[firsts] / shuffled.source.num_tokens).tolist(),
+        "y": (pieces.starts[firsts] / corpus.source.num_tokens).tolist(),
         "hovertemplate": "%{x:.1%} into the epoch<br>%{y:.1%} into the corpus<extra></extra>",
     }
     return chart(
@@ -162,13 +161,13 @@ def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
     )
 
 
-def _ordinals(shuffled: ShuffledCorpus, seq_len: int, per_epoch: int) -> NDArray[np.int64]:
-    """Evenly spaced samples of the first epoch; for a large corpus, from a few of its windows only."""
-    if shuffled.num_windows <= _WINDOWS:
+def _ordinals(corpus: CorpusOrder, seq_len: int, per_epoch: int) -> NDArray[np.int64]:
+    """Evenly spaced samples of the first epoch of part 0; if it is large, from a few of its windows only."""
+    if corpus.part_windows(0) <= _WINDOWS:
         return np.unique(np.linspace(0, per_epoch - 1, _POINTS).astype(np.int64))
     parts = []
-    for index in np.linspace(0, shuffled.num_windows - 1, _WINDOWS).astype(np.int64).tolist():
-        window = shuffled.window(0, index)
+    for index in np.linspace(0, corpus.part_windows(0) - 1, _WINDOWS).astype(np.int64).tolist():
+        window = corpus.window(0, 0, index)
         first, last = -(-window.start // seq_len), min(per_epoch, window.stop // seq_len) - 1
         parts.append(np.linspace(first, max(first, last), _POINTS // _WINDOWS).astype(np.int64))
     return np.unique(np.concatenate(parts))

@@ -20,9 +20,9 @@ from tokshard.run_files.plan_file import TrainerData, load_mix
 from tokshard.run_files.saved_state import read_state
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.cursor import Cursor
-from tokshard.runtime.cursor_json import load_cursor
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import RankRows
+from tokshard.runtime.state import load_state
 from tokshard.runtime.stop import Stop, stop_of
 from tokshard.wording import counted
 
@@ -242,7 +242,7 @@ def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: st
         checkpoint = location
     if checkpoint is not None:
         state = read_state(checkpoint)
-        cursor, done = load_cursor(state.cursor, plan.identity, plan.schedule), state.step
+        cursor, done = load_state(plan, {"cursor": state.cursor}), state.step
         record = _NO_RECORD if done is None else _read_record(checkpoint, done, cursor.sample)
     run = Run(
         plan=plan,

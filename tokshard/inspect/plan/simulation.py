@@ -77,12 +77,12 @@ def simulate(run: Run, num_samples: int) -> Simulation:
             mine = np.flatnonzero(located == number)
             positions[number].append(samples[mine])
             starts = np.empty(len(mine), np.int64)
-            for part, here, part_samples in plan.corpora[number].by_part(samples[mine], corpus_samples[mine]):
-                counts, pieces = part.pieces_of(part_samples, is_sequential=True)
-                starts[here] = pieces.starts[np.cumsum(counts) - counts]
-                steps = np.repeat(mine[here] // size, counts)
-                block = first_blocks[number] + pieces.starts // plan.shape.block_tokens
-                hit.append(np.unique(steps * first_blocks[-1] + block))
+            here, *of_parts = plan.corpora[number].by_part(samples[mine], corpus_samples[mine])
+            counts, pieces = plan.readers[number].pieces_of(*of_parts, is_sequential=True)
+            starts[here] = pieces.starts[np.cumsum(counts) - counts]
+            steps = np.repeat(mine[here] // size, counts)
+            block = first_blocks[number] + pieces.starts // plan.shape.block_tokens
+            hit.append(np.unique(steps * first_blocks[-1] + block))
             places[number].append(starts)
         blocks.append(np.bincount(np.concatenate(hit) // first_blocks[-1]))
     return Simulation(

@@ -10,7 +10,7 @@ import numpy as np
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run
 from tokshard.runtime.options import MAX_STREAMS, default_window_blocks
-from tokshard.runtime.order.parts import is_dealt, min_blocks
+from tokshard.runtime.order.windows import is_dealt, min_blocks
 from tokshard.runtime.plan import StreamPlan
 
 _ENOUGH = 1.05

@@ -65,11 +65,14 @@ class Permutation:
         Raises:
             IndexError: an entry is outside ``[0, length)``.
         """
-        if len(index) and int(index.max()) >= self.length:
-            raise IndexError(f"index {int(index.max())} is outside a permutation of {self.length} items")
         if self.length <= MAX_SORTED:
-            items: NDArray[np.uint64] = self._sorted[index]
+            try:
+                items: NDArray[np.uint64] = self._sorted[index]
+            except IndexError:
+                raise self._outside("index", index) from None
             return items
+        if len(index) and int(index.max()) >= self.length:
+            raise self._outside("index", index)
         found = self._encrypt(index.astype(self._word))
         outside = np.flatnonzero(found >= self.length)
         # the walk stays on one cycle of a bijection, and that cycle holds the index it started from, which is inside
@@ -99,7 +102,7 @@ class Permutation:
             IndexError: an entry is outside ``[0, length)``.
         """
         if len(items) and int(items.max()) >= self.length:
-            raise IndexError(f"item {int(items.max())} is outside a permutation of {self.length} items")
+            raise self._outside("item", items)
         if self.length <= MAX_SORTED:
             positions: NDArray[np.uint64] = self._sorted_inverse[items]
             return positions
@@ -110,6 +113,9 @@ class Permutation:
             found[outside] = self._decrypt(found[outside])
             outside = outside[found[outside] >= self.length]
         return found.astype(np.uint64)
+
+    def _outside(self, what: str, numbers: NDArray[np.uint64]) -> IndexError:
+        return IndexError(f"{what} {int(numbers.max())} is outside a permutation of {self.length} items")
 
     @cached_property
     def _sorted(self) -> NDArray[np.uint64]:

@@ -1,8 +1,8 @@
 """Documents that are taken out of the loss in the middle of a run: which, from which sample on, and on record.
 
 A mask belongs to the content of a corpus, and counts from a global sample on, so that earlier samples stay what they
-were. It changes labels and nothing else: STATE.md has the rules. Documents are listed in a file, of which a state holds
-the path and the hash.
+were. It changes labels and nothing else: STATE.md has the rules. Documents are listed in a file, which may grow. A
+state holds its path, and length and hash of what counted of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import hashlib
 import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,116 +21,142 @@ from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.runtime.bytes.source import TokenSource
 from tokshard.store import absolute_location, locate
 
-_NEVER = np.iinfo(np.int64).max
+_MAX_BYTES = 1 << 30
+"""Of a file of document numbers."""
+
+_NPY = b"\x93NUMPY"
 _HINT = "give a file with one document number in each line, or a .npy file of integers"
+
+Calls = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """Documents of a corpus that are out of the loss from a sample on.
+    """Documents of a corpus that a file takes out of the loss.
 
     Args:
-        sample: the first global sample in which they are.
-        corpus: content fingerprint of the corpus.
+        fingerprint: content fingerprint of the corpus.
         name: of the corpus in the plan when they were masked, for messages.
-        path: the file that lists them.
-        sha256: of that file.
+        file: path or URI of the file that lists them.
+        calls: the first global sample in which a call of `mask` counts, and how many bytes the file had then; both
+            ascend. What the file got behind these bytes later is not masked.
+        sha256: of the bytes of the last call.
         documents: int64 [n], their numbers in the corpus, ascending.
+        since: int64 [n], the first global sample in which each of them is out of the loss.
     """
 
-    sample: int
-    corpus: str
+    fingerprint: str
     name: str
-    path: str
+    file: str
+    calls: Calls
     sha256: str
     documents: NDArray[np.int64] = field(compare=False)
+    since: NDArray[np.int64] = field(compare=False)
 
-    def saved(self) -> dict[str, Any]:
-        """As a state holds it."""
-        found = {"sample": self.sample, "fingerprint": self.corpus, "name": self.name}
-        return {**found, "file": self.path, "sha256": self.sha256}
+    def from_start(self) -> Mask:
+        """The same documents, out of the loss from the first sample on."""
+        return replace(self, calls=((0, self.calls[-1][1]),), since=np.zeros_like(self.since))
 
 
-def make_mask(file: str | os.PathLike[str], *, sample: int, corpus: str, name: str) -> Mask:
-    """A mask of the documents that are listed in a file.
+def masking(
+    masks: tuple[Mask, ...], file: str | os.PathLike[str], *, sample: int, fingerprint: str, name: str
+) -> tuple[Mask, ...]:
+    """Masks with the documents that a file lists; the same masks if its whole content was masked before.
 
     Raises:
-        PlanError: it cannot be read, or does not list documents.
+        PlanError: it cannot be read, does not list documents, or has changed other than by lines that were appended.
     """
     if not isinstance(file, str | os.PathLike):
         raise PlanError(f"{file!r:.100} is not a file of document numbers", hint=_HINT)
     path = absolute_location(file)
-    documents, sha256 = _read(path)
-    if documents[0] < 0:
-        raise PlanError(f"document {documents[0]} of corpus {name!r}", hint="documents are numbered from 0")
-    return Mask(sample=sample, corpus=corpus, name=name, path=path, sha256=sha256, documents=documents)
+    content = _read(path)
+    sha256 = _sha256(content)
+    mine = [mask for mask in masks if mask.fingerprint == fingerprint]
+    if any((mask.sha256, mask.calls[-1][1]) == (sha256, len(content)) for mask in mine):
+        return masks
+    before = next((mask for mask in mine if mask.file == path), None)
+    if before is not None and not _begins_with(content, before.calls[-1][1], before.sha256, is_whole_line=True):
+        raise PlanError(
+            f"{path}, of which the run masks documents of corpus {name!r} already, has changed in what it listed",
+            hint="append lines to it, or list further documents in another file; what was masked stays so",
+        )
+    past = () if before is None else tuple(call for call in before.calls if call[0] < sample)
+    calls = (*past, (sample, len(content)))
+    others = tuple(mask for mask in masks if mask is not before)
+    return (*others, _mask(content, path, calls, sha256, fingerprint=fingerprint, name=name))
 
 
-def load_masks(saved: Any, sample: int) -> tuple[Mask, ...]:
-    """The masks of a state.
-
-    Args:
-        sample: of the state.
+def load_mask(path: str, calls: Calls, sha256: str, *, fingerprint: str, name: str) -> Mask:
+    """A mask of a state; arguments as for `Mask`.
 
     Raises:
-        PlanMismatchError: the file of a mask is gone or was changed.
-        ValueError, KeyError, TypeError: they are damaged.
+        PlanMismatchError: the file is gone or was changed.
     """
-    found = tuple(_loaded(entry) for entry in saved)
-    starts = [0, *(mask.sample for mask in found), sample]
-    if starts != sorted(starts):
-        raise ValueError(f"masks that start at {starts[1:-1]} do not fit the sample")
-    return found
-
-
-def _loaded(entry: Mapping[str, Any]) -> Mask:
-    start, path, sha256, name = entry["sample"], str(entry["file"]), str(entry["sha256"]), str(entry["name"])
-    if not isinstance(start, int) or isinstance(start, bool):
-        raise ValueError(  # noqa: TRY004 - of what is saved
-            f"a mask from sample {start!r:.100} on"
-        )
-    documents = _checked_file(path, sha256, name)
-    return Mask(
-        sample=start, corpus=str(entry["fingerprint"]), name=name, path=path, sha256=sha256, documents=documents
-    )
-
-
-def _checked_file(path: str, sha256: str, name: str) -> NDArray[np.int64]:
     try:
-        documents, found = _read(path)
+        content = _read(path)
     except PlanError as error:
         raise PlanMismatchError(
             f"the run masks documents of corpus {name!r} that are listed in {path}: {error.problem}",
             hint="put the file of that run back there; without it, the documents would be in the loss again",
         ) from error
-    if found != sha256:
+    num_bytes = calls[-1][1]
+    if not _begins_with(content, num_bytes, sha256):
         raise PlanMismatchError(
-            f"{path}, which lists the documents of corpus {name!r} that the run masks, was changed: its SHA-256 is "
-            f"{found[:12]}, expected {sha256[:12]}",
-            hint="put the file of that run back, and mask further documents with loader.mask and another file",
+            f"{path}, which lists the documents of corpus {name!r} that the run masks, was changed: the SHA-256 of its "
+            f"first {num_bytes} bytes is {_sha256(content[:num_bytes])[:12]}, expected {sha256[:12]}",
+            hint="put the file of that run back; further documents are appended to it, or listed in another file",
         )
-    return documents
+    return _mask(content, path, calls, sha256, fingerprint=fingerprint, name=name)
 
 
-def _read(path: str) -> tuple[NDArray[np.int64], str]:
-    """The numbers in a file, ascending, and its SHA-256."""
+def _read(path: str) -> bytes:
     try:
         store, name = locate(path)
-        content = store.get(name)
+        num_bytes = store.stat(name).size  # refuses what is no file, which might never end
+        if num_bytes > _MAX_BYTES:
+            raise PlanError(f"{path} has {num_bytes} bytes, expected at most {_MAX_BYTES}", hint=_HINT)
+        return store.get(name) if num_bytes else b""
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror}", hint=_HINT) from error
+
+
+def _begins_with(content: bytes, num_bytes: int, sha256: str, *, is_whole_line: bool = False) -> bool:
+    """Whether a file has what was masked of it before. It may have grown, unless it is a .npy file."""
+    counted, rest = content[:num_bytes], content[num_bytes:]
+    is_torn = is_whole_line and not counted.endswith((b"\r", b"\n")) and not rest.startswith((b"\r", b"\n"))
+    return _sha256(counted) == sha256 and not (rest and (is_torn or content.startswith(_NPY)))
+
+
+def _mask(content: bytes, path: str, calls: Calls, sha256: str, *, fingerprint: str, name: str) -> Mask:
+    bounds = [0, *(stop for _, stop in calls)]
+    is_npy = content.startswith(_NPY)
+    lists = [_listed(content[start:stop], path, is_npy=is_npy) for start, stop in pairwise(bounds)]
+    documents, first = np.unique(np.concatenate(lists), return_index=True)
+    if not len(documents):
+        raise PlanError(f"{path} has no documents", hint=_HINT)
+    if documents[0] < 0:
+        raise PlanError(f"document {documents[0]} of corpus {name!r}", hint="documents are numbered from 0")
+    since = np.repeat([sample for sample, _ in calls], list(map(len, lists)))[first]
+    return Mask(
+        fingerprint=fingerprint, name=name, file=path, calls=calls, sha256=sha256, documents=documents, since=since
+    )
+
+
+def _listed(content: bytes, path: str, *, is_npy: bool) -> NDArray[np.int64]:
+    """The numbers in a part of a file that ends where a line does."""
     try:
-        if content.startswith(b"\x93NUMPY"):
-            found = np.load(io.BytesIO(content), allow_pickle=False)
-        else:
-            found = np.array([int(line) for line in content.splitlines() if line.strip()])
+        if not is_npy:
+            return np.array([int(line) for line in content.splitlines() if line.strip()], np.int64)
+        found = np.load(io.BytesIO(content), allow_pickle=False)
+        if found.ndim != 1 or found.dtype.kind not in "iu" or np.any(found > np.iinfo(np.int64).max):
+            raise ValueError(f"it holds {found.dtype} {list(found.shape)}, expected document numbers")
+        return found.astype(np.int64)  # type: ignore[no-any-return]
     except (ValueError, OverflowError) as error:
         raise PlanError(f"{path} is not a list of documents: {str(error)[:100]}", hint=_HINT) from error
-    if not found.size:
-        raise PlanError(f"{path} has no documents", hint=_HINT)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or int(found.max()) > _NEVER:
-        raise PlanError(f"{path} holds {found.dtype} {list(found.shape)}, expected document numbers", hint=_HINT)
-    return np.unique(found.astype(np.int64)), hashlib.sha256(content).hexdigest()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +208,16 @@ def masked_tokens(masks: Sequence[Mask], sources: Sequence[TokenSource]) -> Mask
     """
     if not masks:
         return None
-    of_corpora = [[mask for mask in masks if mask.corpus == source.fingerprint] for source in sources]
+    of_corpora = [[mask for mask in masks if mask.fingerprint == source.fingerprint] for source in sources]
     return MaskedTokens({number: _spans_of(sources[number], mine) for number, mine in enumerate(of_corpora) if mine})
 
 
 def _spans_of(source: TokenSource, masks: Sequence[Mask]) -> NDArray[np.int64]:
-    documents = np.unique(np.concatenate([mask.documents for mask in masks]))
-    since = np.full(len(documents), _NEVER)
-    for mask in masks:
-        mine = np.searchsorted(documents, mask.documents)
-        since[mine] = np.minimum(since[mine], mask.sample)
+    listed, since = (
+        np.concatenate(parts) for parts in zip(*((mask.documents, mask.since) for mask in masks), strict=True)
+    )
+    order = np.lexsort((since, listed))
+    documents, first = np.unique(listed[order], return_index=True)
     try:
         starts, stops = source.spans_of(documents)
     except IndexError as error:
@@ -199,4 +225,4 @@ def _spans_of(source: TokenSource, masks: Sequence[Mask]) -> NDArray[np.int64]:
             f"a masked document is not in corpus {masks[0].name!r}: {error}",
             hint="give the numbers that tokshard inspect and tokshard trace show",
         ) from error
-    return np.stack([starts, stops, since])
+    return np.stack([starts, stops, since[order][first]])

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.runtime.bytes.source import TokenSource
-from tokshard.runtime.order.tables import Pieces
+from tokshard.runtime.order.pieces import Pieces
 from tokshard.runtime.rows.masks import MaskedTokens
 
 IGNORED = -100

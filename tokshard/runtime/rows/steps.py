@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tokshard.errors import PlanError
 from tokshard.runtime.options import integer
-from tokshard.runtime.order.parts import PlannedCorpus
 from tokshard.runtime.order.permutation import GOLDEN, mixed
+from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.rows.narrow import PADDING_INDEX
 
 _LAYOUT_PIECES = 16_384
@@ -148,7 +148,7 @@ def turns(starts: NDArray[np.int64], world_size: int, num_streams: int) -> NDArr
     return hashed.view(np.int64) if num_streams == 1 else np.zeros_like(starts)
 
 
-def steps_per_window(corpora: Sequence[PlannedCorpus], weights: Sequence[float], step_tokens: int) -> list[float]:
+def steps_per_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], step_tokens: int) -> list[float]:
     """Steps that read from one window of each corpus; with streams, from one window of each of them.
 
     Infinite where the whole corpus is one window, or its weight is 0.
@@ -165,7 +165,7 @@ def steps_per_window(corpora: Sequence[PlannedCorpus], weights: Sequence[float],
     return found
 
 
-def steps_of_shortest_window(corpora: Sequence[PlannedCorpus], weights: Sequence[float], step_tokens: int) -> int:
+def steps_of_shortest_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], step_tokens: int) -> int:
     """Steps of a layout for which no window is too short; arguments as of `steps_per_window`."""
     if all(corpus.source.is_in_memory for corpus in corpora):
         return _MAX_LAYOUT_ROWS

@@ -1,0 +1,143 @@
+"""The samples that read a stretch of a corpus: a plan followed backwards.
+
+    document ──▶ blocks ──▶ places in the epoch of a part ──▶ window ──▶ pieces in the sequence ──▶ slices ──▶ samples
+
+Nothing is replayed. The pieces come from the table of their window; every other arrow inverts a permutation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.runtime.order.pieces import PieceReader
+from tokshard.runtime.order.windows import CorpusOrder, Window
+
+
+class FoundTokens(NamedTuple):
+    """The part of a stretch that one sample reads.
+
+    Args:
+        part: of the corpus.
+        part_sample: sample of the part.
+        start, stop: positions in the corpus.
+    """
+
+    part: int
+    part_sample: int
+    start: int
+    stop: int
+
+
+def find_document(reader: PieceReader, epoch: int, start: int, stop: int) -> list[FoundTokens]:
+    """The samples of an epoch that read a document. Costs the table of each window that holds one of its blocks.
+
+    Args:
+        epoch: pass over each part, from 0.
+        start, stop: the document's tokens in the corpus.
+
+    Returns:
+        Each token of the document that is read, once; ascending by part, sample and position.
+
+    Raises:
+        DamagedCorpusError: a window has no piece where the document lies: its shard was changed meanwhile.
+    """
+    order, size = reader.order, reader.order.shape.block_tokens
+    blocks = np.arange(start // size, -(-stop // size))
+    parts, places = places_of_blocks(order, epoch, blocks)
+    found: list[FoundTokens] = []
+    for part in np.unique(parts[places >= 0]).tolist():
+        pass_stop = order.pass_stop(part)
+        if pass_stop is not None and epoch * order.part_tokens(part) >= pass_stop:
+            continue
+        indices = np.minimum(places // order.shape.window_blocks, order.part_windows(part) - 1)
+        indices[(places < 0) | (parts != part)] = -1
+        for index in np.unique(indices[indices >= 0]).tolist():
+            window, here = order.window(part, epoch, index), np.flatnonzero(indices == index)
+            starts = np.maximum(blocks[here] * size, start)
+            lengths = np.minimum((blocks[here] + 1) * size, stop) - starts
+            in_window = (places[here] - index * order.shape.window_blocks) * size + starts - blocks[here] * size
+            found += _found_in_window(reader, window, in_window, starts, lengths)
+    return sorted(found)
+
+
+def _found_in_window(
+    reader: PieceReader,
+    window: Window,
+    positions: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+) -> Iterator[FoundTokens]:
+    """The samples that read whole pieces of a window.
+
+    Args:
+        positions: int64 [pieces], of their first tokens in the window before it is shuffled.
+        starts, lengths: int64 [pieces], in the corpus.
+    """
+    table, slices = reader.table(window), reader.order.slices
+    entries = np.flatnonzero(np.isin(table.unshuffled_starts, positions.astype(np.uint32)))
+    entries = entries[np.argsort(table.unshuffled_starts[entries])]
+    by_position = np.argsort(positions)
+    starts, lengths = starts[by_position], lengths[by_position]
+    if not np.array_equal(table.shuffled_starts[entries + 1] - table.shuffled_starts[entries], lengths):
+        shard = reader.order.source.document_at(int(starts[0])).shard
+        raise DamagedCorpusError(
+            f"{shard}: the document at token {starts[0]} of the corpus is not a piece of window {window.index} of "
+            f"epoch {window.epoch}: the shard was changed under the running job",
+            hint=RESTORE,
+        )
+    numbers: list[int] = []
+    stretches: list[tuple[int, int]] = []
+    for entry, start, length in zip(entries.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+        # Python integers: a position can lie beyond 2**63
+        position = window.start + int(table.shuffled_starts[entry])
+        for number in range(slices.holding(position), slices.holding(position + length - 1) + 1):
+            first = max(slices.starts(number), position)
+            last = min(slices.starts(number + 1), position + length)
+            numbers.append(number)
+            stretches.append((start + first - position, start + last - position))
+    for sample, stretch in zip(samples_of(reader.order, numbers, window), stretches, strict=True):
+        yield FoundTokens(window.part, sample, *stretch)
+
+
+def samples_of(order: CorpusOrder, slices: list[int], window: Window) -> list[int]:
+    """The samples of a part that read slices which reach into a window: those of `CorpusOrder.runs`, backwards."""
+    first, permutation = order.slices.first_from(window.start), order.sample_permutation(window)
+    inside = [number - first for number in slices if 0 <= number - first < permutation.length]
+    known = dict(zip(inside, permutation.inverse(np.array(inside, np.uint64)).tolist(), strict=True))
+    return [
+        # the first may start in a window before
+        samples_of(order, [number], order.window_at(window.part, order.slices.starts(number)))[0]
+        if number < first
+        else first + known.get(number - first, number - first)
+        for number in slices
+    ]
+
+
+def places_of_blocks(
+    order: CorpusOrder, epoch: int, blocks: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the parts of a corpus have blocks in the shuffled order of an epoch: the inverse of `CorpusOrder.blocks`.
+
+    Args:
+        blocks: int64 [n], numbers of blocks in the corpus; the tail comes after all full blocks.
+
+    Returns:
+        int64 [n] each: the part, and the place there; -1 for blocks that `take` leaves out.
+    """
+    parts, places = np.full(len(blocks), order.num_parts - 1, np.int64), np.full(len(blocks), -1, np.int64)
+    if order.tail_tokens:
+        places[blocks == order.num_corpus_blocks] = order.part_blocks(order.num_parts - 1)
+    here = np.flatnonzero(blocks < order.num_corpus_blocks)
+    dealt = order.deal.inverse(blocks[here].astype(np.uint64))
+    here, dealt = here[dealt < order.num_full_blocks], dealt[dealt < order.num_full_blocks].astype(np.int64)
+    parts[here] = dealt % order.num_parts
+    for part in np.unique(parts[here]).tolist():
+        mine = parts[here] == part
+        numbers = (dealt[mine] // order.num_parts).view(np.uint64)
+        places[here[mine]] = order.block_permutation(part, epoch).inverse(numbers)
+    return parts, places

@@ -1,0 +1,409 @@
+"""The pieces of documents that samples read: the tables of windows, how they are made, kept and cut.
+
+To make a table, the corpus is asked for its document ends, and the pieces between them are permuted: milliseconds for
+a window of 64M tokens in documents of 1,000, seconds in documents of 10. So the table of the next window is made
+shortly before the current one ends, in the thread that makes batches ahead. A source whose answers are slow learns
+the blocks well before. ORDER.md, section 5, has the rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokshard.runtime.bytes.source import TokenSource
+from tokshard.runtime.order.forking import ForkLock
+from tokshard.runtime.order.permutation import Permutation
+from tokshard.runtime.order.windows import CorpusOrder, Window
+
+_MAX_TABLES = 3
+"""Of a part: the current window and the next, or the next two if one of them is short."""
+
+_MAX_ANNOUNCED = 4
+"""Windows of a part: the current one, the next two, and one more if one of them is short."""
+
+_READY_AT = 0.8
+"""The table of the next window is made when this part of what a job reads of the current one has been read."""
+
+AHEAD = 1.5
+"""Blocks are announced this many windows ahead. What is beyond the next window is fetched while its table is made: a
+store never waits for the reader, and is asked as evenly as a loop reads."""
+
+_ANNOUNCED_PER_READ = 2
+"""At the start, two tokens are announced for each that is read, so that the first batches are not delayed."""
+
+_SHORT = 0.25
+"""A window shorter than this part of a full one is prepared together with the one after it."""
+
+_Blocks = tuple[NDArray[np.int64], NDArray[np.int64], int]
+"""Where the blocks of a window start and stop, and how many of them were announced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Parts of documents.
+
+    Args:
+        starts: int64 [n], position of the first token of each in its corpus.
+        lengths: int64 [n], tokens of each.
+        ends_document: bool [n], whether its last token is the document's delimiter.
+    """
+
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    ends_document: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceTable:
+    """The pieces of windows in their shuffled order. 8 bytes per piece, 12 while it is made.
+
+    A table has one window, or several, each of which starts at a multiple of `block_tokens`. What is between two of
+    them is no piece. Unshuffled positions count tokens before the pieces are permuted: block after block.
+
+    Args:
+        shuffled_starts: uint32 [n + 1], or int64 if the windows have 2**32 tokens together: where each piece starts,
+            and where each window stops.
+        unshuffled_starts: like them, [n], the unshuffled position of each piece's first token; of no meaning where a
+            window stops.
+        block_tokens: tokens of each block but a tail.
+        block_starts: int64 [blocks], position in the corpus of each block's first token.
+        block_stops: int64 [blocks], the unshuffled position after each block's last token.
+        ends_document: bool [blocks], whether the last token of each block is a delimiter.
+    """
+
+    shuffled_starts: NDArray[Any]
+    unshuffled_starts: NDArray[Any]
+    block_tokens: int
+    block_starts: NDArray[np.int64]
+    block_stops: NDArray[np.int64]
+    ends_document: NDArray[np.bool_]
+
+    def cut(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
+        """The pieces in stretches of the windows.
+
+        Args:
+            starts, lengths: int64 [stretches], each within a window; each length at least 1.
+
+        Returns:
+            int64 [stretches], how many pieces each has, and the pieces of all of them one after another. The first
+            and the last piece of a stretch are cut to it.
+        """
+        stops, dtype = starts + lengths, self.shuffled_starts.dtype
+        first = self.shuffled_starts.searchsorted(starts.astype(dtype), "right") - 1
+        counts = self.shuffled_starts.searchsorted(stops.astype(dtype), "left") - first
+        # piece k of a stretch is entry first + k of the table
+        after = np.cumsum(counts)
+        entry = np.arange(int(after[-1])) + np.repeat(first - after + counts, counts)
+        piece_starts = self.shuffled_starts[entry].astype(np.int64)
+        piece_stops = self.shuffled_starts[entry + 1].astype(np.int64)
+        cut_starts, cut_stops = piece_starts.copy(), piece_stops.copy()
+        cut_starts[after - counts] = starts
+        cut_stops[after - 1] = stops
+        positions = self.unshuffled_starts[entry] + (cut_starts - piece_starts)
+        lengths_cut = cut_stops - cut_starts
+        blocks = positions // self.block_tokens
+        # a whole piece ends with its document, unless it ends with its block, of which that is known
+        at_block_end = positions + lengths_cut == self.block_stops[blocks]
+        ends = (cut_stops == piece_stops) & (~at_block_end | self.ends_document[blocks])
+        within = positions - blocks * self.block_tokens
+        return counts, Pieces(starts=self.block_starts[blocks] + within, lengths=lengths_cut, ends_document=ends)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of a table of one window."""
+        return len(self.unshuffled_starts)
+
+    def window(self, start: int, stop: int) -> PieceTable:
+        """The table of one of the windows alone."""
+        first = int(np.searchsorted(self.shuffled_starts, start, "right")) - 1
+        last = int(np.searchsorted(self.shuffled_starts, stop, "left"))
+        if last - first == self.num_pieces:
+            return self
+        blocks = slice(start // self.block_tokens, -(-stop // self.block_tokens))
+        return PieceTable(
+            shuffled_starts=(self.shuffled_starts[first : last + 1] - start).astype(np.uint32),
+            unshuffled_starts=(self.unshuffled_starts[first:last] - start).astype(np.uint32),
+            block_tokens=self.block_tokens,
+            block_starts=self.block_starts[blocks],
+            block_stops=self.block_stops[blocks] - start,
+            ends_document=self.ends_document[blocks],
+        )
+
+    @classmethod
+    def joined(cls, tables: Sequence[PieceTable]) -> tuple[PieceTable, list[int]]:
+        """One table for several of one window each, and where each of these starts in it."""
+        size = tables[0].block_tokens
+        *starts, length = itertools.accumulate((len(table.block_starts) * size for table in tables), initial=0)
+        dtype = np.uint32 if length < 1 << 32 else np.int64
+
+        def moved(arrays: Iterable[NDArray[Any]], dtype: type[Any]) -> NDArray[Any]:
+            return np.concatenate([one.astype(dtype) + dtype(start) for one, start in zip(arrays, starts, strict=True)])
+
+        return cls(
+            shuffled_starts=moved((table.shuffled_starts for table in tables), dtype),
+            unshuffled_starts=moved((np.append(table.unshuffled_starts, 0) for table in tables), dtype)[:-1],
+            block_tokens=size,
+            block_starts=np.concatenate([table.block_starts for table in tables]),
+            block_stops=moved((table.block_stops for table in tables), np.int64),
+            ends_document=np.concatenate([table.ends_document for table in tables]),
+        ), starts
+
+
+def make_table(
+    order: CorpusOrder, window: Window, block_starts: NDArray[np.int64], block_ends: NDArray[np.int64]
+) -> PieceTable:
+    """Make the table of a window.
+
+    Args:
+        block_starts, block_ends: as `CorpusOrder.blocks` has them.
+
+    Raises:
+        ValueError: the window has 2**32 tokens or more.
+    """
+    length = window.stop - window.start
+    if length >= 1 << 32:
+        raise ValueError(f"a window of {length} tokens does not fit: give a smaller window_blocks")
+    block_stops = np.cumsum(block_ends - block_starts)
+    firsts = np.concatenate([[0], block_stops[:-1]])
+    offsets, ends = order.source.ends(block_starts, block_ends)
+    counts = np.diff(offsets)
+    has_end = np.flatnonzero(counts)
+    ends_document = np.zeros(len(counts), np.bool_)
+    ends_document[has_end] = ends[offsets[1:][has_end] - 1] == block_ends[has_end]
+    # a piece starts at the start of each block, and at each end of a document but that of the block
+    ends += np.repeat(firsts - block_starts, counts)
+    starts = np.insert(ends, offsets[:-1], firsts)
+    last = offsets[1:] + np.arange(len(counts))
+    starts = np.delete(starts, last[ends_document]).astype(np.uint32)
+    entry = order.piece_permutation(window, len(starts)).all()
+    unshuffled_starts, shuffled_starts = starts[entry], np.zeros(len(starts) + 1, np.uint32)
+    np.cumsum(np.diff(starts, append=np.uint32(length))[entry], out=shuffled_starts[1:])
+    return PieceTable(
+        shuffled_starts=shuffled_starts,
+        unshuffled_starts=unshuffled_starts,
+        block_tokens=order.shape.block_tokens,
+        block_starts=block_starts,
+        block_stops=block_stops,
+        ends_document=ends_document,
+    )
+
+
+class _Kept(NamedTuple):
+    """A window that a reader keeps: where its table has it, and the order of its slices."""
+
+    window: Window
+    table: PieceTable
+    start: int
+    samples: Permutation
+
+    def alone(self) -> PieceTable:
+        return self.table.window(self.start, self.start + self.window.stop - self.window.start)
+
+
+class PieceReader:
+    """The pieces that samples of one corpus read.
+
+    Making the table of a window scans its document boundaries. The tables of a few windows of each part are kept, and
+    those that samples read together are joined. Safe to use from several threads, and in a forked child. Readers at
+    different places have one each.
+    """
+
+    def __init__(self, order: CorpusOrder) -> None:
+        self.order = order
+        self._kept: defaultdict[int, OrderedDict[Window, _Kept]] = defaultdict(OrderedDict)
+        self._last: tuple[list[Window], list[_Kept]] = [], []
+        # of each part: the window that is read in sequence, where that began, whether the next table is ready
+        self._reading: dict[int, tuple[Window, float, bool]] = {}
+        self._announced: defaultdict[int, OrderedDict[Window, _Blocks]] = defaultdict(OrderedDict)
+        self._lock = ForkLock()
+        weakref.finalize(self, _release_all, order.source, self._announced).atexit = False
+
+    def pieces_of(
+        self, parts: NDArray[np.int64], samples: NDArray[np.int64], *, is_sequential: bool = False
+    ) -> tuple[NDArray[np.int64], Pieces]:
+        """The pieces that samples read.
+
+        A slice that continues in the next window is read last, so the next window is not needed earlier.
+
+        Args:
+            parts: int64 [n], the part of each sample; those of a part are side by side.
+            samples: int64 [n], of the parts, ascending within each.
+            is_sequential: the following samples will be read next, so tables are made ahead.
+
+        Returns:
+            int64 [n], how many pieces each sample has, and the pieces of all of them one after another.
+        """
+        if not len(samples):
+            none = np.empty(0, np.int64)
+            return none, Pieces(starts=none, lengths=none, ends_document=np.empty(0, np.bool_))
+        order, seq_len = self.order, self.order.shape.seq_len
+        runs, bounds, numbers, within = order.runs(parts, samples)
+        windows, firsts = _listed(runs), bounds[:-1]
+        kept = self._windows(windows)
+        rooms = (runs.stop - runs.start).astype(np.int64)
+
+        def spread(values: NDArray[Any]) -> NDArray[Any]:
+            """A value of each run as one of each sample."""
+            return values if len(values) == 1 else values.repeat(bounds[1:] - firsts)
+
+        if is_sequential:  # before the numbers are permuted
+            num_slices = -((within - rooms) // seq_len)
+            read = numbers[firsts] / num_slices, (numbers[bounds[1:] - 1] + 1) / num_slices
+        stops = firsts + np.add.reduceat(numbers < spread((rooms - within) // seq_len), firsts, dtype=np.int64)
+        for low, stop, one in zip(firsts.tolist(), stops.tolist(), kept, strict=True):
+            # all but a slice that goes on in the next window
+            numbers[low:stop] = one.samples(numbers[low:stop].view(np.uint64))
+        starts = spread(within) + numbers * seq_len
+        left: NDArray[np.int64] | int = seq_len
+        if order.epochs is not None:
+            left = np.minimum(seq_len, spread(order.pass_stop(runs.part) - runs.start) - starts).astype(np.int64)
+        lengths = np.minimum(left, spread(rooms) - starts)
+        if (lengths < left).any():
+            numbers = np.arange(len(windows)).repeat(np.diff(bounds))
+            found = self._cut_over(kept, np.stack([np.arange(len(samples)), numbers, starts, lengths]), left)
+        else:
+            found = kept[0].table.cut(starts + spread(np.array([one.start for one in kept])), lengths)
+        if is_sequential:
+            for window, before, after in zip(windows, *(part.tolist() for part in read), strict=True):
+                if order.epochs is None or order.pass_stop(window.part) > window.stop:
+                    self._prepare(window, before, after)
+        return found
+
+    def _cut_over(
+        self, kept: list[_Kept], stretches: NDArray[np.int64], left: NDArray[np.int64] | int
+    ) -> tuple[NDArray[np.int64], Pieces]:
+        """Cut slices of which some go on in the next window, or in several if they are short.
+
+        Args:
+            stretches: int64 [4, n], of each slice: its number, the number of its window in `kept`, and where in its
+                window it starts, and its tokens there.
+            left: int64 [n], tokens of each slice in all windows; or of every slice.
+        """
+        found, rest = [stretches], left - stretches[3]
+        while len(is_over := rest.nonzero()[0]):
+            (numbers, of), rest = found[-1][:2, is_over], rest[is_over]
+            windows = [self.order.window_at(kept[one].window.part, kept[one].window.stop) for one in of.tolist()]
+            lengths = np.minimum(rest, [window.stop - window.start for window in windows])
+            found.append(np.stack([numbers, len(kept) + np.arange(len(numbers)), np.zeros_like(numbers), lengths]))
+            kept, rest = self._windows(windows, kept), rest - lengths
+        numbers, of, starts, lengths = (joined := np.concatenate(found, axis=1))[:, joined[0].argsort(kind="stable")]
+        counts, pieces = kept[0].table.cut(starts + np.array([one.start for one in kept])[of], lengths)
+        return np.add.reduceat(counts, np.flatnonzero(np.diff(numbers, prepend=-1))), pieces
+
+    def table(self, window: Window) -> PieceTable:
+        """The pieces of one window, found when they are first needed."""
+        with self._lock:
+            return self._window(window).alone()
+
+    def _windows(self, windows: list[Window], known: Sequence[_Kept] = ()) -> list[_Kept]:
+        """Windows in one table, after known ones."""
+        if windows == self._last[0] and not known:
+            return self._last[1]
+        with self._lock:
+            found = [*known, *map(self._window, windows)]
+            if len(tables := {id(one.table) for one in found}) > 1:
+                found = self._joined(found, tables)
+            if not known:
+                self._last = windows, found
+        return found
+
+    def _window(self, window: Window) -> _Kept:
+        kept = self._kept[window.part]
+        if window not in kept:
+            table = make_table(self.order, window, *self._announce(window))
+            kept[window] = _Kept(window, table, 0, self.order.sample_permutation(window))
+            if len(kept) > _MAX_TABLES:
+                kept.popitem(last=False)
+        kept.move_to_end(window)
+        return kept[window]
+
+    def _joined(self, found: list[_Kept], tables: Collection[int]) -> list[_Kept]:
+        """The same windows in one table, together with what is kept of other parts in their tables."""
+        windows, parts = {one.window: one for one in found}, {one.window.part for one in found}
+        for part in self._kept.keys() - parts:
+            windows |= {window: one for window, one in self._kept[part].items() if id(one.table) in tables}
+        table, starts = PieceTable.joined([one.alone() for one in windows.values()])
+        for (window, one), start in zip(list(windows.items()), starts, strict=True):
+            windows[window] = one._replace(table=table, start=start)
+            if window in self._kept[window.part]:
+                self._kept[window.part][window] = windows[window]
+        return [windows[one.window] for one in found]
+
+    def _prepare(self, window: Window, before: float, after: float) -> None:
+        """Make the next table shortly before a window ends, and announce blocks.
+
+        If the next window is very short, the table of the one after it is made, too.
+
+        Args:
+            before, after: the part of the window that is read before and after some samples.
+        """
+        reading, begun_at, is_ready = self._reading.get(window.part, (None, 0.0, False))
+        if reading != window:
+            # the last rows of the window before are laid out, and perhaps not read yet
+            begun_at, is_ready = before, False
+        since = 1.0 if begun_at >= 1 else (after - begun_at) / (1 - begun_at)
+        if reading == window and not self.order.source.is_in_memory:
+            with self._lock:
+                self._announce_ahead(window, since, after)
+        if not is_ready and since >= _READY_AT:
+            is_ready, following = True, self.order.window_at(window.part, window.stop)
+            self.table(following)
+            if following.stop - following.start < _SHORT * self.order.window_tokens:
+                self.table(self.order.window_at(window.part, following.stop))
+        self._reading[window.part] = window, begun_at, is_ready
+
+    def _announce_ahead(self, window: Window, since: float, after: float) -> None:
+        """Announce the blocks of the next windows little by little.
+
+        Args:
+            since, after: the part of the window that is read, of what there was when its reading began and of all.
+        """
+        order, windows = self.order, [window]
+        size = min(order.window_tokens, order.part_tokens(window.part))
+        ahead = AHEAD * size - (1 - after) * (window.stop - window.start)
+        reach = window.stop + min(ahead, _ANNOUNCED_PER_READ * since * size)
+        if order.epochs is not None:
+            reach = min(reach, order.pass_stop(window.part))
+        while windows[-1].stop < reach and len(windows) < _MAX_ANNOUNCED:
+            windows.append(order.window_at(window.part, windows[-1].stop))
+        _release(order.source, self._announced[window.part], windows)
+        for one in windows[1:]:
+            self._announce(one, (reach - one.start) / (one.stop - one.start))
+
+    def _announce(self, window: Window, share: float = 1.0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Announce the blocks of a window, up to a share of them, and say where they are."""
+        announced = self._announced[window.part]
+        starts, stops, done = announced.get(window) or (*self.order.blocks(window), 0)
+        high = min(len(starts), math.ceil(share * len(starts)))
+        if high > done:
+            announced[window] = starts, stops, high
+            # more than that are of a reader at places that do not follow each other
+            _release(self.order.source, announced, list(announced)[-_MAX_ANNOUNCED:])
+            self.order.source.will_read(starts[done:high], stops[done:high])
+        return starts, stops
+
+
+def _listed(windows: Window) -> list[Window]:
+    """Windows one by one, of Python integers."""
+    return [Window(*fields) for fields in zip(*(field.tolist() for field in windows), strict=True)]
+
+
+def _release(source: TokenSource, announced: OrderedDict[Window, _Blocks], kept: Collection[Window]) -> None:
+    """The reader is done with all but these windows."""
+    for window in [window for window in announced if window not in kept]:
+        starts, stops, done = announced.pop(window)
+        source.has_read(starts[:done], stops[:done])
+
+
+def _release_all(source: TokenSource, announced: dict[int, OrderedDict[Window, _Blocks]]) -> None:
+    for of_part in announced.values():
+        _release(source, of_part, ())
