@@ -121,25 +121,31 @@ HISTORIES: dict[str, Any] = {
     "kind": st.sampled_from([NumpyLoader, StreamingLoader]),
     "ranks": st.lists(st.sampled_from([1, 2, 3]), min_size=4, max_size=4),
     "restarts": st.booleans(),
+    "grows": st.booleans(),
 }
+EXAMPLES = itertools.count()
 
 
 def check_masks(
-    history: list[Any], num_streams: int, compact: bool, kind: Any, ranks: list[int], restarts: bool
+    history: list[Any], num_streams: int, compact: bool, kind: Any, ranks: list[int], restarts: bool, grows: bool
 ) -> None:
-    plan = plan_of(num_streams=num_streams)
+    plan, example = plan_of(num_streams=num_streams), next(EXAMPLES)
     rows: dict[int, dict[str, Any]] = {}
     calls: list[Call] = []
     states: list[Any] = [None]
     for (steps, corpus, documents), size in zip(history, ranks, strict=False):
         after = []
+        file = Path(FOLDER.name, f"{example} {corpus}") if grows else file_of(documents)
+        if grows:
+            with file.open("a") as appended:
+                appended.writelines(f"{document}\n" for document in documents)
         for rank in range(size):
             options = {"dp_rank": rank, "dp_world_size": size, "uneven": "pad", "compact": compact}
             with kind(plan.reader(), global_batch_size=4, **options) as loader:
                 if states[0] is not None:
                     loader.load_state_dict(states[0])
                 first = list(itertools.islice(loader, steps))  # more batches are made ahead
-                loader.mask(corpus, file_of(documents))
+                loader.mask(corpus, file)
                 call = Call(loader.cursor.sample, corpus, tuple(documents))
                 if restarts:
                     loader.load_state_dict(loader.state_dict())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import itertools
 import json
 import struct
+import zlib
+from pathlib import Path
 from typing import Any
 
 from tests.runtime.test_loader import two_corpora
@@ -48,6 +52,43 @@ def test_the_last_key_is_the_hash_of_the_line_before_it() -> None:
     line = NumpyLoader(two_corpora(), global_batch_size=4).state_dict()["cursor"]
     before, _, end = line.rpartition(",")
     assert end == f'"check":"{hashlib.sha256(before.encode()).hexdigest()[:16]}"}}'
+
+
+def numbers_of(text: str) -> list[tuple[int, int]]:
+    """The differences in a text of pairs."""
+    content = zlib.decompress(base64.b64decode(text))
+    count = len(content) // 8
+    numbers = [
+        int.from_bytes(bytes(content[place * count + at] for place in range(8)), "little", signed=True)
+        for at in range(count)
+    ]
+    return list(zip(numbers[: count // 2], numbers[count // 2 :], strict=True))
+
+
+def test_more_than_32_skips_and_calls_are_texts_of_their_differences(tmp_path: Path) -> None:
+    lists, skips, calls = tmp_path / "list", [], []
+    loader = NumpyLoader(two_corpora(), global_batch_size=4)
+    for number in range(40):
+        state = state_of(loader)
+        for saved in (state["skipped"], *(mask["calls"] for mask in state.get("masks", []))):
+            assert isinstance(saved, str) == (number > 32)
+        next(iter(loader))
+        with lists.open("a") as file:
+            file.write(f"{number % 5}\n")
+        loader.mask("a", lists)
+        calls.append((loader.cursor.sample, lists.stat().st_size))
+        skips.append((loader.cursor.sample, loader.cursor.sample + 4 * number + 4))
+        loader.skip(4 * number + 4)
+    state = state_of(loader)
+    bounds = [0, *itertools.chain(*skips)]
+    steps = [after - before for before, after in itertools.pairwise(bounds)]
+    assert numbers_of(state["skipped"]) == list(zip(steps[::2], steps[1::2], strict=True))
+    (mask,) = state["masks"]
+    assert numbers_of(mask["calls"]) == [
+        (after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise([(0, 0), *calls])
+    ]
+    assert mask["sha256"] == hashlib.sha256(lists.read_bytes()).hexdigest()
+    loader.close()
 
 
 def test_keys_stand_in_the_order_of_the_page() -> None:

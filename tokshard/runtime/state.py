@@ -31,6 +31,8 @@ _START = re.compile(r'\{"tokshard_cursor":(\d+),')
 _CHECK = ',"check":'
 _DAMAGED = "load an older checkpoint, or start without the loader's state"
 
+_FIELDS = ("order_version", "seed", "seq_len", "block_tokens", "window_blocks", "num_streams")
+
 _MAX_PAIRS = 32
 _MAX_COLUMN_BYTES = 1 << 28
 
@@ -83,9 +85,6 @@ class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The plan of the run."""
         corpora = (msgspec.convert(one, CorpusIdentity, from_attributes=True) for one in self.corpora)
         return PlanIdentity(fields={name: getattr(self, name) for name in _FIELDS}, corpora=tuple(corpora))
-
-
-_FIELDS = _State.__struct_fields__[2:8]
 
 
 def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
@@ -231,7 +230,7 @@ def _check_fit(saved: _State, cursor: Cursor, calls: Sequence[Sequence[tuple[int
         "masks": all(of and of[-1][0] <= sample and np.all(np.diff([(-1, 0), *of], axis=0) > 0) for of in calls),
     }
     if wrong := [name for name, is_right in fits.items() if not is_right]:
-        raise ValueError(f"{', '.join(wrong)} cannot be as they are with the rest of it")
+        raise ValueError(f"the rest of it contradicts {', '.join(wrong)}")
 
 
 def _check_growth(saved: _State, plan: StreamPlan) -> None:
