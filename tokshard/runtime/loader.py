@@ -142,13 +142,13 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Continue from the cursor; after a whole pass of this loader, from the start."""
-        with self._alone():
+        with self._exclusive():
             before = self.cursor
             self._walk.begin()
             if self.cursor is not before:
                 self._discard()
         while self._walk.has_step:
-            with self._alone():
+            with self._exclusive():
                 batch = self._next()
                 self._walk.advance()
             yield batch
@@ -225,7 +225,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             PlanMismatchError: the state is of another plan, or not of a tokshard loader.
         """
         cursor = load_state(self.plan, state, weights=weights, corpora=corpora, seq_len=seq_len)
-        with self._alone():
+        with self._exclusive():
             self._walk.jump(cursor)
             self._discard()
 
@@ -236,7 +236,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             PlanError: the weights do not fit the plan.
         """
         checked = checked_weights(self.plan.names, weights)
-        with self._alone():
+        with self._exclusive():
             cursor = self.cursor.weighted(checked)
             self._walk.move(cursor.compacted(self.plan.mixture(cursor)))
             self._discard()
@@ -248,7 +248,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             PlanError: it is not an integer, or negative, or leads beyond sample 2**62.
         """
         num_samples = integer("num_samples", num_samples, least=0)
-        with self._alone():
+        with self._exclusive():
             most = self.plan.at(self.cursor).num_samples
             if most is not None:
                 num_samples = min(num_samples, most - self.cursor.sample)
@@ -274,7 +274,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             PlanError: the corpus or a document does not exist, the documents cannot be read, or the file has changed
                 other than by lines that were appended.
         """
-        with self._alone():
+        with self._exclusive():
             self._walk.move(self.plan.masking(self.cursor, corpus, file))
             self._discard()
 
@@ -352,7 +352,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         self._prefetch = None
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         """Refuse two threads at once, and a forked child that would read what its parent reads.
 
         Raises:
