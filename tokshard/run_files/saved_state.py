@@ -74,9 +74,12 @@ def _read(path: str) -> Any:
 
 def _cursors(saved: Any) -> Iterator[str]:
     """Every cursor in nested values, as a line of JSON."""
-    waiting = [saved]
+    waiting, seen = [saved], set[int]()
     while waiting:
         value = waiting.pop()
+        if id(value) in seen:
+            continue  # a small file may hold the same list in very many places
+        seen.add(id(value))
         if isinstance(value, str):
             if value.startswith(_MARK):
                 yield value

@@ -218,7 +218,7 @@ def _storage(record: Any) -> _StorageInfo:
 
 def _size(record: Any) -> torch.Size:
     if not isinstance(record, _Record) or record.name != "torch.Size":
-        raise TypeError(f"{record!r} is not a torch.Size")
+        raise TypeError(f"it has a {type(record).__name__} in place of a torch.Size")
     (sizes,) = record.arguments
     return torch.Size([_a(int, size) for size in _a(tuple, sizes)])
 
@@ -229,13 +229,13 @@ def _fields(record: Any, name: str, module: str = _METADATA) -> dict[str, Any]:
 
 def _state(record: Any, name: str, module: str = _METADATA) -> Any:
     if not isinstance(record, _Record) or record.name != f"{module}.{name}":
-        raise TypeError(f"{record!r} is not a {name}")
+        raise TypeError(f"it has a {type(record).__name__} in place of a {name}")
     return record.state
 
 
 def _a(kind: type[T], value: Any) -> T:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+        raise TypeError(f"it has a {type(value).__name__} in place of a {kind.__name__}")
     return value
 
 
