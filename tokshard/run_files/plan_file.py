@@ -100,14 +100,12 @@ class TrainerData(Mix):
     Args:
         num_workers: as for `StreamingLoader`.
         batch_ramp: (step, global_batch_size) from that step on; steps count from 1.
-        synthetic: random tokens in place of the corpora's, to measure what reading them costs.
     """
 
     num_workers: Annotated[int, Meta(ge=0)] = field(default=0, metadata=key("num_workers = 4"))
     batch_ramp: list[tuple[int, int]] = field(
         default_factory=list, metadata=key("batch_ramp = [[1_000, 256], [5_000, 512]]")
     )
-    synthetic: bool = False
 
     def batch_size(self, step: int) -> int:
         """Samples of a step over all ranks; steps count from 1."""

@@ -58,7 +58,7 @@ def estimate(settings: Config, *, ranks: int) -> Estimate:
     needed = 1 if settings.model.vocab_size else vocabulary_of(settings.data.plan())
     shape, device = model_shape(settings.model, needed), torch.device("cpu")
     batch = padding(max(settings.data.rows_of_rank(ranks)), settings.data.seq_len)
-    parts = list(micro_batches(batch, settings.train.micro_batch_size))
+    parts = list(micro_batches(batch, settings.train.micro_batch_size, device))
     with fake_group(ranks):
         mesh = make_mesh(settings.parallel, device)
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -70,7 +70,7 @@ def estimate(settings: Config, *, ranks: int) -> Estimate:
             ledger.watch("parameters", model.parameters())
             ledger.watch("optimizer", states)
             with ledger:
-                for _ in backward(model, parts, device):
+                for _ in backward(model, parts):
                     pass
                 ledger.is_update = True
                 optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from torch import Tensor, distributed
 from tokshard.errors import TrainerError
 from tokshard.run_files.model_shape import Shape, peak_tflops, training_flops
 from tokshard.run_files.recipe import Train
+from tokshard.runtime import expand
 from tokshard.runtime.rows.batches import IGNORED, PADDING_INDEX
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer.batches import Batches
@@ -264,9 +265,10 @@ class Report:
 
 
 def figures_of(batch: Batch, num_corpora: int) -> dict[str, Any]:
-    """What the host of a rank knows of its batch."""
+    """What the host of a rank knows of its compact batch."""
+    full = expand({key: value.numpy() for key, value in batch.items()})
     ids, labels, samples, index, bounds = (
-        batch[key].numpy() for key in ("input_ids", "labels", "sample_index", "corpus_index", "cu_seqlens")
+        full[key] for key in ("input_ids", "labels", "sample_index", "corpus_index", "cu_seqlens")
     )
     rows = np.flatnonzero(samples != PADDING_INDEX)
     lengths = np.diff(bounds[bounds <= len(rows) * labels.shape[1]].astype(np.int64))
