@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from msgspec import Meta
 
 from tokshard.errors import UsageError
 from tokshard.numbers import read_bytes, read_count, read_length
-from tokshard.run_files.checkpoint_directory import STATE_FILE, is_checkpoint
+from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
 from tokshard.run_files.strict_toml import convert, example_of, key, read_toml
 from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
 from tokshard.runtime.cursor import Cursor
@@ -44,7 +43,7 @@ class Mix:
         memory_bytes, cache_dir, cache_bytes: as for `Cache`; in a mix.toml the directory is relative to the file.
     """
 
-    corpora: dict[str, str] = field(metadata=key('corpora = { code = "shards/code" }'))
+    corpora: Annotated[dict[str, str], Meta(min_length=1)] = field(metadata=key('corpora = { code = "shards/code" }'))
     seq_len: Positive = field(metadata=key("seq_len = 4096", read=read_length))
     global_batch_size: Positive = field(metadata=key("global_batch_size = 512", read=read_count))
     weights: dict[str, float] = field(default_factory=dict, metadata=key("weights = { code = 0.7, prose = 0.3 }"))
@@ -103,7 +102,7 @@ class TrainerData(Mix):
     """
 
     num_workers: Annotated[int, Meta(ge=0)] = field(default=0, metadata=key("num_workers = 4"))
-    batch_ramp: list[tuple[int, int]] = field(
+    batch_ramp: list[tuple[Positive, Positive]] = field(
         default_factory=list, metadata=key("batch_ramp = [[1_000, 256], [5_000, 512]]")
     )
 
@@ -141,7 +140,7 @@ def load_mix(
         if not is_mix_file:
             kind, fields, prefix = TrainerData, dict(fields["data"]), "data."
     elif is_checkpoint(location):
-        kind, fields, prefix = TrainerData, _recipe_of(location), "data."
+        kind, fields, prefix = TrainerData, dict(state_of(location).config.get("data", {})), "data."
     else:
         fields = {"corpora": {os.path.basename(os.path.normpath(location)): location}}
     given = {name: value for name, value in (options or {}).items() if value is not None}
@@ -169,14 +168,3 @@ def _beside(mix: Mix, directory: str) -> Mix:
         mask={name: [there(path) for path in paths] for name, paths in mix.mask.items()},
         cache_dir=None if mix.cache_dir is None else there(mix.cache_dir),
     )
-
-
-def _recipe_of(checkpoint: str) -> dict[str, Any]:
-    path = os.path.join(checkpoint, STATE_FILE)
-    try:
-        with open(path, encoding="utf-8") as file:
-            return dict(json.load(file)["config"]["data"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path} holds no recipe: {error!r}", hint="give a checkpoint of tokshard's trainer, or the mix itself"
-        ) from error

@@ -112,7 +112,8 @@ def _half_powers(lengths: Lengths) -> tuple[list[int], NDArray[Any], NDArray[Any
 
 
 def _token_sections(report: CorpusReport) -> list[Section]:
-    tokens = report.counted_tokens
+    tokens = report.tokens
+    assert tokens is not None, "a page shows counted tokens"
     frequent = [(token.id, token.text, token.count, token.share) for token in tokens.most_frequent(_FREQUENT)]
     columns: list[Section] = [
         {"name": "id", "number": True},
@@ -121,7 +122,7 @@ def _token_sections(report: CorpusReport) -> list[Section]:
         {"name": "share", "bar": True, "percent": True},
     ]
     return [
-        _rank_chart(tokens.counts),
+        _rank_chart(tokens),
         table(f"The {len(frequent)} most frequent tokens", columns, frequent, search="Search tokens"),
         token_section(
             "Documents, token by token",

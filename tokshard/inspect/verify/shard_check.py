@@ -83,7 +83,8 @@ def check_shard(
                 try:
                     for offsets in _offsets(corpus, info, places, image, with_columns=not is_quick):
                         starts.append(offsets[1:] + starts[-1][-1])
-                    found.lengths = np.diff(np.concatenate(starts))
+                    bounds = np.concatenate(starts)
+                    found.lengths = bounds[1:] - bounds[:-1]
                 except CorpusError as error:
                     found.problems.append(problem_of(corpus.store, info.name, error))
             bounds, intact = np.concatenate(starts), places[: len(starts) - 1]
@@ -226,7 +227,7 @@ class _TokenCheck:
             yield problem_of(corpus.store, names.STRIDE_HASHES, error)
             return
         for wrong in np.flatnonzero(stored != found)[:1].tolist():
-            more = _and_more(np.count_nonzero(stored != found))
+            more = _and_more(int(np.count_nonzero(stored != found)))
             crc = f"the CRC-32 {stored[wrong]:08x}, its tokens have {found[wrong]:08x}{more}"
             yield Problem(names.STRIDE_HASHES, f"gives stride {wrong} of {info.name} {crc}")
 
