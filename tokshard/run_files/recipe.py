@@ -18,8 +18,8 @@ from msgspec import Meta
 from tokshard.errors import UsageError
 from tokshard.run_files.model_shape import Model, Positive, model_shape
 from tokshard.run_files.plan_file import TrainerData as Data
+from tokshard.run_files.plan_file import corpora_of
 from tokshard.run_files.strict_toml import convert, read_toml
-from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import Ranks
 from tokshard.store import is_uri
@@ -175,7 +175,7 @@ class Config:
 
 def vocabulary_of(plan: StreamPlan) -> int:
     """Ids that the corpora of a plan may hold."""
-    return max((source.corpus.vocab_size for source in plan.sources if isinstance(source, CorpusSource)), default=1)
+    return max((corpus.vocab_size for corpus in corpora_of(plan).values()), default=1)
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tokshard.errors import TokshardError, TrainerError, UsageError
+from tokshard.errors import TokshardError, TrainerError
+from tokshard.extras import extra_module
 from tokshard.format.corpus import Corpus
 from tokshard.format.decode import read_tokenizer
 from tokshard.format.opening import open_corpus
@@ -291,11 +292,8 @@ def _safetensors() -> Any:
     Raises:
         UsageError: it is not installed.
     """
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise UsageError("safetensors is not installed", hint="pip install 'tokshard[safetensors]'") from error
-    return safetensors
+    extra_module("safetensors.torch", "safetensors is not installed", extra="safetensors")
+    return sys.modules["safetensors"]
 
 
 def _read(path: str) -> dict[str, Any]:

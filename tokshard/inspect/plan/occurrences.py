@@ -26,7 +26,7 @@ When = Literal["read", "skipped", "to come", "never", "not kept"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occurrence:
+class PlacedOccurrence:
     """A part of a document in a sample, and where that sample is in the run.
 
     Args:
@@ -54,7 +54,7 @@ class DocumentOccurrences:
 
     document: DocumentFacts
     epochs: range
-    occurrences: Sequence[Occurrence]
+    occurrences: Sequence[PlacedOccurrence]
 
 
 def find_documents(
@@ -97,7 +97,7 @@ def current_epoch(run: Run, name: str) -> int:
     return count * run.plan.seq_len // run.plan.corpora[number].num_tokens
 
 
-def _occurrence(run: Run, reading: trace.Occurrence, masked: str | None) -> Occurrence:
+def _occurrence(run: Run, reading: trace.Occurrence, masked: str | None) -> PlacedOccurrence:
     sample = reading.sample
     place = None if sample is None else run.place_of(sample)
     when: When = "to come" if place is not None or run.step is None else "never"
@@ -108,7 +108,7 @@ def _occurrence(run: Run, reading: trace.Occurrence, masked: str | None) -> Occu
     elif sample < run.cursor.sample:
         when = "read"
     step, rank, row = place or (None, None, None)
-    return Occurrence(
+    return PlacedOccurrence(
         epoch=reading.epoch,
         sample=sample,
         step=step,

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.run_files.checkpoint_directory import is_checkpoint
-from tokshard.run_files.plan_file import TrainerData, load_mix
+from tokshard.run_files.plan_file import TrainerData, corpora_of, load_mix
 from tokshard.run_files.saved_state import read_state
-from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import load_cursor
 from tokshard.runtime.plan import StreamPlan
@@ -85,8 +84,7 @@ class Run:
     @property
     def corpora(self) -> dict[str, Corpus]:
         """The corpora by their names in the plan."""
-        sources = zip(self.plan.names, self.plan.sources, strict=True)
-        return {name: source.corpus for name, source in sources if isinstance(source, CorpusSource)}
+        return corpora_of(self.plan)
 
     @property
     def num_received(self) -> int:
