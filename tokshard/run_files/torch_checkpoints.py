@@ -38,19 +38,10 @@ METADATA_FILE = ".metadata"
 _HINT = "use another checkpoint, or restore this one from a copy"
 
 _METADATA = "torch.distributed.checkpoint.metadata"
-_RECORDS = {
-    "torch.Size",
-    "torch.serialization._get_layout",
-    "torch.distributed.checkpoint.filesystem._StorageInfo",
-    f"{_METADATA}._MEM_FORMAT_ENCODING",
-    f"{_METADATA}.BytesStorageMetadata",
-    f"{_METADATA}.ChunkStorageMetadata",
-    f"{_METADATA}.Metadata",
-    f"{_METADATA}.MetadataIndex",
-    f"{_METADATA}.StorageMeta",
-    f"{_METADATA}.TensorProperties",
-    f"{_METADATA}.TensorStorageMetadata",
-}
+_RECORDS = {"torch.Size", "torch.serialization._get_layout", "torch.distributed.checkpoint.filesystem._StorageInfo"}
+_RECORDS |= {f"{_METADATA}.{name}" for name in ("_MEM_FORMAT_ENCODING", "Metadata", "MetadataIndex", "StorageMeta")}
+_RECORDS |= {f"{_METADATA}.{name}Metadata" for name in ("BytesStorage", "ChunkStorage", "TensorStorage")}
+_RECORDS.add(f"{_METADATA}.TensorProperties")
 """What an index names, apart from dtypes and paths. None of it is called."""
 
 

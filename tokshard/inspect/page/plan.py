@@ -67,20 +67,22 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
 
 def _facts(run: Run, report: PlanReport) -> Facts:
     plan, size = run.plan, run.global_batch_size
-    simulation = simulate(run, size * max(1, min(_COUNTED_STEPS, _COUNTED_SAMPLES // size)))
-    num_steps = simulation.num_steps
+    num_counted = size * max(1, min(_COUNTED_STEPS, _COUNTED_SAMPLES // size))
+    simulation = simulate(run, num_counted) if run.stop.has_step(run.cursor.sample, size) else None
     yield "fingerprint", plan.fingerprint
     yield "steps", f"{report.num_steps:,}, {report.num_tokens:,} tokens; --tokens shows more or fewer"
     yield "a step", f"{size:,} samples of {plan.seq_len:,} tokens, {size * plan.seq_len:,} tokens"
     yield "block", f"{plan.shape.block_tokens:,} consecutive tokens, the unit of the global shuffle"
     yield "window", f"{plan.shape.window_blocks:,} blocks, whose documents are shuffled together"
     yield "seed", f"{plan.seed}"
-    first = "the first step draws" if num_steps == 1 else f"each of the first {num_steps} steps draws"
-    for corpus, simulated in zip(report.corpora, simulation.corpora, strict=True):
+    for number, corpus in enumerate(report.corpora):
         steps = corpus.steps_per_window
         mixed = "one window holds all of it" if steps is None else f"a window lasts {steps:,.0f} steps"
-        share = f"{corpus.weight_share:.2%} of the first samples, {corpus.epoch_tokens:,} tokens"
-        yield corpus.name, f"{share}, {mixed}, {first} from {simulated.blocks_per_step:,.1f} blocks on average"
+        about = f"{corpus.weight_share:.2%} of the first samples, {corpus.epoch_tokens:,} tokens, {mixed}"
+        if simulation is not None:
+            first = "the first step" if simulation.num_steps == 1 else f"each of the first {simulation.num_steps} steps"
+            about += f", {first} draws from {simulation.corpora[number].blocks_per_step:,.1f} blocks on average"
+        yield corpus.name, about
         yield "", corpus.directory
     for sample, name in used_up(plan, run.cursor):
         yield f"{name} is used up", f"before sample {sample:,}, which would exceed its max_epochs"

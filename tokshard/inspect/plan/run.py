@@ -21,6 +21,7 @@ from tokshard.run_files.plan_file import TrainerData, corpora_of, load_mix
 from tokshard.run_files.saved_state import read_state
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import load_cursor
+from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import Ranks, turns
 from tokshard.runtime.stop import Stop, stop_of
@@ -85,6 +86,11 @@ class Run:
     def corpora(self) -> dict[str, Corpus]:
         """The corpora by their names in the plan."""
         return corpora_of(self.plan)
+
+    def shares(self, segment: Segment) -> dict[str, float]:
+        """The share of the samples that each corpus has under some weights."""
+        weights = zip(self.plan.names, segment.weights, strict=True)
+        return {name: weight / sum(segment.weights) for name, weight in weights}
 
     @property
     def num_received(self) -> int:
