@@ -15,7 +15,6 @@ from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, li
 from tokshard.inspect.plan.preview import PlanReport
 from tokshard.inspect.plan.run import Run
 from tokshard.inspect.plan.simulation import simulate
-from tokshard.runtime.order.shuffled import ShuffledCorpus
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
 
@@ -123,7 +122,7 @@ def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
     corpus, name = plan.corpora[number], plan.names[number]
     shuffled = corpus.part(0)
     per_epoch = max(1, shuffled.num_tokens // plan.seq_len)
-    ordinals = _ordinals(shuffled, plan.seq_len, per_epoch)
+    ordinals = _ordinals(plan, shuffled.num_windows, per_epoch)
     counts, pieces = shuffled.pieces_of(ordinals)
     firsts = np.cumsum(counts) - counts
     windows = f"the {_WINDOWS} windows shown" if shuffled.num_windows > _WINDOWS else "its first epoch"
@@ -147,16 +146,14 @@ def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
     )
 
 
-def _ordinals(shuffled: ShuffledCorpus, seq_len: int, per_epoch: int) -> NDArray[np.int64]:
+def _ordinals(plan: StreamPlan, num_windows: int, per_epoch: int) -> NDArray[np.int64]:
     """Evenly spaced samples of the first epoch; for a large corpus, from a few of its windows only."""
-    if shuffled.num_windows <= _WINDOWS:
+    if num_windows <= _WINDOWS:
         return np.unique(np.linspace(0, per_epoch - 1, _POINTS).astype(np.int64))
-    parts = []
-    for index in np.linspace(0, shuffled.num_windows - 1, _WINDOWS).astype(np.int64).tolist():
-        window = shuffled.window(0, index)
-        first, last = -(-window.start // seq_len), min(per_epoch, window.stop // seq_len) - 1
-        parts.append(np.linspace(first, max(first, last), _POINTS // _WINDOWS).astype(np.int64))
-    return np.unique(np.concatenate(parts))
+    window_tokens = plan.shape.window_blocks * plan.shape.block_tokens  # but of the last one
+    firsts = np.linspace(0, num_windows - 2, _WINDOWS).astype(np.int64) * window_tokens
+    within = np.linspace(0, max(0, window_tokens - 2 * plan.seq_len), _POINTS // _WINDOWS).astype(np.int64)
+    return np.unique(-(-(firsts[:, None] + within) // plan.seq_len))
 
 
 def _parts(plan: StreamPlan, decode: Decode, sample: int) -> Iterator[tuple[str, Iterable[TokenPiece]]]:
