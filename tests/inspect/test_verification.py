@@ -214,10 +214,14 @@ def test_runs_that_hold_no_document_are_reported(corpus, documents):
         (
             "records_read",
             4,
-            "sources.arrow says that records_read of source 0 (source-0.jsonl) is 4, expected 3",
+            "sources.arrow says that the number of records of source 0 (source-0.jsonl) is 4, expected 3",
         ),
-        ("documents", 4, "sources.arrow says that documents of source 0 (source-0.jsonl) is 4, expected 3"),
-        ("tokens", 12, "sources.arrow says that tokens of source 0 (source-0.jsonl) is 12, expected 13"),
+        (
+            "documents",
+            4,
+            "sources.arrow says that the number of documents of source 0 (source-0.jsonl) is 4, expected 3",
+        ),
+        ("tokens", 12, "sources.arrow says that the number of tokens of source 0 (source-0.jsonl) is 12, expected 13"),
         ("text_bytes", 1, "manifest.json says that text_bytes is 88, expected 37"),
         ("left_out", [("empty", 1)], "manifest.json says that records.left_out is {'empty': 4}, expected {'empty': 5}"),
         ("argument", 1, "manifest.json says that fingerprints.recipe is "),
@@ -396,9 +400,11 @@ def test_the_two_corpora_of_a_split_are_checked_against_each_other(tmp_path):
 
     change_table(validation, "sources.arrow", with_one_more_record)
     rewrite_manifest(validation, count_it)
-    assert problems(train) == ["manifest.json says that records.read as in validation is 5, expected 6"]
+    assert problems(train) == [
+        "manifest.json says that the number of records read (compare validation) is 5, expected 6"
+    ]
     (problem,) = problems(validation)
-    assert problem == "manifest.json says that records.read as in train is 6, expected 5"
+    assert problem == "manifest.json says that the number of records read (compare train) is 6, expected 5"
 
 
 def test_the_two_corpora_of_a_split_disagree_about_a_document(tmp_path):

@@ -212,7 +212,7 @@ def test_verify_compares_the_two_corpora_of_a_split(directory):
     shutil.rmtree(out / names.VALIDATION)
     shutil.copytree(elsewhere / names.VALIDATION, out / names.VALIDATION)
     problem, *_ = verify_corpus(out / names.TRAIN).problems
-    assert problem.message == "says that records.read as in validation is 400, expected 300"
+    assert problem.message == "says that the number of records read (compare validation) is 400, expected 300"
 
 
 # damaged inputs

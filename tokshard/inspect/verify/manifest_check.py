@@ -118,10 +118,11 @@ def check_sources(manifest: Manifest, sources: Sequence[SourceInfo], tally: Tall
         documents, tokens, following = tally.of_source[index]
         label = f"source {index} ({source_label(manifest, source)})"
         left_out.update(source.left_out)
-        claims = [(f"records_read of {label}", source.records_read, source.documents + sum(source.left_out.values()))]
+        settled = source.documents + sum(source.left_out.values())
+        claims = [(f"the number of records of {label}", source.records_read, settled)]
         if tally.is_complete:
-            claims.append((f"documents of {label}", source.documents, documents))
-            claims.append((f"tokens of {label}", source.tokens, tokens))
+            claims.append((f"the number of documents of {label}", source.documents, documents))
+            claims.append((f"the number of tokens of {label}", source.tokens, tokens))
         yield from false_claims(names.SOURCE_TABLE, claims)
         if following > source.records_read:
             yield Problem(names.SHARD_TABLE, f"has record {following} of {label}, which has {source.records_read}")
@@ -157,7 +158,7 @@ def check_split(store: Store, manifest: Manifest) -> Iterator[Problem]:
         return  # from another build
     elsewhere = IN_OTHER_SPLIT[split]
     claims = [
-        (f"records.read as in {other_name}", records.read, other.records.read),
+        (f"the number of records read (compare {other_name})", records.read, other.records.read),
         (f"the number of records {elsewhere}", records.left_out.get(elsewhere, 0), other.records.written),
     ]
     yield from false_claims(names.MANIFEST, claims)
