@@ -116,7 +116,7 @@ def test_what_limits_and_changes_a_plan_is_shown(shell, tmp_path):
     assert "10,800 tokens, 42 blocks in 1 window, from epoch 1 on, at most 2 epochs: " in out
     # prose has 338 samples in two epochs: 20 of the first 80, then every other one
     assert "warning     the pass ends after step 90 of 1,954: corpus 'prose' is used up" in out
-    assert report_of(shell, "mix.toml", "--tokens", "1M")["num_steps"] == 89
+    assert report_of(shell, "mix.toml", "--tokens", "1M")["num_steps"] == 90
 
 
 def test_without_tokens_a_plan_covers_what_the_corpora_hold(shell, tmp_path):

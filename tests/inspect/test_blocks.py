@@ -59,11 +59,3 @@ def test_the_page_says_it(tmp_path, monkeypatch):
     data = re.findall(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(), re.DOTALL)[0]
     rows = dict(json.loads(data)["sections"][1]["rows"])
     assert "each of the first 8 steps draws from 1.0 blocks on average" in rows["a"]  # which has one block
-
-
-def test_a_plan_that_ends_before_its_first_step_has_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("tokshard.inspect.page.page.plotly_source", lambda: "")
-    mix = write_mix(tmp_path)
-    mix.write_text(mix.read_text() + "max_epochs = 1e-9\n")
-    assert run(["inspect", str(mix), "--html", str(tmp_path / "page.html")]) == 0
-    assert "draws from" not in (tmp_path / "page.html").read_text()
