@@ -2,7 +2,7 @@
 
     python -m tests.benchmark.stream_layouts [--streams 8 64] [--corpora 20] [--rows 512] [--rounds 5]
 
-Steps are laid out and packed, by the code that feeds a loader; reading costs nothing, so that the arithmetic on pieces
+Steps are laid out and read, by the code that feeds a loader; reading costs nothing, so that the arithmetic on pieces
 is all there is. The plans take turns in one process, and the best of some rounds counts: ratios mean something while
 other programs run, rates do not.
 """
@@ -19,8 +19,9 @@ from typing import Any
 from tests.benchmark.processes import ROOT
 from tests.benchmark.report import commit, machine, markdown, versions
 from tests.runtime.sources import PeriodicSource
+from tokshard.runtime.loader import narrow_batches
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.steps import Ranks, packed_steps
+from tokshard.runtime.rows.steps import RankRows
 
 HEAD = ("streams", "tokens/s", "of one stream")
 SEQ_LEN = 4_096
@@ -41,8 +42,8 @@ def rate(num_streams: int, arguments: argparse.Namespace) -> float:
         for number in range(arguments.corpora)
     }
     plan = StreamPlan(corpora, seq_len=SEQ_LEN, seed=17, num_streams=num_streams)
-    ranks = Ranks(global_batch_size=arguments.rows, num_streams=num_streams)
-    steps = packed_steps(plan, ranks, plan.cursor())
+    ranks = RankRows(global_batch_size=arguments.rows, num_streams=num_streams)
+    steps = narrow_batches(plan, ranks, plan.cursor())
     for _ in islice(steps, arguments.warm):
         pass
     begun = time.perf_counter()
