@@ -45,7 +45,6 @@ COMPILED = {"compute.compile": "inductor"}
 CHUNKED = COMPILED | {"compute.loss_chunk": 4_096, "train.micro_batch_size": 4}
 ROWS: dict[str, dict[str, Any]] = {
     "1.1B compiled, chunked loss": CHUNKED,
-    "1.1B synthetic data": CHUNKED | {"data.synthetic": True},
     "7B full recomputation": CHUNKED
     | {
         "model.preset": "7B",

@@ -1,4 +1,4 @@
-"""How many blocks a step draws from, by the page of a plan, compared with the tokens of a loader's batches."""
+"""How many blocks a step draws from, by a simulation, compared with the tokens of a loader's batches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.inspect.pages import write_mix
 from tests.runtime.sources import ListSource
 from tokshard.cli.main import run
-from tokshard.inspect.page.plan import blocks_of_steps
 from tokshard.inspect.plan.run import Run
+from tokshard.inspect.plan.simulation import simulate
 from tokshard.runtime.loader import NumpyLoader
 from tokshard.runtime.plan import StreamPlan
 
@@ -40,16 +40,17 @@ def test_a_step_draws_from_as_many_blocks_as_its_batches_have_tokens_of(lengths,
     plan = StreamPlan(
         sources, weights={"a": 3, "b": 1}, seq_len=16, block_tokens=BLOCK, window_blocks=16, num_streams=num_streams
     )
-    num_steps, found = blocks_of_steps(Run(plan=plan, global_batch_size=8, cursor=plan.cursor()))
-    assert num_steps == 8
-    assert found == counted(plan, {"a": 1, "b": 10**6}, 8, num_steps)
+    found = simulate(Run(plan=plan, global_batch_size=8, cursor=plan.cursor()), 64)
+    assert found.num_steps == 8
+    blocks = {corpus.name: corpus.blocks_per_step for corpus in found.corpora}
+    assert blocks == counted(plan, {"a": 1, "b": 10**6}, 8, 8)
 
 
-def test_a_pass_that_ends_before_has_fewer_steps():
+def test_a_short_last_step_of_a_pass_is_not_counted():
     plan = StreamPlan(ListSource([8] * 16), seq_len=16, block_tokens=BLOCK, window_blocks=2, epochs=1)
-    num_steps, found = blocks_of_steps(Run(plan=plan, global_batch_size=3, cursor=plan.cursor()))
-    assert num_steps == 3
-    assert found == counted(plan, {"corpus": 1}, 3, 3)
+    found = simulate(Run(plan=plan, global_batch_size=3, cursor=plan.cursor()), 100)
+    assert (found.num_samples, found.num_steps) == (8, 2)
+    assert found.corpora[0].blocks_per_step == counted(plan, {"corpus": 1}, 3, 2)["corpus"]
 
 
 def test_the_page_says_it(tmp_path, monkeypatch):
@@ -58,3 +59,11 @@ def test_the_page_says_it(tmp_path, monkeypatch):
     data = re.findall(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(), re.DOTALL)[0]
     rows = dict(json.loads(data)["sections"][1]["rows"])
     assert "each of the first 8 steps draws from 1.0 blocks on average" in rows["a"]  # which has one block
+
+
+def test_a_plan_that_ends_before_its_first_step_has_a_page(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokshard.inspect.page.page.plotly_source", lambda: "")
+    mix = write_mix(tmp_path)
+    mix.write_text(mix.read_text() + "max_epochs = 1e-9\n")
+    assert run(["inspect", str(mix), "--html", str(tmp_path / "page.html")]) == 0
+    assert "draws from" not in (tmp_path / "page.html").read_text()

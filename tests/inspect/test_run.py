@@ -48,7 +48,7 @@ def test_every_step_before_and_after_a_checkpoint_has_the_samples_that_the_loop_
     assert [run.start_of(step) for step in range(1, len(starts) + 1)] == starts
     assert not run.had_other_batch_size
     for step, (start, rows) in enumerate(zip(starts, sizes, strict=False), 1):
-        assert [run.place_of(start + row) for row in range(rows)] == [(step, row, start, rows) for row in range(rows)]
+        assert [run.place_of(start + row) for row in range(rows)] == [(step, 0, row) for row in range(rows)]
     assert all(run.place_of(sample) is None for sample in skipped)
 
 
@@ -60,9 +60,7 @@ def test_the_steps_of_a_finite_pass_end_where_it_ends_wherever_it_is_looked_at_f
     run = run_of(plan, size, plan.cursor().advanced(min(done * size, plan.num_samples)), done)
     assert [run.start_of(step) for step in range(1, last + 1)] == list(range(0, plan.num_samples, size))
     places = [run.place_of(sample) for sample in range(plan.num_samples)]
-    assert places == [
-        (1 + sample // size, sample % size, sample // size * size, size) for sample in range(plan.num_samples)
-    ]
+    assert places == [(1 + sample // size, 0, sample % size) for sample in range(plan.num_samples)]
     with pytest.raises(UsageError, match=f"there is no step {last + 1}"):
         run.start_of(last + 1)
 
@@ -76,7 +74,7 @@ def test_a_run_ends_where_a_corpus_is_used_up():
         UsageError, match=r"no step 4: it would start at sample 15, and corpus 'corpus' is used up at 12"
     ):
         run.start_of(4)
-    assert run.place_of(11) == (3, 1, 10, 5)
+    assert run.place_of(11) == (3, 0, 1)
     assert run.place_of(12) is None
 
 
@@ -95,7 +93,7 @@ def test_after_a_change_of_the_batch_size_steps_are_counted_back_from_the_checkp
         UsageError, match="step 1 is not known: checkpoint has read 28 samples in 5 steps, fewer than 8"
     ):
         run.start_of(1)
-    assert run.place_of(0) == (2, 4, -4, 8)
+    assert run.place_of(0) == (2, 0, 4)
     unknown = run_of(plan, 8, run.cursor, None)
     with pytest.raises(UsageError, match="not a multiple of a batch of 8"):
         unknown.start_of(1)
@@ -108,9 +106,5 @@ def test_places_of_many_samples_of_many_corpora_that_may_be_used_up_take_no_time
     corpora = {f"corpus {number}": PeriodicSource(10**9 + number) for number in range(20)}
     plan = StreamPlan(corpora, seq_len=4096, max_epochs=4)
     run = Run(plan=plan, global_batch_size=512, cursor=plan.cursor())
-    assert [run.place_of(sample) for sample in (0, 512, 4095)] == [
-        (1, 0, 0, 512),
-        (2, 0, 512, 512),
-        (8, 511, 3584, 512),
-    ]
-    assert all(run.place_of(sample)[:2] == (1 + sample // 512, sample % 512) for sample in range(4096))
+    assert [run.place_of(sample) for sample in (0, 512, 4095)] == [(1, 0, 0), (2, 0, 0), (8, 0, 511)]
+    assert all(run.place_of(sample) == (1 + sample // 512, 0, sample % 512) for sample in range(4096))

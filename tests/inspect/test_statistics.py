@@ -18,12 +18,11 @@ from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import token_pieces
 from tokshard.inspect.corpus.statistics import (
     PERCENTILES,
-    TokenStatistics,
     count_tokens,
     estimated_lengths,
     read_lengths,
 )
-from tokshard.inspect.corpus.vocabulary import load_vocabulary, parse_vocabulary
+from tokshard.inspect.corpus.vocabulary import parse_vocabulary
 
 
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60))
@@ -50,7 +49,7 @@ def test_all_tokens_of_a_small_corpus_are_counted(tmp_path):
         tmp_path / "corpus", [[1, 1, 2, 0], [1, 0]], tokenizer=TINY_TOKENIZER, shard_tokens=4, documents_per_call=1
     )
     with open_corpus(directory) as corpus:
-        found = tokens_json(TokenStatistics(counts=count_tokens(corpus), vocabulary=load_vocabulary(corpus)))
+        found = tokens_json(count_tokens(corpus))
     assert found == {
         "counted": 6,
         "is_full": True,
@@ -71,8 +70,8 @@ def test_ids_that_do_not_occur_are_not_in_use(tmp_path):
     with open_corpus(write_corpus(tmp_path / "corpus", [[3, 0]], tokenizer=TINY_TOKENIZER)) as corpus:
         counts = count_tokens(corpus)
     assert (counts.ids.tolist(), counts.counts.tolist(), counts.vocab_size) == ([0, 3], [1, 1], 4)
-    assert counts.share_of(frozenset([1, 2])) == 0
-    assert counts.most_frequent(9) == [(0, 1), (3, 1)]
+    assert counts.unknown_share == 0
+    assert [(token.id, token.count) for token in counts.most_frequent(9)] == [(0, 1), (3, 1)]
 
 
 def test_a_sample_of_tokens_comes_from_everywhere_and_full_counts_all(tmp_path, monkeypatch):
@@ -85,7 +84,7 @@ def test_a_sample_of_tokens_comes_from_everywhere_and_full_counts_all(tmp_path, 
         sample = count_tokens(corpus, on_progress=lambda done, total: seen.append((done, total)))
         assert not sample.is_full
         assert sample.num_tokens == 100
-        assert all(30 <= count <= 35 for token, count in sample.most_frequent(9) if token)
+        assert all(30 <= token.count <= 35 for token in sample.most_frequent(9) if token.id)
         assert seen[-1] == (100, 100)
         assert count_tokens(corpus, is_full=True).counts.tolist() == [3, 499, 499, 499]
 
@@ -101,13 +100,13 @@ def test_an_id_far_beyond_the_others_is_counted_without_room_for_those_between(t
     with open_corpus(directory) as corpus:
         tracemalloc.start()
         counts = count_tokens(corpus)
-        tokens = TokenStatistics(counts=counts, vocabulary=load_vocabulary(corpus))
-        assert tokens.unknown_share == 0.2
+        assert counts.unknown_share == 0.2
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 50 << 20
-    assert counts.most_frequent(9) == [(0, 3), (far, 3), (1, 2), (2, 1), (far - 1, 1)]
-    assert (counts.num_used, counts.vocab_size, counts.num_tokens) == (5, 1 << 32, 10)
+    frequent = [(token.id, token.count) for token in counts.most_frequent(9)]
+    assert frequent == [(0, 3), (far, 3), (1, 2), (2, 1), (far - 1, 1)]
+    assert (len(counts.ids), counts.vocab_size, counts.num_tokens) == (5, 1 << 32, 10)
 
 
 def test_inspect_names_the_normalizers_that_change_text(tmp_path, capsys):
@@ -172,4 +171,4 @@ def test_decoders_that_put_spaces_between_tokens_keep_them(tmp_path):
 
 def test_token_statistics_can_be_written_as_json(tmp_path):
     with open_corpus(write_corpus(tmp_path / "corpus", [[1, 0]])) as corpus:
-        json.dumps(tokens_json(TokenStatistics(counts=count_tokens(corpus), vocabulary=load_vocabulary(corpus))))
+        json.dumps(tokens_json(count_tokens(corpus)))

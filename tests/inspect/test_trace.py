@@ -11,7 +11,7 @@ from tests.corpora import TINY_TOKENIZER, Source, change_table, documents_of, wr
 from tokshard.cli.main import run
 from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, open_run
-from tokshard.inspect.plan.trace import DocumentReader, RankView, trace_samples, trace_steps
+from tokshard.inspect.plan.trace import DocumentReader, trace_samples, trace_steps
 from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.state import save_state
@@ -32,21 +32,21 @@ def finite(corpus):
 
 def test_the_last_sample_of_a_pass_is_traced_and_the_one_after_it_refused(finite):
     assert finite.plan.num_samples == 7
-    (rows,) = trace_samples(finite, range(6, 7), ranks=RankView())
+    (rows,) = trace_samples(finite, range(6, 7))
     assert {row.sample for row in rows} == {6}
     assert sum(row.stop - row.start for row in rows) == 2
-    (every,) = trace_samples(finite, range(7), ranks=RankView())
+    (every,) = trace_samples(finite, range(7))
     assert sum(row.stop - row.start for row in every) == 20
     for samples in (range(6, 8), range(7, 8), range(3, 3)):
         with pytest.raises(UsageError, match="is not a range of the plan's samples"):
-            list(trace_samples(finite, samples, ranks=RankView()))
+            list(trace_samples(finite, samples))
 
 
 def test_the_last_step_of_a_pass_is_traced_and_the_one_after_it_refused(finite):
-    (rows,) = trace_steps(finite, range(4, 5), ranks=RankView())
+    (rows,) = trace_steps(finite, range(4, 5))
     assert {(row.step, row.row, row.sample) for row in rows} == {(4, 0, 6)}
     with pytest.raises(UsageError, match="there is no step 5"):
-        list(trace_steps(finite, range(4, 6), ranks=RankView()))
+        list(trace_steps(finite, range(4, 6)))
 
 
 def test_a_finished_pass_has_done_the_step_that_was_padded(corpus, tmp_path):
@@ -68,7 +68,7 @@ def test_dots_mark_omitted_text_and_nothing_else(tmp_path):
     documents = [[1, 1, 1, 1, 2, 0], [2, 3, 0]]
     corpus = write_corpus(tmp_path / "corpus", documents, tokenizer=tokenizer)
     plan = StreamPlan({"a": str(corpus)}, seq_len=3, allow_small_blocks=True)
-    reader = DocumentReader.of(Run(plan=plan, global_batch_size=1, cursor=plan.cursor()))
+    reader = DocumentReader(Run(plan=plan, global_batch_size=1, cursor=plan.cursor()))
     assert reader.text("a", 1, 0, 3, num_characters=100) == "twothree<eos>"
     assert reader.text("a", 1, 0, 2, num_characters=8) == "twothree"
     assert reader.text("a", 1, 0, 2, num_characters=7) == "twothre..."
@@ -81,7 +81,7 @@ def test_dots_mark_omitted_tokens_even_without_text(tmp_path):
     tokenizer = TINY_TOKENIZER.replace(b'"decoder": null', b'"decoder": ' + nothing)
     corpus = write_corpus(tmp_path / "corpus", [[2, *[1] * 8, 3, 0]], tokenizer=tokenizer)
     plan = StreamPlan({"a": str(corpus)}, seq_len=3, allow_small_blocks=True)
-    reader = DocumentReader.of(Run(plan=plan, global_batch_size=1, cursor=plan.cursor()))
+    reader = DocumentReader(Run(plan=plan, global_batch_size=1, cursor=plan.cursor()))
     assert reader.text("a", 0, 0, 10, num_characters=5) == "two..."
     assert reader.text("a", 0, 0, 5, num_characters=5) == "two"
 
@@ -90,9 +90,7 @@ def test_a_document_of_a_source_that_does_not_exist_is_traced(finite, corpus):
     for source in (-1, 7):
         change_table(corpus, "shards.arrow", lambda rows, source=source: {**rows, "run_source": [[source]]})
         plan = StreamPlan({"a": str(corpus)}, seq_len=3, epochs=1, allow_small_blocks=True)
-        rows = next(
-            trace_samples(Run(plan=plan, global_batch_size=2, cursor=plan.cursor()), range(1), ranks=RankView())
-        )
+        rows = next(trace_samples(Run(plan=plan, global_batch_size=2, cursor=plan.cursor()), range(1)))
         assert {row.document.source for row in rows} == {"unknown"}
 
 
@@ -132,9 +130,8 @@ def test_names_that_would_steer_the_terminal_are_escaped_in_every_report(corpus,
 
 
 def test_ranks_get_contiguous_rows(finite):
-    ranks, four = RankView(world_size=2), replace(finite, global_batch_size=4)
-    places = [ranks.place_of(four, sample) for sample in range(4)]
+    places = [replace(finite, global_batch_size=4, world_size=2).place_of(sample) for sample in range(4)]
     first = places[0][1]  # the parts of a step are turned
     assert places == [(1, first, 0), (1, first, 1), (1, 1 - first, 0), (1, 1 - first, 1)]
-    (rows,) = trace_steps(finite, range(1, 2), ranks=RankView(world_size=2, rank=1))
+    (rows,) = trace_steps(replace(finite, world_size=2), range(1, 2), rank=1)
     assert np.unique([row.sample for row in rows]).tolist() == [1]

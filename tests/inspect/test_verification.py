@@ -166,7 +166,7 @@ def test_a_delimiter_may_be_both_eos_and_bos(tmp_path):
         ("run_record", [1], "shards.arrow has record 4 of source 0 (source-0.jsonl), which has 3"),
         ("batch_values_position", [8], f"{FIRST_SHARD} batch 0 is BatchPlace(num_documents=3, num_tokens=13, "),
         ("sha256", bytes(32), f"{FIRST_SHARD} has SHA-256 "),
-        ("tokens_hash", bytes(24), "shards.arrow has shards with the content fingerprint "),
+        ("tokens_hash", bytes(24), "manifest.json says that fingerprints.content is "),
         ("tokens_hash", bytes(24), f"shards.arrow gives {FIRST_SHARD} another hash of its tokens than the shard has"),
         (
             "name",
@@ -214,15 +214,19 @@ def test_runs_that_hold_no_document_are_reported(corpus, documents):
         (
             "records_read",
             4,
-            "sources.arrow says of source 0 (source-0.jsonl): 4 records read, but 3 written and left out",
+            "sources.arrow says that the number of records of source 0 (source-0.jsonl) is 4, expected 3",
         ),
-        ("documents", 4, "sources.arrow says of source 0 (source-0.jsonl) that 4 documents and 13 tokens were written"),
-        ("tokens", 12, "sources.arrow says of source 0 (source-0.jsonl) that 3 documents and 12 tokens were written"),
-        ("text_bytes", 1, "manifest.json says 88 bytes of text, its sources add up to 37"),
-        ("left_out", [("empty", 1)], "manifest.json says {'empty': 4} left out, its sources add up to {'empty': 5}"),
-        ("argument", 1, "manifest.json gives the recipe fingerprint "),
-        ("path", "x.jsonl", "manifest.json gives the recipe fingerprint "),
-        ("num_bytes", 999, "manifest.json gives the recipe fingerprint "),
+        (
+            "documents",
+            4,
+            "sources.arrow says that the number of documents of source 0 (source-0.jsonl) is 4, expected 3",
+        ),
+        ("tokens", 12, "sources.arrow says that the number of tokens of source 0 (source-0.jsonl) is 12, expected 13"),
+        ("text_bytes", 1, "manifest.json says that text_bytes is 88, expected 37"),
+        ("left_out", [("empty", 1)], "manifest.json says that records.left_out is {'empty': 4}, expected {'empty': 5}"),
+        ("argument", 1, "manifest.json says that fingerprints.recipe is "),
+        ("path", "x.jsonl", "manifest.json says that fingerprints.recipe is "),
+        ("num_bytes", 999, "manifest.json says that fingerprints.recipe is "),
         ("argument", 2, "sources.arrow source 0 comes from argument 2, the manifest has 2"),
     ],
 )
@@ -241,32 +245,36 @@ def test_a_source_table_that_does_not_add_up_is_reported(corpus, column, value, 
         (
             ["document_lengths", "longest"],
             8,
-            "manifest.json gives document lengths (shortest, longest, counts) (2, 8, ",
+            "manifest.json says that document_lengths is (2, 8, ",
         ),
-        (["document_lengths", "counts"], [0, 2], "manifest.json gives document lengths"),
-        (["records", "read"], 10, "manifest.json says 10 read, its sources add up to 9"),
-        (["text_bytes"], 1, "manifest.json says 1 bytes of text, its sources add up to 88"),
-        (["fingerprints", "content"], "0" * 64, "shards.arrow has shards with the content fingerprint "),
-        (["tokenizer", "sha256"], "0" * 64, "manifest.json gives the tokenizer SHA-256 000"),
-        (["tokenizer", "canonical_sha256"], "0" * 64, "tokenizer.json has canonical SHA-256 "),
+        (
+            ["document_lengths", "counts"],
+            [0, 2],
+            "manifest.json says that document_lengths is (2, 7, [0, 2]), expected ",
+        ),
+        (["records", "read"], 10, "manifest.json says that records.read is 10, expected 9"),
+        (["text_bytes"], 1, "manifest.json says that text_bytes is 1, expected 88"),
+        (["fingerprints", "content"], "0" * 64, "manifest.json says that fingerprints.content is 000"),
+        (["tokenizer", "sha256"], "0" * 64, "manifest.json says that tokenizer.sha256 is 000"),
+        (["tokenizer", "canonical_sha256"], "0" * 64, "manifest.json says that tokenizer.canonical_sha256 is 000"),
         (["num_tokens"], 23, "shards.arrow column num_tokens adds up to 22 "),
-        (["fingerprints", "recipe"], "0" * 64, "manifest.json gives the recipe fingerprint 000"),
-        (["build", "text_field"], "body", "manifest.json gives the recipe fingerprint "),
-        (["tokenizer", "vocab_size"], 5, "manifest.json gives the vocabulary 5 ids, tokenizer.json has 4"),
-        (["tokenizer", "eos"], "two", "manifest.json gives EOS 'two' the id 0, in tokenizer.json it has 2"),
-        (["tokenizer", "eos"], "four", "manifest.json gives EOS 'four' the id 0, in tokenizer.json it has None"),
-        (["tokenizer", "bos"], "two", "manifest.json gives BOS 'two' the id None, in tokenizer.json it has 2"),
-        (["tokenizer", "bos_id"], 2, "manifest.json gives BOS None the id 2, in tokenizer.json it has None"),
+        (["fingerprints", "recipe"], "0" * 64, "manifest.json says that fingerprints.recipe is 000"),
+        (["build", "text_field"], "body", "manifest.json says that fingerprints.recipe is "),
+        (["tokenizer", "vocab_size"], 5, "manifest.json says that tokenizer.vocab_size is 5, expected 4"),
+        (["tokenizer", "eos"], "two", "manifest.json says that tokenizer.eos_id is 0, expected 2"),
+        (["tokenizer", "eos"], "four", "manifest.json says that tokenizer.eos_id is 0, expected None"),
+        (["tokenizer", "bos"], "two", "manifest.json says that tokenizer.bos_id is None, expected 2"),
+        (["tokenizer", "bos_id"], 2, "manifest.json says that tokenizer.bos_id is 2, expected None"),
         (
             ["tokenizer", "special_ids"],
             {"<eos>": 3},
-            "manifest.json gives special token '<eos>' the id 3, in tokenizer.json it has 0",
+            "manifest.json says that the special id of '<eos>' is 3, expected 0",
         ),
-        (["tokenizer", "special_ids"], {}, "manifest.json has EOS '<eos>' not among its special tokens"),
+        (["tokenizer", "special_ids"], {}, "manifest.json says that the special id of '<eos>' is None, expected 0"),
         (
             ["records", "with_special_text"],
             6,
-            "manifest.json says that 6 documents spell a special token, of 5",
+            "manifest.json says that records.with_special_text is 6, expected 5",
         ),
         (["format_version"], 2, "manifest.json has format version 2; this tokshard reads up to 1"),
     ],
@@ -284,7 +292,7 @@ def test_a_manifest_that_does_not_add_up_is_reported(corpus, path, value, messag
 def test_a_tokenizer_that_is_not_json_is_reported(corpus):
     (corpus / "tokenizer.json").write_bytes(b"[" * 100_000)
     sign_files(corpus)
-    assert any(problem.startswith("tokenizer.json is not JSON") for problem in problems(corpus))
+    assert any(problem.startswith("tokenizer.json is not a tokenizer") for problem in problems(corpus))
 
 
 def test_a_file_that_does_not_belong_is_reported_with_its_name(corpus):
@@ -393,10 +401,10 @@ def test_the_two_corpora_of_a_split_are_checked_against_each_other(tmp_path):
     change_table(validation, "sources.arrow", with_one_more_record)
     rewrite_manifest(validation, count_it)
     assert problems(train) == [
-        "manifest.json says 5 records read and 2 in the validation split, validation has 6 and 2"
+        "manifest.json says that the number of records read (compare validation) is 5, expected 6"
     ]
     (problem,) = problems(validation)
-    assert problem == "manifest.json says 6 records read and 3 in the train split, train has 5 and 3"
+    assert problem == "manifest.json says that the number of records read (compare train) is 6, expected 5"
 
 
 def test_the_two_corpora_of_a_split_disagree_about_a_document(tmp_path):
@@ -411,7 +419,8 @@ def test_the_two_corpora_of_a_split_disagree_about_a_document(tmp_path):
     )
     rewrite_manifest(validation, write_one_less)
     assert problems(train) == []
-    assert "manifest.json says 5 records read and 2 in the train split, train has 5 and 3" in problems(validation)
+    expected = "manifest.json says that the number of records in the train split is 2, expected 3"
+    assert expected in problems(validation)
 
 
 def test_a_split_is_not_checked_against_the_other_corpus_of_another_build(tmp_path):

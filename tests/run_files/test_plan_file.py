@@ -149,7 +149,7 @@ def test_paths_are_relative_to_the_file_and_those_of_a_recipe_to_the_working_dir
         ("corpora = {}\nglobal_batch_size = 2", "mix.toml: no seq_len", "or --seq-len on the command line"),
         ("corpora = {}\nseq_len = 2", "mix.toml: no global_batch_size", "or --global-batch-size on"),
         (
-            "corpora = {}\nseq_len = 0\nglobal_batch_size = 2",
+            'corpora = { a = "b" }\nseq_len = 0\nglobal_batch_size = 2',
             "mix.toml: Expected `int` >= 1 - at `seq_len`",
             "for example: seq_len = 4096",
         ),

@@ -113,6 +113,36 @@ def test_an_index_cannot_change_the_classes_of_torch(tmp_path: Path) -> None:
     assert type(before).version is None
 
 
+def lists_of_lists() -> Any:
+    """As much text as 10**40 lists, in 894 bytes."""
+    found: Any = []
+    for _ in range(40):
+        found = [found] * 10
+    return found
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("place", ["index", "entries", "entry"])
+def test_an_index_of_lists_within_lists_is_refused_at_once(tmp_path: Path, place: str) -> None:
+    path = saved(tmp_path / "ck")
+    index: Any = FileSystemReader(path).read_metadata()
+    if place == "index":
+        index = lists_of_lists()
+    elif place == "entries":
+        index.state_dict_metadata = lists_of_lists()
+    else:
+        index.state_dict_metadata["weight"].size = lists_of_lists()
+    (Path(path) / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(LoaderError, match="is not the index of a checkpoint"):
+        read_state(path)
+
+
+@pytest.mark.timeout(20)
+def test_a_state_within_lists_of_lists_is_found_at_once(tmp_path: Path) -> None:
+    torch.save({"many": lists_of_lists(), "loader": cursor()}, tmp_path / "ck.pt")
+    assert read_state(str(tmp_path / "ck.pt")).cursor == cursor()["cursor"]
+
+
 def test_a_value_that_would_execute_something_is_refused_and_does_not(tmp_path: Path) -> None:
     path = saved(tmp_path / "ck", **{"other.cursor": Hostile(tmp_path / "executed")})
     for read in (read_state, lambda path: load_checkpoint({"other.cursor": None}, path, no_dist=True)):

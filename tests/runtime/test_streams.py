@@ -26,7 +26,6 @@ from tests.runtime.test_loader import expected_rows, rows_of
 from tests.runtime.test_reader import LARGE_VOCABULARY
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.inspect.plan.run import Run
-from tokshard.inspect.plan.trace import RankView
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.runtime.bytes.cache import Cache, fetched
 from tokshard.runtime.bytes.corpus import CorpusSource
@@ -226,15 +225,14 @@ def test_a_state_holds_no_counts_until_weights_have_changed_often() -> None:
 @pytest.mark.parametrize("start", [0, 3])
 def test_a_trace_names_the_rank_and_row_that_a_sample_had(world_size: int, start: int) -> None:
     plan = plan_of()
-    run = Run(plan=plan, global_batch_size=8, cursor=plan.cursor().skipping(start), step=0, uneven="pad")
-    view = RankView(world_size=world_size)
+    run = Run(plan=plan, global_batch_size=8, cursor=plan.cursor().skipping(start), world_size=world_size, uneven="pad")
     for rank in range(world_size):
         with NumpyLoader(plan, global_batch_size=8, dp_rank=rank, dp_world_size=world_size, uneven="pad") as loader:
             loader.skip(start)
             for step, batch in enumerate(itertools.islice(loader, 2), 1):
                 for row, sample in enumerate(batch["sample_index"].tolist()):
                     if sample >= 0:
-                        assert view.place_of(run, sample) == (step, rank, row)
+                        assert run.place_of(sample) == (step, rank, row)
 
 
 def shift(sample: Any, random: Any) -> Any:

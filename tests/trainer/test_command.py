@@ -97,7 +97,7 @@ def test_a_ctrl_c_while_ranks_wait_for_each_other_ends_the_command_without_a_tra
     recipe = tmp_path / "run.toml"
     recipe.write_text(as_toml(configuration({"code": "nowhere"}, tmp_path / "out")))
     assert main([str(recipe)]) == 130
-    assert capsys.readouterr().err == "interrupted before the run began\n"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_wrong_recipe_exits_2_with_a_hint(tmp_path: Path) -> None:

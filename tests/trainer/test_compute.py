@@ -65,7 +65,7 @@ def batches(count: int) -> Iterator[dict[str, Tensor]]:
 
 def gradients(net: Transformer, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     net.zero_grad()
-    (sum_of_losses(net, batch, CPU).sum() / 100).backward()
+    (sum_of_losses(net, batch).sum() / 100).backward()
     return {name: parameter.grad for name, parameter in net.named_parameters()}
 
 
@@ -173,10 +173,10 @@ def test_recomputed_gradients_are_the_same_bits_and_cost_the_products_that_are_n
 def test_losses_in_chunks_are_equal_and_never_have_all_logits_in_memory(chunk: int) -> None:
     (batch,) = batches(1)
     whole, chunked = model(), model(loss_chunk=chunk)
-    losses = sum_of_losses(chunked, batch, CPU)
-    torch.testing.assert_close(losses, sum_of_losses(whole, batch, CPU), atol=1e-6, rtol=1e-6)
+    losses = sum_of_losses(chunked, batch)
+    torch.testing.assert_close(losses, sum_of_losses(whole, batch), atol=1e-6, rtol=1e-6)
     with torch.no_grad():
-        assert torch.equal(sum_of_losses(chunked, batch, CPU), losses)
+        assert torch.equal(sum_of_losses(chunked, batch), losses)
     expected = gradients(whole, batch)
     with Calls() as calls:
         found = gradients(chunked, batch)
@@ -188,7 +188,7 @@ def test_losses_in_chunks_are_equal_and_never_have_all_logits_in_memory(chunk: i
 def test_losses_in_chunks_give_no_gradient_if_rows_do_not_count_the_same() -> None:
     (batch,) = batches(1)
     net = model(loss_chunk=24)
-    (sum_of_losses(net, batch, CPU) * torch.tensor([1.0, 1.0, 1.0, 2.0])).sum().backward()
+    (sum_of_losses(net, batch) * torch.tensor([1.0, 1.0, 1.0, 2.0])).sum().backward()
     assert net.head.weight.grad.isnan().all()
 
 

@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_every_target_of_the_corpus(paths: dict[str, str], t
     plan = StreamPlan(paths["held out"], seq_len=32, epochs=1)
     with torch.no_grad(), StreamingLoader(plan, global_batch_size=7, uneven="pad") as loader:
         for batch in loader:
-            sums[0] += sum_of_losses(net, batch, torch.device("cpu")).double().sum()
+            sums[0] += sum_of_losses(net, batch).double().sum()
             sums[1] += (batch["labels"] != IGNORED).sum()
     found = evaluations_of(tmp_path / "out")[3]["held out"]
     assert found["targets"] == int(sums[1]) > 500

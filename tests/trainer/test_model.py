@@ -32,9 +32,9 @@ def model(shape: Shape = SHAPE, *, seed: int = 0) -> Transformer:
     return made
 
 
-def one_epoch(seq_len: int) -> list[dict[str, torch.Tensor]]:
+def one_epoch(seq_len: int, *, compact: bool = False) -> list[dict[str, torch.Tensor]]:
     plan = StreamPlan(ListSource(LENGTHS), seq_len=seq_len, epochs=1, allow_small_blocks=True)
-    loader = StreamingLoader(plan, global_batch_size=4)
+    loader = StreamingLoader(plan, global_batch_size=4, compact=compact)
     batches = list(loader)
     loader.close()
     return batches
@@ -51,7 +51,7 @@ def test_the_packed_loss_of_an_epoch_is_that_of_its_documents_one_by_one() -> No
         documents = Documents(cu_seqlens=bounds, max_seqlen=len(document))
         logits = net(ids, torch.arange(len(document))[None], documents)
         alone += torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum")
-    packed = sum_of_losses(net, batch, CPU)
+    packed = sum_of_losses(net, batch)
     assert packed.sum().item() == pytest.approx(alone.item(), rel=1e-6)
     assert (packed[1:] == 0).all()  # the rows that only fill up the batch
 
@@ -69,11 +69,23 @@ def test_a_token_is_not_seen_by_other_documents_nor_by_earlier_tokens() -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 2, 4])
 def test_parts_of_a_batch_have_the_losses_of_the_whole(num_rows: int) -> None:
-    net, (batch, *_) = model(), one_epoch(16)
-    whole = sum_of_losses(net, batch, CPU)
-    parts = [sum_of_losses(net, part, CPU) for part in micro_batches(batch, num_rows)]
-    assert len(parts) == 4 // num_rows
-    torch.testing.assert_close(torch.cat(parts), whole)
+    net = model()
+    for batch, compact in zip(one_epoch(16), one_epoch(16, compact=True), strict=True):
+        whole = sum_of_losses(net, batch)
+        parts = [sum_of_losses(net, part) for part in micro_batches(compact, num_rows, CPU)]
+        assert len(parts) == 4 // num_rows
+        torch.testing.assert_close(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 4])
+def test_a_compact_batch_trains_what_the_full_one_would(num_rows: int) -> None:
+    """Also the last batch of a pass, which has padding."""
+    for batch, compact in zip(one_epoch(16), one_epoch(16, compact=True), strict=True):
+        parts = list(micro_batches(compact, num_rows, CPU))
+        for name in ("input_ids", "labels", "position_ids", "corpus_index", "sample_index"):
+            assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
+        bounds = torch.cat([part["cu_seqlens"] for part in parts]).unique()
+        assert torch.equal(bounds, batch["cu_seqlens"].unique())
 
 
 def test_initial_values_depend_on_seed_and_name_alone() -> None:

@@ -209,7 +209,7 @@ def cases_of_steps(rank: int, directory: Path) -> Iterator[tuple[str, Callable[[
     def fail_after_the_first_call(loader: StreamingLoader) -> Iterator[object]:
         yield from batches_of(loader) if next(first_calls, 0) else fail(loader)
 
-    ramp = run_of(directory, "ramp", train__steps=5, data__synthetic=True, data__batch_ramp=[[3, 18]])
+    ramp = run_of(directory, "ramp", train__steps=5, data__batch_ramp=[[3, 18]])
     with on_rank(1, StreamingLoader, "__iter__", fail_after_the_first_call):
         yield "the loader of rank 1 fails where a ramp makes another one", lambda: train(resolve(ramp))
 

@@ -174,30 +174,6 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_on_record(
     assert saved(tmp_path, 5)["optimizer.step.norm.weight"] == 4
 
 
-def test_synthetic_batches_have_the_shapes_of_real_ones_and_are_not_read(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def shapes(batch: Batch) -> Any:
-        return {key: (value.dtype, value.shape) for key, value in batch.items()}
-
-    given: list[Batch] = []
-    make = loop._Run.forward_backward
-    monkeypatch.setattr(loop._Run, "forward_backward", lambda run, batch: given.append(batch) or make(run, batch))
-    run("real", train__steps=2)
-    straight = run(data__synthetic=True, train__steps=4, checkpoint__every=2)
-    assert shapes(given[2]) == shapes(given[0])
-    assert torch.equal(given[2]["cu_seqlens"], given[0]["cu_seqlens"])
-    assert torch.equal(given[2]["labels"] == -100, given[0]["labels"] == -100)
-    assert len({of["digest"] for of in straight}) == 4
-    run("resumed", data__synthetic=True, train__steps=4, train__stop_after=2)
-    resumed = run("resumed", data__synthetic=True, train__steps=4)
-    assert [(of["loss"], of["digest"]) for of in resumed] == [(of["loss"], of["digest"]) for of in straight]
-    state = json.loads((tmp_path / "out" / "checkpoints" / "step-00000004" / "state.json").read_text())
-    assert json.loads(state["loader"]["cursor"])["skipped"] == [[0, 16]]
-    (short,) = run("short", data__synthetic=True, data__max_epochs=1e-9)
-    assert short["samples"][1] < 4, "the step ends where a corpus is used up"
-
-
 def test_documents_of_the_recipe_are_out_of_the_loss_and_a_new_list_from_where_the_run_continues(
     run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from tokshard.inspect.corpus.report import (
     most_left_out,
     split_left_out,
 )
-from tokshard.inspect.corpus.statistics import Lengths, TokenStatistics
+from tokshard.inspect.corpus.statistics import Lengths, TokenCounts
 from tokshard.wording import aligned, bytes_text, counted, one_line, printable
 
 _FEW_SHARDS = 8
@@ -259,15 +259,14 @@ def _percentiles_text(lengths: Lengths) -> str:
     return f"at most, in tokens: {shown}" + ("" if lengths.is_exact else " (about; --full reads every length)")
 
 
-def _vocabulary_text(tokens: TokenStatistics) -> str:
-    counts = tokens.counts
-    parts = [f"{counts.num_used:,} of {counts.vocab_size:,} ids in use ({tokens.used_share:.1%})"]
+def _vocabulary_text(tokens: TokenCounts) -> str:
+    parts = [f"{len(tokens.ids):,} of {tokens.vocab_size:,} ids in use ({tokens.used_share:.1%})"]
     parts += [f"{share:.2%} {label}" for label, share in _shares(tokens).items()]
-    where = "" if counts.is_full else f"; in a sample of {counts.num_tokens:,} tokens, --full counts all"
+    where = "" if tokens.is_full else f"; in a sample of {tokens.num_tokens:,} tokens, --full counts all"
     return ", ".join(parts) + where
 
 
-def _shares(tokens: TokenStatistics) -> dict[str, float]:
+def _shares(tokens: TokenCounts) -> dict[str, float]:
     shares = {"unknown tokens": tokens.unknown_share, "byte tokens": tokens.byte_share}
     return {label: share for label, share in shares.items() if share is not None}
 
@@ -360,13 +359,13 @@ def summary_json(manifest: Manifest, sources: Sequence[SourceInfo] = ()) -> dict
     }
 
 
-def tokens_json(tokens: TokenStatistics) -> dict[str, Any]:
+def tokens_json(tokens: TokenCounts) -> dict[str, Any]:
     """Token statistics as plain values."""
     return {
-        "counted": tokens.counts.num_tokens,
-        "is_full": tokens.counts.is_full,
-        "used": tokens.counts.num_used,
-        "vocab_size": tokens.counts.vocab_size,
+        "counted": tokens.num_tokens,
+        "is_full": tokens.is_full,
+        "used": len(tokens.ids),
+        "vocab_size": tokens.vocab_size,
         "unknown_share": tokens.unknown_share,
         "byte_share": tokens.byte_share,
         "normalizers": list(tokens.vocabulary.normalizers),

@@ -249,7 +249,7 @@ def _page(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: b
         raise UsageError("a page shows corpora or one mix", hint="give one mix.toml, or corpus directories")
     if mixes:
         run = open_run(mixes[0], {})
-        refuse_inputs(html, "--html", run.directories)
+        refuse_inputs(html, "--html", [corpus.location for corpus in run.corpora.values()])
         report = report_plan(run, num_tokens=num_tokens)
         return plan_page(run, report, name=os.path.basename(mixes[0]), num_samples=num_samples)
     if num_tokens is not None:

@@ -15,7 +15,7 @@ from tokshard.cli.trace_text import notes_of, occurrences_json, occurrences_text
 from tokshard.errors import PlanError
 from tokshard.inspect.plan.occurrences import find_documents
 from tokshard.inspect.plan.run import Run, open_run
-from tokshard.inspect.plan.trace import RankView, TraceRow, trace_samples, trace_steps
+from tokshard.inspect.plan.trace import TraceRow, trace_samples, trace_steps
 from tokshard.wording import one_line
 
 
@@ -105,21 +105,24 @@ def trace(
     --json prints one line per row or, with --document, per document.
     """  # noqa: D301 - click reads the escape
     _check_options({"--step": steps, "--sample": samples, "--document": document}, epochs)
-    ranks = _ranks(dp_rank, dp_world_size)
+    if dp_rank is not None and dp_rank >= dp_world_size:
+        raise click.BadParameter(
+            f"rank {dp_rank} is not below --dp-world-size {dp_world_size}", param_hint="'--dp-rank'"
+        )
     options = {"seq_len": seq_len, "seed": seed, "global_batch_size": global_batch_size, "uneven": uneven}
-    run = open_run(plan, options, checkpoint=checkpoint)
-    _check_ranks(run, dp_world_size)
+    run = open_run(plan, options, checkpoint=checkpoint, world_size=dp_world_size)
+    _check_ranks(run)
     for note in notes_of(run, steps):
         click.echo(f"note: {one_line(note)}", err=True)
     if document is not None:
-        _show_occurrences(run, document, epochs, ranks, as_json=as_json)
+        _show_occurrences(run, document, epochs, dp_rank, as_json=as_json)
         return
     length = None if no_text else num_characters
     if steps is not None:
-        parts = trace_steps(run, steps, ranks=ranks, num_characters=length)
+        parts = trace_steps(run, steps, rank=dp_rank, num_characters=length)
     else:
         assert samples is not None
-        parts = trace_samples(run, samples, ranks=ranks, num_characters=length)
+        parts = trace_samples(run, samples, rank=dp_rank, num_characters=length)
     _show_rows(run, parts, as_json=as_json)
 
 
@@ -130,22 +133,14 @@ def _check_options(asked: Mapping[str, object], epochs: range | None) -> None:
         raise click.UsageError("--epochs goes with --document.")
 
 
-def _ranks(dp_rank: int | None, dp_world_size: int) -> RankView:
-    if dp_rank is not None and dp_rank >= dp_world_size:
-        raise click.BadParameter(
-            f"rank {dp_rank} is not below --dp-world-size {dp_world_size}", param_hint="'--dp-rank'"
-        )
-    return RankView(world_size=dp_world_size, rank=dp_rank)
-
-
-def _check_ranks(run: Run, dp_world_size: int) -> None:
+def _check_ranks(run: Run) -> None:
     """Refuse a world size that the loader would refuse.
 
     Raises:
         PlanError: the world size does not divide the batch, and ranks are not padded.
     """
     try:
-        run.ranks(world_size=dp_world_size)
+        run.ranks(rank=0)
     except PlanError as error:
         raise PlanError(
             error.problem, hint="give another --dp-world-size, or --uneven pad for a job that pads"
@@ -166,9 +161,9 @@ def _show_rows(run: Run, parts: Iterator[Sequence[TraceRow]], *, as_json: bool) 
             click.echo(part)
 
 
-def _show_occurrences(run: Run, document: str, epochs: range | None, ranks: RankView, *, as_json: bool) -> None:
+def _show_occurrences(run: Run, document: str, epochs: range | None, rank: int | None, *, as_json: bool) -> None:
     width = shutil.get_terminal_size().columns
-    for number, found in enumerate(find_documents(run, document, epochs=epochs, ranks=ranks)):
+    for number, found in enumerate(find_documents(run, document, epochs=epochs, rank=rank)):
         if as_json:
             click.echo(json.dumps(occurrences_json(found)))
         else:

@@ -28,22 +28,32 @@ def load_decoder(store: Store, manifest: Manifest) -> Decode:
         DamagedCorpusError: the copy is missing or does not match the manifest.
         TokenizerError: the installed version of the library cannot load it.
     """
+    read_tokenizer(store, manifest)  # the library may crash on a file that no build has loaded before
+    try:
+        with local_file(store, names.TOKENIZER) as local:
+            decode: Any = Tokenizer.from_file(local).decode
+    except Exception as error:  # the library raises bare Exception
+        version = importlib.metadata.version("tokenizers")
+        raise TokenizerError(
+            f"tokenizers {version} cannot load {store.where(names.TOKENIZER)}: {error}",
+            hint=f"the corpus was built with {manifest.tokenizer.library} "
+            f"{manifest.tokenizer.library_version}; install that",
+        ) from error
+    return lambda tokens: str(decode(tokens.tolist(), skip_special_tokens=False))
+
+
+def read_tokenizer(store: Store, manifest: Manifest) -> bytes:
+    """The ``tokenizer.json`` of a corpus.
+
+    Raises:
+        DamagedCorpusError: the copy is missing or does not match the manifest.
+    """
     path = store.where(names.TOKENIZER)
     try:
         content = store.get(names.TOKENIZER)
     except OSError as error:
         raise DamagedCorpusError(f"{path} cannot be read: {error.strerror}", hint=RESTORE) from error
-    found = hashlib.sha256(content).hexdigest()
-    expected = manifest.files[names.TOKENIZER].sha256
-    if found != expected:  # the library may crash on a file that no build has loaded before
+    found, expected = hashlib.sha256(content).hexdigest(), manifest.files[names.TOKENIZER].sha256
+    if found != expected:
         raise DamagedCorpusError(f"{path} has SHA-256 {found}, expected {expected}", hint=RESTORE)
-    try:
-        with local_file(store, names.TOKENIZER) as local:
-            decode: Any = Tokenizer.from_file(local).decode
-    except Exception as error:  # the library raises bare Exception
-        raise TokenizerError(
-            f"tokenizers {importlib.metadata.version('tokenizers')} cannot load {path}: {error}",
-            hint=f"the corpus was built with {manifest.tokenizer.library} "
-            f"{manifest.tokenizer.library_version}; install that",
-        ) from error
-    return lambda tokens: str(decode(tokens.tolist(), skip_special_tokens=False))
+    return content

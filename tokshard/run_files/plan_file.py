@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +12,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
+from tokshard.format.corpus import Corpus
 from tokshard.numbers import read_bytes, read_count, read_length
-from tokshard.run_files.checkpoint_directory import STATE_FILE, is_checkpoint
+from tokshard.run_files.checkpoint_directory import is_checkpoint, state_of
 from tokshard.run_files.strict_toml import convert, example_of, key, read_toml
 from tokshard.runtime.bytes.cache import CACHE_BYTES, MEMORY_BYTES, Cache
+from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.plan import StreamPlan
 from tokshard.store import is_uri
@@ -44,7 +45,7 @@ class Mix:
         memory_bytes, cache_dir, cache_bytes: as for `Cache`; in a mix.toml the directory is relative to the file.
     """
 
-    corpora: dict[str, str] = field(metadata=key('corpora = { code = "shards/code" }'))
+    corpora: Annotated[dict[str, str], Meta(min_length=1)] = field(metadata=key('corpora = { code = "shards/code" }'))
     seq_len: Positive = field(metadata=key("seq_len = 4096", read=read_length))
     global_batch_size: Positive = field(metadata=key("global_batch_size = 512", read=read_count))
     weights: dict[str, float] = field(default_factory=dict, metadata=key("weights = { code = 0.7, prose = 0.3 }"))
@@ -100,14 +101,12 @@ class TrainerData(Mix):
     Args:
         num_workers: as for `StreamingLoader`.
         batch_ramp: (step, global_batch_size) from that step on; steps count from 1.
-        synthetic: random tokens in place of the corpora's, to measure what reading them costs.
     """
 
     num_workers: Annotated[int, Meta(ge=0)] = field(default=0, metadata=key("num_workers = 4"))
-    batch_ramp: list[tuple[int, int]] = field(
+    batch_ramp: list[tuple[Positive, Positive]] = field(
         default_factory=list, metadata=key("batch_ramp = [[1_000, 256], [5_000, 512]]")
     )
-    synthetic: bool = False
 
     def batch_size(self, step: int) -> int:
         """Samples of a step over all ranks; steps count from 1."""
@@ -116,6 +115,12 @@ class TrainerData(Mix):
     def rows_of_rank(self, num_ranks: int) -> list[int]:
         """Rows that a rank has in a step, for each batch size of the recipe."""
         return [-(-size // num_ranks) for size in (self.global_batch_size, *(size for _, size in self.batch_ramp))]
+
+
+def corpora_of(plan: StreamPlan) -> dict[str, Corpus]:
+    """The corpora of a plan by their names in it."""
+    sources = zip(plan.names, plan.sources, strict=True)
+    return {name: source.corpus for name, source in sources if isinstance(source, CorpusSource)}
 
 
 def load_mix(
@@ -143,7 +148,7 @@ def load_mix(
         if not is_mix_file:
             kind, fields, prefix = TrainerData, dict(fields["data"]), "data."
     elif is_checkpoint(location):
-        kind, fields, prefix = TrainerData, _recipe_of(location), "data."
+        kind, fields, prefix = TrainerData, dict(state_of(location).config.get("data", {})), "data."
     else:
         fields = {"corpora": {os.path.basename(os.path.normpath(location)): location}}
     given = {name: value for name, value in (options or {}).items() if value is not None}
@@ -171,14 +176,3 @@ def _beside(mix: Mix, directory: str) -> Mix:
         mask={name: [there(path) for path in paths] for name, paths in mix.mask.items()},
         cache_dir=None if mix.cache_dir is None else there(mix.cache_dir),
     )
-
-
-def _recipe_of(checkpoint: str) -> dict[str, Any]:
-    path = os.path.join(checkpoint, STATE_FILE)
-    try:
-        with open(path, encoding="utf-8") as file:
-            return dict(json.load(file)["config"]["data"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path} holds no recipe: {error!r}", hint="give a checkpoint of tokshard's trainer, or the mix itself"
-        ) from error

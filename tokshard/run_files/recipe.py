@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
 from typing import Annotated, Any, Literal
@@ -18,8 +18,8 @@ from msgspec import Meta
 from tokshard.errors import UsageError
 from tokshard.run_files.model_shape import Model, Positive, model_shape
 from tokshard.run_files.plan_file import TrainerData as Data
+from tokshard.run_files.plan_file import corpora_of
 from tokshard.run_files.strict_toml import convert, read_toml
-from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import RankRows
 from tokshard.store import is_uri
@@ -28,7 +28,7 @@ Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e38)]  # of fp32, and finite
 Decay = Annotated[float, Meta(ge=0, lt=1)]
-Steps = tuple[Positive, Positive]
+StepRange = tuple[Positive, Positive]
 """The first step, and the one after the last; steps count from 1, as in metrics.jsonl."""
 
 
@@ -119,8 +119,8 @@ class Train:
     seed: Count = 0
     log_every: Positive = 10
     on_non_finite: Literal["stop", "skip"] = "stop"
-    skip: list[Steps] = field(default_factory=list)
-    profile_steps: Steps | None = None
+    skip: list[StepRange] = field(default_factory=list)
+    profile_steps: StepRange | None = None
     peak_tflops: Annotated[float, Meta(gt=0)] | None = None
 
 
@@ -175,7 +175,7 @@ class Config:
 
 def vocabulary_of(plan: StreamPlan) -> int:
     """Ids that the corpora of a plan may hold."""
-    return max((source.corpus.vocab_size for source in plan.sources if isinstance(source, CorpusSource)), default=1)
+    return max((corpus.vocab_size for corpus in corpora_of(plan).values()), default=1)
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
@@ -200,12 +200,8 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
         UsageError: as for `load_config`.
     """
     config = convert(fields, Config, where=where, hint="see tokshard/run_files/recipe.py")
-    _check_ranges(config, where)
-    if is_uri(config.train.out):
-        raise UsageError(
-            f"{where}: train.out is {config.train.out}, expected a directory",
-            hint="give one on a file system that all ranks share, and copy checkpoints to a bucket from there",
-        )
+    for problem, hint in _faults(config):
+        raise UsageError(f"{where}: {problem}", hint=hint)
     return config
 
 
@@ -268,40 +264,27 @@ def _apply(fields: dict[str, Any], override: str) -> None:
     fields[name] = value
 
 
-def _check_ranges(config: Config, where: str) -> None:
-    """Check the ranges that the types of this module do not express."""
-    ramp, windows = config.data.batch_ramp, config.train.profile_steps
-    if ramp != sorted({step: (step, size) for step, size in ramp if min(step, size) >= 1}.values()):
-        raise UsageError(
-            f"{where}: data.batch_ramp is {ramp}", hint="give [step, global_batch_size] in ascending order, from 1"
-        )
-    for name, ranges in (("skip", config.train.skip), ("profile_steps", [windows] if windows else [])):
-        if empty := [steps for steps in ranges if steps[0] >= steps[1]]:
-            raise UsageError(
-                f"{where}: train.{name} has the range {list(empty[0])}", hint="give its first step and the one after it"
-            )
-    if not config.data.corpora:
-        raise UsageError(f"{where}: data.corpora is empty", hint='give data.corpora = {name = "directory"}')
-    if config.checkpoint.load and config.checkpoint.load_weights:
-        raise UsageError(f"{where}: checkpoint.load and checkpoint.load_weights are given", hint="give one of them")
-    if config.compute.float8 != "off":
-        _check_float8(config, where)
-    optimizer, steps = config.optimizer, config.train.steps
+def _faults(config: Config) -> Iterator[tuple[str, str]]:
+    """What the types of this module do not express: problems with their hints."""
+    train, checkpoint, optimizer, ramp = config.train, config.checkpoint, config.optimizer, config.data.batch_ramp
+    if is_uri(train.out):
+        hint = "give one on a file system that all ranks share, and copy checkpoints to a bucket from there"
+        yield f"train.out is {train.out}, expected a directory", hint
+    if ramp != sorted(dict(ramp).items()):
+        yield f"data.batch_ramp is {ramp}", "give [step, global_batch_size] in ascending order, from 1"
+    for name, ranges in (("skip", train.skip), ("profile_steps", [train.profile_steps or (0, 1)])):
+        for first, stop in ranges:
+            if first >= stop:
+                yield f"train.{name} has the range [{first}, {stop}]", "give its first step and the one after it"
+    if checkpoint.load and checkpoint.load_weights:
+        yield "checkpoint.load and checkpoint.load_weights are given", "give one of them"
     decay_steps = optimizer.decay_steps if optimizer.schedule == "wsd" else 0
-    if optimizer.warmup_steps + decay_steps > steps:
-        raise UsageError(
-            f"{where}: {optimizer.warmup_steps} steps of warmup and {decay_steps} of decay do not fit in {steps}",
-            hint="lower optimizer.warmup_steps or optimizer.decay_steps, or raise train.steps",
-        )
-
-
-def _check_float8(config: Config, where: str) -> None:
-    """The matrix products of blocks have sizes that GPUs can compute in float8, with any number of rows."""
+    if optimizer.warmup_steps + decay_steps > train.steps:
+        hint = "lower optimizer.warmup_steps or optimizer.decay_steps, or raise train.steps"
+        yield f"{optimizer.warmup_steps} steps of warmup and {decay_steps} of decay do not fit in {train.steps}", hint
+    # the matrix products of blocks have sizes that GPUs can compute in float8, with any number of rows
     shape = model_shape(config.model, 1)
     sizes = {"data.seq_len": config.data.seq_len, "model.dim": shape.dim, "model.hidden_dim": shape.hidden_dim}
     for name, size in (sizes | {"model.dim / num_heads * num_kv_heads": shape.kv_dim}).items():
-        if size % 16:
-            raise UsageError(
-                f"{where}: {name} is {size}, float8 needs a multiple of 16",
-                hint="change it, or leave compute.float8 out",
-            )
+        if size % 16 and config.compute.float8 != "off":
+            yield f"{name} is {size}, float8 needs a multiple of 16", "change it, or leave compute.float8 out"

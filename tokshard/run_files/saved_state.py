@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokshard.errors import UsageError
+from tokshard.extras import extra_module
 from tokshard.run_files.checkpoint_directory import STATE_FILE, is_checkpoint
 
 _KEY = "cursor"
@@ -59,24 +60,22 @@ def _read(path: str) -> Any:
                     return json.load(file)
         elif not os.path.isdir(path):
             raise UsageError(f"{path}: no such checkpoint", hint=_HINT)
+        extra_module("torch", f"{path} was saved by torch, which is not installed", extra="torch")
         from tokshard.run_files.torch_checkpoints import read_values
 
         return read_values(path, _KEY)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise UsageError(
-            f"{path} was saved by torch, which is not installed", hint="pip install 'tokshard[torch]'"
-        ) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}", hint=_HINT) from error
 
 
 def _cursors(saved: Any) -> Iterator[str]:
     """Every cursor in nested values, as a line of JSON."""
-    waiting = [saved]
+    waiting, seen = [saved], set[int]()
     while waiting:
         value = waiting.pop()
+        if id(value) in seen:
+            continue  # a small file may hold the same list in very many places
+        seen.add(id(value))
         if isinstance(value, str):
             if value.startswith(_MARK):
                 yield value

@@ -38,19 +38,10 @@ METADATA_FILE = ".metadata"
 _HINT = "use another checkpoint, or restore this one from a copy"
 
 _METADATA = "torch.distributed.checkpoint.metadata"
-_RECORDS = {
-    "torch.Size",
-    "torch.serialization._get_layout",
-    "torch.distributed.checkpoint.filesystem._StorageInfo",
-    f"{_METADATA}._MEM_FORMAT_ENCODING",
-    f"{_METADATA}.BytesStorageMetadata",
-    f"{_METADATA}.ChunkStorageMetadata",
-    f"{_METADATA}.Metadata",
-    f"{_METADATA}.MetadataIndex",
-    f"{_METADATA}.StorageMeta",
-    f"{_METADATA}.TensorProperties",
-    f"{_METADATA}.TensorStorageMetadata",
-}
+_RECORDS = {"torch.Size", "torch.serialization._get_layout", "torch.distributed.checkpoint.filesystem._StorageInfo"}
+_RECORDS |= {f"{_METADATA}.{name}" for name in ("_MEM_FORMAT_ENCODING", "Metadata", "MetadataIndex", "StorageMeta")}
+_RECORDS |= {f"{_METADATA}.{name}Metadata" for name in ("BytesStorage", "ChunkStorage", "TensorStorage")}
+_RECORDS.add(f"{_METADATA}.TensorProperties")
 """What an index names, apart from dtypes and paths. None of it is called."""
 
 
@@ -218,7 +209,7 @@ def _storage(record: Any) -> _StorageInfo:
 
 def _size(record: Any) -> torch.Size:
     if not isinstance(record, _Record) or record.name != "torch.Size":
-        raise TypeError(f"{record!r} is not a torch.Size")
+        raise TypeError(f"it has a {type(record).__name__} in place of a torch.Size")
     (sizes,) = record.arguments
     return torch.Size([_a(int, size) for size in _a(tuple, sizes)])
 
@@ -229,13 +220,13 @@ def _fields(record: Any, name: str, module: str = _METADATA) -> dict[str, Any]:
 
 def _state(record: Any, name: str, module: str = _METADATA) -> Any:
     if not isinstance(record, _Record) or record.name != f"{module}.{name}":
-        raise TypeError(f"{record!r} is not a {name}")
+        raise TypeError(f"it has a {type(record).__name__} in place of a {name}")
     return record.state
 
 
 def _a(kind: type[T], value: Any) -> T:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+        raise TypeError(f"it has a {type(value).__name__} in place of a {kind.__name__}")
     return value
 
 

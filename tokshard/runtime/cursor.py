@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
+import numpy as np
 from msgspec import Meta, Struct
 
 from tokshard.runtime.order.mixture import Balance, Mixture, Segment
 from tokshard.runtime.order.permutation import ORDER_VERSION
-from tokshard.runtime.order.windows import CorpusOrder, Shape
+from tokshard.runtime.order.windows import CorpusOrder, Place, Shape
 from tokshard.runtime.rows.masks import Mask
 
 MAX_SAMPLE = 1 << 62
@@ -26,6 +27,11 @@ MAX_SAMPLE = 1 << 62
 
 Count = Annotated[int, Meta(ge=0, le=MAX_SAMPLE + (MAX_SAMPLE >> 1))]
 """Samples or an index in a state. A run may have read on from the last sample that can be given."""
+
+SeqLen = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
+
+Position = Annotated[int, Meta(ge=0)]
+"""Tokens of the sequence of a part, which may exceed 2**64."""
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
 
@@ -120,7 +126,72 @@ def identity_of(shape: Shape, seed: int, num_streams: int, corpora: Sequence[Cor
     return PlanIdentity(fields=fields, corpora=tuple(identities))
 
 
-class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CorpusLength(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The length of a corpus's samples, and where it went on with it: STATE.md, section 5.
+
+    Args:
+        bases: samples that each stream was given before.
+        origins: the position at which the slices of each part begin.
+        left_out: tokens that changes of the length left out.
+    """
+
+    seq_len: SeqLen
+    bases: tuple[Count, ...]
+    origins: tuple[Position, ...]
+    left_out: Position = 0
+
+    @property
+    def place(self) -> Place:
+        """The same for an order."""
+        dtype = np.int64 if max(self.origins) < MAX_SAMPLE else object
+        return Place(np.array(self.bases, np.int64), np.array(self.origins, dtype))
+
+
+class Length(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The length of samples from some sample on.
+
+    Args:
+        sample: the first one.
+        bases: for each stream, the samples that it was given of each corpus before.
+        origins: for each corpus, the position at which the slices of each part begin.
+        left_out: tokens of each corpus that changes of the length left out.
+    """
+
+    sample: Count
+    seq_len: SeqLen
+    bases: tuple[tuple[Count, ...], ...]
+    origins: tuple[tuple[Position, ...], ...]
+    left_out: tuple[Position, ...]
+
+    @classmethod
+    def at_start(cls, seq_len: int) -> Length:
+        """The length of a run's first samples, without places: every corpus begins at its start."""
+        return cls(sample=0, seq_len=seq_len, bases=(), origins=(), left_out=())
+
+    @classmethod
+    def of_corpora(cls, sample: int, seq_len: int, corpora: Sequence[CorpusLength]) -> Length:
+        """The length from a sample on, with the places of corpora in plan order."""
+        return cls(
+            sample=sample,
+            seq_len=seq_len,
+            bases=tuple(zip(*(corpus.bases for corpus in corpora), strict=True)),
+            origins=tuple(corpus.origins for corpus in corpora),
+            left_out=tuple(corpus.left_out for corpus in corpora),
+        )
+
+    def of_corpus(self, number: int) -> CorpusLength | None:
+        """That of a corpus; None: it begins at its start."""
+        if not self.origins:
+            return None
+        return CorpusLength(
+            seq_len=self.seq_len,
+            bases=tuple(counts[number] for counts in self.bases),
+            origins=self.origins[number],
+            left_out=self.left_out[number],
+        )
+
+
+class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A corpus that was added to a run or removed from it.
 
     Args:
@@ -128,6 +199,7 @@ class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         name: in the plan.
         identity: which corpus it is.
         counts: samples of it that each stream had read before.
+        length: of one that was removed after the length of samples had changed.
     """
 
     sample: Count
@@ -135,6 +207,7 @@ class CorpusChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str
     identity: CorpusIdentity
     counts: tuple[Count, ...]
+    length: CorpusLength | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +221,7 @@ class Cursor:
         skipped: ranges of samples that were left out, ascending.
         changes: corpora that were added to the run and removed from it.
         masks: documents that were taken out of the loss, by file.
+        lengths: of samples, by the sample that each starts at, the first at 0; empty: that of the plan.
     """
 
     sample: int
@@ -156,6 +230,7 @@ class Cursor:
     skipped: tuple[tuple[int, int], ...] = ()
     changes: tuple[CorpusChange, ...] = ()
     masks: tuple[Mask, ...] = ()
+    lengths: tuple[Length, ...] = ()
 
     def advanced(self, num_samples: int) -> Cursor:
         """The cursor after the loop has received so many samples."""
@@ -194,7 +269,31 @@ class Cursor:
         kept = self.segments[num_past - 1 :]
         return replace(self, segments=kept, balance=mixture.balance_before(kept[0].start))
 
+    def length_at(self, sample: int) -> Length:
+        """The length of a sample of a run that changed it."""
+        return self.lengths[bisect_right(self.lengths, sample, key=lambda length: length.sample) - 1]
+
+    def tokens_of(self, counts: Sequence[int], seq_len: int) -> list[int]:
+        """Tokens of samples of each corpus.
+
+        Args:
+            counts: samples of each, from the start of the run to the cursor.
+            seq_len: of a run that did not change it.
+        """
+        found, before = [0] * len(counts), [0] * len(counts)
+        for length in self.lengths:
+            if length.bases:
+                now = [sum(of_streams) for of_streams in zip(*length.bases, strict=True)]
+                found = [sum(each) for each in zip(found, _tokens(before, now, seq_len), strict=True)]
+                before = now
+            seq_len = length.seq_len
+        return [sum(each) for each in zip(found, _tokens(before, counts, seq_len), strict=True)]
+
     @property
     def num_started(self) -> int:
         """Segments that start at the next sample or before."""
         return bisect_right(self.segments, self.sample, key=lambda segment: segment.start)
+
+
+def _tokens(before: Sequence[int], now: Sequence[int], seq_len: int) -> list[int]:
+    return [(stop - start) * seq_len for start, stop in zip(before, now, strict=True)]

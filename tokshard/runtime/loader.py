@@ -74,7 +74,7 @@ class Walk:
 
     def begin(self) -> None:
         """Begin a loop: after a whole pass of this loader, at its start."""
-        most = self._plan.num_samples
+        most = self._plan.at(self.cursor).num_samples
         if most is None or self.cursor.sample < most:
             return
         if not self._was_moved:
@@ -142,13 +142,13 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Continue from the cursor; after a whole pass of this loader, from the start."""
-        with self._alone():
+        with self._exclusive():
             before = self.cursor
             self._walk.begin()
             if self.cursor is not before:
                 self._discard()
         while self._walk.has_step:
-            with self._alone():
+            with self._exclusive():
                 batch = self._next()
                 self._walk.advance()
             yield batch
@@ -207,6 +207,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         *,
         weights: Literal["cursor", "plan"] = "cursor",
         corpora: Literal["same", "plan"] = "same",
+        seq_len: Literal["same", "plan"] = "same",
     ) -> None:
         """Continue where a state was taken.
 
@@ -216,12 +217,15 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             corpora: ``"same"``: other corpora than before are refused; ``"plan"``: read those of this plan, with its
                 weights. A corpus of both plans continues where it was; what was added and removed is kept in the
                 state. If the corpora are the same, this does what ``"same"`` does.
+            seq_len: ``"same"``: a plan with another `seq_len` than before is refused; ``"plan"``: samples have that of
+                this plan from here on. Each corpus goes on at its first window of which nothing was read, so nothing is
+                read twice; what that leaves out is in `stats`, and comes again in the next epoch.
 
         Raises:
             PlanMismatchError: the state is of another plan, or not of a tokshard loader.
         """
-        cursor = load_state(self.plan, state, weights=weights, corpora=corpora)
-        with self._alone():
+        cursor = load_state(self.plan, state, weights=weights, corpora=corpora, seq_len=seq_len)
+        with self._exclusive():
             self._walk.jump(cursor)
             self._discard()
 
@@ -232,7 +236,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             PlanError: the weights do not fit the plan.
         """
         checked = checked_weights(self.plan.names, weights)
-        with self._alone():
+        with self._exclusive():
             cursor = self.cursor.weighted(checked)
             self._walk.move(cursor.compacted(self.plan.mixture(cursor)))
             self._discard()
@@ -244,9 +248,10 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             PlanError: it is not an integer, or negative, or leads beyond sample 2**62.
         """
         num_samples = integer("num_samples", num_samples, least=0)
-        with self._alone():
-            if self.plan.num_samples is not None:
-                num_samples = min(num_samples, self.plan.num_samples - self.cursor.sample)
+        with self._exclusive():
+            most = self.plan.at(self.cursor).num_samples
+            if most is not None:
+                num_samples = min(num_samples, most - self.cursor.sample)
             integer("the sample to skip to", self.cursor.sample + num_samples)
             if num_samples:
                 self._walk.jump(self.cursor.skipping(num_samples))
@@ -269,7 +274,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             PlanError: the corpus or a document does not exist, the documents cannot be read, or the file has changed
                 other than by lines that were appended.
         """
-        with self._alone():
+        with self._exclusive():
             self._walk.move(self.plan.masking(self.cursor, corpus, file))
             self._discard()
 
@@ -279,14 +284,15 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         Returns:
             batches and wait_seconds since it was made; queue, the number of batches that are ready; bytes_read, of the
             token ids that these batches copied in their stored width, labels that are no inputs too, padding not;
-            samples of the plan so far and skipped_samples among them; per corpus samples, tokens and epoch (tokens over
-            tokens in the corpus), skipped ones included. fetched: what this process, without workers, read of corpora
-            that are not mapped, as `ReadCounts` has it. masked_documents of the plan's corpora, and masked_tokens among
-            the inputs of the batches since it was made.
+            samples of the plan so far and skipped_samples among them; per corpus samples, tokens, left_out (tokens that
+            changes of `seq_len` left out) and epoch (both over the tokens in the corpus), skipped ones included.
+            fetched: what this process, without workers, read of corpora that are not mapped, as `ReadCounts` has it.
+            masked_documents of the plan's corpora, and masked_tokens among the inputs of the batches since it was made.
         """
         plan, masked = self.plan, self.plan.masked(self.cursor)
         counts = plan.mixture(self.cursor).counts_before(self.cursor.sample)
-        tokens = [count * plan.seq_len for count in counts]
+        tokens = self.cursor.tokens_of(counts, plan.seq_len)
+        left_out = self.cursor.lengths[-1].left_out if self.cursor.lengths else [0] * len(counts)
         return {
             "batches": self._num_batches,
             "wait_seconds": self._wait_seconds,
@@ -298,8 +304,10 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
             "masked_documents": 0 if masked is None else masked.num_documents,
             "masked_tokens": self._num_masked_tokens,
             "corpora": {
-                name: {"samples": count, "tokens": read, "epoch": read / corpus.num_tokens}
-                for name, count, read, corpus in zip(plan.names, counts, tokens, plan.corpora, strict=True)
+                name: {"samples": count, "tokens": read, "left_out": left, "epoch": (read + left) / corpus.num_tokens}
+                for name, count, read, left, corpus in zip(
+                    plan.names, counts, tokens, left_out, plan.corpora, strict=True
+                )
             },
         }
 
@@ -344,7 +352,7 @@ class BatchLoader(AbstractContextManager["BatchLoader[Batch]"], Generic[Batch]):
         self._prefetch = None
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         """Refuse two threads at once, and a forked child that would read what its parent reads.
 
         Raises:

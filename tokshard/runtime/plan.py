@@ -24,10 +24,11 @@ from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.source import TokenSource, completed
-from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, identity_of
+from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, Length, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
 from tokshard.runtime.order.pieces import PieceReader
+from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.rows.expand import full_batch
 from tokshard.runtime.rows.masks import Mask, MaskedTokens, masked_tokens, masking
 from tokshard.runtime.rows.narrow import PADDING_INDEX, Layout, NarrowBatch, lay_out
@@ -145,8 +146,7 @@ class StreamPlan:
             epochs=self.epochs,
         )
         self.readers = tuple(map(PieceReader, self.corpora))
-        pass_stop = self.corpora[0].pass_stop(0)
-        self.num_samples: int | None = None if pass_stop is None else self.corpora[0].slices.first_from(pass_stop)
+        self.num_samples = _samples_of_pass(self.corpora, self.epochs)
         if self.num_samples is not None and self.num_samples > MAX_SAMPLE:
             raise PlanError(
                 f"{epochs} epochs are {self.num_samples} samples, expected at most 2**62", hint="give fewer"
@@ -161,6 +161,7 @@ class StreamPlan:
         self._start = Cursor(sample=0, segments=self.schedule.segments)
         self._kept_mixture: Mixture | None = None
         self._kept_masks: tuple[tuple[Mask, ...], MaskedTokens | None] = ((), None)
+        self._kept_lengths: list[tuple[Length, StreamPlan]] = []
         self.identity = identity_of(self.shape, self.seed, self.num_streams, self.corpora)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -178,8 +179,32 @@ class StreamPlan:
         """The same plan with tables of its own, so that readers at different places do not evict each other's."""
         reader = object.__new__(StreamPlan)
         reader.__dict__.update(self.__dict__)
-        reader.readers = tuple(map(PieceReader, self.corpora))
+        reader.readers, reader._kept_lengths = tuple(map(PieceReader, self.corpora)), []
         return reader
+
+    def at(self, cursor: Cursor, sample: int | None = None) -> StreamPlan:
+        """The plan as a run reads it that changed its `seq_len`, with the places at which its corpora went on.
+
+        Args:
+            sample: the global sample at which; default: where the cursor is.
+        """
+        if not cursor.lengths:
+            return self
+        length = cursor.length_at(cursor.sample if sample is None else sample)
+        for kept, plan in self._kept_lengths:
+            if kept is length:
+                return plan
+        plan = self.reader()
+        plan.shape, plan.seq_len = replace(self.shape, seq_len=length.seq_len), length.seq_len
+        places = [length.of_corpus(number) for number in range(len(self.corpora))]
+        plan.corpora = tuple(
+            replace(corpus, shape=plan.shape, place=None if place is None else place.place)
+            for corpus, place in zip(self.corpora, places, strict=True)
+        )
+        plan.readers = tuple(map(PieceReader, plan.corpora))
+        plan.num_samples = _samples_of_pass(plan.corpora, self.epochs)
+        self._kept_lengths.append((length, plan))
+        return plan
 
     def reopened(self) -> StreamPlan:
         """The same plan over newly opened corpora, for a forked process.
@@ -247,8 +272,16 @@ class StreamPlan:
         if not len(samples):
             return []
         _mixture_at(self, int(samples.min()), cursor)
-        mixture = _mixture_at(self, int(samples.max()), cursor)
-        return pieces_of_samples(self, mixture, samples, self.masked(cursor or self.cursor()))
+        mixture, cursor = _mixture_at(self, int(samples.max()), cursor), cursor or self.cursor()
+        found: list[list[Piece]] = [[] for _ in samples]
+        which = np.searchsorted([length.sample for length in cursor.lengths], samples, "right")
+        for number in np.unique(which).tolist():
+            here = np.flatnonzero(which == number)
+            plan = self.at(cursor, int(samples[here[0]]))
+            of_plan = pieces_of_samples(plan, mixture, samples[here], self.masked(cursor))
+            for row, pieces in zip(here.tolist(), of_plan, strict=True):
+                found[row] = pieces
+        return found
 
     def find(
         self, corpus: str, document: int, cursor: Cursor | None = None, *, epochs: int | Iterable[int] = 1
@@ -275,7 +308,11 @@ class StreamPlan:
         if not isinstance(epochs, Iterable):
             epochs = range(integer("epochs", epochs, least=0))
         checked = (integer("an epoch", epoch, least=0, most=MAX_EPOCHS) for epoch in epochs)
-        return occurrences(self, self.mixture(cursor or self.cursor()), number, document, checked)
+        cursor = cursor or self.cursor()
+        plans = [(self.at(cursor, length.sample), length.of_corpus(number)) for length in cursor.lengths]
+        ends = [*(None if length is None else length.bases for _, length in plans[1:]), None]
+        readers = [plan.readers[number] for plan, _ in plans] or [self.readers[number]]
+        return occurrences(list(zip(readers, ends, strict=True)), self.mixture(cursor), number, document, checked)
 
     def masking(self, cursor: Cursor, corpus: str, file: str | os.PathLike[str]) -> Cursor:
         """The cursor after documents are taken out of the loss, as `StreamingLoader.mask` does it, with its errors."""
@@ -308,13 +345,15 @@ class StreamPlan:
 
         Args:
             cursor: the weights, and the documents that are out of the loss.
-            samples: int64 [n], global samples, ascending within each stream; `PADDING_INDEX` for rows of padding.
+            samples: int64 [n], global samples of one length, ascending within each stream; `PADDING_INDEX` for rows of
+                padding.
             is_sequential: the following samples will be read next.
 
         Raises:
             CorpusError: a shard is missing or not what its manifest says.
         """
         rows = np.flatnonzero(samples != PADDING_INDEX)
+        plan = self.at(cursor, int(samples[rows[0]])) if len(rows) else self.at(cursor)
         located, corpus_samples = self.mixture(cursor).locate(samples[rows])
         corpora = np.full(len(samples), PADDING_INDEX, np.int64)
         corpora[rows] = located
@@ -322,11 +361,11 @@ class StreamPlan:
         for number in np.bincount(located).nonzero()[0].tolist():
             here = (located == number).nonzero()[0]
             mine = rows[here]
-            sorted_rows, *of_parts = self.corpora[number].by_part(samples[mine], corpus_samples[here])
-            counts, pieces = self.readers[number].pieces_of(*of_parts, is_sequential=is_sequential)
+            sorted_rows, *of_parts = plan.corpora[number].by_part(samples[mine], corpus_samples[here])
+            counts, pieces = plan.readers[number].pieces_of(*of_parts, is_sequential=is_sequential)
             parts.append((number, mine[sorted_rows].repeat(counts), pieces))
         masked = self.masked(cursor)
-        return lay_out(parts, self.sources, samples=samples, corpora=corpora, seq_len=self.seq_len, masked=masked)
+        return lay_out(parts, self.sources, samples=samples, corpora=corpora, seq_len=plan.seq_len, masked=masked)
 
     def read(self, layout: Layout, start: int, stop: int) -> NarrowBatch:
         """Read the rows ``[start, stop)`` of a layout, and transform them. The next call may overwrite them.
@@ -338,10 +377,15 @@ class StreamPlan:
         return transformed(narrow, self.transforms, self.seed) if self.transforms else narrow
 
 
+def _samples_of_pass(corpora: Sequence[CorpusOrder], epochs: int | None) -> int | None:
+    return None if epochs is None else int(corpora[0].num_samples(epochs)[0])
+
+
 def _mixture_at(plan: StreamPlan, sample: int, cursor: Cursor | None) -> Mixture:
-    if sample < 0 or (plan.num_samples is not None and sample >= plan.num_samples):
-        raise IndexError(f"sample {sample} of a plan of {plan.num_samples or 'endless'} samples")
-    mixture = plan.mixture(cursor or plan.cursor())
+    cursor = cursor or plan.cursor()
+    mixture, num_samples = plan.mixture(cursor), plan.at(cursor).num_samples
+    if sample < 0 or (num_samples is not None and sample >= num_samples):
+        raise IndexError(f"sample {sample} of a plan of {num_samples or 'endless'} samples")
     if sample < mixture.segments[0].start:
         raise IndexError(
             f"sample {sample} was read under weights that the cursor does not keep: it keeps those from sample "

@@ -17,8 +17,18 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from tokshard.errors import PlanMismatchError
-from tokshard.runtime.cursor import CorpusChange, CorpusIdentity, Count, Cursor, PlanIdentity, Sha256
+from tokshard.runtime.cursor import (
+    CorpusChange,
+    CorpusIdentity,
+    CorpusLength,
+    Count,
+    Cursor,
+    Length,
+    PlanIdentity,
+    Sha256,
+)
 from tokshard.runtime.order.mixture import Balance, Segment, are_weights
+from tokshard.runtime.order.windows import CorpusOrder
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.masks import load_mask
 from tokshard.runtime.stop import check_pass
@@ -77,6 +87,7 @@ class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     remainders: list[list[Annotated[int, Meta(ge=0)]]]
     skipped: Pairs
     changes: tuple[CorpusChange, ...]
+    lengths: tuple[Length, ...] = ()
     masks: tuple[_Mask, ...] = ()
     check: str
 
@@ -86,6 +97,11 @@ class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         corpora = (msgspec.convert(one, CorpusIdentity, from_attributes=True) for one in self.corpora)
         return PlanIdentity(fields={name: getattr(self, name) for name in _FIELDS}, corpora=tuple(corpora))
 
+    @property
+    def last_seq_len(self) -> int:
+        """Tokens of a sample where the run is."""
+        return self.lengths[-1].seq_len if self.lengths else self.seq_len
+
 
 def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
     """A cursor as one line of JSON under one key, the same on every rank.
@@ -94,6 +110,9 @@ def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
     """
     cursor = cursor.compacted(plan.mixture(cursor))
     balance, identity = cursor.balance, plan.identity
+    if cursor.lengths:
+        fields = {**identity.fields, "seq_len": cursor.lengths[0].seq_len}
+        identity = PlanIdentity(fields=fields, corpora=identity.corpora)
     started, later = cursor.segments[: cursor.num_started], cursor.segments[cursor.num_started :]
     follows = later == plan.schedule.after(cursor.sample)
     masks = [
@@ -116,6 +135,7 @@ def save_state(plan: StreamPlan, cursor: Cursor) -> dict[str, Any]:
             "remainders": [] if balance is None else balance.remainders.T.tolist(),
             "skipped": _saved_pairs(cursor.skipped, 1),
             "changes": msgspec.to_builtins(cursor.changes),
+            **({"lengths": msgspec.to_builtins(cursor.lengths[1:])} if cursor.lengths else {}),
             **({"masks": masks} if masks else {}),
         },
         separators=(",", ":"),
@@ -129,6 +149,7 @@ def load_state(
     *,
     weights: Literal["cursor", "plan"] = "cursor",
     corpora: Literal["same", "plan"] = "same",
+    seq_len: Literal["same", "plan"] = "same",
 ) -> Cursor:
     """The cursor of a state; arguments as for `BatchLoader.load_state_dict`.
 
@@ -139,6 +160,8 @@ def load_state(
         raise ValueError(f"weights must be 'cursor' or 'plan', got {weights!r}")
     if corpora not in ("same", "plan"):
         raise ValueError(f"corpora must be 'same' or 'plan', got {corpora!r}")
+    if seq_len not in ("same", "plan"):
+        raise ValueError(f"seq_len must be 'same' or 'plan', got {seq_len!r}")
     line = _checked_line(state.get(_KEY) if isinstance(state, Mapping) else state)
     try:
         saved = msgspec.json.decode(line, type=_State)
@@ -147,7 +170,7 @@ def load_state(
     except (msgspec.MsgspecError, ArithmeticError, RecursionError, ValueError, zlib.error) as error:
         raise PlanMismatchError(f"the state is damaged: {error}", hint=_DAMAGED) from error
     _check_growth(saved, plan)
-    _check_plan(saved, plan.identity, any_corpora=corpora == "plan")
+    _check_plan(saved, plan.identity, any_corpora=corpora == "plan", any_seq_len=seq_len == "plan")
     masks = (  # whose files are read only after the plans were compared
         load_mask(mask.file, of_mask, mask.sha256, fingerprint=mask.fingerprint, name=mask.name)
         for mask, of_mask in zip(saved.masks, calls, strict=True)
@@ -159,6 +182,9 @@ def load_state(
         cursor = cursor.rescheduled(plan.schedule)
     else:
         cursor = _continued(saved, cursor, plan)
+    _check_origins(cursor, plan)
+    if saved.last_seq_len != plan.seq_len:
+        cursor = _resized(saved, cursor, plan)
     check_pass(plan, cursor)
     return cursor
 
@@ -202,6 +228,7 @@ def _cursor_of(saved: _State) -> Cursor:
         balance=balance,
         skipped=_pairs(saved.skipped, 1),
         changes=saved.changes,
+        lengths=(Length.at_start(saved.seq_len), *saved.lengths) if saved.lengths else (),
     )
 
 
@@ -226,7 +253,18 @@ def _check_fit(saved: _State, cursor: Cursor, calls: Sequence[Sequence[tuple[int
         "schedule": saved.schedule is None or starts[-1] <= sample,
         "counts": not starts[0] if balance is None else (balance.counts.shape, balance.remainders.shape) == shapes,
         "skipped": bounds == sorted(bounds) and all(start < stop for start, stop in cursor.skipped),
-        "changes": all(len(change.counts) == num_streams for change in saved.changes),
+        "changes": all(
+            len(change.counts) == num_streams and (change.length is None or len(change.length.bases) == num_streams)
+            for change in saved.changes
+        ),
+        "lengths": (changed := [length.sample for length in saved.lengths]) == sorted(set(changed))
+        and all(start <= sample for start in changed)
+        and all(
+            len(length.origins) == len(length.left_out) == num_corpora
+            and len(length.bases) == num_streams
+            and all(len(counts) == num_corpora for counts in length.bases)
+            for length in saved.lengths
+        ),
         "masks": all(of and of[-1][0] <= sample and np.all(np.diff([(-1, 0), *of], axis=0) > 0) for of in calls),
     }
     if wrong := [name for name, is_right in fits.items() if not is_right]:
@@ -252,10 +290,15 @@ def _check_growth(saved: _State, plan: StreamPlan) -> None:
                 )
 
 
-def _check_plan(saved: _State, now: PlanIdentity, *, any_corpora: bool) -> None:
+def _check_plan(saved: _State, now: PlanIdentity, *, any_corpora: bool, any_seq_len: bool) -> None:
     """Refuse the state of another plan, and name all that differs."""
     before, hint = saved.identity, "give the values of the run to be resumed"
-    facts: list[tuple[str, Any, Any]] = [(name, value, now.fields[name]) for name, value in before.fields.items()]
+    fields = {**before.fields, "seq_len": saved.last_seq_len}
+    if any_seq_len:
+        del fields["seq_len"]
+    elif fields["seq_len"] != now.fields["seq_len"]:
+        hint += ", or load_state_dict(state, seq_len='plan') to continue with samples of another length"
+    facts: list[tuple[str, Any, Any]] = [(name, value, now.fields[name]) for name, value in fields.items()]
     if not any_corpora and before.corpora != now.corpora:
         hint += ", or load_state_dict(state, corpora='plan') to continue with other corpora"
         facts.append(("the number of corpora", len(before.corpora), len(now.corpora)))
@@ -293,11 +336,25 @@ def _adopted(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
     before, now = saved.identity.corpora, plan.identity.corpora
     counts = cursor.mixture(plan.seed, plan.num_streams).balance_before(cursor.sample).counts.tolist()
     read = dict(zip(before, map(tuple, counts), strict=True))
-    go_on = {change.identity: change.counts for change in cursor.changes if change.action == "removed"} | read
+    gone = {change.identity: change for change in cursor.changes if change.action == "removed"}
+    go_on = {corpus: change.counts for corpus, change in gone.items()} | read
     go_on = {corpus: go_on.get(corpus, (0,) * plan.num_streams) for corpus in (*before, *now)}
+    last = cursor.lengths[-1] if cursor.lengths else None
+    lengths = {} if last is None else {corpus: last.of_corpus(number) for number, corpus in enumerate(before)}
 
     def changed(action: Literal["removed", "added"], name: str, corpus: CorpusIdentity) -> CorpusChange:
-        return CorpusChange(sample=cursor.sample, action=action, name=name, identity=corpus, counts=go_on[corpus])
+        length = lengths.get(corpus) if action == "removed" else None
+        return CorpusChange(
+            sample=cursor.sample, action=action, name=name, identity=corpus, counts=go_on[corpus], length=length
+        )
+
+    def length_of(number: int, corpus: CorpusIdentity, seq_len: int) -> CorpusLength:
+        if (known := lengths.get(corpus)) is not None:
+            return known
+        order = plan.corpora[number]
+        unread = _unread(order, saved.seq_len if corpus in gone else seq_len)
+        known = gone[corpus].length or unread if corpus in gone else unread
+        return known if known.seq_len == seq_len else _length_after(order, known, go_on[corpus], seq_len)
 
     removed = [
         changed("removed", one.name, corpus)
@@ -308,7 +365,47 @@ def _adopted(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
     start = Balance.at_start(plan.seed, plan.num_streams, len(now))
     balance = replace(start, counts=np.array([go_on[corpus] for corpus in now], np.int64))
     adopted = replace(cursor, segments=(), balance=balance, changes=(*cursor.changes, *removed, *added))
+    if last is not None:
+        of_corpora = [length_of(number, corpus, last.seq_len) for number, corpus in enumerate(now)]
+        first, moved = cursor.lengths[0], Length.of_corpora(last.sample, last.seq_len, of_corpora)
+        adopted = replace(adopted, lengths=(first, moved))
     return adopted.rescheduled(plan.schedule)
+
+
+def _check_origins(cursor: Cursor, plan: StreamPlan) -> None:
+    for length in cursor.lengths[1:]:
+        parts = [len(origins) for origins in length.origins]
+        if parts != [corpus.num_parts for corpus in plan.corpora]:
+            raise PlanMismatchError("the state is damaged: the rest of it contradicts lengths", hint=_DAMAGED)
+
+
+def _resized(saved: _State, cursor: Cursor, plan: StreamPlan) -> Cursor:
+    """The cursor with samples of the plan's length from here on: STATE.md, section 5."""
+    lengths = cursor.lengths or (Length.at_start(saved.seq_len),)
+    counts, last = plan.mixture(cursor).balance_before(cursor.sample).counts.tolist(), lengths[-1]
+    of_corpora = [
+        _length_after(corpus, last.of_corpus(number) or _unread(corpus, last.seq_len), counts[number], plan.seq_len)
+        for number, corpus in enumerate(plan.corpora)
+    ]
+    past = lengths[:-1] if last.sample == cursor.sample and len(lengths) > 1 else lengths
+    return replace(cursor, lengths=(*past, Length.of_corpora(cursor.sample, plan.seq_len, of_corpora)))
+
+
+def _unread(order: CorpusOrder, seq_len: int) -> CorpusLength:
+    return CorpusLength(seq_len=seq_len, bases=(0,) * order.num_streams, origins=(0,) * order.num_parts)
+
+
+def _length_after(order: CorpusOrder, length: CorpusLength, counts: Sequence[int], seq_len: int) -> CorpusLength:
+    """The length of a corpus's samples after another one, under which each stream was given so many of them."""
+    before = replace(order, shape=replace(order.shape, seq_len=length.seq_len), place=length.place)
+    after, left_out = before.resized(np.array(counts, np.int64), seq_len)
+    assert after.place is not None, "it was just placed"
+    return CorpusLength(
+        seq_len=seq_len,
+        bases=tuple(after.place.bases.tolist()),
+        origins=tuple(after.place.origins.tolist()),
+        left_out=length.left_out + left_out,
+    )
 
 
 def _saved_pairs(pairs: Sequence[tuple[int, int]], num_columns: int) -> Any:

@@ -60,7 +60,8 @@ def used_up(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> li
     if not limited:
         return []
     mixture, start = plan.mixture(cursor), cursor.sample if since is None else since
-    allowed = np.stack([plan.corpora[number].num_samples(plan.max_epochs[number]) for number in limited])
+    corpora_here = plan.at(cursor).corpora
+    allowed = np.stack([corpora_here[number].num_samples(plan.max_epochs[number]) for number in limited])
     beyond = np.maximum(allowed, mixture.balance_before(start).counts[limited])
     corpora, streams = np.repeat(limited, plan.num_streams), np.tile(np.arange(plan.num_streams), len(limited))
     samples = mixture.samples_of(corpora, beyond.ravel(), streams).reshape(beyond.shape)
@@ -78,9 +79,10 @@ def stop_of(plan: StreamPlan, cursor: Cursor, *, since: int | None = None) -> St
         since: as for `used_up`.
     """
     found = used_up(plan, cursor, since=since) if plan.on_max_epochs == "stop" else []
-    if found and (plan.num_samples is None or found[0].sample < plan.num_samples):
+    num_samples = plan.at(cursor).num_samples
+    if found and (num_samples is None or found[0].sample < num_samples):
         return Stop(sample=found[0].sample, corpus=found[0].corpus)
-    return Stop(sample=plan.num_samples)
+    return Stop(sample=num_samples)
 
 
 def check_pass(plan: StreamPlan, cursor: Cursor) -> None:

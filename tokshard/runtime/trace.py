@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -112,27 +112,36 @@ def _documents_at(source: TokenSource, positions: list[int]) -> list[DocumentSpa
 
 
 def occurrences(
-    plan: TracedPlan, mixture: Mixture, number: int, document: int, epochs: Iterable[int]
+    readers: Sequence[tuple[PieceReader, Sequence[int] | None]],
+    mixture: Mixture,
+    number: int,
+    document: int,
+    epochs: Iterable[int],
 ) -> list[Occurrence]:
     """The samples that read a document in some epochs, of the corpus or of the parts that have its blocks.
 
     Args:
+        readers: of the corpus, one for each length that samples had; and the samples of each stream at which the
+            next one took over, None for the last.
         number: of the corpus, in plan order.
         document: number in the corpus.
 
     Raises:
         IndexError: the corpus has no such document.
     """
-    corpus, place = plan.corpora[number], plan.sources[number].place_of(document)
+    place = readers[0][0].order.source.place_of(document)
     first = mixture.balance_before(mixture.segments[0].start).counts[number].tolist()
     found = []
     for epoch in epochs:
         in_epoch = []
-        for one in find_document(plan.readers[number], epoch, place.start, place.stop):
-            stream, corpus_sample = corpus.stream_of(one.part, one.part_sample)
-            is_known = corpus_sample >= first[stream]
-            sample = mixture.sample_of(number, corpus_sample, stream) if is_known else None
-            if sample is not None or not is_known:
-                in_epoch.append(Occurrence(epoch, sample, one.start - place.start, one.stop - place.start))
+        for reader, ends in readers:
+            for one in find_document(reader, epoch, place.start, place.stop):
+                stream, corpus_sample = reader.order.stream_of(one.part, one.part_sample)
+                if ends is not None and corpus_sample >= ends[stream]:
+                    continue
+                is_known = corpus_sample >= first[stream]
+                sample = mixture.sample_of(number, corpus_sample, stream) if is_known else None
+                if sample is not None or not is_known:
+                    in_epoch.append(Occurrence(epoch, sample, one.start - place.start, one.stop - place.start))
         found += sorted(in_epoch, key=lambda one: -1 if one.sample is None else one.sample)
     return found

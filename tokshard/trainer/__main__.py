@@ -7,6 +7,7 @@ import sys
 
 from tokshard.errors import TokshardError
 from tokshard.run_files.recipe import load_config
+from tokshard.trainer.launcher import exit_code_of
 
 
 def main(arguments: list[str]) -> int:
@@ -15,30 +16,22 @@ def main(arguments: list[str]) -> int:
     A Ctrl-C while modules are loaded, or while ranks wait for each other at the start, ends it at once, with 130.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        _say("usage: torchrun -m tokshard.trainer RECIPE.toml [section.key=value ...]")
+        sys.stderr.write("usage: torchrun -m tokshard.trainer RECIPE.toml [section.key=value ...]\n")
         return 0 if arguments else 2
-    rank = os.environ.get("RANK", "0")
     try:
         config = load_config(arguments[0], arguments[1:])
     except TokshardError as error:
-        if rank == "0":  # it is the same on every rank
-            _say(f"error: {error.problem}\nhint: {error.hint}")
+        if os.environ.get("RANK", "0") == "0":  # it is the same on every rank
+            sys.stderr.write(f"error: {error.problem}\nhint: {error.hint}\n")
         return error.exit_code
-    try:
+
+    def run() -> int:
         from tokshard.trainer.loop import train
 
         signal_number = train(config)
-    except TokshardError as error:
-        _say(f"error: {error.problem}\nhint: {error.hint}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        _say("interrupted before the run began")
-        return 130
-    return 128 + signal_number if signal_number else 0
+        return 128 + signal_number if signal_number else 0
 
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    return exit_code_of(run)
 
 
 if __name__ == "__main__":

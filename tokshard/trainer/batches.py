@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokshard.errors import TokshardError
-from tokshard.run_files.recipe import Config, check_ranks, vocabulary_of
+from tokshard.run_files.recipe import Config, check_ranks
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX
 from tokshard.runtime.stop import stop_of
@@ -21,7 +20,7 @@ from tokshard.trainer.parallel import check_same, limit_waits, say, together
 
 
 class Batches:
-    """This rank's batches, and the loader that gives them.
+    """This rank's batches, which are compact, and the loader that gives them.
 
     Attributes:
         plan: what is read.
@@ -63,8 +62,6 @@ class Batches:
             start, batch, began = self.loader.cursor.sample, None, time.perf_counter()
             if any(first <= step < stop for first, stop in self._settings.train.skip):
                 is_over = not self._leave_out()
-            elif self._settings.data.synthetic:
-                batch, is_over = self._random(start), not self._leave_out()
             else:
                 batch = self._next(batches)
                 is_over = batch is None
@@ -127,42 +124,24 @@ class Batches:
 
     def _loader(self) -> StreamingLoader:
         data = self._settings.data
-        loader = StreamingLoader(
+        return StreamingLoader(
             self.plan,
             global_batch_size=self._size,
             dp_mesh=self._mesh,
             num_workers=data.num_workers,
             uneven=data.uneven,
             pin_memory=self._pin_memory,
+            compact=True,
         )
-        if data.synthetic:
-            state = loader.state_dict()
-            rows = -(-self._size // self._mesh.size())
-            self._first = next(iter(loader), padding(rows, self.plan.seq_len))  # max_epochs may leave no step
-            loader.close()
-            loader.load_state_dict(state)
-        return loader
-
-    def _random(self, start: int) -> Batch:
-        """Random tokens in the documents of the plan's first step, a function of seed and sample."""
-        first, vocabulary = self._first, vocabulary_of(self.plan)
-        is_padding = first["sample_index"] == PADDING_INDEX
-        samples = (first["sample_index"] + start).masked_fill(is_padding, PADDING_INDEX)
-        rows = (np.random.default_rng((self._settings.data.seed, max(0, sample))) for sample in samples.tolist())
-        ids = torch.from_numpy(np.stack([row.integers(vocabulary, size=self.plan.seq_len) for row in rows]))
-        labels = ids.roll(-1, 1).where(first["labels"] != IGNORED, IGNORED)
-        made = {"input_ids": ids, "labels": labels, "sample_index": samples}
-        return first | {key: value.pin_memory() if self._pin_memory else value for key, value in made.items()}
 
 
 def padding(rows: int, seq_len: int) -> Batch:
-    """A batch that trains nothing."""
-    positions = torch.arange(seq_len).repeat(rows, 1)
+    """A compact batch that trains nothing."""
     absent = torch.full((rows,), PADDING_INDEX)
     return {
-        "input_ids": torch.zeros_like(positions),
-        "labels": torch.full_like(positions, IGNORED),
-        "position_ids": positions,
+        "input_ids": torch.zeros(rows, seq_len, dtype=torch.uint16),
+        "next_tokens": torch.full((rows,), IGNORED),
+        "num_tokens": torch.zeros(rows, dtype=torch.int32),
         "corpus_index": absent,
         "sample_index": absent,
         "cu_seqlens": torch.arange(0, rows * seq_len + 1, seq_len, dtype=torch.int32),

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tokshard.errors import TokshardError, UsageError
+from tokshard.errors import UsageError
 from tokshard.run_files.model_shape import model_shape
 from tokshard.run_files.recipe import Config, check_ranks, load_config, vocabulary_of
 from tokshard.trainer.batches import padding
+from tokshard.trainer.launcher import exit_code_of
 from tokshard.trainer.loop import num_parameters
 from tokshard.trainer.losses import backward, micro_batches
 from tokshard.trainer.optimizer import make_optimizer
@@ -58,7 +59,7 @@ def estimate(settings: Config, *, ranks: int) -> Estimate:
     needed = 1 if settings.model.vocab_size else vocabulary_of(settings.data.plan())
     shape, device = model_shape(settings.model, needed), torch.device("cpu")
     batch = padding(max(settings.data.rows_of_rank(ranks)), settings.data.seq_len)
-    parts = list(micro_batches(batch, settings.train.micro_batch_size))
+    parts = list(micro_batches(batch, settings.train.micro_batch_size, device))
     with fake_group(ranks):
         mesh = make_mesh(settings.parallel, device)
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -70,7 +71,7 @@ def estimate(settings: Config, *, ranks: int) -> Estimate:
             ledger.watch("parameters", model.parameters())
             ledger.watch("optimizer", states)
             with ledger:
-                for _ in backward(model, parts, device):
+                for _ in backward(model, parts):
                     pass
                 ledger.is_update = True
                 optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())  # type: ignore[attr-defined]
@@ -109,19 +110,17 @@ def main(arguments: list[str]) -> int:
         )
         return 0 if given else 2
     sizes = [argument.removeprefix("ranks=") for argument in given if argument.startswith("ranks=")] or ["1"]
-    try:
+
+    def run() -> int:
         if not sizes[-1].isdecimal() or int(sizes[-1]) < 1:
             raise UsageError(f"ranks is {sizes[-1]!r}, expected a number", hint="write ranks=64")
         settings = load_config(given[0], [argument for argument in given[1:] if not argument.startswith("ranks=")])
         found = estimate(settings, ranks=int(sizes[-1]))
-    except TokshardError as error:
-        sys.stderr.write(f"error: {error.problem}\nhint: {error.hint}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    lines = [json.dumps(dataclasses.asdict(found))] if "--json" in arguments else report(found)
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-    return 0
+        lines = [json.dumps(dataclasses.asdict(found))] if "--json" in arguments else report(found)
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+        return 0
+
+    return exit_code_of(run)
 
 
 if __name__ == "__main__":

@@ -81,13 +81,14 @@ class Evaluation:
             dp_mesh=self._mesh,
             uneven="pad",
             pin_memory=device.type == "cuda",
+            compact=True,
         )
         sums = torch.zeros(2, dtype=torch.float64)
         with closing(loader):
             for batch in _agreed(loader, self._received):
-                for part in micro_batches(batch, num_rows):
-                    sums[0] += sum_of_losses(model, part, device).double().sum().cpu()
-                sums[1] += (batch["labels"] != IGNORED).sum()
+                for part in micro_batches(batch, num_rows, device):
+                    targets = (part["labels"] != IGNORED).sum()
+                    sums += torch.stack([sum_of_losses(model, part).double().sum(), targets.double()]).cpu()
         distributed.all_reduce(sums)
         return sums
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -22,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tokshard.errors import RESTORE, DamagedCorpusError, TokshardError, TrainerError, UsageError
-from tokshard.format import names
+from tokshard.errors import TokshardError, TrainerError
+from tokshard.extras import extra_module
 from tokshard.format.corpus import Corpus
+from tokshard.format.decode import read_tokenizer
 from tokshard.format.opening import open_corpus
 from tokshard.interop.export.destination import new_place
 from tokshard.run_files.checkpoint_directory import STATE_FILE, check_hashes, is_checkpoint
@@ -32,6 +32,7 @@ from tokshard.run_files.model_shape import Shape, model_shape
 from tokshard.run_files.recipe import Config, resolve
 from tokshard.run_files.torch_checkpoints import load_checkpoint, read_index
 from tokshard.trainer import checkpoint
+from tokshard.trainer.launcher import exit_code_of
 from tokshard.trainer.model import Transformer, fill
 from tokshard.trainer.parallel import DTYPES, together
 
@@ -275,13 +276,7 @@ def _write_tokenizer(path: str, corpus: Corpus) -> dict[str, int]:
     Raises:
         DamagedCorpusError: it is missing, or not that of the manifest.
     """
-    source = corpus.store.where(names.TOKENIZER)
-    try:
-        content = corpus.store.get(names.TOKENIZER)
-    except OSError as error:
-        raise DamagedCorpusError(f"{source} cannot be read: {error.strerror}", hint=RESTORE) from error
-    if hashlib.sha256(content).hexdigest() != corpus.manifest.files[names.TOKENIZER].sha256:
-        raise DamagedCorpusError(f"{source} is not that of the manifest", hint=RESTORE)
+    content = read_tokenizer(corpus.store, corpus.manifest)
     with open(os.path.join(path, "tokenizer.json"), "wb") as file:
         file.write(content)
     special = {name: index for name, index in (("bos", corpus.bos_id), ("eos", corpus.eos_id)) if index is not None}
@@ -297,11 +292,8 @@ def _safetensors() -> Any:
     Raises:
         UsageError: it is not installed.
     """
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise UsageError("safetensors is not installed", hint="pip install 'tokshard[safetensors]'") from error
-    return safetensors
+    extra_module("safetensors.torch", "safetensors is not installed", extra="safetensors")
+    return sys.modules["safetensors"]
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -322,15 +314,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--corpus", default="", help="that the model was trained on; default: of the recipe")
     given = parser.parse_args(arguments)
-    try:
+
+    def run() -> int:
         for line in export(given.checkpoint, given.out, dtype=given.dtype, corpus=given.corpus):
             sys.stdout.write(line + "\n")
-    except TokshardError as error:
-        sys.stderr.write(f"error: {error.problem}\nhint: {error.hint}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+        return 0
+
+    return exit_code_of(run)
 
 
 if __name__ == "__main__":

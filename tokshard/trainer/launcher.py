@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from tokshard.errors import UsageError
+from tokshard.errors import TokshardError, UsageError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
     """A rank received one of `STOP_SIGNALS`, its argument, which ends an evaluation on all ranks."""
+
+
+def exit_code_of(command: Callable[[], int]) -> int:
+    """Run a command for its exit code; an error is told on stderr and gives its own, Ctrl-C gives 130."""
+    try:
+        return command()
+    except TokshardError as error:
+        sys.stderr.write(f"error: {error.problem}\nhint: {error.hint}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:

@@ -122,10 +122,9 @@ class _Run:
         """The gradient of the sum of all losses, and this rank's losses summed by corpus: float64 [corpora]."""
         num_corpora = len(self.batches.plan.names)
         losses = torch.zeros(num_corpora, dtype=torch.float64, device=self.report.device)
-        parts = list(micro_batches(batch, self.settings.train.micro_batch_size))
-        for part, row_losses in backward(self.model, parts, self.report.device):
-            index = part["corpus_index"].to(self.report.device, non_blocking=True).clamp(min=0)  # padding: losses of 0
-            losses.index_add_(0, index, row_losses.double())
+        parts = list(micro_batches(batch, self.settings.train.micro_batch_size, self.report.device))
+        for part, row_losses in backward(self.model, parts):
+            losses.index_add_(0, part["corpus_index"].clamp(min=0), row_losses.double())  # padding: losses of 0
         return losses
 
     def squared_norm(self) -> Tensor:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, distributed
 from tokshard.errors import TrainerError
 from tokshard.run_files.model_shape import Shape, peak_tflops, training_flops
 from tokshard.run_files.recipe import Train
+from tokshard.runtime import expand
 from tokshard.runtime.rows.narrow import IGNORED, PADDING_INDEX
 from tokshard.runtime.tensors import Batch
 from tokshard.trainer.batches import Batches
@@ -75,14 +76,6 @@ class StepSums:
         return {name: list(islice(values, size)) for name, size in self._sizes.items()}
 
 
-class _Step(NamedTuple):
-    """A step whose sums are on their way to the host."""
-
-    record: dict[str, Any]
-    seconds: float
-    sums: StepSums
-
-
 class Report:
     """What the steps were, for ``metrics.jsonl`` and people, and whether the run has to end.
 
@@ -108,7 +101,9 @@ class Report:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._peak_tflops = settings.peak_tflops or peak_tflops(name)
         self._sums: StepSums | None = None
-        self._last: _Step | None = None
+        self._last: tuple[dict[str, Any], float, StepSums] | None = (
+            None  # a record, its seconds, and what is on its way
+        )
         self._log: MetricsFile | None = None
         self._signal_number, self._has_failed = 0, False
         self.restart_clock()
@@ -187,7 +182,7 @@ class Report:
         if self._log is not None:
             corpora = self._batches.loader.stats()["corpora"]
             record["corpora"] = {name: {key: of[key] for key in ("tokens", "epoch")} for name, of in corpora.items()}
-        self._last, self._sums = _Step(record, seconds, self._sums), None
+        self._last, self._sums = (record, seconds, self._sums), None
 
     def flush(self) -> None:
         """Wait for the last step, and report it: before a save, and at the end.
@@ -198,13 +193,13 @@ class Report:
         last, self._last = self._last, None
         if last is None:
             return
-        sums = last.sums.read()
+        record, seconds, sums = *last[:2], last[2].read()
         if any(sums["has_no_batch"]):
             raise_together(self._batches.failure)
         self._has_failed |= any(sums["has_failed"])
         signals = [number for number, ranks in zip(STOP_SIGNALS, sums["signals"], strict=True) if ranks]
         self._signal_number = signals[0] if signals else 0
-        self._write(last.record | self._record(last, sums))
+        self._write(record | self._record(record["step"], seconds, sums))
 
     def stop(self, step: int, number: int) -> None:
         """A signal ended the evaluation after a step, and ends the run. Every rank calls this."""
@@ -217,7 +212,7 @@ class Report:
         shown = {name: "not finite" if of["loss"] is None else f"{of['loss']:.3f}" for name, of in losses.items()}
         say(f"step {step}: evaluation  " + ", ".join(f"{name} {loss}" for name, loss in shown.items()))
 
-    def _record(self, step: _Step, sums: dict[str, list[float]]) -> dict[str, Any]:
+    def _record(self, step: int, seconds: float, sums: dict[str, list[float]]) -> dict[str, Any]:
         names, seq_len = self._batches.plan.names, self._batches.plan.seq_len
         (num_samples,), (pairs,), (squared_norm,) = sums["num_samples"], sums["pairs"], sums["squared_norm"]
         tokens, num_targets = num_samples * seq_len, sum(sums["targets"])
@@ -225,7 +220,7 @@ class Report:
         is_finite = math.isfinite(loss + norm)
         if not is_finite and self._settings.on_non_finite == "stop":
             raise TrainerError(
-                f"step {step.record['step']}: loss is {loss}, gradient norm {norm}",
+                f"step {step}: loss is {loss}, gradient norm {norm}",
                 hint="resume from the last checkpoint with a lower optimizer.lr, with train.skip for the steps there, "
                 "or with train.on_non_finite=skip",
             )
@@ -240,9 +235,9 @@ class Report:
             "num_samples": int(num_samples),
             "tokens": int(tokens),
             "digest": step_digest(digest),
-            "tokens_per_second": tokens / step.seconds,
-            "mfu": self._mfu(tokens, pairs, step.seconds),
-            "mfu_full_rows": self._mfu(tokens, tokens * seq_len, step.seconds),
+            "tokens_per_second": tokens / seconds,
+            "mfu": self._mfu(tokens, pairs, seconds),
+            "mfu_full_rows": self._mfu(tokens, tokens * seq_len, seconds),
             "loader_wait_seconds": max(sums["wait_seconds"]),
             "memory_bytes": int(max(sums["memory_bytes"])),
         }
@@ -264,9 +259,10 @@ class Report:
 
 
 def figures_of(batch: Batch, num_corpora: int) -> dict[str, Any]:
-    """What the host of a rank knows of its batch."""
+    """What the host of a rank knows of its compact batch."""
+    full = expand({key: value.numpy() for key, value in batch.items()})
     ids, labels, samples, index, bounds = (
-        batch[key].numpy() for key in ("input_ids", "labels", "sample_index", "corpus_index", "cu_seqlens")
+        full[key] for key in ("input_ids", "labels", "sample_index", "corpus_index", "cu_seqlens")
     )
     rows = np.flatnonzero(samples != PADDING_INDEX)
     lengths = np.diff(bounds[bounds <= len(rows) * labels.shape[1]].astype(np.int64))

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tokshard.errors import TokshardError, TrainerError, UsageError
+from tokshard.extras import extra_module
 from tokshard.run_files.model_shape import Shape
 from tokshard.run_files.recipe import Compute, Parallel
 from tokshard.trainer.backports.chunked_loss import token_losses
@@ -195,11 +196,6 @@ def use_float8(blocks: nn.Module, recipe: str, *, emulate: bool) -> None:
     Raises:
         UsageError: torchao is missing.
     """
-    try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ImportError as error:
-        raise UsageError(
-            f"compute.float8 is {recipe}, and torchao is missing", hint="pip install 'tokshard[float8]'"
-        ) from error
-    settings = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
-    convert_to_float8_training(blocks, config=settings)
+    float8 = extra_module("torchao.float8", f"compute.float8 is {recipe}, and torchao is missing", extra="float8")
+    settings = replace(float8.Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
+    float8.convert_to_float8_training(blocks, config=settings)

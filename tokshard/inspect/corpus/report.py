@@ -13,8 +13,7 @@ from tokshard.format.manifest import IN_OTHER_SPLIT, Manifest
 from tokshard.format.opening import open_corpus
 from tokshard.format.tables import ShardInfo, SourceInfo
 from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, DocumentView, spread, view_document
-from tokshard.inspect.corpus.statistics import Lengths, TokenStatistics, corpus_lengths, count_tokens
-from tokshard.inspect.corpus.vocabulary import load_vocabulary
+from tokshard.inspect.corpus.statistics import Lengths, TokenCounts, corpus_lengths, count_tokens
 from tokshard.inspect.progress import OnProgress, no_progress
 
 NUM_WORST_SOURCES = 10
@@ -37,13 +36,7 @@ class CorpusReport:
     documents: Sequence[DocumentView]
     lengths: Lengths
     shards: Sequence[ShardInfo]
-    tokens: TokenStatistics | None
-
-    @property
-    def counted_tokens(self) -> TokenStatistics:
-        """The tokens of a report for which they were counted."""
-        assert self.tokens is not None
-        return self.tokens
+    tokens: TokenCounts | None
 
 
 def generations_text(manifest: Manifest) -> str:
@@ -94,10 +87,6 @@ def read_report(
                 f"{corpus.location} holds no document: all that was appended went into the other split",
                 hint="give the directory of the corpus that it was appended to",
             )
-        tokens = None
-        if with_tokens:
-            counts = count_tokens(corpus, is_full=is_full, on_progress=on_progress)
-            tokens = TokenStatistics(counts=counts, vocabulary=load_vocabulary(corpus))
         return CorpusReport(
             directory=corpus.location,
             manifest=corpus.manifest,
@@ -105,7 +94,7 @@ def read_report(
             documents=_excerpts(corpus, num_samples, characters, with_boundaries=with_boundaries),
             lengths=corpus_lengths(corpus, is_full=is_full),
             shards=corpus.shards,
-            tokens=tokens,
+            tokens=count_tokens(corpus, is_full=is_full, on_progress=on_progress) if with_tokens else None,
         )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokshard.format.corpus import Corpus
 from tokshard.format.manifest import DocumentLengths
 from tokshard.inspect.corpus.documents import spread
-from tokshard.inspect.corpus.vocabulary import Vocabulary
+from tokshard.inspect.corpus.vocabulary import Vocabulary, load_vocabulary
 from tokshard.inspect.progress import OnProgress, no_progress
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
@@ -52,6 +52,16 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrequentToken:
+    """A token with its readable spelling, how often it occurs, and its share of the counted tokens."""
+
+    id: int
+    text: str
+    count: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
     """How often each id occurs.
 
@@ -65,6 +75,7 @@ class TokenCounts:
     ids: NDArray[np.int64]
     counts: NDArray[np.int64]
     vocab_size: int
+    vocabulary: Vocabulary
     is_full: bool
 
     @property
@@ -73,61 +84,30 @@ class TokenCounts:
         return int(self.counts.sum())
 
     @property
-    def num_used(self) -> int:
-        """Number of ids that occur."""
-        return len(self.ids)
-
-    def most_frequent(self, count: int) -> list[tuple[int, int]]:
-        """The most frequent ids with their counts, in descending order; ties by id."""
-        order = np.argsort(-self.counts, kind="stable")[:count]
-        return list(zip(self.ids[order].tolist(), self.counts[order].tolist(), strict=True))
-
-    def share_of(self, ids: frozenset[int]) -> float:
-        """The share of some ids in all counted tokens."""
-        return float(self.counts[np.isin(self.ids, list(ids))].sum()) / self.num_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenStatistics:
-    """How often each token occurs, together with the vocabulary."""
-
-    counts: TokenCounts
-    vocabulary: Vocabulary
-
-    @property
     def used_share(self) -> float:
         """The share of the vocabulary that occurs."""
-        return self.counts.num_used / self.counts.vocab_size
+        return len(self.ids) / self.vocab_size
 
     @property
     def unknown_share(self) -> float | None:
         """The share of unknown tokens; None if the vocabulary lacks an unknown token."""
         unknown = self.vocabulary.unknown_id
-        return None if unknown is None else self.counts.share_of(frozenset([unknown]))
+        return None if unknown is None else self._share_of([unknown])
 
     @property
     def byte_share(self) -> float | None:
         """The share of tokens that are parts of characters; None if the vocabulary lacks such tokens."""
-        return self.counts.share_of(self.vocabulary.byte_ids) if self.vocabulary.byte_ids else None
+        return self._share_of(list(self.vocabulary.byte_ids)) if self.vocabulary.byte_ids else None
 
     def most_frequent(self, count: int) -> list[FrequentToken]:
         """The most frequent tokens in descending order; ties by id."""
-        return [
-            FrequentToken(
-                id=token, text=self.vocabulary.shown(token), count=times, share=times / self.counts.num_tokens
-            )
-            for token, times in self.counts.most_frequent(count)
-        ]
+        order = np.argsort(-self.counts, kind="stable")[:count]
+        shown, total = self.vocabulary.shown, self.num_tokens
+        pairs = zip(self.ids[order].tolist(), self.counts[order].tolist(), strict=True)
+        return [FrequentToken(id=token, text=shown(token), count=of, share=of / total) for token, of in pairs]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrequentToken:
-    """A token with its readable spelling, how often it occurs, and its share of the counted tokens."""
-
-    id: int
-    text: str
-    count: int
-    share: float
+    def _share_of(self, ids: list[int]) -> float:
+        return float(self.counts[np.isin(self.ids, ids)].sum()) / self.num_tokens
 
 
 def corpus_lengths(corpus: Corpus, *, is_full: bool) -> Lengths:
@@ -198,6 +178,7 @@ def count_tokens(corpus: Corpus, *, is_full: bool = False, on_progress: OnProgre
         ids=ids,
         counts=np.concatenate([counts[used], np.array([beyond[token] for token in far_ids], np.int64)]),
         vocab_size=max(corpus.vocab_size, int(ids[-1]) + 1),
+        vocabulary=load_vocabulary(corpus),
         is_full=is_full,
     )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +41,17 @@ def corpora_page(
     if len(reports) > 1:
         columns = [{"name": label} for label in side_by_side[0]]
         rows = [[name, *list(values.values())[1:]] for name, values in zip(names, side_by_side, strict=True)]
-        sections += [heading("Side by side"), table("Corpora", columns, rows), _lengths_together(names, reports)]
+        sections += [heading("Side by side"), table("Corpora", columns, rows)]
+        of_all = [(name, one.lengths, one.lengths.counts) for name, one in zip(names, reports, strict=True)]
+        sections.append(_length_chart("The share of each corpus's documents.", of_all))
     for name, report, known in zip(names, reports, of_each, strict=True):
+        lengths, note = report.lengths, "A few long documents can hold most of the tokens."
+        note += "" if lengths.is_exact else " Estimated from powers of two; --full reads every length."
+        counts = ("documents", lengths, lengths.counts), ("tokens", lengths, lengths.counts * lengths.lengths)
         sections += [
             heading(name),
             facts("Contents and settings", [("directory", report.directory), *known]),
-            _length_chart(report.lengths),
+            _length_chart(note, counts),
             *_token_sections(report),
             _shard_table(report),
         ]
@@ -59,15 +63,19 @@ def corpora_page(
     )
 
 
-def _lengths_together(names: Sequence[str], reports: Sequence[CorpusReport]) -> Section:
+def _length_chart(note: str, series: Iterable[tuple[str, Lengths, NDArray[np.int64]]]) -> Section:
+    """A line for each series: the share of what is counted, by name, per half power of two of the lengths."""
     traces = []
-    for name, report in zip(names, reports, strict=True):
-        starts, documents, _ = _half_powers(report.lengths)
-        shares = (documents / documents.sum()).tolist()
-        traces.append(lines(shape="hv", name=name, x=starts[:-1], y=shares, hovertemplate="%{y:.2%}"))
+    for name, lengths, counts in series:
+        bins = np.floor(2 * np.log2(lengths.lengths)).astype(np.int64)
+        shares = np.bincount(bins - bins[0], weights=counts) / counts.sum()
+        starts = np.ceil(2 ** (np.arange(bins[0], bins[-1] + 2) / 2)).astype(np.int64).tolist()
+        traces.append(
+            lines(shape="hv", name=name, x=starts, y=[*shares.tolist(), shares[-1]], hovertemplate="%{y:.2%}")
+        )
     return chart(
         "Document lengths",
-        "The share of each corpus's documents, in bins of half a power of two.",
+        f"{note} In bins of half a power of two, delimiters included.",
         traces,
         {"title": "tokens per document", "type": "log", "dtick": 1},
         {"tickformat": ".0%", "rangemode": "tozero"},
@@ -75,44 +83,9 @@ def _lengths_together(names: Sequence[str], reports: Sequence[CorpusReport]) -> 
     )
 
 
-def _length_chart(lengths: Lengths) -> Section:
-    """Two bars per half power of two: the shares of documents and of tokens."""
-    starts, documents, tokens = _half_powers(lengths)
-    widths = np.diff(starts)
-    # among short lengths, some half powers contain no whole number
-    bins = np.flatnonzero(widths)
-    labels = [
-        f"{start:,}-{start + width - 1:,}" if width > 1 else f"{start:,}"
-        for start, width in zip(np.array(starts)[bins].tolist(), widths[bins].tolist(), strict=True)
-    ]
-    traces = [
-        {"type": "bar", "name": name, "x": labels, "y": (of[bins] / of.sum()).tolist(), "hovertemplate": "%{y:.2%}"}
-        for name, of in (("documents", documents), ("tokens", tokens))
-    ]
-    return chart(
-        "Document lengths",
-        "Tokens per document, delimiters included. A few long documents can hold most of the tokens."
-        + ("" if lengths.is_exact else " Estimated from powers of two; --full reads every length."),
-        traces,
-        {"title": "tokens per document", "type": "category", "nticks": 12},
-        {"tickformat": ".0%"},
-        hovermode="x unified",
-    )
-
-
-def _half_powers(lengths: Lengths) -> tuple[list[int], NDArray[Any], NDArray[Any]]:
-    """The first length of each half power of two, and of the one after the last; the documents and tokens in each."""
-    bins = np.floor(2 * np.log2(lengths.lengths)).astype(np.int64)
-    first, last = int(bins[0]), int(bins[-1])
-    documents, tokens = (
-        np.bincount(bins - first, weights=weights, minlength=last - first + 1)
-        for weights in (lengths.counts, lengths.counts * lengths.lengths)
-    )
-    return [int(np.ceil(2 ** (half / 2))) for half in range(first, last + 2)], documents, tokens
-
-
 def _token_sections(report: CorpusReport) -> list[Section]:
-    tokens = report.counted_tokens
+    tokens = report.tokens
+    assert tokens is not None, "a page shows counted tokens"
     frequent = [(token.id, token.text, token.count, token.share) for token in tokens.most_frequent(_FREQUENT)]
     columns: list[Section] = [
         {"name": "id", "number": True},
@@ -121,7 +94,7 @@ def _token_sections(report: CorpusReport) -> list[Section]:
         {"name": "share", "bar": True, "percent": True},
     ]
     return [
-        _rank_chart(tokens.counts),
+        _rank_chart(tokens),
         table(f"The {len(frequent)} most frequent tokens", columns, frequent, search="Search tokens"),
         token_section(
             "Documents, token by token",

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tokshard.errors import UsageError
+from tokshard.extras import extra_module
 from tokshard.inspect.corpus.documents import TokenPiece
 
 Section = dict[str, Any]
@@ -119,12 +119,8 @@ def plotly_source() -> str:
     Raises:
         UsageError: the package is not installed.
     """
-    try:
-        folder = importlib.resources.files("plotly")
-    except ModuleNotFoundError:
-        raise UsageError(
-            "an HTML report needs plotly, which is not installed", hint="pip install 'tokshard[report]'"
-        ) from None
+    extra_module("plotly", "an HTML report needs plotly, which is not installed", extra="report")
+    folder = importlib.resources.files("plotly")
     return folder.joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
 
 

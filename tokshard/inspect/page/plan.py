@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.format.decode import Decode, load_decoder
-from tokshard.format.opening import open_corpus
 from tokshard.inspect.corpus.documents import TokenPiece, token_pieces
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
 from tokshard.inspect.page.page import Facts, Section, chart, facts, heading, lines, render_page, token_section
 from tokshard.inspect.plan.preview import PlanReport
 from tokshard.inspect.plan.run import Run
-from tokshard.runtime.order.windows import CorpusOrder
+from tokshard.inspect.plan.simulation import simulate
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.stop import used_up
 
@@ -44,8 +43,8 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
     changes = [segment.start for segment in cursor.segments if segment.start <= stop]
     marks = np.array(sorted({*(stop * index // _STEPS for index in range(_STEPS + 1)), *changes}), np.int64)
     counts = np.array([plan.mixture(cursor).counts_before(mark) for mark in marks.tolist()], np.int64)
-    with open_corpus(run.directories[0]) as corpus:
-        decode, vocabulary = load_decoder(corpus.store, corpus.manifest), load_vocabulary(corpus)
+    corpus = next(iter(run.corpora.values()))
+    decode, vocabulary = load_decoder(corpus.store, corpus.manifest), load_vocabulary(corpus)
     is_read = [any(segment.weights[number] for segment in cursor.segments) for number in range(len(plan.names))]
     last = num_samples if plan.num_samples is None else min(num_samples, plan.num_samples)
     sections: list[Section] = [
@@ -67,40 +66,25 @@ def plan_page(run: Run, report: PlanReport, *, name: str, num_samples: int) -> s
 
 def _facts(run: Run, report: PlanReport) -> Facts:
     plan, size = run.plan, run.global_batch_size
-    num_steps, places = blocks_of_steps(run)
+    num_counted = size * max(1, min(_COUNTED_STEPS, _COUNTED_SAMPLES // size))
+    simulation = simulate(run, num_counted) if run.stop.has_step(run.cursor.sample) else None
     yield "fingerprint", plan.fingerprint
     yield "steps", f"{report.num_steps:,}, {report.num_tokens:,} tokens; --tokens shows more or fewer"
     yield "a step", f"{size:,} samples of {plan.seq_len:,} tokens, {size * plan.seq_len:,} tokens"
     yield "block", f"{plan.shape.block_tokens:,} consecutive tokens, the unit of the global shuffle"
     yield "window", f"{plan.shape.window_blocks:,} blocks, whose documents are shuffled together"
     yield "seed", f"{plan.seed}"
-    first = "the first step draws" if num_steps == 1 else f"each of the first {num_steps} steps draws"
-    for corpus in report.corpora:
+    for number, corpus in enumerate(report.corpora):
         steps = corpus.steps_per_window
         mixed = "one window holds all of it" if steps is None else f"a window lasts {steps:,.0f} steps"
-        share = f"{corpus.weight_share:.2%} of the first samples, {corpus.epoch_tokens:,} tokens"
-        yield corpus.name, f"{share}, {mixed}, {first} from {places[corpus.name]:,.1f} blocks on average"
+        about = f"{corpus.weight_share:.2%} of the first samples, {corpus.epoch_tokens:,} tokens, {mixed}"
+        if simulation is not None:
+            first = "the first step" if simulation.num_steps == 1 else f"each of the first {simulation.num_steps} steps"
+            about += f", {first} draws from {simulation.corpora[number].blocks_per_step:,.1f} blocks on average"
+        yield corpus.name, about
         yield "", corpus.directory
     for sample, name in used_up(plan, run.cursor):
         yield f"{name} is used up", f"before sample {sample:,}, which would exceed its max_epochs"
-
-
-def blocks_of_steps(run: Run) -> tuple[int, dict[str, float]]:
-    """The number of some steps from the cursor on, and the mean number of blocks that one reads from, by corpus.
-
-    Counts the blocks of every piece that these steps read, from the tables of their windows; reads no token.
-    """
-    plan, size, first = run.plan, run.global_batch_size, run.cursor.sample
-    starts = range(first, first + size * max(1, min(_COUNTED_STEPS, _COUNTED_SAMPLES // size)), size)
-    num_steps = sum(run.stop.has_step(start) for start in starts)
-    stop = run.stop.end_of_step(starts[num_steps - 1], size) if num_steps else first
-    found: dict[str, set[tuple[int, int]]] = {name: set() for name in plan.names}
-    sources = dict(zip(plan.names, plan.sources, strict=True))
-    for sample, pieces in enumerate(plan.traces(np.arange(first, stop), run.cursor)):
-        for piece in pieces:
-            position = sources[piece.corpus].place_of(piece.document).start + piece.start
-            found[piece.corpus].add((sample // size, position // plan.shape.block_tokens))
-    return num_steps, {name: len(blocks) / max(1, num_steps) for name, blocks in found.items()}
 
 
 def _charts_over_time(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[Section]:
@@ -137,7 +121,7 @@ def _charts_over_time(run: Run, marks: NDArray[np.int64], counts: NDArray[np.int
 def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
     corpus, name = plan.corpora[number], plan.names[number]
     per_epoch = max(1, corpus.part_tokens(0) // plan.seq_len)
-    ordinals = _ordinals(corpus, plan.seq_len, per_epoch)
+    ordinals = _ordinals(plan, corpus.part_windows(0), per_epoch)
     counts, pieces = plan.readers[number].pieces_of(np.zeros_like(ordinals), ordinals)
     firsts = np.cumsum(counts) - counts
     windows = f"the {_WINDOWS} windows shown" if corpus.part_windows(0) > _WINDOWS else "its first epoch"
@@ -161,16 +145,14 @@ def _shuffle_chart(plan: StreamPlan, number: int) -> Section:
     )
 
 
-def _ordinals(corpus: CorpusOrder, seq_len: int, per_epoch: int) -> NDArray[np.int64]:
-    """Evenly spaced samples of the first epoch of part 0; if it is large, from a few of its windows only."""
-    if corpus.part_windows(0) <= _WINDOWS:
+def _ordinals(plan: StreamPlan, num_windows: int, per_epoch: int) -> NDArray[np.int64]:
+    """Evenly spaced samples of the first epoch; for a large corpus, from a few of its windows only."""
+    if num_windows <= _WINDOWS:
         return np.unique(np.linspace(0, per_epoch - 1, _POINTS).astype(np.int64))
-    parts = []
-    for index in np.linspace(0, corpus.part_windows(0) - 1, _WINDOWS).astype(np.int64).tolist():
-        window = corpus.window(0, 0, index)
-        first, last = -(-window.start // seq_len), min(per_epoch, window.stop // seq_len) - 1
-        parts.append(np.linspace(first, max(first, last), _POINTS // _WINDOWS).astype(np.int64))
-    return np.unique(np.concatenate(parts))
+    window_tokens = plan.shape.window_blocks * plan.shape.block_tokens  # but of the last one
+    firsts = np.linspace(0, num_windows - 2, _WINDOWS).astype(np.int64) * window_tokens
+    within = np.linspace(0, max(0, window_tokens - 2 * plan.seq_len), _POINTS // _WINDOWS).astype(np.int64)
+    return np.unique(-(-(firsts[:, None] + within) // plan.seq_len))
 
 
 def _parts(plan: StreamPlan, decode: Decode, sample: int) -> Iterator[tuple[str, Iterable[TokenPiece]]]:

@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
+from tokshard.errors import RESTORE, DamagedCorpusError
+from tokshard.extras import extra_module
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
-from tokshard.format.opening import open_corpus
 from tokshard.format.schema import HASH_STRIDE
-from tokshard.run_files.plan_file import Mix
+from tokshard.run_files.plan_file import Mix, corpora_of
 from tokshard.runtime.bytes.cache import CONNECTIONS
 
 DOCUMENT_TOKENS = 1_000
@@ -125,15 +126,14 @@ def measure_speed(mix: Mix, *, seconds: float, on_stage: Callable[[str], None] =
         CorpusError: a corpus cannot be read.
     """
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    _require_torch()
+    extra_module("torch", "batches are tensors, and torch is not installed", extra="torch")
+    import_module("tokshard.runtime.tensors")  # so that no reading pays for it
     plan = mix.plan()  # refuses a wrong mix before anything is measured
-    corpora = [open_corpus(location, generation=mix.generations.get(name)) for name, location in mix.corpora.items()]
     weights = plan.cursor().segments[0].weights
-    shares = [weight / sum(weights) for weight in weights]
+    shares = {name: weight / sum(weights) for name, weight in zip(plan.names, weights, strict=True)}
+    corpora = {corpus: shares[name] for name, corpus in corpora_of(plan).items()}
     elsewhere = {
-        corpus: share
-        for corpus, share in zip(corpora, shares, strict=True)
-        if share and corpus.store.local_path(names.MANIFEST) is None
+        corpus: share for corpus, share in corpora.items() if share and corpus.store.local_path(names.MANIFEST) is None
     }
     store_bytes, store = None, math.inf
     if elsewhere:
@@ -146,11 +146,11 @@ def measure_speed(mix: Mix, *, seconds: float, on_stage: Callable[[str], None] =
         speeds.append(memory_speed(_MEMORY_SECONDS))
         on_stage(f"batches: {batches}")
         readings.append(_measure_reading(mix, batches, seconds=seconds))
-    documents = sum(share * each.num_documents / each.num_tokens for share, each in zip(shares, corpora, strict=True))
+    documents = sum(share * each.num_documents / each.num_tokens for each, share in corpora.items())
     return SpeedReport(
         mix=mix,
         fingerprint=plan.fingerprint,
-        shares=dict(zip(plan.names, shares, strict=True)),
+        shares=shares,
         mean_document_tokens=1 / documents,
         num_tokens=sum(corpus.num_tokens for corpus in corpora),
         memory=statistics.median(speeds),
@@ -265,14 +265,3 @@ def _random_places(shares: Mapping[Corpus, float], num_tokens: int) -> Iterator[
         tokens = min(num_tokens, place.num_tokens)
         start = int(rng.integers(place.num_tokens - tokens + 1))
         yield corpus, corpus.shards[index].name, place.values_position + start * size, tokens * size
-
-
-def _require_torch() -> None:
-    try:
-        import tokshard.runtime.tensors  # noqa: F401 - also so that no reading pays for the import
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise UsageError(
-            "batches are tensors, and torch is not installed", hint="pip install 'tokshard[torch]'"
-        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 from tokshard.errors import UsageError
 from tokshard.format.corpus import Corpus
 from tokshard.inspect.plan.run import Run
-from tokshard.inspect.plan.trace import ID, DocumentFacts, DocumentReader, RankView
+from tokshard.inspect.plan.trace import ID, DocumentFacts, DocumentReader
 from tokshard.runtime import trace
 from tokshard.runtime.bytes.corpus import CorpusSource
 
@@ -25,7 +26,7 @@ When = Literal["read", "skipped", "to come", "never", "not kept"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occurrence:
+class PlacedOccurrence:
     """A part of a document in a sample, and where that sample is in the run.
 
     Args:
@@ -53,44 +54,40 @@ class DocumentOccurrences:
 
     document: DocumentFacts
     epochs: range
-    occurrences: Sequence[Occurrence]
+    occurrences: Sequence[PlacedOccurrence]
 
 
-def find_documents(run: Run, wanted: str, *, epochs: range | None, ranks: RankView) -> Iterator[DocumentOccurrences]:
+def find_documents(
+    run: Run, wanted: str, *, epochs: range | None, rank: int | None = None
+) -> Iterator[DocumentOccurrences]:
     """Find where documents occur in a run.
 
     Args:
         wanted: ``CORPUS:ID``. ID is the number of the document or, in a corpus that keeps ids, its id, which several
             documents may share; ``CORPUS:#N`` is always the number. Finding an id reads the ids of the whole corpus.
         epochs: passes over the corpus, from 0; None: up to the one after the current one.
+        rank: only what this one reads; None: all.
 
     Raises:
         UsageError: the corpus or the document does not exist.
         CorpusError: a corpus cannot be read.
     """
     name, source, key = _corpus_of(run, wanted)
-    reader = DocumentReader.of(run)
+    reader, masks = DocumentReader(run), run.plan.masked(run.cursor)
     if epochs is None:
-        epochs = _default_epochs(run, name)
+        stop = min(current_epoch(run, name) + 2, run.plan.epochs or sys.maxsize)
+        epochs = range(max(0, stop - _MAX_EPOCHS), stop)
     for document in _numbers(name, source.corpus, key):
         found, span = run.plan.find(name, document, run.cursor, epochs=epochs), source.place_of(document)
         samples = np.array([-1 if reading.sample is None else reading.sample for reading in found], np.int64)
-        masked = trace.masked_parts(
-            run.plan.masked(run.cursor), run.plan.names.index(name), np.full(len(found), span.start), samples
-        )
-        places = [_place(run, reading, ranks, part) for reading, part in zip(found, masked, strict=True)]
+        starts = np.full(len(found), span.start)
+        masked = trace.masked_parts(masks, run.plan.names.index(name), starts, samples)
+        readings = (_occurrence(run, reading, part) for reading, part in zip(found, masked, strict=True))
         yield DocumentOccurrences(
             document=reader.facts(name, document, span.shard),
             epochs=epochs,
-            occurrences=[place for place in places if ranks.shows(place.rank)],
+            occurrences=[reading for reading in readings if rank in (None, reading.rank)],
         )
-
-
-def _default_epochs(run: Run, name: str) -> range:
-    stop = current_epoch(run, name) + 2
-    if run.plan.epochs is not None:
-        stop = min(stop, run.plan.epochs)
-    return range(max(0, stop - _MAX_EPOCHS), stop)
 
 
 def current_epoch(run: Run, name: str) -> int:
@@ -100,10 +97,18 @@ def current_epoch(run: Run, name: str) -> int:
     return count * run.plan.seq_len // run.plan.corpora[number].num_tokens
 
 
-def _place(run: Run, reading: trace.Occurrence, ranks: RankView, masked: str | None) -> Occurrence:
+def _occurrence(run: Run, reading: trace.Occurrence, masked: str | None) -> PlacedOccurrence:
     sample = reading.sample
-    step, rank, row = (None, None, None) if sample is None else ranks.place_of(run, sample)
-    return Occurrence(
+    place = None if sample is None else run.place_of(sample)
+    when: When = "to come" if place is not None or run.step is None else "never"
+    if sample is None:
+        when = "not kept"
+    elif run.is_skipped(sample):
+        when = "skipped"
+    elif sample < run.cursor.sample:
+        when = "read"
+    step, rank, row = place or (None, None, None)
+    return PlacedOccurrence(
         epoch=reading.epoch,
         sample=sample,
         step=step,
@@ -111,19 +116,9 @@ def _place(run: Run, reading: trace.Occurrence, ranks: RankView, masked: str | N
         row=row,
         start=reading.start,
         stop=reading.stop,
-        when=_when(run, sample, is_placed=step is not None),
+        when=when,
         masked=masked,
     )
-
-
-def _when(run: Run, sample: int | None, *, is_placed: bool) -> When:
-    if sample is None:
-        return "not kept"
-    if any(start <= sample < stop for start, stop in run.cursor.skipped):
-        return "skipped"
-    if sample < run.cursor.sample:
-        return "read"
-    return "to come" if is_placed or run.step is None else "never"
 
 
 def _corpus_of(run: Run, wanted: str) -> tuple[str, CorpusSource, str]:
@@ -147,7 +142,14 @@ def _numbers(name: str, corpus: Corpus, key: str) -> list[int]:
                 + ("" if has_ids else "; it was built without --id-field, so it keeps no ids"),
             )
         return [int(number)]
-    found = _with_id(corpus, key)
+    found, first = list[int](), 0
+    for index in range(len(corpus.shards)):
+        shard = corpus.shard(index)
+        for batch, place in enumerate(shard.places):
+            is_equal = pc.equal(pc.cast(shard.columns(batch)[ID], "string"), key)
+            rows = np.flatnonzero(is_equal.fill_null(False).to_numpy(zero_copy_only=False))
+            found += (rows + first).tolist()
+            first += place.num_documents
     if not found:
         raise UsageError(
             f"corpus {name!r} has no document with id {key!r}", hint=f"{name}:#0 is its first document, by number"
@@ -157,17 +159,4 @@ def _numbers(name: str, corpus: Corpus, key: str) -> list[int]:
             f"{len(found):,} documents of corpus {name!r} have id {key!r}",
             hint=f"give one by its number, such as {name}:#{found[0]}",
         )
-    return found
-
-
-def _with_id(corpus: Corpus, key: str) -> list[int]:
-    """Numbers of the documents with this id."""
-    found: list[int] = []
-    for index in range(len(corpus.shards)):
-        shard, first = corpus.shard(index), int(corpus.shards.first_documents[index])
-        for number, place in enumerate(shard.places):
-            is_equal = pc.equal(pc.cast(shard.columns(number)[ID], "string"), key)
-            rows = np.flatnonzero(is_equal.fill_null(False).to_numpy(zero_copy_only=False))
-            found += (rows + first).tolist()
-            first += place.num_documents
     return found

@@ -10,8 +10,8 @@ from tokshard.errors import UsageError
 from tokshard.inspect.plan.run import Run, check_sample
 from tokshard.inspect.plan.simulation import Simulation
 from tokshard.inspect.plan.streams import StreamsAdvice, advise
-from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.locality import MIN_WINDOW_STEPS, enough_window_blocks, steps_per_window
+from tokshard.runtime.order.mixture import Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def report_plan(
         num_tokens=samples * plan.seq_len,
         bytes_per_token=plan.sources[0].dtype.itemsize,
         corpora=corpora,
-        changes=_changes(run),
+        changes=[_change(run, segment) for segment in run.cursor.segments[1:]],
         warnings=ended + _warnings(run, corpora, max_epochs_warn),
         simulation=simulation,
         streams=None if num_nodes is None else advise(run, num_nodes),
@@ -155,25 +155,19 @@ def _end_of(run: Run, num_steps: int) -> tuple[int, int]:
     return step - (within == 0), stop
 
 
-def _changes(run: Run) -> list[WeightChange]:
-    changes = []
-    for segment in run.cursor.segments[1:]:
-        place = run.place_of(segment.start)
-        step = None if place is None else place.step
-        shares = _shares(run.plan.names, segment.weights)
-        changes.append(WeightChange(sample=segment.start, step=step, shares=shares))
-    return changes
+def _change(run: Run, segment: Segment) -> WeightChange:
+    place = run.place_of(segment.start)
+    return WeightChange(sample=segment.start, step=place and place.step, shares=run.shares(segment))
 
 
 def _corpora(run: Run, counts: Sequence[int], samples: int) -> list[CorpusPlan]:
     plan, found = run.plan, []
     windows = steps_per_window(plan, run.global_batch_size, run.cursor)
-    shares = _shares(plan.names, run.cursor.segments[0].weights)
+    shares, corpora = run.shares(run.cursor.segments[0]), run.corpora
     for name, source, shuffled, most, count in zip(
         plan.names, plan.sources, plan.corpora, plan.max_epochs, counts, strict=True
     ):
-        assert isinstance(source, CorpusSource)
-        corpus, tokens = source.corpus, count * plan.seq_len
+        corpus, tokens = corpora[name], count * plan.seq_len
         part = min(1.0, tokens / shuffled.num_tokens) * shuffled.num_tokens / source.num_tokens
         found.append(
             CorpusPlan(
@@ -217,7 +211,3 @@ def _warnings(run: Run, corpora: Sequence[CorpusPlan], max_epochs_warn: float) -
                 f"window; window_blocks = {enough} makes it {MIN_WINDOW_STEPS}"
             )
     return warnings
-
-
-def _shares(names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:
-    return {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True)}

@@ -8,20 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
+from tokshard.format.corpus import Corpus
 from tokshard.run_files.checkpoint_directory import is_checkpoint
-from tokshard.run_files.plan_file import TrainerData, load_mix
+from tokshard.run_files.plan_file import TrainerData, corpora_of, load_mix
 from tokshard.run_files.saved_state import read_state
-from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.cursor import Cursor
+from tokshard.runtime.order.mixture import Segment
 from tokshard.runtime.plan import StreamPlan
-from tokshard.runtime.rows.steps import RankRows
+from tokshard.runtime.rows.steps import RankRows, turns
 from tokshard.runtime.state import load_state
 from tokshard.runtime.stop import Stop, stop_of
 from tokshard.wording import counted
@@ -29,20 +30,12 @@ from tokshard.wording import counted
 _NO_RECORD = np.empty((0, 3), np.int64)
 
 
-class StepPlace(NamedTuple):
-    """The position of a sample among the steps.
-
-    Args:
-        step: from 1.
-        row: row in the global batch, from 0.
-        start: the first sample of the step.
-        size: rows of the global batch.
-    """
+class Place(NamedTuple):
+    """Where a sample is read: the step, from 1; the data-parallel rank; the row in the batch of that rank."""
 
     step: int
+    rank: int
     row: int
-    start: int
-    size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +52,7 @@ class Run:
         cursor: from a checkpoint, or the start of the plan.
         step: steps done at the cursor; None if the checkpoint does not say and no number of steps has read the samples.
         checkpoint: path that the cursor was read from; empty for the start of the plan.
+        world_size: data-parallel ranks that share the rows of a step.
         uneven: what to do if the world size does not divide the batch, as for `StreamingLoader`.
         record: int64 [steps, 3], ascending: steps up to `step`, with the first sample of each and the one after the
             last. A step that was left out has skipped samples.
@@ -70,27 +64,33 @@ class Run:
     ramp: Sequence[tuple[int, int]] = ()
     step: int | None = 0
     checkpoint: str = ""
+    world_size: int = 1
     uneven: Literal["refuse", "pad"] = "refuse"
     record: NDArray[np.int64] = field(default_factory=_NO_RECORD.copy, compare=False)
 
-    def ranks(self, rank: int = 0, world_size: int = 1, *, size: int | None = None) -> RankRows:
-        """The rows that a rank reads of each step of a size.
+    def ranks(self, size: int | None = None, rank: int | None = None) -> RankRows:
+        """The rows that a rank reads of each step of a size, None: as if there was one rank alone.
 
         Raises:
             PlanError: the loader would refuse these sizes.
         """
         return RankRows(
             global_batch_size=self.global_batch_size if size is None else size,
-            rank=rank,
-            world_size=world_size,
+            rank=rank or 0,
+            world_size=1 if rank is None else self.world_size,
             uneven=self.uneven,
             num_streams=self.plan.num_streams,
         )
 
     @property
-    def directories(self) -> list[str]:
-        """Directories of the corpora."""
-        return [source.corpus.location for source in self.plan.sources if isinstance(source, CorpusSource)]
+    def corpora(self) -> dict[str, Corpus]:
+        """The corpora by their names in the plan."""
+        return corpora_of(self.plan)
+
+    def shares(self, segment: Segment) -> dict[str, float]:
+        """The share of the samples that each corpus has under some weights."""
+        weights = zip(self.plan.names, segment.weights, strict=True)
+        return {name: weight / sum(segment.weights) for name, weight in weights}
 
     @property
     def num_received(self) -> int:
@@ -147,7 +147,7 @@ class Run:
             )
         if len(self.record) and self.record[0, 0] <= step <= self.step:
             _, start, stop = self.record[step - int(self.record[0, 0])].tolist()
-            if self._is_skipped(start):
+            if self.is_skipped(start):
                 raise UsageError(
                     f"step {step} was left out of the run",
                     hint=f"--sample {start}:{stop} shows what it would have read",
@@ -176,9 +176,9 @@ class Run:
                 number += stop - start
         return number
 
-    def place_of(self, sample: int) -> StepPlace | None:
+    def place_of(self, sample: int) -> Place | None:
         """The step of a sample; None if it was skipped, is never read, or its step is unknown."""
-        if self.step is None or self._is_skipped(sample):
+        if self.step is None or self.is_skipped(sample):
             return None
         if sample >= self.cursor.sample:
             step, within = self.step_with(sample - self.cursor.sample + self.samples_in(self.step))
@@ -193,7 +193,9 @@ class Run:
             if step < 1:
                 return None
         start, size = sample - within, self.size_of(step)
-        return StepPlace(step, self.ranks(size=size).row_of(sample, start), start, size)
+        part, row = divmod(self.ranks(size).row_of(sample, start), -(-size // self.world_size))
+        (turn,) = turns(np.array([start]), self.world_size, self.plan.num_streams).tolist()
+        return Place(step, (part - turn) % self.world_size, row)
 
     @cached_property
     def _surplus(self) -> int:
@@ -205,7 +207,8 @@ class Run:
         is_short = sample == self.stop.sample and self.samples_in(step - 1) < received <= self.samples_in(step)
         return 0 if is_short else received - self.samples_in(step)
 
-    def _is_skipped(self, sample: int) -> bool:
+    def is_skipped(self, sample: int) -> bool:
+        """Whether a skip passed over a sample."""
         return any(start <= sample < stop for start, stop in self.cursor.skipped)
 
 
@@ -219,25 +222,25 @@ def check_sample(sample: int) -> None:
         raise UsageError(f"sample {sample:,} is beyond 2**62, where samples end", hint="ask for an earlier one")
 
 
-def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: str | None = None) -> Run:
+def open_run(
+    location: str | None, options: Mapping[str, Any], *, checkpoint: str | None = None, world_size: int = 1
+) -> Run:
     """Open a run from a plan and, optionally, a checkpoint.
 
     Args:
         location: as for `load_mix`; a checkpoint of the trainer serves as plan and checkpoint.
         options: key to value; they override the file. One batch size replaces all those of a recipe.
         checkpoint: as for `read_state`; `location` may be omitted for a checkpoint of the trainer.
+        world_size: as in `Run`.
 
     Raises:
         TokshardError: the plan or the state cannot be read, or they do not fit each other.
     """
-    if location is None and checkpoint is None:
+    if (location := location or checkpoint) is None:
         raise UsageError("no plan is given", hint="give a mix.toml, a corpus directory or a checkpoint")
-    location = location or str(checkpoint)
-    mix = load_mix(location, options)
-    ramp = mix.batch_ramp if isinstance(mix, TrainerData) and options.get("global_batch_size") is None else []
+    mix, record = load_mix(location, options), _NO_RECORD
     plan = mix.plan()
-    cursor, record = plan.cursor(), _NO_RECORD
-    done: int | None = 0
+    cursor, done = plan.cursor(), cast("int | None", 0)
     if checkpoint is None and is_checkpoint(location):
         checkpoint = location
     if checkpoint is not None:
@@ -247,19 +250,17 @@ def open_run(location: str | None, options: Mapping[str, Any], *, checkpoint: st
     run = Run(
         plan=plan,
         global_batch_size=mix.global_batch_size,
-        ramp=ramp,
+        ramp=mix.batch_ramp if isinstance(mix, TrainerData) and options.get("global_batch_size") is None else [],
         cursor=mix.masked(plan, cursor),
         step=done,
         checkpoint=os.path.normpath(checkpoint) if checkpoint else "",
+        world_size=world_size,
         uneven=mix.uneven,
         record=record,
     )
-    if run.step is not None:
-        return run
     step, rest = run.step_with(run.num_received)
-    if rest and cursor.sample != plan.num_samples:
-        return run
-    return replace(run, step=step - 1 + bool(rest))
+    is_known = done is not None or (rest and cursor.sample != plan.num_samples)
+    return run if is_known else replace(run, step=step - 1 + bool(rest))
 
 
 class _Line(msgspec.Struct):
@@ -283,7 +284,5 @@ def _read_record(checkpoint: str, step: int, sample: int) -> NDArray[np.int64]:
     except (OSError, msgspec.MsgspecError):
         return _NO_RECORD
     rows = np.array(found or _NO_RECORD, np.int64)
-    is_whole = (
-        len(rows) > 0 and rows[-1, 0] == step and rows[-1, 2] == sample and bool(np.all(np.diff(rows[:, 0]) == 1))
-    )
+    is_whole = found[-1:] and (found[-1][0], found[-1][2]) == (step, sample) and (np.diff(rows[:, 0]) == 1).all()
     return rows if is_whole else _NO_RECORD

@@ -25,6 +25,7 @@ class CorpusSimulation:
     Args:
         num_samples: samples from this corpus.
         worst_error: the largest deviation from its exact share, in samples.
+        blocks_per_step: mean number of blocks that a step draws from.
         median_distance: median distance in the corpus between the starts of successive samples, as a fraction of the
             corpus; None for fewer than two samples.
     """
@@ -32,6 +33,7 @@ class CorpusSimulation:
     name: str
     num_samples: int
     worst_error: float
+    blocks_per_step: float
     median_distance: float | None
 
 
@@ -41,11 +43,13 @@ class Simulation:
 
     Args:
         first, num_samples: which samples.
+        num_steps: how many they make; a short last one is not counted.
         blocks_per_step: minimum, median and maximum number of blocks that a step draws from, over all corpora.
     """
 
     first: int
     num_samples: int
+    num_steps: int
     corpora: Sequence[CorpusSimulation]
     blocks_per_step: tuple[int, float, int]
 
@@ -59,63 +63,53 @@ def simulate(run: Run, num_samples: int) -> Simulation:
         UsageError: no sample is left to read.
         CorpusError: a corpus cannot be read.
     """
-    plan, size, first = run.plan, run.global_batch_size, run.cursor.sample
+    plan, size, first = run.plan.at(run.cursor), run.global_batch_size, run.cursor.sample
     stop = first + num_samples if run.stop.sample is None else min(first + num_samples, run.stop.sample)
     if stop <= first:
         raise UsageError(f"no sample is left to simulate from sample {first} on", hint="leave out --simulate")
-    mixture = plan.mixture(run.cursor)
-    positions: list[list[NDArray[np.int64]]] = [[] for _ in plan.names]
-    places: list[list[NDArray[np.int64]]] = [[] for _ in plan.names]
-    blocks = []
+    mixture, block_tokens = plan.mixture(run.cursor), plan.shape.block_tokens
+    # of each corpus: its global samples, where the first token of each lies, and the blocks of each step
+    positions, places = ([[np.empty(0, np.int64)] for _ in plan.names] for _ in range(2))
+    blocks = np.zeros((len(plan.names), -(-(stop - first) // size)), np.int64)
     at_once = max(1, _SAMPLES_AT_ONCE // size) * size
-    first_blocks = np.cumsum([0, *(source.num_tokens // plan.shape.block_tokens + 1 for source in plan.sources)])
     for start in range(first, stop, at_once):
         samples = np.arange(start, min(start + at_once, stop))
         located, corpus_samples = mixture.locate(samples)
-        hit = []
         for number in np.unique(located).tolist():
-            mine = np.flatnonzero(located == number)
-            positions[number].append(samples[mine])
-            starts = np.empty(len(mine), np.int64)
-            here, *of_parts = plan.corpora[number].by_part(samples[mine], corpus_samples[mine])
+            mine, num_blocks = located == number, plan.sources[number].num_tokens // block_tokens + 1
+            own, starts = samples[mine], np.empty(np.count_nonzero(mine), np.int64)
+            here, *of_parts = plan.corpora[number].by_part(own, corpus_samples[mine])
             counts, pieces = plan.readers[number].pieces_of(*of_parts, is_sequential=True)
             starts[here] = pieces.starts[np.cumsum(counts) - counts]
-            steps = np.repeat(mine[here] // size, counts)
-            block = first_blocks[number] + pieces.starts // plan.shape.block_tokens
-            hit.append(np.unique(steps * first_blocks[-1] + block))
+            steps = np.repeat((own[here] - first) // size, counts)
+            hit = np.unique(steps * num_blocks + pieces.starts // block_tokens) // num_blocks
+            blocks[number] += np.bincount(hit, minlength=blocks.shape[1])
+            positions[number].append(own)
             places[number].append(starts)
-        blocks.append(np.bincount(np.concatenate(hit) // first_blocks[-1]))
+    blocks = blocks[:, : max(1, (stop - first) // size)]
+    per_step = blocks.sum(0)
     return Simulation(
         first=first,
         num_samples=stop - first,
+        num_steps=blocks.shape[1],
         corpora=[
-            _corpus(
-                run, number, np.concatenate([_NONE, *positions[number]]), np.concatenate([_NONE, *places[number]]), stop
-            )
-            for number in range(len(plan.names))
+            _corpus(run, stop, number, np.concatenate(own), np.concatenate(starts), blocks[number].mean())
+            for number, (own, starts) in enumerate(zip(positions, places, strict=True))
         ],
-        blocks_per_step=_spread(np.concatenate(blocks), (stop - first) // size),
+        blocks_per_step=(int(per_step.min()), float(np.median(per_step)), int(per_step.max())),
     )
 
 
-_NONE = np.empty(0, np.int64)
-
-
-def _spread(blocks: NDArray[np.int64], num_whole_steps: int) -> tuple[int, float, int]:
-    """Minimum, median and maximum, without the last step if it is short."""
-    whole = blocks[:num_whole_steps] if num_whole_steps else blocks
-    return int(whole.min()), float(np.median(whole)), int(whole.max())
-
-
-def _corpus(
-    run: Run, number: int, positions: NDArray[np.int64], places: NDArray[np.int64], stop: int
+def _corpus(  # noqa: PLR0917
+    run: Run, stop: int, number: int, positions: NDArray[np.int64], places: NDArray[np.int64], num_blocks: float
 ) -> CorpusSimulation:
     distances = np.abs(np.diff(places)) / run.plan.sources[number].num_tokens
-    segments, first = run.cursor.segments, run.cursor.sample
+    error = worst_error(run.cursor.segments, number, positions, run.cursor.sample, stop) if len(positions) else 0.0
     return CorpusSimulation(
         name=run.plan.names[number],
         num_samples=len(positions),
-        worst_error=worst_error(segments, number, positions, first, stop) if len(positions) else 0.0,
+        worst_error=error,
+        blocks_per_step=float(num_blocks),
         median_distance=float(np.median(distances)) if len(distances) else None,
     )
 

@@ -60,7 +60,7 @@ def advise(run: Run, num_nodes: int) -> StreamsAdvice:
     Raises:
         UsageError: there are more nodes than samples in a step.
     """
-    size, corpora = run.global_batch_size, corpora_of(run)
+    size, corpora = run.global_batch_size, reads_of(run)
     if num_nodes > size:
         raise UsageError(f"{num_nodes} nodes share steps of {size} samples", hint="give at most as many --nodes")
     reads = {
@@ -87,13 +87,11 @@ def window_blocks_of(plan: StreamPlan, num_streams: int) -> int:
     return default_window_blocks(shape.block_tokens, num_streams) if plan.has_default_windows else shape.window_blocks
 
 
-def corpora_of(run: Run) -> list[CorpusReads]:
+def reads_of(run: Run) -> list[CorpusReads]:
     """The corpora of a run under the weights at its cursor."""
-    weights = run.cursor.segments[run.cursor.num_started - 1].weights
-    return [
-        CorpusReads(name=name, share=weight / sum(weights), num_blocks=corpus.num_full_blocks)
-        for name, corpus, weight in zip(run.plan.names, run.plan.corpora, weights, strict=True)
-    ]
+    shares = run.shares(run.cursor.segments[run.cursor.num_started - 1])
+    pairs = zip(run.plan.names, run.plan.corpora, strict=True)
+    return [CorpusReads(name=name, share=shares[name], num_blocks=corpus.num_full_blocks) for name, corpus in pairs]
 
 
 def read_amplification(corpora: Sequence[CorpusReads], window_blocks: int, num_nodes: int, num_streams: int) -> float:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
-from tokshard.format.corpus import Corpus
 from tokshard.format.decode import Decode, load_decoder
 from tokshard.format.tables import SourceInfo
 from tokshard.inspect.corpus.documents import origin_of
 from tokshard.inspect.plan.run import Run, check_sample
-from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.rows.narrow import PADDING_INDEX
-from tokshard.runtime.rows.steps import turns
-from tokshard.runtime.trace import Piece
 
 ID = "id"
 """The column that ``--id-field`` creates."""
 
 _SAMPLES_AT_ONCE = 1_024
+_KEPT_FACTS = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,61 +72,26 @@ class TraceRow:
     masked: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankView:
-    """How rows are assigned to ranks, and which ranks are shown.
-
-    Args:
-        world_size: data-parallel ranks that share the rows of a step.
-        rank: show only this one; None: all.
-    """
-
-    world_size: int = 1
-    rank: int | None = None
-
-    def place_of(self, run: Run, sample: int) -> tuple[int, int, int] | tuple[None, None, None]:
-        """Step, rank and row of a sample; None for a sample that belongs to no step or whose step is unknown."""
-        place = run.place_of(sample)
-        if place is None:
-            return None, None, None
-        part, row = divmod(place.row, -(-place.size // self.world_size))
-        (turn,) = turns(np.array([place.start]), self.world_size, run.plan.num_streams).tolist()
-        return place.step, (part - turn) % self.world_size, row
-
-    def shows(self, rank: int | None) -> bool:
-        """Whether rows of this rank are shown."""
-        return self.rank is None or self.rank == rank
-
-
 class DocumentReader:
-    """Facts and text of the documents in a plan's corpora, which are all on disk.
+    """Facts and text of the documents in the corpora of a run, which are all on disk.
 
     Costs a lookup in the tables and, with metadata, one check of each record batch's columns. The tokenizer is loaded
     when text is first requested.
     """
 
-    def __init__(self, corpora: dict[str, Corpus]) -> None:
-        self._corpora = corpora
+    def __init__(self, run: Run) -> None:
+        self._corpora = run.corpora
         self._sources: dict[str, Sequence[SourceInfo]] = {}
         self._decode: Decode | None = None
-        self._facts: dict[tuple[str, int], DocumentFacts] = {}
+        self.facts = lru_cache(_KEPT_FACTS)(self._facts)
 
-    @classmethod
-    def of(cls, run: Run) -> DocumentReader:
-        """A reader for the corpora of a run."""
-        sources = zip(run.plan.names, run.plan.sources, strict=True)
-        return cls({name: source.corpus for name, source in sources if isinstance(source, CorpusSource)})
-
-    def facts(self, name: str, document: int, shard: str) -> DocumentFacts:
+    def _facts(self, name: str, document: int, shard: str) -> DocumentFacts:
         """The facts about a document; `shard` is the name of the shard that contains it."""
-        known = self._facts.get((name, document))
-        if known is not None:
-            return known
         corpus = self._corpora[name]
         if name not in self._sources:
             self._sources[name] = corpus.sources()
         metadata = corpus.metadata(document) if corpus.manifest.columns else {}
-        known = self._facts[name, document] = DocumentFacts(
+        return DocumentFacts(
             corpus=name,
             shard=shard,
             document=document,
@@ -137,7 +100,6 @@ class DocumentReader:
             num_tokens=len(corpus.document(document)),
             metadata=metadata,
         )
-        return known
 
     def text(self, name: str, document: int, start: int, stop: int, *, num_characters: int) -> str:
         """The start of a part of a document, decoded; three dots mark omitted text."""
@@ -149,43 +111,36 @@ class DocumentReader:
         text = self._decode(corpus.document(document)[start:end])
         return text[:num_characters] + "..." if len(text) > num_characters or end < stop else text
 
-    def forget(self) -> None:
-        """Drop the cached facts."""
-        self._facts.clear()
-
 
 def trace_steps(
-    run: Run, steps: range, *, ranks: RankView, num_characters: int | None = None
+    run: Run, steps: range, *, rank: int | None = None, num_characters: int | None = None
 ) -> Iterator[list[TraceRow]]:
     """Every document of some steps, step by step.
 
     Args:
         steps: from 1, see `Run`.
+        rank: only the rows of this one; None: of all ranks.
         num_characters: length of the text in each row; None: no text.
 
     Raises:
         UsageError: the step does not exist, or its samples are unknown.
         CorpusError: a corpus cannot be read.
     """
-    reader = DocumentReader.of(run)
+    reader = DocumentReader(run)
     if not steps:
         raise UsageError(f"--step {steps.start}:{steps.stop} contains no step", hint="N:M is steps N to M - 1")
     run.start_of(steps[-1])  # refuses a range that is too long before anything is shown
     for step in steps:
         start = np.array([run.start_of(step)], np.int64)
-        place = (0, 1) if ranks.rank is None else (ranks.rank, ranks.world_size)
-        rows = run.ranks(*place, size=run.size_of(step))
-        samples = rows.samples(start, run.plan.num_samples)
-        yield _rows(run, reader, samples[samples != PADDING_INDEX], ranks, num_characters)
-        reader.forget()
+        samples = run.ranks(run.size_of(step), rank).samples(start, run.stop.sample)
+        yield _rows(run, reader, samples[samples != PADDING_INDEX], rank, num_characters)
 
 
 def trace_samples(
-    run: Run, samples: range, *, ranks: RankView, num_characters: int | None = None
+    run: Run, samples: range, *, rank: int | None = None, num_characters: int | None = None
 ) -> Iterator[list[TraceRow]]:
     """Every document of some global samples, in parts. Arguments and errors as for `trace_steps`."""
-    reader = DocumentReader.of(run)
-    num_samples = run.plan.num_samples
+    reader, num_samples = DocumentReader(run), run.plan.num_samples
     check_sample(samples.stop)
     if not samples or (num_samples is not None and samples.stop > num_samples):
         raise UsageError(
@@ -195,12 +150,11 @@ def trace_samples(
         )
     for start in range(samples.start, samples.stop, _SAMPLES_AT_ONCE):
         some = np.arange(start, min(start + _SAMPLES_AT_ONCE, samples.stop))
-        yield _rows(run, reader, some, ranks, num_characters)
-        reader.forget()
+        yield _rows(run, reader, some, rank, num_characters)
 
 
 def _rows(
-    run: Run, reader: DocumentReader, samples: NDArray[np.int64], ranks: RankView, num_characters: int | None
+    run: Run, reader: DocumentReader, samples: NDArray[np.int64], only: int | None, length: int | None
 ) -> list[TraceRow]:
     first = run.cursor.segments[0].start
     if len(samples) and int(samples.min()) < first:
@@ -209,15 +163,14 @@ def _rows(
             f"sample {first} on",
             hint="give an earlier checkpoint",
         )
-
-    def text_of(piece: Piece, length: int) -> str:
-        return reader.text(piece.corpus, piece.document, piece.start, piece.stop, num_characters=length)
-
     found = []
     for sample, pieces in zip(samples.tolist(), run.plan.traces(samples, run.cursor), strict=True):
-        step, rank, row = ranks.place_of(run, sample)
-        if ranks.shows(rank):
-            found += [
+        step, rank, row = run.place_of(sample) or (None, None, None)
+        if only not in (None, rank):
+            continue
+        for piece in pieces:
+            part = piece.corpus, piece.document, piece.start, piece.stop
+            found.append(
                 TraceRow(
                     step=step,
                     rank=rank,
@@ -226,9 +179,8 @@ def _rows(
                     document=reader.facts(piece.corpus, piece.document, piece.shard),
                     start=piece.start,
                     stop=piece.stop,
-                    text=None if num_characters is None else text_of(piece, num_characters),
+                    text=None if length is None else reader.text(*part, num_characters=length),
                     masked=piece.masked,
                 )
-                for piece in pieces
-            ]
+            )
     return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -29,40 +29,32 @@ from tokshard.inspect.verify.shard_check import Problem, ShardFindings
 from tokshard.store import Store, locate
 
 
+def false_claims(file: str, claims: Iterable[tuple[str, object, object]]) -> Iterator[Problem]:
+    """A problem for each claim of a file (of what, the value there, the value by everything else) that is not true."""
+    for what, stated, found in claims:
+        if stated != found:
+            yield Problem(file, f"says that {what} is {stated}, expected {found}")
+
+
 def check_tokenizer(store: Store, manifest: Manifest) -> Iterator[Problem]:
-    """The copy of the tokenizer against the manifest."""
-    tokenizer, file = manifest.tokenizer, manifest.files[names.TOKENIZER]
-    if tokenizer.sha256 != file.sha256:
-        stated = f"gives the tokenizer SHA-256 {tokenizer.sha256}"
-        yield Problem(names.MANIFEST, f"{stated}, and {names.TOKENIZER} {file.sha256}")
+    """The manifest against the copy of the tokenizer."""
+    stated = manifest.tokenizer
     try:
         parsed = json.loads(store.get(names.TOKENIZER))
-        found = hashlib.sha256(canonical_json(parsed)).hexdigest()
-    except (OSError, ValueError, RecursionError) as error:
-        yield Problem(names.TOKENIZER, f"is not JSON: {error}")
+        canonical, ids = hashlib.sha256(canonical_json(parsed)).hexdigest(), token_ids(parsed)
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        yield Problem(names.TOKENIZER, f"is not a tokenizer: {error!r}")
         return
-    if found != tokenizer.canonical_sha256:
-        yield Problem(names.TOKENIZER, f"has canonical SHA-256 {found}, expected {tokenizer.canonical_sha256}")
-    try:
-        ids = token_ids(parsed)
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
-        yield Problem(names.TOKENIZER, f"has no vocabulary: {error!r}")
-        return
-    size = 1 + max(ids.values())
-    if tokenizer.vocab_size != size:
-        stated = f"gives the vocabulary {tokenizer.vocab_size} ids"
-        yield Problem(names.MANIFEST, f"{stated}, {names.TOKENIZER} has {size}")
-    for what, token, token_id in (
-        ("EOS", tokenizer.eos, tokenizer.eos_id),
-        ("BOS", tokenizer.bos, tokenizer.bos_id),
-        *(("special token", token, token_id) for token, token_id in tokenizer.special_ids.items()),
-    ):
-        in_tokenizer = None if token is None else ids.get(token)
-        if in_tokenizer != token_id:
-            stated = f"gives {what} {token!r} the id {token_id}"
-            yield Problem(names.MANIFEST, f"{stated}, in {names.TOKENIZER} it has {in_tokenizer}")
-        elif token is not None and token not in tokenizer.special_ids:
-            yield Problem(names.MANIFEST, f"has {what} {token!r} not among its special tokens")
+    special = dict.fromkeys([*stated.special_ids, *filter(None, (stated.eos, stated.bos))])
+    claims = [
+        ("tokenizer.sha256", stated.sha256, manifest.files[names.TOKENIZER].sha256),
+        ("tokenizer.canonical_sha256", stated.canonical_sha256, canonical),
+        ("tokenizer.vocab_size", stated.vocab_size, 1 + max(ids.values())),
+        ("tokenizer.eos_id", stated.eos_id, ids.get(stated.eos)),
+        ("tokenizer.bos_id", stated.bos_id, None if stated.bos is None else ids.get(stated.bos)),
+        *((f"the special id of {token!r}", stated.special_ids.get(token), ids.get(token)) for token in special),
+    ]
+    yield from false_claims(names.MANIFEST, claims)
 
 
 class Tally:
@@ -70,101 +62,87 @@ class Tally:
 
     Args:
         is_shuffled: the documents are in random order, so that records do not ascend.
+
+    Attributes:
+        is_complete: whether no shard has a problem.
+        of_source: number of a source to its documents, their tokens, and the record after the last one.
     """
 
-    def __init__(self, *, is_shuffled: bool = False) -> None:
+    def __init__(self, *, is_shuffled: bool) -> None:
         self._is_shuffled = is_shuffled
         self.is_complete = True
-        self.shortest, self.longest = np.iinfo(np.int64).max, 0
-        self.length_counts = np.zeros(64, np.int64)
-        self.documents: Counter[int] = Counter()
-        self.tokens: Counter[int] = Counter()
-        self.next_record: dict[int, int] = {}
-        """By source, as the two before it."""
+        self.shortest, self.longest, self.lengths = np.iinfo(np.int64).max, 0, np.zeros(64, np.int64)
+        self.of_source: defaultdict[int, tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
 
     def add(self, findings: ShardFindings) -> Iterator[Problem]:
         """Add the next shard; yields a problem if its records do not continue those of the shards before."""
-        self.is_complete = self.is_complete and not findings.problems
+        self.is_complete &= not findings.problems
         if (lengths := findings.lengths) is not None:
             self.shortest = min(self.shortest, int(lengths.min()))
             self.longest = max(self.longest, int(lengths.max()))
             # frexp gives m * 2**e with m in [0.5, 1): e - 1 is the floor of log2
-            self.length_counts += np.bincount(np.frexp(lengths)[1] - 1, minlength=64)
+            self.lengths += np.bincount(np.frexp(lengths)[1] - 1, minlength=64)
         for source, record, documents, tokens in () if findings.runs is None else findings.runs.tolist():
-            expected = self.next_record.get(source, 0)
+            before, tokens_before, expected = self.of_source[source]
             if record < expected and not self._is_shuffled:
-                self.is_complete = False
-                back = f"record {record + 1} of source {source}, expected {expected + 1} or later"
-                yield Problem(names.SHARD_TABLE, f"has runs that go back to {back}")
-            self.next_record[source] = max(expected if self._is_shuffled else 0, record + documents)
-            self.documents[source] += documents
-            self.tokens[source] += tokens
+                self.is_complete, back = False, f"record {record + 1} of source {source}"
+                yield Problem(names.SHARD_TABLE, f"has runs that go back to {back}, expected {expected + 1} or later")
+            following = max(expected if self._is_shuffled else 0, record + documents)
+            self.of_source[source] = before + documents, tokens_before + tokens, following
 
 
-def check_names(corpus: Corpus) -> Iterator[Problem]:
-    """Names and content fingerprint of the shard table."""
-    twice = [name for name, count in Counter(corpus.shards.names()).items() if count > 1]
-    if twice:
+def check_totals(corpus: Corpus, tally: Tally) -> Iterator[Problem]:
+    """The shard table on its own, and the manifest against all shards."""
+    if twice := [name for name, count in Counter(corpus.shards.names()).items() if count > 1]:
         yield Problem(names.SHARD_TABLE, f"names {twice[0]} more than once")
-    tokens = join_hashes(info.tokens_hash for info in corpus.shards)
+    manifest, tokens = corpus.manifest, join_hashes(info.tokens_hash for info in corpus.shards)
     found = content_fingerprint(tokens, num_documents=corpus.num_documents, eos_id=corpus.eos_id, bos_id=corpus.bos_id)
-    if found != corpus.fingerprint:
-        message = f"has shards with the content fingerprint {found}, the manifest says {corpus.fingerprint}"
-        yield Problem(names.SHARD_TABLE, message)
-
-
-def check_lengths(manifest: Manifest, tally: Tally) -> Iterator[Problem]:
-    """Document lengths in the manifest against the shards."""
-    stored = manifest.document_lengths
-    counts = np.trim_zeros(tally.length_counts, "b").tolist()
-    found = (tally.shortest if counts else 0, tally.longest, counts)
-    expected = (stored.shortest, stored.longest, stored.counts)
-    if found != expected:
-        stated = f"gives document lengths (shortest, longest, counts) {expected}"
-        yield Problem(names.MANIFEST, f"{stated}, the shards hold {found}")
+    special, lengths = manifest.records.with_special_text or 0, manifest.document_lengths
+    claims: list[tuple[str, object, object]] = [
+        ("fingerprints.content", corpus.fingerprint, found),
+        ("records.with_special_text", special, min(special, manifest.records.written)),
+    ]
+    if tally.is_complete:
+        counts = np.trim_zeros(tally.lengths, "b").tolist()
+        stated = lengths.shortest, lengths.longest, lengths.counts
+        claims.append(("document_lengths", stated, (tally.shortest if counts else 0, tally.longest, counts)))
+    yield from false_claims(names.MANIFEST, claims)
 
 
 def check_sources(manifest: Manifest, sources: Sequence[SourceInfo], tally: Tally) -> Iterator[Problem]:
     """The source table against the shards, and the manifest against the source table."""
-    for index, source in enumerate(sources):
-        label = f"source {index} ({source_label(manifest, source)})"
-        settled = source.documents + sum(source.left_out.values())
-        if source.records_read != settled:
-            read = f"{source.records_read} records read, but {settled} written and left out"
-            yield Problem(names.SOURCE_TABLE, f"says of {label}: {read}")
-        found = (tally.documents[index], tally.tokens[index])
-        if tally.is_complete and found != (source.documents, source.tokens):
-            written = f"{source.documents} documents and {source.tokens} tokens were written"
-            told = f"says of {label} that {written}, the shard table {found[0]} and {found[1]}"
-            yield Problem(names.SOURCE_TABLE, told)
-        if tally.next_record.get(index, 0) > source.records_read:
-            last = f"has record {tally.next_record[index]} of {label}"
-            yield Problem(names.SHARD_TABLE, f"{last}, which has {source.records_read}")
-    unknown = sorted(source for source in tally.next_record if not 0 <= source < len(sources))
-    if unknown:
+    if unknown := sorted(source for source in tally.of_source if not 0 <= source < len(sources)):
         yield Problem(names.SHARD_TABLE, f"names the source {unknown[0]}; there are {len(sources)}")
-    records, left_out = manifest.records, Counter[str]()
-    for source in sources:
+    left_out = Counter[str]()
+    for index, source in enumerate(sources):
+        documents, tokens, following = tally.of_source[index]
+        label = f"source {index} ({source_label(manifest, source)})"
         left_out.update(source.left_out)
-    for what, stored, total in (
-        ("read", records.read, sum(source.records_read for source in sources)),
-        ("written", records.written, sum(source.documents for source in sources)),
-        ("left out", records.left_out, dict(sorted(left_out.items()))),
-        ("bytes of text", manifest.text_bytes, sum(source.text_bytes for source in sources)),
-        ("documents", records.written, manifest.num_documents),
-    ):
-        if stored != total:
-            yield Problem(names.MANIFEST, f"says {stored} {what}, its sources add up to {total}")
+        settled = source.documents + sum(source.left_out.values())
+        claims = [(f"the number of records of {label}", source.records_read, settled)]
+        if tally.is_complete:
+            claims.append((f"the number of documents of {label}", source.documents, documents))
+            claims.append((f"the number of tokens of {label}", source.tokens, tokens))
+        yield from false_claims(names.SOURCE_TABLE, claims)
+        if following > source.records_read:
+            yield Problem(names.SHARD_TABLE, f"has record {following} of {label}, which has {source.records_read}")
+    records = manifest.records
     files = ((source.argument, source.path, source.num_bytes) for source in sources)
     recipe = recipe_fingerprint(manifest.build, manifest.tokenizer, files)
-    if recipe != manifest.fingerprints.recipe:
-        stated = f"gives the recipe fingerprint {manifest.fingerprints.recipe}"
-        yield Problem(names.MANIFEST, f"{stated}, its settings, tokenizer and sources have {recipe}")
+    totals = [
+        ("records.read", records.read, sum(source.records_read for source in sources)),
+        ("records.written", records.written, sum(source.documents for source in sources)),
+        ("records.left_out", records.left_out, dict(sorted(left_out.items()))),
+        ("text_bytes", manifest.text_bytes, sum(source.text_bytes for source in sources)),
+        ("num_documents", manifest.num_documents, records.written),
+        ("fingerprints.recipe", manifest.fingerprints.recipe, recipe),
+    ]
+    yield from false_claims(names.MANIFEST, totals)
 
 
 def check_split(store: Store, manifest: Manifest) -> Iterator[Problem]:
     """The two corpora of a validation split against each other, if both are in one folder."""
-    split = manifest.build.split
+    split, records = manifest.build.split, manifest.records
     if split not in IN_OTHER_SPLIT:
         return
     other_name = names.VALIDATION if split == names.TRAIN else names.TRAIN
@@ -178,8 +156,9 @@ def check_split(store: Store, manifest: Manifest) -> Iterator[Problem]:
         return  # it is elsewhere, or damaged, which its own verification reports
     if msgspec.structs.replace(other.build, split=split) != manifest.build or other.arguments != manifest.arguments:
         return  # from another build
-    elsewhere = manifest.records.left_out.get(IN_OTHER_SPLIT[split], 0)
-    if (other.records.read, other.records.written) != (manifest.records.read, elsewhere):
-        own = f"says {manifest.records.read} records read and {elsewhere} {IN_OTHER_SPLIT[split]}"
-        message = f"{own}, {other_name} has {other.records.read} and {other.records.written}"
-        yield Problem(names.MANIFEST, message)
+    elsewhere = IN_OTHER_SPLIT[split]
+    claims = [
+        (f"the number of records read (compare {other_name})", records.read, other.records.read),
+        (f"the number of records {elsewhere}", records.left_out.get(elsewhere, 0), other.records.written),
+    ]
+    yield from false_claims(names.MANIFEST, claims)

@@ -38,36 +38,30 @@ class UnreadableError(Exception):
 
 
 class ByteCounter:
-    """Counts bytes over many threads, reports progress, and can stop all threads."""
+    """Counts bytes over many threads, reports progress, and can stop all threads.
+
+    Attributes:
+        is_stopped: if set, every thread that reads gets a `StoppedError`.
+    """
 
     def __init__(self, to_check: int, on_progress: OnProgress) -> None:
-        self.checked_bytes = 0
-        self._done = 0
-        self._to_check = to_check
-        self._on_progress = on_progress
-        self._lock = threading.Lock()
-        self._is_stopped = False
+        self.checked_bytes, self._done, self._to_check = 0, 0, to_check
+        self._on_progress, self._lock = on_progress, threading.Lock()
+        self.is_stopped = False
 
-    def read(self, num_bytes: int) -> None:
-        """Count bytes that were read.
+    def add(self, *, read: int = 0, done: int = 0) -> None:
+        """Count bytes that were read, and report those of which the check is complete.
 
         Raises:
-            StoppedError: `stop` was called.
+            StoppedError: `is_stopped` was set.
         """
-        if self._is_stopped:
+        if self.is_stopped:
             raise StoppedError
         with self._lock:
-            self.checked_bytes += num_bytes
-
-    def settle(self, num_bytes: int) -> None:
-        """Report that the check of some bytes is complete."""
-        with self._lock:
-            self._done += num_bytes
-            self._on_progress(self._done, self._to_check)
-
-    def stop(self) -> None:
-        """Raise `StoppedError` in every thread that reads."""
-        self._is_stopped = True
+            self.checked_bytes += read
+            self._done += done
+            if done:
+                self._on_progress(self._done, self._to_check)
 
 
 class SafeFile:
@@ -129,11 +123,7 @@ def _errors_of_file() -> Iterator[None]:
 
 
 def hash_chunks(file: SafeFile, num_bytes: int, counter: ByteCounter, on_chunk: OnChunk | None = None) -> str:
-    """SHA-256 of a whole file in hexadecimal; reads the file once.
-
-    Raises:
-        UnreadableError: the file became shorter or longer meanwhile.
-    """
+    """SHA-256 of a whole file in hexadecimal; reads the file once. `opened` notices if its size changes meanwhile."""
     digest, position = hashlib.sha256(), 0
     chunk = memoryview(bytearray(min(CHUNK_BYTES, num_bytes + 1)))
     while position <= num_bytes and (filled := file.fill(chunk, position)):
@@ -141,10 +131,7 @@ def hash_chunks(file: SafeFile, num_bytes: int, counter: ByteCounter, on_chunk: 
         if on_chunk is not None and filled >= min(len(chunk), num_bytes - position):  # not one that was cut off
             on_chunk(position, chunk[:filled])
         position += filled
-        counter.read(filled)
-        counter.settle(filled)
-    if position != num_bytes:
-        raise UnreadableError(f"changed while it was read: it had {num_bytes} bytes, {position} could be read")
+        counter.add(read=filled, done=filled)
     return digest.hexdigest()
 
 
@@ -161,9 +148,7 @@ class SparseImage:
     """
 
     def __init__(self, file: SafeFile, num_bytes: int, on_read: Callable[[int], None]) -> None:
-        self._file = file
-        self._num_bytes = num_bytes
-        self._on_read = on_read
+        self._file, self._num_bytes, self._on_read = file, num_bytes, on_read
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         try:
             self._memory = mmap.mmap(-1, num_bytes, flags=flags)

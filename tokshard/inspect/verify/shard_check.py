@@ -68,117 +68,76 @@ def check_shard(
             document.
         has_hashes: whether ``stride-hashes.bin`` can be compared with the tokens.
     """
-    info, found, places = corpus.shards[index], ShardFindings(), list[BatchPlace]()
+    info, found, places, runs = corpus.shards[index], ShardFindings(), list[BatchPlace](), None
     try:
         places, strides = corpus.shards.batch_places(index), corpus.shards.stride_documents(index)
         runs = corpus.shards.runs(index)
     except CorpusError as error:
         found.problems.append(problem_of(corpus.store, names.SHARD_TABLE, error))
-    is_described = not found.problems
     try:
         with opened(corpus.store, info.name, info.num_bytes) as file:
             # a full check reads these bytes again and counts them then
-            image = SparseImage(file, info.num_bytes, counter.read if is_quick else lambda _: None)
-            starts, intact = np.zeros(1, np.int64), places[:0]
-            if is_described:
-                starts, intact = _structure(corpus, info, places, image, found, with_columns=not is_quick)
+            on_read = (lambda num_bytes: counter.add(read=num_bytes)) if is_quick else (lambda _: None)
+            image, starts = SparseImage(file, info.num_bytes, on_read), [np.zeros(1, np.int64)]
+            if runs is not None:
+                try:
+                    for offsets in _offsets(corpus, info, places, image, with_columns=not is_quick):
+                        starts.append(offsets[1:] + starts[-1][-1])
+                    bounds = np.concatenate(starts)
+                    found.lengths = bounds[1:] - bounds[:-1]
+                except CorpusError as error:
+                    found.problems.append(problem_of(corpus.store, info.name, error))
+            bounds, intact = np.concatenate(starts), places[: len(starts) - 1]
             if is_quick:
-                counter.settle(info.num_bytes)
+                counter.add(done=info.num_bytes)
             else:
-                tokens = _TokenCheck(corpus, starts, intact, first_document=int(corpus.shards.first_documents[index]))
+                tokens = _TokenCheck(corpus, index, bounds, intact)
                 digest = hash_chunks(file, info.num_bytes, counter, tokens.look)
                 if digest != info.sha256:
                     found.problems.insert(0, hash_problem(info.name, digest, info.sha256))
                 elif found.lengths is not None:
-                    if tokens.content != info.tokens_hash:
-                        message = f"gives {info.name} another hash of its tokens than the shard has"
-                        found.problems.append(Problem(names.SHARD_TABLE, message))
-                    if has_hashes:
-                        found.problems += _stride_faults(corpus, index, tokens.strides.finish())
+                    found.problems += tokens.hash_faults(has_strides=has_hashes)
                 found.problems += (Problem(info.name, message) for message in tokens.messages())
     except UnreadableError as error:
         # the content of a missing or truncated file adds no information
         return ShardFindings(problems=[Problem(info.name, str(error))])
-    if is_described and found.lengths is not None:
-        found.runs = _runs(runs, starts)
-        faults = _table_faults(info, starts, strides, has_runs=found.runs is not None)
+    if runs is not None and found.lengths is not None:
+        found.runs = _runs(runs, bounds)
+        faults = _table_faults(info, bounds, strides, has_runs=found.runs is not None)
         found.problems += (Problem(names.SHARD_TABLE, fault) for fault in faults)
     return found
-
-
-def _structure(
-    corpus: Corpus,
-    info: ShardInfo,
-    places: list[BatchPlace],
-    image: SparseImage,
-    found: ShardFindings,
-    *,
-    with_columns: bool,
-) -> tuple[NDArray[np.int64], list[BatchPlace]]:
-    """Read the offsets of every record batch and, if requested, the kept columns.
-
-    Returns:
-        Token positions in the shard where the documents of the intact batches start, int64 [documents + 1]; and these
-        batches.
-    """
-    starts, row, intact = np.zeros(info.num_documents + 1, np.int64), 0, list[BatchPlace]()
-    try:
-        for offsets in _offsets(
-            corpus, info, places, image, with_columns=with_columns and bool(corpus.manifest.columns)
-        ):
-            starts[row + 1 : row + len(offsets)] = offsets[1:] + starts[row]
-            row += len(offsets) - 1
-            intact.append(places[len(intact)])
-        found.lengths = np.diff(starts)
-    except CorpusError as error:
-        found.problems.append(problem_of(corpus.store, info.name, error))
-    return starts[: row + 1], intact
 
 
 def _offsets(
     corpus: Corpus, info: ShardInfo, places: list[BatchPlace], image: SparseImage, *, with_columns: bool
 ) -> Iterator[NDArray[np.int64]]:
-    """The offsets of batch after batch.
+    """The offsets of batch after batch; the kept columns are read, too, if that is wanted and there are any.
 
     Raises:
         CorpusError: the next one is damaged.
     """
-    message_bytes = _MESSAGE_BYTES + _COLUMN_BYTES * len(corpus.manifest.columns)
+    with_columns &= bool(corpus.manifest.columns)
+    message_bytes, end = _MESSAGE_BYTES + _COLUMN_BYTES * len(corpus.manifest.columns), 0
     image.load_footer()
     image.load(0, message_bytes)
     shard = Shard(corpus.store, info, places, corpus.shard_schema, content=image.buffer)
-    end = 0
     for index, place in enumerate(places):
         begin, end = end, place.values_position + place.num_tokens * corpus.dtype.itemsize
         after = places[index + 1].offsets_position if index + 1 < len(places) else info.num_bytes
-        first = max(begin, place.offsets_position - message_bytes)
-        image.load(first, place.offsets_position + 8 * (place.num_documents + 1))
+        image.load(
+            max(begin, place.offsets_position - message_bytes), place.offsets_position + 8 * (place.num_documents + 1)
+        )
         if with_columns:
             image.load(end, after)
         offsets, _ = shard.batch(index)
         if place.values_position % 8:
-            raise DamagedCorpusError(
-                f"{shard.path}, batch {index}: tokens at byte {place.values_position}", hint=RESTORE
-            )
+            where = f"{shard.path}, batch {index}"
+            raise DamagedCorpusError(f"{where}: tokens at byte {place.values_position}", hint=RESTORE)
         if with_columns:
             shard.columns(index)
         yield offsets
         if index + 1 < len(places):
             image.unload(begin, after - message_bytes)
-
-
-def _stride_faults(corpus: Corpus, index: int, found: NDArray[np.uint32]) -> Iterator[Problem]:
-    """Where the stride hashes of a shard are not those of its tokens."""
-    try:
-        stored = corpus.stride_hashes(index)
-    except CorpusError as error:
-        yield problem_of(corpus.store, names.STRIDE_HASHES, error)
-        return
-    wrong = np.flatnonzero(stored != found)
-    if len(wrong):
-        first = int(wrong[0])
-        crc = f"the CRC-32 {stored[first]:08x}, its tokens have {found[first]:08x}{_and_more(len(wrong))}"
-        yield Problem(names.STRIDE_HASHES, f"gives stride {first} of {corpus.shards[index].name} {crc}")
 
 
 def _table_faults(
@@ -205,16 +164,11 @@ def _runs(runs: Runs, starts: NDArray[np.int64]) -> NDArray[np.int64] | None:
 class _TokenCheck:
     """Checks the ids of a shard chunk by chunk: delimiters in the right places, and no id outside the vocabulary."""
 
-    def __init__(
-        self, corpus: Corpus, starts: NDArray[np.int64], batches: Sequence[BatchPlace], *, first_document: int
-    ) -> None:
-        self._corpus, self._starts, self._batches = corpus, starts, batches
-        self._first_document = first_document
+    def __init__(self, corpus: Corpus, index: int, starts: NDArray[np.int64], batches: Sequence[BatchPlace]) -> None:
+        self._corpus, self._index, self._starts, self._batches = corpus, index, starts, batches
         self._can_exceed = corpus.vocab_size <= np.iinfo(corpus.dtype).max
-        self._batch = 0
-        self._first_token = 0  # position of the batch in the shard
-        self.content = TokenHash()
-        self.strides = StrideHasher()
+        self._batch = self._first_token = 0  # the position of the batch in the shard
+        self._content, self._strides = TokenHash(), StrideHasher()
         self._faults: dict[str, list[int]] = {}
         """Kind of fault to its first document in the corpus, the batch of that, and the number of faults."""
 
@@ -235,8 +189,8 @@ class _TokenCheck:
 
     def _check(self, tokens: NDArray[Any], first: int) -> None:
         eos_id, bos_id, size = self._corpus.eos_id, self._corpus.bos_id, self._corpus.vocab_size
-        self.content = self.content.then(hash_tokens(tokens))
-        self.strides.add(tokens)
+        self._content = self._content.then(hash_tokens(tokens))
+        self._strides.add(tokens)
         begin, end = np.searchsorted(self._starts, [first, first + len(tokens)])
         starts = self._starts[begin:end] - first
         begin, end = np.searchsorted(self._starts[1:], [first + 1, first + len(tokens) + 1])
@@ -258,7 +212,24 @@ class _TokenCheck:
             self._faults[fault][2] += len(places)
         elif len(places):
             document = int(np.searchsorted(self._starts, int(places[0]), "right")) - 1
-            self._faults[fault] = [self._first_document + document, self._batch, len(places)]
+            document += int(self._corpus.shards.first_documents[self._index])
+            self._faults[fault] = [document, self._batch, len(places)]
+
+    def hash_faults(self, *, has_strides: bool) -> Iterator[Problem]:
+        """Where the hashes that are kept of the tokens are not those of the tokens."""
+        corpus, info = self._corpus, self._corpus.shards[self._index]
+        if self._content != info.tokens_hash:
+            yield Problem(names.SHARD_TABLE, f"gives {info.name} another hash of its tokens than the shard has")
+        try:
+            found = self._strides.finish()
+            stored = corpus.stride_hashes(self._index) if has_strides else found
+        except CorpusError as error:
+            yield problem_of(corpus.store, names.STRIDE_HASHES, error)
+            return
+        for wrong in np.flatnonzero(stored != found)[:1].tolist():
+            more = _and_more(int(np.count_nonzero(stored != found)))
+            crc = f"the CRC-32 {stored[wrong]:08x}, its tokens have {found[wrong]:08x}{more}"
+            yield Problem(names.STRIDE_HASHES, f"gives stride {wrong} of {info.name} {crc}")
 
     def messages(self) -> Iterator[str]:
         """A message per kind of fault: the first place, and how many more there are."""

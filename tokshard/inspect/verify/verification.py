@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,20 +18,16 @@ from tokshard.format.manifest import Manifest
 from tokshard.format.opening import is_unfinished, list_names, read_manifest
 from tokshard.inspect.progress import OnProgress, no_progress
 from tokshard.inspect.verify.generation_check import check_contents, find_generations
-from tokshard.inspect.verify.manifest_check import (
-    Tally,
-    check_lengths,
-    check_names,
-    check_sources,
-    check_split,
-    check_tokenizer,
-)
+from tokshard.inspect.verify.manifest_check import Tally, check_sources, check_split, check_tokenizer, check_totals
 from tokshard.inspect.verify.safe_read import ByteCounter, UnreadableError, hash_chunks, opened
 from tokshard.inspect.verify.shard_check import Problem, ShardFindings, check_shard, hash_problem, problem_of
 from tokshard.store import NotRegularFileError, Store, open_store, present
 
 MAX_WORKERS = 8
 """Default limit for threads: this many cores hash as fast as most disks read."""
+
+_CheckShard = Callable[..., ShardFindings]
+"""`check_shard` for one verification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +88,12 @@ def verify_corpus(
     by_folder, problems = find_generations(store, manifest)
     manifests = list(by_folder.values())
     to_check = sum(each.num_bytes + sum(facts.num_bytes for facts in each.files.values()) for each in manifests)
-    settings = _Settings(
-        counter=ByteCounter(to_check, on_progress), is_quick=is_quick, num_threads=workers or _default_workers()
-    )
+    counter = ByteCounter(to_check, on_progress)
+    check = partial(check_shard, counter=counter, is_quick=is_quick)
     for folder, each in by_folder.items():
         problems += (
             Problem(names.in_folder(folder, problem.file), problem.message)
-            for problem in _problems(store.below(folder) if folder else store, each, settings)
+            for problem in _problems(store.below(folder) if folder else store, each, check, counter, workers)
         )
     if not problems and len(manifests) > 1:
         problems += check_contents(store, manifests)
@@ -109,7 +104,7 @@ def verify_corpus(
         num_shards=sum(each.num_shards for each in manifests),
         num_generations=len(manifests),
         problems=tuple(problems),
-        checked_bytes=settings.counter.checked_bytes,
+        checked_bytes=counter.checked_bytes,
     )
 
 
@@ -156,23 +151,13 @@ def check_hashes(corpora: Sequence[Corpus], on_progress: OnProgress = no_progres
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Settings:
-    counter: ByteCounter
-    is_quick: bool
-    num_threads: int
-
-
-def _default_workers() -> int:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MAX_WORKERS, usable)
-
-
-def _problems(store: Store, manifest: Manifest, settings: _Settings) -> Iterator[Problem]:
-    """The problems of one generation."""
+def _problems(
+    store: Store, manifest: Manifest, check: _CheckShard, counter: ByteCounter, workers: int | None
+) -> Iterator[Problem]:
+    """The problems of one generation: its files, its shards, and every number that follows from them."""
     damaged, corpus = set(), None
     for name, facts in sorted(manifest.files.items()):
-        for problem in _check_file(store, name, facts.num_bytes, facts.sha256, settings.counter):
+        for problem in _check_file(store, name, facts.num_bytes, facts.sha256, counter):
             damaged.add(name)
             yield problem
     if names.TOKENIZER not in damaged:
@@ -185,30 +170,20 @@ def _problems(store: Store, manifest: Manifest, settings: _Settings) -> Iterator
             corpus = Corpus(store, [manifest], load_table=read_file)
         except CorpusError as error:
             yield problem_of(store, names.SHARD_TABLE, error)
-    if corpus is not None:
-        yield from _check_content(corpus, settings, has_sources=names.SOURCE_TABLE not in damaged)
-    records = manifest.records
-    if (records.with_special_text or 0) > records.written:
-        message = f"says that {records.with_special_text} documents spell a special token, of {records.written}"
-        yield Problem(names.MANIFEST, message)
+        else:
+            findings = _in_order(corpus, check, counter, workers)
+            yield from _problems_of_shards(corpus, findings, has_sources=names.SOURCE_TABLE not in damaged)
     yield from check_split(store, manifest)
     yield from _check_folder(store, manifest, corpus)
 
 
-def _check_content(corpus: Corpus, settings: _Settings, *, has_sources: bool) -> Iterator[Problem]:
-    """The shards, and every number that follows from them.
-
-    Args:
-        has_sources: whether the source table can be compared with the shards.
-    """
-    copied = [each.build.copied for each in corpus.manifests if each.build.copied is not None]
-    tally = Tally(is_shuffled=any(each.shuffle is not None for each in copied))
-    for findings in _in_order(corpus, settings):
+def _problems_of_shards(corpus: Corpus, found: Iterator[ShardFindings], *, has_sources: bool) -> Iterator[Problem]:
+    copied = corpus.manifest.build.copied
+    tally = Tally(is_shuffled=copied is not None and copied.shuffle is not None)
+    for findings in found:
         yield from findings.problems
         yield from tally.add(findings)
-    yield from check_names(corpus)
-    if tally.is_complete:
-        yield from check_lengths(corpus.manifest, tally)
+    yield from check_totals(corpus, tally)
     if has_sources:
         try:
             sources = corpus.sources()
@@ -218,25 +193,25 @@ def _check_content(corpus: Corpus, settings: _Settings, *, has_sources: bool) ->
             yield from check_sources(corpus.manifest, sources, tally)
 
 
-def _in_order(corpus: Corpus, settings: _Settings) -> Iterator[ShardFindings]:
+def _in_order(corpus: Corpus, check: _CheckShard, counter: ByteCounter, workers: int | None) -> Iterator[ShardFindings]:
     """The findings of all shards in order. Threads do the work, because hashing releases the interpreter's lock."""
     try:  # with flipped bytes it still says which strides differ
         num_bytes = corpus.store.stat(names.STRIDE_HASHES).size
     except OSError:
         num_bytes = None
     has_hashes = num_bytes == corpus.manifest.files[names.STRIDE_HASHES].num_bytes
-    check = partial(check_shard, corpus, counter=settings.counter, is_quick=settings.is_quick, has_hashes=has_hashes)
-    waiting: deque[Future[ShardFindings]] = deque()
-    with ThreadPoolExecutor(settings.num_threads) as pool:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_threads, waiting = workers or min(MAX_WORKERS, usable), deque[Future[ShardFindings]]()
+    with ThreadPoolExecutor(num_threads) as pool:
         try:
             for index in range(len(corpus.shards)):
-                waiting.append(pool.submit(check, index))
-                if len(waiting) > 2 * settings.num_threads:  # findings that wait cost memory
+                waiting.append(pool.submit(check, corpus, index, has_hashes=has_hashes))
+                if len(waiting) > 2 * num_threads:  # findings that wait cost memory
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         except BaseException:
-            settings.counter.stop()
+            counter.is_stopped = True
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

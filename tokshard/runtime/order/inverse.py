@@ -95,9 +95,11 @@ def _found_in_window(
     for entry, start, length in zip(entries.tolist(), starts.tolist(), lengths.tolist(), strict=True):
         # Python integers: a position can lie beyond 2**63
         position = window.start + int(table.shuffled_starts[entry])
-        for number in range(slices.holding(position), slices.holding(position + length - 1) + 1):
-            first = max(slices.starts(number), position)
-            last = min(slices.starts(number + 1), position + length)
+        # slices before the first one are of another seq_len
+        begin, end = (slices.holding(window.part, place) for place in (position, position + length - 1))
+        for number in range(max(0, begin), end + 1):
+            first = max(slices.starts(window.part, number), position)
+            last = min(slices.starts(window.part, number + 1), position + length)
             numbers.append(number)
             stretches.append((start + first - position, start + last - position))
     for sample, stretch in zip(samples_of(reader.order, numbers, window), stretches, strict=True):
@@ -106,12 +108,12 @@ def _found_in_window(
 
 def samples_of(order: CorpusOrder, slices: list[int], window: Window) -> list[int]:
     """The samples of a part that read slices which reach into a window: those of `CorpusOrder.runs`, backwards."""
-    first, permutation = order.slices.first_from(window.start), order.sample_permutation(window)
+    first, permutation = order.slices.first_from(window.part, window.start), order.sample_permutation(window)
     inside = [number - first for number in slices if 0 <= number - first < permutation.length]
     known = dict(zip(inside, permutation.inverse(np.array(inside, np.uint64)).tolist(), strict=True))
     return [
         # the first may start in a window before
-        samples_of(order, [number], order.window_at(window.part, order.slices.starts(number)))[0]
+        samples_of(order, [number], order.window_at(window.part, order.slices.starts(window.part, number)))[0]
         if number < first
         else first + known.get(number - first, number - first)
         for number in slices

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -81,33 +81,60 @@ class Window(NamedTuple):
     stop: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """Where a corpus goes on after a run changed its `seq_len`: STATE.md, section 5.
+
+    Args:
+        bases: int64 [streams], samples that it was given in each before.
+        origins: [parts], the position at which the slices of each begin: int64, or Python's integers above 2**62.
+    """
+
+    bases: NDArray[np.int64]
+    origins: NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Slices:
-    """Where the slices of a part's sequence are. Whatever turns numbers of samples into positions asks here.
+    """Where the slices of the sequences of parts are. Whatever turns numbers of samples into positions asks here.
 
     Args:
         seq_len: tokens of a slice.
+        origins: as of `Place`; None: all 0.
     """
 
     seq_len: int
+    origins: NDArray[Any] | None = None
 
-    def starts(self, slices: Ints) -> Ints:
+    def starts(self, part: Ints, slices: Ints) -> Ints:
         """The positions at which slices start."""
         if isinstance(slices, np.ndarray) and len(slices) and int(slices.max()) >= _SAFE // self.seq_len:
             slices = slices.astype(object)
-        return slices * self.seq_len
+        starts = slices * self.seq_len
+        return starts if self.origins is None else starts + self._origin(part)
 
-    def first_from(self, position: Ints) -> Ints:
+    def first_from(self, part: Ints, position: Ints) -> Ints:
         """The first slice that starts at a position, or after it."""
-        return -(-position // self.seq_len)
+        if self.origins is None:
+            return -(-position // self.seq_len)
+        first = -((self._origin(part) - position) // self.seq_len)
+        return first * (first > 0)
 
-    def lead(self, position: Ints) -> Ints:
+    def lead(self, part: Ints, position: Ints) -> Ints:
         """Tokens from a position to the first slice that starts there or later."""
-        return -position % self.seq_len
+        if self.origins is None:
+            return -position % self.seq_len
+        gap = self._origin(part) - position
+        return np.where(gap > 0, gap, gap % self.seq_len)
 
-    def holding(self, position: Ints) -> Ints:
-        """The slice that holds a position."""
-        return position // self.seq_len
+    def holding(self, part: Ints, position: Ints) -> Ints:
+        """The slice that holds a position; negative before the first slice."""
+        return (position if self.origins is None else position - self._origin(part)) // self.seq_len
+
+    def _origin(self, part: Ints) -> Ints:
+        assert self.origins is not None
+        found = self.origins[part]
+        return found if isinstance(part, np.ndarray) else int(found)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -119,6 +146,7 @@ class CorpusOrder:
         take: read only this part of the full blocks; a smaller part lies inside a larger one.
         num_streams: of the plan.
         epochs: after which the sequence of each part ends; None: it is endless.
+        place: where it goes on with this `seq_len`; None: from its start.
     """
 
     source: TokenSource
@@ -128,6 +156,7 @@ class CorpusOrder:
     take: float = 1.0
     num_streams: int = 1
     epochs: Fraction | float | None = None
+    place: Place | None = None
 
     @cached_property
     def num_corpus_blocks(self) -> int:
@@ -172,7 +201,7 @@ class CorpusOrder:
     @cached_property
     def slices(self) -> Slices:
         """The slices that samples read."""
-        return Slices(self.shape.seq_len)
+        return Slices(self.shape.seq_len, None if self.place is None else self.place.origins)
 
     def part_blocks(self, part: Ints) -> Ints:
         """Full blocks of parts."""
@@ -189,9 +218,11 @@ class CorpusOrder:
 
     def pass_stop(self, part: Ints) -> Ints | None:
         """The positions at which the sequences of parts end; None: they are endless."""
-        if self.epochs is None:
-            return None
-        tokens, epochs = self.part_tokens(part), Fraction(self.epochs)
+        return None if self.epochs is None else self._end_of(part, self.epochs)
+
+    def _end_of(self, part: Ints, epochs: Fraction | float) -> Ints:
+        """The positions of the sequences of parts after so many epochs, rounded up."""
+        tokens, epochs = self.part_tokens(part), Fraction(epochs)
         if isinstance(tokens, np.ndarray):
             tokens = tokens.astype(object)
         return -(-tokens * epochs.numerator // epochs.denominator)
@@ -210,7 +241,7 @@ class CorpusOrder:
             among those of its window; int64 [runs], where in its window the first slice starts.
         """
         slices = self.slices
-        found = self.window_at(parts, slices.starts(samples))
+        found = self.window_at(parts, slices.starts(parts, samples))
         is_first = np.ones(len(samples) + 1, np.bool_)
         is_first[1:-1] = found.start[1:] != found.start[:-1]
         if self.is_dealt:
@@ -218,9 +249,9 @@ class CorpusOrder:
         bounds = is_first.nonzero()[0]
         firsts = bounds[:-1]
         windows = Window(*(field[firsts] for field in found))
-        first = slices.first_from(windows.start)
+        first = slices.first_from(windows.part, windows.start)
         numbers = (samples - first.repeat(bounds[1:] - firsts)).astype(np.int64)
-        return windows, bounds, numbers, slices.lead(windows.start).astype(np.int64)
+        return windows, bounds, numbers, slices.lead(windows.part, windows.start).astype(np.int64)
 
     def window_at(self, part: Ints, position: Ints) -> Window:
         """The windows that hold positions of the sequences of parts."""
@@ -265,6 +296,8 @@ class CorpusOrder:
             part it is, ascending within the part.
         """
         parts = np.zeros(len(samples), np.int64)
+        if self.place is not None:
+            corpus_samples = corpus_samples - self.place.bases[samples % self.num_streams]
         if self.num_streams == 1:
             return np.arange(len(samples)), parts, corpus_samples
         streams = samples % self.num_streams
@@ -277,18 +310,48 @@ class CorpusOrder:
 
     def stream_of(self, part: int, part_sample: int) -> tuple[int, int]:
         """The stream that reads a sample of a part, and which sample of this corpus it is there."""
-        if self.is_dealt:
-            return part, part_sample
-        corpus_sample, stream = divmod(part_sample, self.num_streams)
-        return stream, corpus_sample
+        corpus_sample, stream = (part_sample, part) if self.is_dealt else divmod(part_sample, self.num_streams)
+        return stream, corpus_sample + (0 if self.place is None else int(self.place.bases[stream]))
 
     def num_samples(self, epochs: float) -> NDArray[np.int64]:
         """Samples of this corpus in each stream before its part, or the whole corpus, was read so often."""
         streams = np.arange(self.num_streams)
-        sizes, which = np.unique(self.part_tokens(streams[: self.num_parts]), return_inverse=True)
-        counts = [min(math.ceil(Fraction(epochs) * size / self.shape.seq_len), _MANY) for size in sizes.tolist()]
-        found: NDArray[np.int64] = np.array(counts, np.int64)[which]
-        return found if self.is_dealt else np.maximum(-(-(found - streams) // self.num_streams), 0)
+        parts = streams[: self.num_parts]
+        if self.place is None:  # the parts have few sizes
+            _, parts, which = np.unique(self.part_tokens(parts), return_index=True, return_inverse=True)
+        counts = np.minimum(self.slices.first_from(parts, self._end_of(parts, epochs)), _MANY).astype(np.int64)
+        found: NDArray[np.int64] = counts if self.place is not None else counts[which]
+        if not self.is_dealt:
+            found = np.maximum(-(-(found - streams) // self.num_streams), 0)
+        return found if self.place is None else np.minimum(found, _MANY - self.place.bases) + self.place.bases
+
+    def resized(self, counts: NDArray[np.int64], seq_len: int) -> tuple[CorpusOrder, int]:
+        """The order after samples of each stream, with samples of another length: STATE.md, section 5.
+
+        Every part goes on in its first window of which nothing was read.
+
+        Args:
+            counts: int64 [streams], samples that this corpus was given in each.
+
+        Returns:
+            The order from there on, and how many tokens it leaves out: at most what one window had left, and what some
+            streams of a whole corpus had not read when others had.
+        """
+        streams, parts = np.arange(self.num_streams), np.arange(self.num_parts)
+        given = counts if self.place is None else counts - self.place.bases
+        used = given
+        if not self.is_dealt:
+            used = np.max((given - 1) * self.num_streams + streams + 1, where=given > 0, initial=0, keepdims=True)
+        begun = np.flatnonzero(used)
+        last = self.slices.starts(parts[begun], used[begun] - 1)
+        firsts = np.zeros(self.num_parts, object)
+        firsts[begun] = self.slices.first_from(parts[begun], self.window_at(parts[begun], last).stop)
+        origins = self.slices.starts(parts, firsts)
+        if not len(origins) or int(origins.max()) < _SAFE:
+            origins = origins.astype(np.int64)
+        left_out = (int(firsts.sum()) - int(given.sum())) * self.shape.seq_len
+        place = Place(counts, origins)
+        return replace(self, shape=replace(self.shape, seq_len=seq_len), place=place), left_out
 
     @cached_property
     def deal(self) -> Permutation:
@@ -307,7 +370,7 @@ class CorpusOrder:
 
     def sample_permutation(self, window: Window) -> Permutation:
         """The order of the slices that lie wholly in a window."""
-        length = self.slices.holding(window.stop) - self.slices.first_from(window.start)
+        length = self.slices.holding(window.part, window.stop) - self.slices.first_from(window.part, window.start)
         return self._permutation("samples", window.part, window.epoch, window.index, max(0, length))
 
     def piece_permutation(self, window: Window, num_pieces: int) -> Permutation:

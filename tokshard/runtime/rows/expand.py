@@ -6,7 +6,9 @@ it leaves out, labels and positions, can be made where the model runs.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -94,11 +96,12 @@ def expand(batch: Mapping[str, Any], device: torch.device | str | int | None = N
     size = input_ids.numel()
     return _derived(
         here,
-        (input_ids, input_ids.new_empty(input_ids.shape), input_ids.new_empty(input_ids.shape)),
-        input_ids.new_ones(size).cumsum(0) - 1,
+        input_ids,
+        input_ids.new_empty(input_ids.shape),
+        input_ids.new_ones(size).cumsum(0).sub_(1),
         # a given output_size spares asking the device for it
         repeat=lambda values, counts: values.repeat_interleave(counts, output_size=size),
-        subtract=lambda left, right, out: out.copy_(left - right),
+        subtract=operator.sub,
         ignore=lambda labels, where: labels.masked_fill_(where, IGNORED),
         may_look=False,
     )
@@ -108,10 +111,13 @@ def _expanded(
     batch: Mapping[str, NDArray[Any]], tokens: NDArray[Any], recycler: Recycler | None = None
 ) -> dict[str, NDArray[Any]]:
     shape = (3, *tokens.shape)
-    out = np.empty(shape, np.int64) if recycler is None else recycler.empty(shape)
+    input_ids, labels, position_ids = np.empty(shape, np.int64) if recycler is None else recycler.empty(shape)
     numbers = np.arange(tokens.size) if recycler is None else recycler.numbers(tokens.size)
-    np.copyto(out[0], tokens)
-    return _derived(batch, out, numbers, repeat=np.repeat, subtract=np.subtract, ignore=_ignore, may_look=True)
+    np.copyto(input_ids, tokens)
+    subtract = partial(np.subtract, out=position_ids.reshape(-1))
+    return _derived(
+        batch, input_ids, labels, numbers, repeat=np.repeat, subtract=subtract, ignore=_ignore, may_look=True
+    )
 
 
 def _ignore(labels: NDArray[np.int64], where: NDArray[np.bool_]) -> None:
@@ -120,7 +126,8 @@ def _ignore(labels: NDArray[np.int64], where: NDArray[np.bool_]) -> None:
 
 def _derived(
     batch: Mapping[str, Any],
-    out: Any,
+    input_ids: Any,
+    labels: Any,
     numbers: Any,
     *,
     repeat: Callable[..., Any],
@@ -132,13 +139,13 @@ def _derived(
 
     Args:
         batch: a compact batch; its tokens are not used.
-        out: int64 [rows, seq_len] thrice: input_ids, and memory for labels and position_ids.
+        input_ids: int64 [rows, seq_len].
+        labels: memory for them, of the same form.
         numbers: 0, 1, ...: int64 [rows * seq_len].
-        repeat, subtract: of numpy or torch.
+        repeat, subtract: of arrays or tensors; a difference may be made in memory that is given to it.
         ignore: makes labels `IGNORED` where flags are true.
         may_look: whether flags may be looked at, to save work. A device would have to be waited for.
     """
-    input_ids, labels, position_ids = out
     flat, seq_len = labels.reshape(-1), labels.shape[1]
     starts, stops, num_tokens = batch["cu_seqlens"][:-1], batch["cu_seqlens"][1:], batch["num_tokens"]
     lengths = stops - starts
@@ -148,6 +155,6 @@ def _derived(
         ignore(flat, repeat(batch["masked"], lengths))
     if not (may_look and num_tokens.min() == seq_len):
         ignore(labels, numbers[:seq_len] >= num_tokens[:, None])
-    subtract(numbers, repeat(starts, lengths), out=position_ids.reshape(-1))
-    made = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+    position_ids = subtract(numbers, repeat(starts, lengths))
+    made = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids.reshape(labels.shape)}
     return made | {key: batch[key] for key in _KEPT}

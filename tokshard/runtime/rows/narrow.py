@@ -75,9 +75,10 @@ class Layout:
         num_tokens: int32 [rows], as in `NarrowBatch`.
         seq_len: tokens of a row.
         first_pieces: which piece each row begins with: rows + 1 entries.
+        read_before: tokens that are read for the rows before each: rows + 1 entries.
         numbers: int64 [pieces], the corpus of each; `PADDING_INDEX` for padding.
         starts: int64 [pieces], where in the corpus each starts.
-        lengths: int64 [pieces], tokens of each.
+        lengths: int32 [pieces], tokens of each.
         labels_in_row: bool [pieces], whether the last label of each is the token that is read after it.
         labels_elsewhere: bool [pieces], whether that is a token which is read alone.
         is_masked: bool [pieces], as in `NarrowBatch`.
@@ -89,9 +90,10 @@ class Layout:
     num_tokens: NDArray[np.int32]
     seq_len: int
     first_pieces: list[int]
+    read_before: list[int]
     numbers: NDArray[np.int64]
     starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
+    lengths: NDArray[np.int32]
     labels_in_row: NDArray[np.bool_]
     labels_elsewhere: NDArray[np.bool_]
     is_masked: NDArray[np.bool_] | None
@@ -106,16 +108,15 @@ class Layout:
             self._read_rows(start, stop)
         first, last = self.first_pieces[start], self.first_pieces[stop]
         before = self.first_pieces[self._start]
-        labels = self.labels_in_row[first:last] | self.labels_elsewhere[first:last]
         return NarrowBatch(
             tokens=self._tokens[start - self._start : stop - self._start, : self.seq_len],
-            piece_lengths=self.lengths[first:last].astype(np.int32),
+            piece_lengths=self.lengths[first:last],
             next_tokens=self._next_tokens[first - before : last - before],
             num_tokens=self.num_tokens[start:stop],
             corpus_index=self.corpora[start:stop],
             sample_index=self.samples[start:stop],
             is_masked=None if self.is_masked is None else self.is_masked[first:last],
-            num_read_tokens=int(self.num_tokens[start:stop].sum()) + int(np.count_nonzero(labels)),
+            num_read_tokens=self.read_before[stop] - self.read_before[start],
         )
 
     def _read_rows(self, start: int, stop: int) -> None:
@@ -124,7 +125,7 @@ class Layout:
         if all(self.sources[number].is_in_memory for number in np.unique(self.corpora).tolist() if number >= 0):
             stop = max(stop, min(len(self.samples), start + READ_TOKENS // row_tokens))
         pieces = slice(self.first_pieces[start], self.first_pieces[stop])
-        numbers, positions, lengths = self.numbers[pieces], self.starts[pieces], self.lengths[pieces]
+        numbers, positions, lengths = self.numbers[pieces], self.starts[pieces], self.lengths[pieces].astype(np.int64)
         in_row = np.flatnonzero(self.labels_in_row[pieces])
         elsewhere = np.flatnonzero(self.labels_elsewhere[pieces])
         size = (stop - start) * row_tokens
@@ -198,6 +199,7 @@ def lay_out(
         rows, numbers, starts, lengths = rows[order], numbers[order], starts[order], lengths[order]
         ends_document = ends_document[order]
     is_last = np.diff(rows, append=num_rows) > 0
+    num_read = num_tokens + np.bincount(rows[~ends_document], minlength=num_rows)  # each of these pieces has a label
     return Layout(
         sources=sources,
         samples=samples,
@@ -205,9 +207,10 @@ def lay_out(
         num_tokens=num_tokens.astype(np.int32),
         seq_len=seq_len,
         first_pieces=np.searchsorted(rows, np.arange(num_rows + 1)).tolist(),
+        read_before=[0, *np.cumsum(num_read).tolist()],
         numbers=numbers,
         starts=starts,
-        lengths=lengths,
+        lengths=lengths.astype(np.int32),
         labels_in_row=is_last & ~ends_document,
         labels_elsewhere=~(is_last | ends_document),
         is_masked=None if masked is None else masked.covers(numbers, starts, samples[rows]),

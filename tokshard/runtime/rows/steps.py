@@ -159,8 +159,7 @@ def steps_per_window(corpora: Sequence[CorpusOrder], weights: Sequence[float], s
     """
     found = []
     for corpus, weight in zip(corpora, weights, strict=True):
-        window_tokens = corpus.num_parts * corpus.shape.window_blocks * corpus.shape.block_tokens
-        is_endless = corpus.num_windows == 1 or not weight
+        is_endless, window_tokens = corpus.num_windows == 1 or not weight, corpus.num_parts * corpus.window_tokens
         found.append(math.inf if is_endless else window_tokens / (step_tokens * weight / sum(weights)))
     return found
 

@@ -1,0 +1,218 @@
+"""Another length of samples in the middle of a run: nothing is read twice, and what is left out is said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtime.sources import ListSource
+from tokshard.errors import PlanMismatchError
+from tokshard.runtime.loader import NumpyLoader
+from tokshard.runtime.plan import StreamPlan
+
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=40)
+sizes = st.sampled_from([1, 2, 3, 4, 6, 8, 16])
+shapes = st.fixed_dictionaries({"block_tokens": st.sampled_from([8, 16, 48]), "window_blocks": st.integers(1, 4)})
+
+
+def plan_of(parts: Sequence[Sequence[int]], seq_len: int, **options: Any) -> StreamPlan:
+    corpora = {str(number): ListSource(part, name=str(number)) for number, part in enumerate(parts)}
+    return StreamPlan(corpora, seq_len=seq_len, allow_small_blocks=True, **options)
+
+
+def resized(plan: StreamPlan, state: dict[str, Any], size: int, **choices: Any) -> NumpyLoader:
+    loader = NumpyLoader(plan, global_batch_size=size)
+    loader.load_state_dict(state, seq_len="plan", **choices)
+    return loader
+
+
+def tokens_of(loader: NumpyLoader, samples: range) -> Counter[tuple[str, int, int]]:
+    """How often samples have each token, as (corpus, document, token of it)."""
+    found: Counter[tuple[str, int, int]] = Counter()
+    for pieces in loader.plan.traces(np.arange(samples.start, samples.stop), loader.cursor):
+        for piece in pieces:
+            found.update((piece.corpus, piece.document, token) for token in range(piece.start, piece.stop))
+    return found
+
+
+def take(loader: NumpyLoader, steps: int) -> list[dict[str, Any]]:
+    return [batch for _, batch in zip(range(steps), loader, strict=False)]
+
+
+@pytest.mark.filterwarnings("ignore:the pass of")
+@given(part=lengths, shape=shapes, seq_lens=st.lists(sizes, min_size=2, max_size=4), data=st.data())
+def test_a_pass_that_changes_its_seq_len_reads_every_token_as_often_as_it_has_epochs_but_for_what_it_says(
+    part: list[int], shape: dict[str, int], seq_lens: list[int], data: st.DataObject
+) -> None:
+    first, *later = seq_lens
+    loader = NumpyLoader(plan_of([part], first, epochs=2, **shape), global_batch_size=1)
+    for seq_len in later:
+        left = (loader.plan.at(loader.cursor).num_samples or 0) - loader.cursor.sample
+        take(loader, data.draw(st.integers(0, max(0, left - 1))))
+        loader = resized(plan_of([part], seq_len, epochs=2, **shape), loader.state_dict(), 1)
+    num_samples = loader.plan.at(loader.cursor).num_samples
+    assert num_samples is not None
+    start = loader.cursor.sample
+    assert len(take(loader, num_samples + 1)) == num_samples - start
+    assert loader.cursor.sample == num_samples
+    counts = tokens_of(loader, range(num_samples))
+    (stats,) = loader.stats()["corpora"].values()
+    assert set(counts.values()) <= {1, 2}
+    # a slice that is left out may reach beyond the end of the pass
+    assert 0 <= counts.total() + stats["left_out"] - 2 * sum(part) < max(seq_lens)
+    window = shape["window_blocks"] * shape["block_tokens"] + max(seq_lens) + shape["block_tokens"]
+    assert stats["left_out"] < window * len(later)
+
+
+@given(
+    parts=st.lists(lengths, min_size=1, max_size=3),
+    shape=shapes,
+    streams=st.integers(1, 4),
+    pair=st.tuples(sizes, sizes),
+    steps=st.tuples(st.integers(0, 12), st.integers(1, 12)),
+    takes=st.sampled_from([1.0, 0.6]),
+)
+def test_batches_after_the_change_are_the_samples_of_the_plan_and_survive_a_save(
+    parts: list[list[int]],
+    shape: dict[str, int],
+    streams: int,
+    pair: tuple[int, int],
+    steps: tuple[int, int],
+    takes: float,
+) -> None:
+    parts = [[40, *part] for part in parts]
+    before, after = (plan_of(parts, size, num_streams=streams, take=takes, **shape) for size in pair)
+    loader = NumpyLoader(before, global_batch_size=2 * streams)
+    take(loader, steps[0])
+    loader = resized(after, loader.state_dict(), 2 * streams)
+    start = loader.cursor.sample
+    rows = {
+        int(sample): batch["input_ids"][row].tolist()
+        for batch in take(loader, steps[1])
+        for row, sample in enumerate(batch["sample_index"])
+    }
+    assert sorted(rows) == list(range(start, loader.cursor.sample))
+    assert all(len(row) == pair[1] for row in rows.values())
+    again = NumpyLoader(after, global_batch_size=3 * streams)
+    again.load_state_dict(loader.state_dict())
+    assert again.state_dict() == loader.state_dict()
+    assert all(after.sample(sample, again.cursor)["input_ids"].tolist() == row for sample, row in rows.items())
+    if start:
+        early = before.sample(start - 1, before.cursor())["input_ids"].tolist()
+        assert after.sample(start - 1, again.cursor)["input_ids"].tolist() == early
+    # a token is read twice only in two epochs
+    counts, epochs = tokens_of(again, range(again.cursor.sample)), again.stats()["corpora"]
+    for (corpus, _, _), count in counts.items():
+        assert count <= np.ceil(epochs[corpus]["epoch"]) + streams
+
+
+@given(part=lengths, shape=shapes, pair=st.tuples(sizes, sizes), steps=st.integers(0, 20), streams=st.integers(1, 3))
+def test_find_is_the_inverse_of_trace_on_both_sides_of_the_change(
+    part: list[int], shape: dict[str, int], pair: tuple[int, int], steps: int, streams: int
+) -> None:
+    before, after = (plan_of([[40, *part]], size, num_streams=streams, **shape) for size in pair)
+    loader = NumpyLoader(before, global_batch_size=streams)
+    take(loader, steps)
+    loader = resized(after, loader.state_dict(), streams)
+    end = loader.cursor.sample + 4 * streams
+    traced = {
+        (sample, piece.document, piece.start, piece.stop)
+        for sample, pieces in enumerate(after.traces(np.arange(end), loader.cursor))
+        for piece in pieces
+    }
+    found = {
+        (one.sample, document, one.start, one.stop)
+        for document in range(len(part) + 1)
+        for one in after.find("0", document, loader.cursor, epochs=8)
+        if one.sample is not None and one.sample < end
+    }
+    if steps * streams * max(pair) < 3 * (40 + sum(part)):  # within the epochs that were asked for
+        assert found == traced
+
+
+def test_another_seq_len_is_refused_with_the_word_that_allows_it() -> None:
+    loader = NumpyLoader(plan_of([[30, 9, 12]], 4, block_tokens=16, window_blocks=2), global_batch_size=1)
+    take(loader, 2)
+    other = NumpyLoader(plan_of([[30, 9, 12]], 8, block_tokens=16, window_blocks=2), global_batch_size=1)
+    with pytest.raises(PlanMismatchError, match=r"seq_len differs \(4, now 8\)") as caught:
+        other.load_state_dict(loader.state_dict())
+    assert "seq_len='plan'" in caught.value.hint
+    other.load_state_dict(loader.state_dict(), seq_len="plan")
+    with pytest.raises(PlanMismatchError, match=r"seq_len differs \(8, now 4\)"):
+        loader.load_state_dict(other.state_dict())
+    with pytest.raises(PlanMismatchError, match="block_tokens differs"):
+        resized(plan_of([[30, 9, 12]], 8, block_tokens=32, window_blocks=2), loader.state_dict(), 1)
+
+
+def test_a_change_before_the_first_sample_is_the_plan_with_that_seq_len() -> None:
+    shape = {"block_tokens": 16, "window_blocks": 2}
+    before, after = plan_of([[30, 9, 12], [50]], 4, **shape), plan_of([[30, 9, 12], [50]], 8, **shape)
+    loader = resized(after, NumpyLoader(before, global_batch_size=1).state_dict(), 1)
+    for sample in range(20):
+        assert after.sample(sample, loader.cursor)["input_ids"].tolist() == after.sample(sample)["input_ids"].tolist()
+    assert {corpus["left_out"] for corpus in loader.stats()["corpora"].values()} == {0}
+
+
+def test_a_second_change_at_the_same_sample_takes_the_place_of_the_first() -> None:
+    shape = {"block_tokens": 16, "window_blocks": 2}
+    loader = NumpyLoader(plan_of([[30] * 9], 4, **shape), global_batch_size=1)
+    take(loader, 3)
+    once = resized(plan_of([[30] * 9], 2, **shape), loader.state_dict(), 1)
+    twice = resized(plan_of([[30] * 9], 8, **shape), once.state_dict(), 1)
+    straight = resized(plan_of([[30] * 9], 8, **shape), loader.state_dict(), 1)
+    assert twice.state_dict() == straight.state_dict()
+    assert len(twice.cursor.lengths) == 2
+
+
+@given(data=st.data(), streams=st.integers(1, 3))
+def test_a_corpus_that_comes_back_after_the_change_goes_on_where_it_was_and_reads_nothing_twice(
+    data: st.DataObject, streams: int
+) -> None:
+    shape = {"block_tokens": 16, "window_blocks": 2, "num_streams": streams}
+    parts = [[7, 30, 11, 2] * 6, [5, 17, 40] * 5]
+    sources = {str(number): ListSource(part, name=str(number)) for number, part in enumerate(parts)}
+
+    def plan(names: str, seq_len: int) -> StreamPlan:
+        return StreamPlan({name: sources[name] for name in names}, seq_len=seq_len, allow_small_blocks=True, **shape)
+
+    loader = NumpyLoader(plan("01", 4), global_batch_size=streams)
+    found: Counter[tuple[str, int, int]] = Counter()
+    for names in data.draw(st.lists(st.sampled_from(["01", "1", "10"]), min_size=1, max_size=5)):
+        start = loader.cursor.sample
+        take(loader, data.draw(st.integers(0, 5)))
+        found += tokens_of(loader, range(start, loader.cursor.sample))
+        seq_len = data.draw(st.sampled_from([2, 4, 8]))
+        state = loader.state_dict()
+        loader = resized(plan(names, seq_len), state, streams, corpora="plan")
+        again = NumpyLoader(loader.plan, global_batch_size=streams)
+        again.load_state_dict(loader.state_dict())
+        assert again.cursor == loader.cursor
+    tokens = loader.stats()["corpora"]
+    assert all(count <= 1 for (corpus, *_), count in found.items() if tokens.get(corpus, {"epoch": 9})["epoch"] <= 1)
+
+
+def test_weights_skips_and_masks_go_on_across_the_change(tmp_path: Any) -> None:
+    shape = {"block_tokens": 16, "window_blocks": 2}
+    parts = [[7, 30, 11, 2] * 6, [5, 17, 40] * 5]
+    (tmp_path / "masked.txt").write_text("".join(f"{document}\n" for document in range(24)))
+    loader = NumpyLoader(plan_of(parts, 4, **shape), global_batch_size=2)
+    take(loader, 3)
+    loader.set_weights({"0": 3, "1": 1})
+    loader.skip(5)
+    loader = resized(plan_of(parts, 8, **shape), loader.state_dict(), 2)
+    loader.mask("0", tmp_path / "masked.txt")
+    loader.skip(2)
+    batches = take(loader, 20)
+    for batch in batches:
+        of_first = batch["corpus_index"] == 0
+        assert np.all(batch["labels"][of_first] == -100)
+        assert np.any(batch["labels"][~of_first] != -100) or of_first.all()
+    counts = Counter(np.concatenate([batch["corpus_index"] for batch in batches]).tolist())
+    assert counts == {0: 30, 1: 10}
+    assert loader.stats()["skipped_samples"] == 7

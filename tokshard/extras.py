@@ -1,0 +1,25 @@
+"""Packages that only some installations have."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from tokshard.errors import UsageError
+
+
+def extra_module(module: str, problem: str, *, extra: str) -> Any:
+    """A module of a package that an extra of tokshard installs.
+
+    Args:
+        problem: what needs the package, and that it is not installed.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in (module, module.partition(".")[0]):
+            raise
+        raise UsageError(problem, hint=f"pip install 'tokshard[{extra}]'") from error
