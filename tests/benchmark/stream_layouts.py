@@ -2,7 +2,7 @@
 
     python -m tests.benchmark.stream_layouts [--streams 8 64] [--corpora 20] [--rows 512] [--rounds 5]
 
-Steps are laid out and packed, by the code that feeds a loader; reading costs nothing, so that the arithmetic on pieces
+Steps are laid out and read, by the code that feeds a loader; reading costs nothing, so that the arithmetic on pieces
 is all there is. The plans take turns in one process, and the best of some rounds counts: ratios mean something while
 other programs run, rates do not.
 """

@@ -40,7 +40,7 @@ class Watch:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.made = self.ahead = 0
-        make, prepare = pieces.make_table, PieceReader._prepare
+        make, prepare = pieces.make_table, PieceReader._look_ahead
 
         def counted(*arguments: Any) -> Any:
             self.made += 1
@@ -52,7 +52,7 @@ class Watch:
             self.ahead += self.made - before
 
         patch.setattr(pieces, "make_table", counted)
-        patch.setattr(PieceReader, "_prepare", watched)
+        patch.setattr(PieceReader, "_look_ahead", watched)
         # layouts of four steps, in windows of 64
         patch.setattr(steps, "_MAX_LAYOUT_ROWS", 4 * BATCH)
         patch.setattr(steps, "_ROWS_PER_CORPUS", 1)

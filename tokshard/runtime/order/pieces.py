@@ -98,8 +98,11 @@ class PieceTable:
             and the last piece of a stretch are cut to it.
         """
         shuffled, stops = self.shuffled_starts, starts + lengths
-        first = shuffled.searchsorted(starts.astype(shuffled.dtype), "right") - 1
-        counts = shuffled.searchsorted(stops.astype(shuffled.dtype), "left") - first
+        # the first and the last token of a stretch in turn: in a large table, they are found in the same cache lines
+        tokens = np.empty((len(starts), 2), shuffled.dtype)
+        tokens[:, 0], tokens[:, 1] = starts, stops - 1
+        first, counts = (shuffled.searchsorted(tokens.ravel(), "right") - 1).reshape(-1, 2).T
+        counts = counts - first + 1
         # piece k of a stretch is entry first + k of the table
         after = counts.cumsum()
         before = after - counts
@@ -197,6 +200,9 @@ def make_table(
     )
 
 
+_NOTHING = None, 0.0, 0.0
+
+
 class _Kept(NamedTuple):
     """A window that a reader keeps: where its table has it, and the order of its slices."""
 
@@ -221,8 +227,8 @@ class PieceReader:
         self.order = order
         self._kept: defaultdict[int, OrderedDict[Window, _Kept]] = defaultdict(OrderedDict)
         self._last: tuple[list[Window], list[_Kept]] = [], []
-        # of each part: the window that is read in sequence, where that began, whether the next table is ready
-        self._reading: dict[int, tuple[Window, float, bool]] = {}
+        # of each part: the window that is read in sequence, where that began, and from where on there is work to do
+        self._reading: dict[int, tuple[Window | None, float, float]] = {}
         self._announced: defaultdict[int, OrderedDict[Window, _Blocks]] = defaultdict(OrderedDict)
         self._lock = ForkLock()
         weakref.finalize(self, _release_all, order.source, self._announced).atexit = False
@@ -261,7 +267,7 @@ class PieceReader:
         stops = firsts + np.add.reduceat(numbers < spread((rooms - within) // seq_len), firsts, dtype=np.int64)
         for low, stop, one in zip(firsts.tolist(), stops.tolist(), kept, strict=True):
             # all but a slice that goes on in the next window
-            numbers[low:stop] = one.samples(numbers[low:stop].view(np.uint64))
+            numbers[low:stop] = one.samples(numbers[low:stop])
         starts = spread(within) + numbers * seq_len
         left: NDArray[np.int64] | int = seq_len
         if order.epochs is not None:
@@ -273,9 +279,7 @@ class PieceReader:
         else:
             found = kept[0].table.cut(starts + spread(np.array([one.start for one in kept])), lengths)
         if is_sequential:
-            for window, before, after in zip(windows, *(part.tolist() for part in read), strict=True):
-                if order.epochs is None or order.pass_stop(window.part) > window.stop:
-                    self._prepare(window, before, after)
+            self._look_ahead(windows, *read)
         return found
 
     def _cut_over(
@@ -338,28 +342,46 @@ class PieceReader:
                 self._kept[window.part][window] = windows[window]
         return [windows[one.window] for one in found]
 
-    def _prepare(self, window: Window, before: float, after: float) -> None:
+    def _look_ahead(self, windows: list[Window], before: NDArray[np.float64], after: NDArray[np.float64]) -> None:
+        """Do what is due: of the windows, these parts are read before and after some samples."""
+        for window, begun, until in zip(windows, before.tolist(), after.tolist(), strict=True):
+            reading, begun_at, due_at = self._reading.get(window.part, _NOTHING)
+            if reading != window:
+                self._begin(window, begun, until)
+            elif until >= due_at:
+                self._prepare(window, begun_at, until)
+
+    def _begin(self, window: Window, before: float, after: float) -> None:
+        """A part begins to be read in a window, of which this is read before and after some samples."""
+        order = self.order
+        is_last = order.epochs is not None and order.pass_stop(window.part) <= window.stop
+        make_at = math.inf if is_last else before + _READY_AT * (1 - before)
+        # the last rows of the window before are laid out, and perhaps not read yet: nothing is announced now
+        self._reading[window.part] = window, before, make_at if is_last or order.source.is_in_memory else 0.0
+        if after >= make_at:
+            self._make_next(window, before)
+
+    def _prepare(self, window: Window, begun_at: float, after: float) -> None:
         """Make the next table shortly before a window ends, and announce blocks.
 
-        If the next window is very short, the table of the one after it is made, too.
-
         Args:
-            before, after: the part of the window that is read before and after some samples.
+            begun_at, after: the part of the window before its reading began, and after some samples.
         """
-        reading, begun_at, is_ready = self._reading.get(window.part, (None, 0.0, False))
-        if reading != window:
-            # the last rows of the window before are laid out, and perhaps not read yet
-            begun_at, is_ready = before, False
         since = 1.0 if begun_at >= 1 else (after - begun_at) / (1 - begun_at)
-        if reading == window and not self.order.source.is_in_memory:
+        if not self.order.source.is_in_memory:
             with self._lock:
                 self._announce_ahead(window, since, after)
-        if not is_ready and since >= _READY_AT:
-            is_ready, following = True, self.order.window_at(window.part, window.stop)
-            self.table(following)
-            if following.stop - following.start < _SHORT * self.order.window_tokens:
-                self.table(self.order.window_at(window.part, following.stop))
-        self._reading[window.part] = window, begun_at, is_ready
+        if since >= _READY_AT:
+            self._make_next(window, begun_at)
+
+    def _make_next(self, window: Window, begun_at: float) -> None:
+        """Make the table of the next window; if it is very short, of the one after it, too."""
+        following = self.order.window_at(window.part, window.stop)
+        self.table(following)
+        if following.stop - following.start < _SHORT * self.order.window_tokens:
+            self.table(self.order.window_at(window.part, following.stop))
+        if self.order.source.is_in_memory:
+            self._reading[window.part] = window, begun_at, math.inf
 
     def _announce_ahead(self, window: Window, since: float, after: float) -> None:
         """Announce the blocks of the next windows little by little.
