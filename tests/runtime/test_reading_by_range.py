@@ -23,12 +23,14 @@ from tests.store.memory import SCHEME, MemoryStore
 from tokshard.errors import DamagedCorpusError, PlanError, StoreError, UsageError
 from tokshard.format import stride_hashes
 from tokshard.run_files.plan_file import load_mix
-from tokshard.runtime import NumpyLoader, StreamPlan, ranged, steps
+from tokshard.runtime import NumpyLoader, StreamPlan
+from tokshard.runtime.bytes import ranged
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.bytes.source import DocumentSpan
 from tokshard.runtime.bytes.token_memory import TokenMemory
 from tokshard.runtime.order.tables import AHEAD
+from tokshard.runtime.rows import steps
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:the windows that are read and fetched")

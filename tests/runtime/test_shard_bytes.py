@@ -15,7 +15,8 @@ from tests.store.memory import REQUESTS, SCHEME, MemoryStore
 from tokshard.errors import DamagedCorpusError
 from tokshard.format import source_table
 from tokshard.format.partial_file import PartialFile
-from tokshard.runtime import StreamPlan, checked_shards, shard_bytes
+from tokshard.runtime import StreamPlan
+from tokshard.runtime.bytes import checked_shards, shard_bytes
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.bytes.shard_bytes import joined_ranges
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
@@ -63,9 +64,7 @@ def test_training_asks_for_nothing_more_of_a_shard_table_that_was_read_in_part(c
 
 def test_a_corpus_whose_hashes_are_too_many_to_keep_has_the_same_samples(corpora, monkeypatch):
     here = plan_of(corpora[0])
-    monkeypatch.setattr(checked_shards, "_MAX_HASHES", checked_shards._HASHES_AT_ONCE)
-    monkeypatch.setattr(checked_shards, "HASH_STRIDE", 1)
-    monkeypatch.setattr(checked_shards, "_FEW_HASHES", 1)
+    monkeypatch.setattr(checked_shards, "_MAX_HASHES", checked_shards.HASH_GROUP)
     there = plan_of(corpora[1])
     assert [there.sample(each)["input_ids"].tolist() for each in range(0, 400, 7)] == [
         here.sample(each)["input_ids"].tolist() for each in range(0, 400, 7)

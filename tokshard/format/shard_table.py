@@ -17,7 +17,7 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.content import TokenHash
 from tokshard.format.manifest import Manifest
-from tokshard.format.schema import ORDINAL_STRIDE
+from tokshard.format.schema import HASH_GROUP, ORDINAL_STRIDE
 from tokshard.format.stride_hashes import HASH_BYTES, num_strides
 from tokshard.format.tables import SHARDS_PER_BATCH, BatchPlace, ShardInfo, Table
 
@@ -175,6 +175,18 @@ class ShardTable(Sequence[ShardInfo]):
                 hint=RESTORE,
             )
         return ordinals
+
+    def group_hashes(self, index: int) -> NDArray[np.uint32]:
+        """For one shard, the CRC-32 of every `HASH_GROUP` stride hashes: uint32 [groups]."""
+        hashes = self._list("group_hashes", index).astype(np.uint32)
+        expected = -(-len(self.strides(index)) // HASH_GROUP)
+        if len(hashes) != expected:
+            raise DamagedCorpusError(
+                f"{self._place(index)[0].path}: {self[index].name} has {len(hashes)} hashes of groups, "
+                f"expected {expected}",
+                hint=RESTORE,
+            )
+        return hashes
 
     def strides(self, index: int) -> range:
         """Where the hashes of one shard are among those of its generation, as ``stride-hashes.bin`` holds them."""

@@ -51,6 +51,8 @@ SHARD_TABLE_SCHEMA = _schema(
         "batch_values_position": _numbers(pa.int64()),
         # entry k: ordinal in the shard of the document that holds token k * ORDINAL_STRIDE
         "stride_documents": _numbers(pa.uint32()),
+        # entry k: CRC-32 of the stride hashes k * HASH_GROUP to (k + 1) * HASH_GROUP of the shard
+        "group_hashes": _numbers(pa.uint32()),
         # runs of documents that are consecutive records of one source
         "run_document": _numbers(pa.int64()),
         "run_source": _numbers(pa.int64()),

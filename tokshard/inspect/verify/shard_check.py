@@ -16,7 +16,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.format.shard import Shard
 from tokshard.format.shard_table import Runs
-from tokshard.format.stride_hashes import StrideHasher
+from tokshard.format.stride_hashes import StrideHasher, group_hashes
 from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.inspect.verify.safe_read import ByteCounter, SparseImage, UnreadableError, hash_chunks, opened
 from tokshard.store import Store
@@ -168,9 +168,13 @@ def _offsets(
 
 
 def _stride_faults(corpus: Corpus, index: int, found: NDArray[np.uint32]) -> Iterator[Problem]:
-    """Where the stride hashes of a shard are not those of its tokens."""
+    """Where the stride hashes of a shard, and those of their groups, are not those of its tokens."""
+    name = corpus.shards[index].name
+    wrong = np.flatnonzero(corpus.shards.group_hashes(index) != group_hashes(found))
+    if len(wrong):
+        yield Problem(names.SHARD_TABLE, f"has another hash of group {wrong[0]} of {name} than its tokens")
     try:
-        stored = corpus.stride_hashes(index)
+        stored = corpus.stride_hashes(index, is_checked=False)
     except CorpusError as error:
         yield problem_of(corpus.store, names.STRIDE_HASHES, error)
         return
@@ -178,7 +182,7 @@ def _stride_faults(corpus: Corpus, index: int, found: NDArray[np.uint32]) -> Ite
     if len(wrong):
         first = int(wrong[0])
         crc = f"the CRC-32 {stored[first]:08x}, its tokens have {found[first]:08x}{_and_more(len(wrong))}"
-        yield Problem(names.STRIDE_HASHES, f"gives stride {first} of {corpus.shards[index].name} {crc}")
+        yield Problem(names.STRIDE_HASHES, f"gives stride {first} of {name} {crc}")
 
 
 def _table_faults(

@@ -14,19 +14,13 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
-from tokshard.format.schema import HASH_STRIDE
+from tokshard.format.schema import HASH_GROUP
 from tokshard.runtime.bytes.fetchers import Fetchers
 from tokshard.runtime.bytes.shard_bytes import ShardBytes
 from tokshard.runtime.bytes.shard_places import ShardPlaces
 from tokshard.runtime.bytes.strides import Run
 from tokshard.runtime.order.forking import ForkLock
 from tokshard.store.record_cache import RecordCache
-
-_HASHES_AT_ONCE = 2_048
-"""Hashes of consecutive strides that one request asks for: those of 16M tokens."""
-
-_FEW_HASHES = 64
-"""The same in a larger corpus than can be kept, of which each request is for another place."""
 
 _MAX_HASHES = 16 << 20
 """Hashes that are kept, of 4 bytes each: all those of a corpus of 137 billion tokens."""
@@ -42,15 +36,14 @@ class StrideHashes:
 
     def __init__(self, corpus: Corpus, fetchers: Callable[[], Fetchers], on_read: Callable[[int, int], None]) -> None:
         self._corpus, self._fetchers, self._on_read = corpus, fetchers, on_read
-        self._at_once = _HASHES_AT_ONCE if corpus.num_tokens <= _MAX_HASHES * HASH_STRIDE else _FEW_HASHES
         self._kept: OrderedDict[tuple[int, int], NDArray[np.uint32]] = OrderedDict()
         self._lock = ForkLock()
 
     def ask(self, run: Run) -> Callable[[], NDArray[np.uint32]]:
         """What waits for the hashes of some strides, which are fetched meanwhile, and gives them: uint32 [strides]."""
-        first = run.first // self._at_once
-        keys = [(run.shard, part) for part in range(first, (run.stop - 1) // self._at_once + 1)]
-        base = first * self._at_once
+        first = run.first // HASH_GROUP
+        keys = [(run.shard, part) for part in range(first, (run.stop - 1) // HASH_GROUP + 1)]
+        base = first * HASH_GROUP
         parts = [self._ask(key) for key in keys]
 
         def answer() -> NDArray[np.uint32]:
@@ -68,13 +61,11 @@ class StrideHashes:
         return self._fetchers().start(partial(self._fetch, key), is_urgent=True).result
 
     def _fetch(self, key: tuple[int, int]) -> NDArray[np.uint32]:
-        shard, part = key
-        start = part * self._at_once
-        found = self._corpus.stride_hashes(shard, start, start + self._at_once)
+        found = self._corpus.stride_hashes(*key)
         self._on_read(1, found.nbytes)
         with self._lock:
             self._kept[key] = found
-            while len(self._kept) > _MAX_HASHES // _HASHES_AT_ONCE:
+            while len(self._kept) > _MAX_HASHES // HASH_GROUP:
                 self._kept.popitem(last=False)
         return found
 
@@ -111,8 +102,12 @@ class CheckedShards:
         """
         if self._kept is None:
             return self._request(run)
+        hashes = self._hashes.ask(run)
         file = self._shards(run.shard).records(self._stride_tokens)
         records: list[bytes | memoryview | None] = [*self._kept.read(file, run.first, run.stop)]
+        for index, expected in enumerate(hashes()):  # what another corpus or program wrote there is not this shard's
+            if (record := records[index]) is not None and zlib.crc32(record) != expected:
+                records[index] = None
         self._count(disk_bytes=sum(len(record) for record in records if record is not None))
         for is_missing, group in itertools.groupby(range(len(records)), lambda index: records[index] is None):
             indices = list(group)

@@ -266,7 +266,9 @@ class MappedCorpus:
             return tokens, offsets_of
 
     def _values(self, shard: int, batch: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        return self._corpus.shard(shard).batch(batch)
+        found = self._corpus.shard(shard).batch(batch)
+        self._corpus.check_in_place(shard)
+        return found
 
     def _shard_of(self, batch: int) -> int:
         return bisect_right(self._first_batches, batch) - 1

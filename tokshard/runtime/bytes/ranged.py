@@ -125,6 +125,7 @@ class RangedCorpus:
         found = self._shard(shard)
         self._touch(found.file.path)
         (answer,) = self._bytes.read(found.file, [found.bounds_range(row)])
+        self._corpus.check_in_place(shard)
         start, stop = found.bounds(row, answer)
         return self._starts[shard] + start, self._starts[shard] + stop
 
@@ -133,6 +134,7 @@ class RangedCorpus:
         found = self._shard(shard)
         self._touch(found.file.path)
         answers = self._bytes.read(found.file, [found.bounds_range(row) for row in rows.tolist()])
+        self._corpus.check_in_place(shard)
         bounds = [found.bounds(row, answer) for row, answer in zip(rows.tolist(), answers, strict=True)]
         starts, stops = np.array(bounds, np.int64).T + self._starts[shard]
         return starts, stops
@@ -204,6 +206,7 @@ class RangedCorpus:
         shard = self._shard(index)
         first, last = shard.rows(start, stop)
         answers = self._bytes.read(shard.file, shard.offset_ranges(first, last))
+        self._corpus.check_in_place(index)
         return first, shard.offsets(first, last, start, stop, answers)
 
     def _cut_at_shards(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
