@@ -14,6 +14,7 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, Source, documents_of, write_corpus
 from tests.inspect.damage import DAMAGES, SAME_SIZE
+from tokshard.inspect.verify.safe_read import ByteCounter, SafeFile, UnreadableError, hash_chunks
 
 ROOT = Path(__file__).parents[2]
 CASES = 1_120
@@ -93,6 +94,16 @@ def test_damage_of_any_kind_is_reported_with_its_file(corpus, tmp_path, start):
 @pytest.mark.parametrize("start", range(10_000, 16_000, 3_000))
 def test_thousands_more_cases_of_damage_are_reported_too(corpus, start):
     check(run_cases(corpus, start, start + 3_000))
+
+
+def test_what_is_left_of_a_file_that_is_cut_while_it_is_read_is_not_taken_for_tokens(tmp_path):
+    (tmp_path / "shard").write_bytes(bytes(10))
+    seen = []
+    with (tmp_path / "shard").open("rb", buffering=0) as file:
+        os.truncate(tmp_path / "shard", 7)
+        with pytest.raises(UnreadableError, match="it had 10 bytes, 7 could be read"):
+            hash_chunks(SafeFile(file), 10, ByteCounter(10, lambda *_: None), lambda *chunk: seen.append(chunk))
+    assert not seen
 
 
 @pytest.mark.slow

@@ -71,12 +71,13 @@ def test_a_run_ends_where_a_corpus_is_used_up():
     plan = plan_of(max_epochs=1)  # 45 tokens: 12 samples
     run = Run(plan=plan, global_batch_size=5, cursor=plan.cursor())
     assert run.start_of(2) == 5
+    assert run.start_of(3) == 10
     with pytest.raises(
-        UsageError, match=r"no step 3: it would start at sample 10, and corpus 'corpus' is used up at 12"
+        UsageError, match=r"no step 4: it would start at sample 15, and corpus 'corpus' is used up at 12"
     ):
-        run.start_of(3)
-    assert run.place_of(9) == (2, 4, 5, 5)
-    assert run.place_of(10) is None
+        run.start_of(4)
+    assert run.place_of(11) == (3, 1, 10, 5)
+    assert run.place_of(12) is None
 
 
 def test_steps_count_from_1():

@@ -450,17 +450,15 @@ class Plan:
     def steps(self, batch_size: int, rank: int, ranks: int, max_epochs: Sequence[float] | None = None) -> Iterator[Any]:
         """The batches of a rank (sections 9, 10 and 13)."""
         rows = ceil_div(batch_size, ranks)
-        used_up = None if max_epochs is None else self.first_beyond(max_epochs)
-        if used_up is not None and self.num_samples is not None and used_up >= self.num_samples:
-            used_up = None
+        ends = [] if self.num_samples is None else [self.num_samples]
+        if max_epochs is not None:
+            ends.append(self.first_beyond(max_epochs))
         cursor = 0
-        while self.num_samples is None or cursor < self.num_samples:
-            if used_up is not None and cursor + batch_size > used_up:
-                return
+        while not ends or cursor < min(ends):
             step = sorted(range(cursor, cursor + batch_size), key=lambda g: (g % self.C, g))
             part = (rank + (mix(cursor * G) if self.C == 1 else 0)) % ranks
             mine = [step[row] if row < batch_size else -1 for row in range(part * rows, (part + 1) * rows)]
-            yield self.batch([g if self.num_samples is None or g < self.num_samples else -1 for g in mine])
+            yield self.batch([g if not ends or g < min(ends) else -1 for g in mine])
             cursor += batch_size
 
     def first_beyond(self, max_epochs: Sequence[float]) -> int:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.runtime.sources import ListSource, PeriodicSource
 from tests.runtime.test_loader import SIZES, dataloader, two_corpora
-from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, batches, expand
+from tokshard.runtime import FillInTheMiddle, NumpyLoader, StreamDataset, StreamingLoader, StreamPlan, expand
+from tokshard.runtime.rows import batches
 from tokshard.runtime.rows.steps import Ranks, packed_steps
 from tokshard.runtime.tensors import as_tensors
 

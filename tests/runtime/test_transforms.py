@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.rows.transforms import failing, note, reverse, roll, wrong
 
 from tests.runtime import naive
 from tests.runtime.sources import EOS, ListSource, PeriodicSource
 from tests.runtime.test_loader import dataloader, expected_rows, global_rows, one_corpus, rows_of, take, two_corpora
+from tests.runtime.transforms import failing, note, reverse, roll, wrong
 from tokshard.errors import PlanError
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.infilling import FillInTheMiddle

@@ -87,7 +87,7 @@ class Walk:
     @property
     def has_step(self) -> bool:
         """Whether the pass has another step."""
-        return self.stop.has_step(self.cursor.sample, self._size)
+        return self.stop.has_step(self.cursor.sample)
 
     def advance(self) -> None:
         """Go past a step that the loop receives, and warn of corpora that it uses up."""
@@ -98,7 +98,7 @@ class Walk:
     def end(self) -> None:
         """End a loop that came to the end of the pass."""
         self._was_moved = False
-        if not self.stop.pads_last_step:
+        if self.stop.corpus is not None:
             warn_of_stop(self.stop, self.cursor.sample)
 
 

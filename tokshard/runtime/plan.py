@@ -69,7 +69,8 @@ class StreamPlan:
         take: the part of a corpus, in ``(0, 1]``, that is read: a number, or name to number. Whole blocks are left out,
             the same for every seed; 0.1 reads all that 0.05 reads.
         max_epochs: how often a corpus may be read, a number, or name to number: 2.5 is two and a half passes.
-        on_max_epochs: ``"stop"``: the pass ends before the first step that would read more; ``"warn"``: it continues.
+        on_max_epochs: ``"stop"``: the pass ends before the first sample that would read more, and the rest of its step
+            is padding; ``"warn"``: it continues.
         transforms: change samples as they are read, one after the other; see `tokshard.runtime.rows.transforms`.
         allow_small_blocks: accept blocks under four samples, which shuffle long documents badly.
         cache: keeps what is read of corpora in buckets and on web servers, for all that the plan opens together;

@@ -1,4 +1,4 @@
-"""The end of a pass: after the last sample of a finite one, or before a corpus is read more than `max_epochs` times."""
+"""The end of a pass: before the first sample that would read a corpus more often than allowed."""
 
 from __future__ import annotations
 
@@ -29,26 +29,19 @@ class UsedUp(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """The end of a pass.
+    """The end of a pass. Rows of its last step from there on are padding.
 
     Args:
         sample: the first global sample that is not read; None: the pass is endless.
-        corpus: the corpus that is used up at this sample; None: the finite pass is over.
+        corpus: the corpus that `max_epochs` ends; None: `epochs` does.
     """
 
     sample: int | None
     corpus: str | None = None
 
-    @property
-    def pads_last_step(self) -> bool:
-        """Whether a step that reaches beyond the end is padded. If not, such a step is not read."""
-        return self.corpus is None
-
-    def has_step(self, start: int, global_batch_size: int) -> bool:
+    def has_step(self, start: int) -> bool:
         """Whether a step begins at a sample."""
-        if self.sample is None:
-            return True
-        return start < self.sample if self.pads_last_step else start + global_batch_size <= self.sample
+        return self.sample is None or start < self.sample
 
     def end_of_step(self, start: int, global_batch_size: int) -> int:
         """The sample after the last one of a step."""
@@ -122,7 +115,7 @@ def warn_of_use(found: Sequence[UsedUp], start: int, stop: int, warned: set[str]
 def warn_of_stop(stop: Stop, sample: int) -> None:
     """Warn that a pass ends because a corpus is used up."""
     warnings.warn(
-        f"the pass ends before sample {sample}: the step there would read corpus {stop.corpus!r} more than max_epochs "
+        f"the pass ends before sample {sample}, which would read corpus {stop.corpus!r} more than max_epochs "
         "times; set_weights with 0 leaves it out, on_max_epochs='warn' reads on",
         stacklevel=4,
     )

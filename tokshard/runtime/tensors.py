@@ -266,7 +266,7 @@ def _steps_of_workers(
 
     def steps() -> Iterator[Step]:
         sample = cursor.sample
-        while stop.has_step(sample, size):
+        while stop.has_step(sample):
             yield Step(replace(cursor, sample=sample), stop)
             sample += size
 

@@ -105,10 +105,9 @@ class Batches:
     def _leave_out(self) -> bool:
         """Move over a step, on record in the state; False: the pass is over."""
         cursor = self.loader.cursor
-        if not stop_of(self.plan, cursor).has_step(cursor.sample, self._size):
-            return False
-        self.loader.skip(self._size)
-        return True
+        end = stop_of(self.plan, cursor).end_of_step(cursor.sample, self._size)
+        self.loader.skip(end - cursor.sample)
+        return end > cursor.sample
 
     def _mask(self) -> None:
         data = self._settings.data

@@ -92,7 +92,7 @@ def blocks_of_steps(run: Run) -> tuple[int, dict[str, float]]:
     """
     plan, size, first = run.plan, run.global_batch_size, run.cursor.sample
     starts = range(first, first + size * max(1, min(_COUNTED_STEPS, _COUNTED_SAMPLES // size)), size)
-    num_steps = sum(run.stop.has_step(start, size) for start in starts)
+    num_steps = sum(run.stop.has_step(start) for start in starts)
     stop = run.stop.end_of_step(starts[num_steps - 1], size) if num_steps else first
     found: dict[str, set[tuple[int, int]]] = {name: set() for name in plan.names}
     sources = dict(zip(plan.names, plan.sources, strict=True))

@@ -152,9 +152,7 @@ def _end_of(run: Run, num_steps: int) -> tuple[int, int]:
     if stop is None or samples <= stop:
         return num_steps, samples
     step, within = run.step_with(stop)  # which is not read
-    if run.stop.pads_last_step:
-        return step - (within == 0), stop
-    return step - 1, stop - within
+    return step - (within == 0), stop
 
 
 def _changes(run: Run) -> list[WeightChange]:

@@ -111,7 +111,7 @@ class Run:
         """Samples of a step."""
         if len(self.record) and self.record[0, 0] <= step <= self.record[-1, 0]:
             _, start, stop = self.record[step - int(self.record[0, 0])].tolist()
-            if stop != self.plan.num_samples:  # the last step of a pass may be short
+            if stop != self.stop.sample:  # the last step of a pass may be short
                 return int(stop - start)
         return next((size for first, size in reversed(self.ramp) if step >= first), self.global_batch_size)
 
@@ -156,7 +156,7 @@ class Run:
         if step > self.step:
             start = self.cursor.sample + self.samples_in(step - 1) - self.samples_in(self.step)
             check_sample(start + self.size_of(step))
-            if not self.stop.has_step(start, self.size_of(step)):
+            if not self.stop.has_step(start):
                 corpus, sample = self.stop.corpus, self.stop.sample
                 why = f"corpus {corpus!r} is used up at {sample}" if corpus else "the pass is over"
                 raise UsageError(
@@ -182,7 +182,7 @@ class Run:
             return None
         if sample >= self.cursor.sample:
             step, within = self.step_with(sample - self.cursor.sample + self.samples_in(self.step))
-            if not self.stop.has_step(sample - within, self.size_of(step)):
+            if not self.stop.has_step(sample):
                 return None
         elif len(self.record) and sample >= self.record[0, 1]:
             index = int(np.searchsorted(self.record[:, 1], sample, "right")) - 1
@@ -202,7 +202,7 @@ class Run:
         if len(self.record):
             step, sample = int(self.record[0, 0]) - 1, int(self.record[0, 1])
         received = sample - sum(stop - start for start, stop in self.cursor.skipped if start < sample)
-        is_short = sample == self.plan.num_samples and self.samples_in(step - 1) < received <= self.samples_in(step)
+        is_short = sample == self.stop.sample and self.samples_in(step - 1) < received <= self.samples_in(step)
         return 0 if is_short else received - self.samples_in(step)
 
     def _is_skipped(self, sample: int) -> bool:

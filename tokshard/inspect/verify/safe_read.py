@@ -138,7 +138,7 @@ def hash_chunks(file: SafeFile, num_bytes: int, counter: ByteCounter, on_chunk: 
     chunk = memoryview(bytearray(min(CHUNK_BYTES, num_bytes + 1)))
     while position <= num_bytes and (filled := file.fill(chunk, position)):
         digest.update(chunk[:filled])
-        if on_chunk is not None:
+        if on_chunk is not None and filled >= min(len(chunk), num_bytes - position):  # not one that was cut off
             on_chunk(position, chunk[:filled])
         position += filled
         counter.read(filled)

@@ -131,7 +131,7 @@ class Ranks:
         streams, rounds = np.divmod(within, self.global_batch_size // self.num_streams)
         found: NDArray[np.int64] = firsts + (streams - firsts) % self.num_streams + rounds * self.num_streams
         is_padding = within >= self.global_batch_size
-        if stop.sample is not None and stop.pads_last_step:
+        if stop.sample is not None:
             is_padding = is_padding | (found >= stop.sample)
         found[is_padding] = PADDING_INDEX
         return found.ravel()
@@ -164,7 +164,7 @@ def packed_steps(plan: StreamPlan, ranks: Ranks, cursor: Cursor, stop: Stop | No
     steps = 1
     while True:
         starts: list[int] = []
-        while len(starts) < steps and stop.has_step(sample, size):
+        while len(starts) < steps and stop.has_step(sample):
             starts.append(sample)
             sample += size
         if not starts:
