@@ -21,6 +21,7 @@ from tokshard.format.schema import HASH_GROUP, ORDINAL_STRIDE
 from tokshard.format.stride_hashes import HASH_BYTES, num_strides
 from tokshard.format.tables import SHARDS_PER_BATCH, BatchPlace, ShardInfo, Table
 
+_BATCH_COLUMNS = ("batch_documents", "batch_tokens", "batch_offsets_position", "batch_values_position")
 _MAX_KNOWN_RUNS = 256
 """Shards whose runs are kept."""
 
@@ -120,20 +121,19 @@ class ShardTable(Sequence[ShardInfo]):
 
     def batch_places(self, index: int) -> list[BatchPlace]:
         """The places of the record batches of one shard."""
-        columns = [
-            self._list(name, index).tolist()
-            for name in ("batch_documents", "batch_tokens", "batch_offsets_position", "batch_values_position")
-        ]
-        info = self[index]
+        table, row = self._place(index)
+        columns = [column.tolist() for column in table.lists_at(_BATCH_COLUMNS, row)]
+        num_documents = int(self.first_documents[index + 1] - self.first_documents[index])
+        num_tokens = int(self.first_tokens[index + 1] - self.first_tokens[index])
         if (
             len({len(column) for column in columns}) != 1
-            or sum(columns[0]) != info.num_documents
-            or sum(columns[1]) != info.num_tokens
+            or sum(columns[0]) != num_documents
+            or sum(columns[1]) != num_tokens
             or min(*columns[0], *columns[1]) < 1
         ):
             raise DamagedCorpusError(
-                f"{self._place(index)[0].path}: the batches of {info.name} hold {sum(columns[0])} documents and "
-                f"{sum(columns[1])} tokens, the shard {info.num_documents} and {info.num_tokens}; "
+                f"{table.path}: the batches of {self[index].name} hold {sum(columns[0])} documents and "
+                f"{sum(columns[1])} tokens, the shard {num_documents} and {num_tokens}; "
                 "every batch holds at least 1",
                 hint=RESTORE,
             )

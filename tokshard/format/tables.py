@@ -261,6 +261,10 @@ class Table:
             parts.append(self._numbers_at(column, cells.values, int(ends[0]), int(ends[-1])))
         return np.concatenate(counts), np.concatenate(parts)
 
+    def lists_at(self, columns: Iterable[str], row: int) -> list[NDArray[np.int64]]:
+        """The lists of some columns in one row, as `list_at` gives them."""
+        return [self.list_at(column, row) for column in columns]
+
     def list_at(self, column: str, row: int) -> NDArray[np.int64]:
         """The list in one row, as an int64 array.
 

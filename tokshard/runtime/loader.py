@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 from numpy.typing import NDArray
 
 from tokshard.errors import LoaderError, PlanError
-from tokshard.runtime.bytes.cache import fetched
+from tokshard.runtime.bytes.source import fetched
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.cursor_json import adopt_cursor, load_cursor, parsed, save_cursor
 from tokshard.runtime.growth import check_growth
