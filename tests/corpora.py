@@ -34,7 +34,7 @@ from tokshard.format.manifest import (
 )
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import FORMAT_VERSION, ShardFacts, token_dtype
-from tokshard.format.stride_hashes import StrideHasher, stride_hash_bytes
+from tokshard.format.stride_hashes import StrideHasher, group_hashes, stride_hash_bytes
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, SOURCE_TABLE_SCHEMA, shard_rows, write_table
 from tokshard.format.writer import ShardWriter
 from tokshard.store import open_store, written
@@ -208,10 +208,14 @@ def sign_shards(directory: Path) -> None:
     def change_rows(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         for found, content, num_tokens in zip(tokens, rows["tokens_hash"], rows["num_tokens"], strict=True):
             contents.append(TokenHash.from_bytes(content, num_tokens) if found is None else hash_tokens(found))
+        if all(found is not None for found in tokens):
+            rows["group_hashes"] = [group_hashes(_stride_hashes(found)) for found in tokens]
         return {**rows, "sha256": hashes, "tokens_hash": [content.to_bytes() for content in contents]}
 
     if all(found is not None for found in tokens):
-        (directory / names.STRIDE_HASHES).write_bytes(b"".join(map(_stride_hashes, tokens)))
+        (directory / names.STRIDE_HASHES).write_bytes(
+            np.concatenate([_stride_hashes(found) for found in tokens]).tobytes()
+        )
     change_table(directory, names.SHARD_TABLE, change_rows)
 
     def change(fields: dict[str, Any]) -> None:
@@ -226,10 +230,10 @@ def sign_shards(directory: Path) -> None:
     rewrite_manifest(directory, change)
 
 
-def _stride_hashes(tokens: NDArray[Any]) -> bytes:
+def _stride_hashes(tokens: NDArray[Any]) -> NDArray[np.uint32]:
     hasher = StrideHasher()
     hasher.add(tokens)
-    return hasher.finish().tobytes()
+    return hasher.finish()
 
 
 def _tokens(shard: Path) -> NDArray[Any] | None:

@@ -31,7 +31,7 @@ from tests.benchmark.report import machine, markdown, versions
 from tests.pipeline.inputs import write_byte_tokenizer
 from tokshard.format.arrays import table_batch
 from tokshard.format.names import shard_name
-from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE
+from tokshard.format.schema import HASH_GROUP, HASH_STRIDE, ORDINAL_STRIDE
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.numbers import read_count
 from tokshard.pipeline.adopt import adopt, finished_corpora
@@ -126,6 +126,7 @@ def leave(build: Build, stage: Stage, key: Key) -> Receipt:
         "batch_offsets_position": batches,
         "batch_values_position": batches,
         "stride_documents": list(range(-(-TASK_TOKENS // ORDINAL_STRIDE))),
+        "group_hashes": [0] * -(-TASK_TOKENS // (HASH_STRIDE * HASH_GROUP)),
         "run_document": [0],
         "run_source": [key[0]],
         "run_record": [0],

@@ -21,7 +21,7 @@ from tokshard.format import names
 from tokshard.format.arrays import table_batch
 from tokshard.format.corpus import Corpus
 from tokshard.format.opening import read_generations
-from tokshard.format.schema import MAX_BATCH_TOKENS, ORDINAL_STRIDE
+from tokshard.format.schema import HASH_GROUP, HASH_STRIDE, MAX_BATCH_TOKENS, ORDINAL_STRIDE
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SHARDS_PER_BATCH, write_table
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.runtime.order.pieces import PieceReader, PieceTable
@@ -88,7 +88,8 @@ def measure(*, shard_tokens: int, document_tokens: int) -> Measured:
 def row_sizes(shard_tokens: int) -> tuple[float, float]:
     """Bytes of the shard table for one shard, and those of them that are needed to open a corpus."""
     num_batches, num_strides = -(-shard_tokens // MAX_BATCH_TOKENS), -(-shard_tokens // ORDINAL_STRIDE)
-    lists = {"batch": num_batches, "stride": num_strides, "run": 1}
+    num_groups = -(-shard_tokens // (HASH_STRIDE * HASH_GROUP))
+    lists = {"batch": num_batches, "stride": num_strides, "group": num_groups, "run": 1}
     values: dict[str, Any] = {
         "name": names.shard_name(generation=0, first_input=0, segment=0, part=0),
         "sha256": bytes(32),

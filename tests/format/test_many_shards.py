@@ -56,6 +56,7 @@ def shard_rows(start, stop):
         "batch_offsets_position": lists(np.full(count, 512)),
         "batch_values_position": lists(np.full(count, 50_000)),
         "stride_documents": lists(np.tile(np.arange(STRIDES, dtype=np.uint32), count), STRIDES),
+        "group_hashes": lists(np.zeros(count, np.uint32)),
         "run_document": lists(np.zeros(count, np.int64)),
         "run_source": lists(np.zeros(count, np.int64)),
         "run_record": lists(np.arange(start, stop) * DOCUMENTS_PER_SHARD),

@@ -43,7 +43,8 @@ def example(corpus):
         f"num_documents 3, num_tokens 8, num_bytes {info.num_bytes}, sha256 {info.sha256[:8]}...\n"
         f"batch_documents [{place.num_documents}], batch_tokens [{place.num_tokens}], "
         f"batch_offsets_position [{place.offsets_position}], batch_values_position [{place.values_position}]\n"
-        f"stride_documents {opened.shards.stride_documents(0).tolist()}, run_document {runs.document.tolist()}, "
+        f"stride_documents {opened.shards.stride_documents(0).tolist()}, "
+        f"group_hashes [{opened.shards.group_hashes(0)[0]:#010x}], run_document {runs.document.tolist()}, "
         f"run_source {runs.source.tolist()}, run_record {runs.record.tolist()}"
     )
     parts = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokshard.runtime.bytes.source import DocumentSpan
+from tokshard.runtime.bytes.source import DocumentSpan, TokenSource
 
 EOS = 0
 
@@ -19,7 +19,7 @@ def ragged(parts: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArr
     return np.cumsum([0, *map(len, parts)]), np.concatenate([np.empty(0, np.int64), *parts])
 
 
-class Source:
+class Source(TokenSource):
     """What sources have in common that read piece by piece."""
 
     is_in_memory = False
@@ -33,14 +33,6 @@ class Source:
         assert out.dtype == self.dtype
         for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
             out[place : place + length] = self.tokens_of(start, length)
-
-    def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        pass
-
-    def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        pass
-
-    dtype: np.dtype[Any]
 
     def ends_of(self, start: int, stop: int) -> NDArray[np.int64]:
         raise NotImplementedError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -67,18 +66,6 @@ def test_threads_are_only_as_many_as_there_is_work_and_end_with_their_owner() ->
     while len(names_of_threads()) > before and time.monotonic() < until:
         time.sleep(0.01)
     assert len(names_of_threads()) <= before
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_has_threads_of_its_own() -> None:
-    fetchers, is_open = Fetchers(2), threading.Event()
-    fetchers.start(lambda: is_open.wait(10), is_urgent=True)
-    child = os.fork()
-    if not child:
-        os._exit(fetchers.start(lambda: 7, is_urgent=True).result())
-    is_open.set()
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 7
 
 
 HANGING = """

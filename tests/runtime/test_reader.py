@@ -24,7 +24,7 @@ from tokshard.format import names, stride_hashes
 from tokshard.format import shard_table as format_table
 from tokshard.format import writer as format_writer
 from tokshard.format.schema import ORDINAL_STRIDE
-from tokshard.runtime.bytes import ranged, shard_places
+from tokshard.runtime.bytes import ranged
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.loader import narrow_batches
@@ -43,10 +43,10 @@ def small_units(*, batch_tokens: int, stride: int) -> Iterator[None]:
     """Record batches and strides of few tokens, so that a small corpus has many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format_writer, "MAX_BATCH_TOKENS", batch_tokens)
-        for module in (format_writer, format_table, shard_places):
+        for module in (format_writer, format_table, ranged):
             patch.setattr(module, "ORDINAL_STRIDE", stride)
         for module in (stride_hashes, ranged):
-            patch.setattr(module, "HASH_STRIDE", stride // 2 + 1)
+            patch.setattr(module, "HASH_STRIDE", 2 * (stride // 4 + 1))
         yield
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import shutil
+import signal
 import threading
 import time
 import warnings
@@ -18,6 +20,7 @@ import pytest
 
 from tests.corpora import TINY_TOKENIZER, write_corpus
 from tests.runtime.sources import ListSource
+from tests.runtime.test_reader import LARGE_VOCABULARY
 from tests.store import memory
 from tests.store.memory import SCHEME, MemoryStore
 from tokshard.errors import DamagedCorpusError, PlanError, StoreError, UsageError
@@ -25,10 +28,9 @@ from tokshard.format import stride_hashes
 from tokshard.run_files.plan_file import load_mix
 from tokshard.runtime import NumpyLoader, StreamPlan
 from tokshard.runtime.bytes import ranged
-from tokshard.runtime.bytes.cache import Cache
+from tokshard.runtime.bytes.cache import Cache, Memory
 from tokshard.runtime.bytes.corpus import CorpusSource
 from tokshard.runtime.bytes.source import DocumentSpan
-from tokshard.runtime.bytes.token_memory import TokenMemory
 from tokshard.runtime.order.pieces import AHEAD
 from tokshard.runtime.rows import steps
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
@@ -90,14 +92,14 @@ def test_batches_are_those_of_a_mapped_corpus_however_little_memory_there_is(loc
 
 
 def test_a_reader_waits_for_what_another_thread_is_about_to_keep(local, remote, monkeypatch):
-    fill = TokenMemory.fill
+    fill = Memory.fill
 
-    def slowly(memory: TokenMemory, slot: int, tokens: Any) -> None:
+    def slowly(memory: Memory, slot: int, tokens: Any) -> None:
         time.sleep(0.005)
         fill(memory, slot, tokens)
 
     expected = rows_of(CorpusSource(local))
-    monkeypatch.setattr(TokenMemory, "fill", slowly)
+    monkeypatch.setattr(Memory, "fill", slowly)
     assert rows_of(CorpusSource(remote, cache=Cache())) == expected
 
 
@@ -162,9 +164,42 @@ def test_the_blocks_of_the_next_window_are_there_before_they_are_needed(remote):
 def test_memory_stays_within_its_limit_over_many_windows(local):
     cache = Cache(memory_bytes=3 * ONE_WINDOW)
     rows_of(CorpusSource(local, access="pread", cache=cache), 200)
-    (kept,) = cache._memories.values()
-    assert kept.tokens.nbytes <= 3 * ONE_WINDOW
+    assert cache._memory.content.nbytes <= 3 * ONE_WINDOW
     assert cache.counts.fetched_bytes < 3 * 60_000, "the corpus is read twice, and every stride about once in an epoch"
+
+
+def test_corpora_of_16_and_32_bits_share_one_memory(local, tmp_path):
+    documents = CorpusSource(local).corpus
+    wide = write_corpus(
+        tmp_path / "wide", [part.tolist() for part in documents], shard_tokens=9_000, tokenizer=LARGE_VOCABULARY
+    )
+    cache = Cache(memory_bytes=6 * ONE_WINDOW)
+    for directory in (local, wide, local):
+        assert rows_of(CorpusSource(directory, access="pread", cache=cache)) == rows_of(CorpusSource(directory))
+    assert cache._memory.content.nbytes <= 6 * ONE_WINDOW, "of both, not of each"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_a_forked_child_reads_anew_whatever_threads_of_its_parent_hold(local, access):
+    source = CorpusSource(local, access=access)
+    lengths, out = np.array([64]), np.zeros(64, source.dtype)
+    source.read(np.array([0]), lengths, out, np.array([0]))
+    lock = source._reader._lock if access == "mmap" else source.cache._lock
+    with lock:  # as if another thread had it
+        child = os.fork()
+        if not child:
+            found = np.zeros(64, source.dtype)
+            source.read(np.array([0]), lengths, found, np.array([0]))
+            source.ends(np.array([9_000]), np.array([10_000]))
+            os._exit(7 if found.tolist() == out.tolist() else 1)
+    until = time.monotonic() + 20
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < until:
+        time.sleep(0.01)
+    if done == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(done[1]) == 7
 
 
 def flip(content: bytes) -> bytes:

@@ -16,9 +16,9 @@ from tokshard.errors import DamagedCorpusError
 from tokshard.format import source_table
 from tokshard.format.partial_file import PartialFile
 from tokshard.runtime import StreamPlan
-from tokshard.runtime.bytes import checked_shards, shard_bytes
+from tokshard.runtime.bytes import fetch
 from tokshard.runtime.bytes.corpus import CorpusSource
-from tokshard.runtime.bytes.shard_bytes import joined_ranges
+from tokshard.runtime.bytes.fetch import joined_ranges
 from tokshard.store import STORES_BY_SCHEME, files_below, open_store
 
 RANGES = st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 1 << 17)), max_size=30)
@@ -64,9 +64,7 @@ def test_training_asks_for_nothing_more_of_a_shard_table_that_was_read_in_part(c
 
 def test_a_corpus_whose_hashes_are_too_many_to_keep_has_the_same_samples(corpora, monkeypatch):
     here = plan_of(corpora[0])
-    monkeypatch.setattr(checked_shards, "_MAX_HASHES", checked_shards._HASHES_AT_ONCE)
-    monkeypatch.setattr(checked_shards, "HASH_STRIDE", 1)
-    monkeypatch.setattr(checked_shards, "_FEW_HASHES", 1)
+    monkeypatch.setattr(fetch, "_MAX_HASHES", fetch.HASH_GROUP)
     there = plan_of(corpora[1])
     assert [there.sample(each)["input_ids"].tolist() for each in range(0, 400, 7)] == [
         here.sample(each)["input_ids"].tolist() for each in range(0, 400, 7)
@@ -75,7 +73,6 @@ def test_a_corpus_whose_hashes_are_too_many_to_keep_has_the_same_samples(corpora
 
 def test_documents_are_found_in_a_store_as_in_a_directory(corpora):
     here, there = map(CorpusSource, corpora)
-    assert there.is_remote
     assert not there.is_in_memory
     for document in range(300):
         assert there.place_of(document) == here.place_of(document)
@@ -122,7 +119,5 @@ def test_joined_ranges_cover_all_that_is_wanted_and_have_no_short_gaps(places):
         any(start <= position and position + length <= start + size for start, size in joined)
         for position, length in places
     )
-    assert all(
-        start + size + shard_bytes._GAP_BYTES < after for (start, size), (after, _) in itertools.pairwise(joined)
-    )
+    assert all(start + size + fetch._GAP_BYTES < after for (start, size), (after, _) in itertools.pairwise(joined))
     assert {start for start, _ in joined} <= {position for position, _ in places}

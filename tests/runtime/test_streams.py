@@ -27,8 +27,9 @@ from tests.runtime.test_reader import LARGE_VOCABULARY
 from tokshard.errors import PlanError, PlanMismatchError
 from tokshard.inspect.plan.run import Run
 from tokshard.runtime import NumpyLoader, StreamPlan
-from tokshard.runtime.bytes.cache import Cache, fetched
+from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.corpus import CorpusSource
+from tokshard.runtime.bytes.source import fetched
 from tokshard.runtime.locality import steps_per_window
 from tokshard.runtime.stop import used_up
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokshard.runtime.bytes.strides import Strides
-from tokshard.runtime.bytes.token_memory import TokenMemory
+from tokshard.runtime.bytes import ranged
+from tokshard.runtime.bytes.cache import Memory
+from tokshard.runtime.bytes.ranged import Strides
 
 shards = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
@@ -17,16 +18,16 @@ def table_of(lengths: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.cumsum([0, *lengths]).astype(np.int64)
 
 
-@given(lengths=shards, size=st.integers(1, 12), data=st.data())
-def test_parts_of_pieces_are_their_tokens_each_in_its_stride(
-    lengths: list[int], size: int, data: st.DataObject
+@given(lengths=shards, size=st.integers(1, 6), of_stride=st.integers(1, 2), data=st.data())
+def test_parts_of_pieces_are_their_tokens_each_in_its_chunk(
+    lengths: list[int], size: int, of_stride: int, data: st.DataObject
 ) -> None:
-    first, strides = table_of(lengths), Strides(table_of(lengths), size)
-    content = np.full((sum(-(-length // size) for length in lengths), size), -1)
-    row = 0
-    for base, length in zip(first.tolist(), lengths, strict=False):
-        for start in range(0, length, size):
-            part = np.arange(base + start, base + min(start + size, length))
+    first, strides = table_of(lengths), Strides(table_of(lengths), size * of_stride, of_stride)
+    padded = [-(-length // (size * of_stride)) * of_stride for length in lengths]
+    content, row = np.full((sum(padded), size), -1), 0
+    for base, length, chunks in zip(first.tolist(), lengths, padded, strict=False):
+        for chunk in range(chunks):
+            part = np.arange(base + chunk * size, base + min((chunk + 1) * size, length))
             content[row, : len(part)] = part
             row += 1
     pieces = []
@@ -38,44 +39,52 @@ def test_parts_of_pieces_are_their_tokens_each_in_its_stride(
     at = np.cumsum(counts) - counts
     parts = strides.cut(starts, counts, at)
     out = np.full(int(counts.sum()), -1)
-    for stride, start, length, place in zip(parts.strides, parts.starts, parts.lengths, parts.at, strict=True):
+    for chunk, start, length, place in zip(parts.chunks, parts.starts, parts.lengths, parts.at, strict=True):
         assert start + length <= size
-        out[place : place + length] = content[stride, start : start + length]
+        out[place : place + length] = content[chunk, start : start + length]
     assert out.tolist() == [token for start, count in pieces for token in range(start, start + count)]
     covering = strides.covering(starts, starts + counts)
-    assert sorted(covering.tolist()) == sorted(set(parts.strides.tolist()))
+    of_strides = {int(chunk) // of_stride for chunk in parts.chunks}
+    assert sorted(covering.tolist()) == [
+        stride * of_stride + part for stride in sorted(of_strides) for part in range(of_stride)
+    ]
 
 
-@given(lengths=shards, size=st.integers(1, 12), longest=st.integers(1, 5), data=st.data())
+@given(lengths=shards, size=st.integers(1, 12), of_stride=st.integers(1, 2), longest=st.integers(1, 5), data=st.data())
 def test_runs_are_the_strides_in_order_and_stay_in_their_shard(
-    lengths: list[int], size: int, longest: int, data: st.DataObject
+    lengths: list[int], size: int, of_stride: int, longest: int, data: st.DataObject
 ) -> None:
-    strides, counts = Strides(table_of(lengths), size), [-(-length // size) for length in lengths]
-    given_strides = data.draw(st.lists(st.integers(0, sum(counts) - 1), unique=True, max_size=12))
+    strides, counts = (
+        Strides(table_of(lengths), size * of_stride, of_stride),
+        [-(-length // (size * of_stride)) for length in lengths],
+    )
+    chunks = data.draw(st.lists(st.integers(0, sum(counts) * of_stride - 1), unique=True, max_size=12))
     found = []
-    for run in strides.runs(np.array(given_strides, np.int64), longest):
-        assert 0 < run.stop - run.first <= longest
-        assert run.stop <= counts[run.shard]
-        assert run.number == sum(counts[: run.shard]) + run.first
-        found += range(run.number, run.number + run.stop - run.first)
-    assert found == given_strides
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranged, "_RUN_STRIDES", longest)
+        for shard, first, stop in strides.runs(np.array(chunks, np.int64)):
+            assert 0 < stop - first <= longest
+            assert strides.first(shard) == sum(counts[:shard]) <= first
+            assert stop <= sum(counts[: shard + 1])
+            found += range(first, stop)
+    assert found == list(dict.fromkeys(chunk // of_stride for chunk in chunks))
 
 
-def memory_of(num_slots: int) -> TokenMemory:
-    return TokenMemory(num_slots, 4, np.dtype(np.uint16))
+def memory_of(num_slots: int) -> Memory:
+    return Memory(num_slots, 4)
 
 
-def put(memory: TokenMemory, *strides: int) -> None:
+def put(memory: Memory, *strides: int) -> None:
     reserved = memory.reserve(strides)
     for stride, slot in reserved:
-        memory.fill(slot, np.full(4, stride, np.uint16))
+        memory.fill(slot, np.full(4, stride, np.uint8))
     memory.publish(reserved)
 
 
-def held(memory: TokenMemory, among: int = 50) -> dict[int, int]:
+def held(memory: Memory, among: int = 50) -> dict[int, int]:
     """The strides that are there, and the token in the slot of each."""
     found = memory.slots(range(among)).tolist()
-    return {stride: int(memory.tokens[4 * slot]) for stride, slot in enumerate(found) if slot >= 0}
+    return {stride: int(memory.content[4 * slot]) for stride, slot in enumerate(found) if slot >= 0}
 
 
 def test_what_was_announced_stays_until_its_last_reader_is_done_with_it() -> None:
@@ -110,7 +119,7 @@ def test_a_slot_that_is_being_filled_is_nobody_elses_and_not_seen() -> None:
     assert held(memory) == {}
     for reserved in (first, second):
         for stride, slot in reserved:
-            memory.fill(slot, np.full(4, stride, np.uint16))
+            memory.fill(slot, np.full(4, stride, np.uint8))
         memory.publish(reserved)
     assert held(memory)[1] == 1
 

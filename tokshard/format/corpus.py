@@ -17,14 +17,20 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.files import LoadFile, map_file
 from tokshard.format.generations import combined_manifest
-from tokshard.format.manifest import Manifest
-from tokshard.format.schema import ShardFacts, shard_schema
+from tokshard.format.manifest import Manifest, decode_manifest
+from tokshard.format.schema import HASH_GROUP, ShardFacts, shard_schema
 from tokshard.format.shard import Shard
 from tokshard.format.shard_table import ShardTable
 from tokshard.format.source_table import all_sources, first_sources, open_tables
-from tokshard.format.stride_hashes import read_stride_hashes
+from tokshard.format.stride_hashes import group_hashes, read_stride_hashes
 from tokshard.format.tables import SHARD_TABLE_SCHEMA, SourceInfo
 from tokshard.store import Store
+
+REPLACED = (
+    "put the files back that the job began with, or start a new run on what is there now; 'tokshard verify' tells "
+    "whether it is whole"
+)
+"""What to do about a corpus that is not the one that was opened."""
 
 _MAX_OPEN_SHARDS = 256
 """Shards kept mapped; a map holds address space, not a file descriptor."""
@@ -94,6 +100,7 @@ class Corpus:
         self.shard_schema = shard_schema(_shard_facts(manifest))
         """The Arrow schema of every shard."""
         self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._versions: dict[int, str] = {}
         self._decode: Callable[[NDArray[Any]], str] | None = None
         self._first_sources: list[int] | None = None
 
@@ -203,24 +210,70 @@ class Corpus:
                 self._open.popitem(last=False)
         return shard
 
-    def stride_hashes(self, shard: int, start: int = 0, stop: int | None = None) -> NDArray[np.uint32]:
+    def check_in_place(self, shard: int) -> None:
+        """Refuse another corpus that took the place of this one, after a file was read that no hash covers.
+
+        Costs a stat, or a request. The manifest is compared when its file is not the one of the last check.
+
+        Args:
+            shard: of the generation that is checked.
+
+        Raises:
+            CorpusError: the manifest is gone, or another one.
+        """
+        number = self.shards.generation(shard)
+        store, manifest = self.generations[number]
+        path = store.where(names.MANIFEST)
+        try:
+            version = store.stat(names.MANIFEST).version
+            if version == self._versions.get(number):
+                return
+            found = store.get(names.MANIFEST)
+        except OSError as error:
+            raise DamagedCorpusError(
+                f"{path} cannot be read any more ({error.strerror}): the corpus was removed or replaced under the "
+                "running job",
+                hint=REPLACED,
+            ) from error
+        if decode_manifest(found, file=path) != manifest:
+            raise DamagedCorpusError(
+                f"{path} is not the one that was opened: the corpus was replaced under the running job", hint=REPLACED
+            )
+        self._versions[number] = version
+
+    def stride_hashes(self, shard: int, group: int | None = None, *, is_checked: bool = True) -> NDArray[np.uint32]:
         """The CRC-32 of every `HASH_STRIDE` tokens of one shard: uint32 [strides], of which the last may be short.
 
         Hashed are the bytes of the tokens from the first of the shard on, whatever record batch they lie in. Each call
         reads the hashes from the store, 4 bytes for every 8,192 tokens.
 
         Args:
-            start, stop: read the hashes of these strides of the shard only.
+            group: read this group of `HASH_GROUP` hashes only.
+            is_checked: whether the shard table has to vouch for them.
 
         Raises:
             IndexError: the corpus has no such shard.
-            DamagedCorpusError: the file of the hashes is missing or too short.
+            DamagedCorpusError: the file of the hashes is missing or too short, or holds others than the corpus was
+                opened with.
             StoreError: the store does not answer.
         """
         index = range(len(self.shards))[shard]
         below, _ = self.generations[self.shards.generation(index)]
-        strides = self.shards.strides(index)[start:stop]
-        return read_stride_hashes(below, strides.start, strides.stop)
+        strides, first = self.shards.strides(index), group or 0
+        if group is not None:
+            strides = strides[group * HASH_GROUP : (group + 1) * HASH_GROUP]
+        found = read_stride_hashes(below, strides.start, strides.stop)
+        if is_checked:
+            hashes = group_hashes(found)
+            wrong = np.flatnonzero(hashes != self.shards.group_hashes(index)[first : first + len(hashes)])
+            if len(wrong):
+                raise DamagedCorpusError(
+                    f"{below.where(names.STRIDE_HASHES)}: group {first + wrong[0]} of {self.shards[index].name} has "
+                    f"the CRC-32 {hashes[wrong[0]]:08x}, not the one in {names.SHARD_TABLE} as it was opened: the file "
+                    "is damaged, or the corpus was replaced under the running job",
+                    hint=REPLACED,
+                )
+        return found
 
     def close(self) -> None:
         """Drop the mapped shards. Views that are still referenced stay valid."""

@@ -25,6 +25,9 @@ ORDINAL_STRIDE = 65_536
 HASH_STRIDE = 8_192
 """Tokens of a shard that are hashed together in ``stride-hashes.bin``. Part of FORMAT_VERSION."""
 
+HASH_GROUP = 1_024
+"""Stride hashes of a shard that the shard table vouches for together. Part of FORMAT_VERSION."""
+
 ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, NotImplementedError, OverflowError)
 """What pyarrow raises for bytes that are not what they should be."""
 

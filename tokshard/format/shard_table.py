@@ -17,10 +17,11 @@ from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
 from tokshard.format.content import TokenHash
 from tokshard.format.manifest import Manifest
-from tokshard.format.schema import ORDINAL_STRIDE
+from tokshard.format.schema import HASH_GROUP, ORDINAL_STRIDE
 from tokshard.format.stride_hashes import HASH_BYTES, num_strides
 from tokshard.format.tables import SHARDS_PER_BATCH, BatchPlace, ShardInfo, Table
 
+_BATCH_COLUMNS = ("batch_documents", "batch_tokens", "batch_offsets_position", "batch_values_position")
 _MAX_KNOWN_RUNS = 256
 """Shards whose runs are kept."""
 
@@ -120,20 +121,19 @@ class ShardTable(Sequence[ShardInfo]):
 
     def batch_places(self, index: int) -> list[BatchPlace]:
         """The places of the record batches of one shard."""
-        columns = [
-            self._list(name, index).tolist()
-            for name in ("batch_documents", "batch_tokens", "batch_offsets_position", "batch_values_position")
-        ]
-        info = self[index]
+        table, row = self._place(index)
+        columns = [column.tolist() for column in table.lists_at(_BATCH_COLUMNS, row)]
+        num_documents = int(self.first_documents[index + 1] - self.first_documents[index])
+        num_tokens = int(self.first_tokens[index + 1] - self.first_tokens[index])
         if (
             len({len(column) for column in columns}) != 1
-            or sum(columns[0]) != info.num_documents
-            or sum(columns[1]) != info.num_tokens
+            or sum(columns[0]) != num_documents
+            or sum(columns[1]) != num_tokens
             or min(*columns[0], *columns[1]) < 1
         ):
             raise DamagedCorpusError(
-                f"{self._place(index)[0].path}: the batches of {info.name} hold {sum(columns[0])} documents and "
-                f"{sum(columns[1])} tokens, the shard {info.num_documents} and {info.num_tokens}; "
+                f"{table.path}: the batches of {self[index].name} hold {sum(columns[0])} documents and "
+                f"{sum(columns[1])} tokens, the shard {num_documents} and {num_tokens}; "
                 "every batch holds at least 1",
                 hint=RESTORE,
             )
@@ -175,6 +175,18 @@ class ShardTable(Sequence[ShardInfo]):
                 hint=RESTORE,
             )
         return ordinals
+
+    def group_hashes(self, index: int) -> NDArray[np.uint32]:
+        """For one shard, the CRC-32 of every `HASH_GROUP` stride hashes: uint32 [groups]."""
+        hashes = self._list("group_hashes", index).astype(np.uint32)
+        expected = -(-len(self.strides(index)) // HASH_GROUP)
+        if len(hashes) != expected:
+            raise DamagedCorpusError(
+                f"{self._place(index)[0].path}: {self[index].name} has {len(hashes)} hashes of groups, "
+                f"expected {expected}",
+                hint=RESTORE,
+            )
+        return hashes
 
     def strides(self, index: int) -> range:
         """Where the hashes of one shard are among those of its generation, as ``stride-hashes.bin`` holds them."""

@@ -1,6 +1,7 @@
 """``stride-hashes.bin``: a CRC-32 for every `HASH_STRIDE` tokens, so that a ranged read is checked before it is used.
 
-It finds what goes wrong by accident; against forgery there is the SHA-256 of every file.
+The shard table has the CRC-32 of every `HASH_GROUP` of them, so that those of another corpus are not taken for its own.
+Hashes find what goes wrong by accident; against forgery there is the SHA-256 of every file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format import names
-from tokshard.format.schema import HASH_STRIDE
+from tokshard.format.schema import HASH_GROUP, HASH_STRIDE
 from tokshard.store import Store
 
 HASH_BYTES = 4
@@ -63,6 +64,12 @@ class StrideHasher:
 def num_strides(num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many hashes shards of these lengths have; int64 [n], like `num_tokens`."""
     return -(-num_tokens // HASH_STRIDE)
+
+
+def group_hashes(hashes: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The CRC-32 of every `HASH_GROUP` stride hashes of one shard, of which the last may be fewer: uint32 [groups]."""
+    groups = range(0, len(hashes), HASH_GROUP)
+    return np.array([zlib.crc32(hashes[at : at + HASH_GROUP].data) for at in groups], np.uint32)
 
 
 def stride_hash_bytes(shards: pa.RecordBatch) -> pa.Buffer:

@@ -51,6 +51,8 @@ SHARD_TABLE_SCHEMA = _schema(
         "batch_values_position": _numbers(pa.int64()),
         # entry k: ordinal in the shard of the document that holds token k * ORDINAL_STRIDE
         "stride_documents": _numbers(pa.uint32()),
+        # entry k: CRC-32 of the stride hashes k * HASH_GROUP to (k + 1) * HASH_GROUP of the shard
+        "group_hashes": _numbers(pa.uint32()),
         # runs of documents that are consecutive records of one source
         "run_document": _numbers(pa.int64()),
         "run_source": _numbers(pa.int64()),
@@ -258,6 +260,10 @@ class Table:
             counts.append(found)
             parts.append(self._numbers_at(column, cells.values, int(ends[0]), int(ends[-1])))
         return np.concatenate(counts), np.concatenate(parts)
+
+    def lists_at(self, columns: Iterable[str], row: int) -> list[NDArray[np.int64]]:
+        """The lists of some columns in one row, as `list_at` gives them."""
+        return [self.list_at(column, row) for column in columns]
 
     def list_at(self, column: str, row: int) -> NDArray[np.int64]:
         """The list in one row, as an int64 array.

@@ -22,7 +22,7 @@ from tokshard.format.schema import (
     ShardFacts,
     shard_schema,
 )
-from tokshard.format.stride_hashes import StrideHasher
+from tokshard.format.stride_hashes import StrideHasher, group_hashes
 from tokshard.format.tables import WRITTEN_SHARD_SCHEMA
 from tokshard.store import Store
 
@@ -242,6 +242,7 @@ class _OpenShard:
         self._spool.file.flush()
         positions = list(_buffer_positions(self._spool.path))
         self._spool.put()
+        hashes = self._hasher.finish()
         return {
             "name": self._name,
             "num_documents": self._num_documents,
@@ -254,10 +255,11 @@ class _OpenShard:
             "batch_offsets_position": [offsets for offsets, _ in positions],
             "batch_values_position": [values for _, values in positions],
             "stride_documents": np.concatenate(self._strides),
+            "group_hashes": group_hashes(hashes),
             "run_document": np.concatenate(self._runs.documents),
             "run_source": np.concatenate(self._runs.sources),
             "run_record": np.concatenate(self._runs.records),
-            "stride_hashes": self._hasher.finish(),
+            "stride_hashes": hashes,
         }
 
     def discard(self) -> None:

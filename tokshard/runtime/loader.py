@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import LoaderError, PlanError
-from tokshard.runtime.bytes.cache import fetched
+from tokshard.runtime.bytes.source import fetched
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.locality import warnings_of_windows
 from tokshard.runtime.options import Weights, checked_weights, integer, real

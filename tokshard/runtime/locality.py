@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
 
-from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.cursor import Cursor
 from tokshard.runtime.order.pieces import AHEAD
 from tokshard.runtime.order.windows import CorpusOrder
@@ -15,16 +13,6 @@ from tokshard.wording import bytes_text
 
 MIN_WINDOW_STEPS = 16
 """A window that lasts fewer steps causes a warning: documents are shuffled only within their window."""
-
-
-@runtime_checkable
-class KeptSource(Protocol):
-    """A source that keeps what it reads in a cache."""
-
-    cache: Cache
-
-    def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:
-        """Bytes that so many blocks take in memory; 0 if they are mapped."""
 
 
 def steps_per_window(plan: StreamPlan, global_batch_size: int, cursor: Cursor | None = None) -> dict[str, float]:
@@ -50,7 +38,7 @@ def needed_memory(plan: StreamPlan, world_size: int) -> int:
     return sum(
         corpus.source.kept_bytes(_kept_blocks(corpus, world_size), corpus.shape.block_tokens)
         for corpus, weight in zip(plan.corpora, _weights(plan, None), strict=True)
-        if weight and isinstance(corpus.source, KeptSource)
+        if weight
     )
 
 
@@ -72,8 +60,8 @@ def warnings_of_windows(plan: StreamPlan, global_batch_size: int, world_size: in
             f"window_blocks={enough_window_blocks(plan.corpora[plan.names.index(name)], steps)} makes it "
             f"{MIN_WINDOW_STEPS}, for 8 bytes per document of a window"
         )
-    caches = {id(source.cache): source.cache for source in plan.sources if isinstance(source, KeptSource)}
-    given, needed = sum(cache.memory_bytes for cache in caches.values()), needed_memory(plan, world_size)
+    given = sum({id(source.counts): source.memory_bytes for source in plan.sources}.values())
+    needed = needed_memory(plan, world_size)
     if needed > given:
         found.append(
             f"the windows that are read and fetched at a time need {bytes_text(needed)} of memory, and "

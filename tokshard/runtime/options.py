@@ -86,7 +86,7 @@ def named_corpora(corpora: CorpusLike | Mapping[str, CorpusLike]) -> dict[str, C
     for name, corpus in named.items():
         if not isinstance(name, str):
             raise PlanError(f"{name!r} names a corpus, expected a string", hint="give {name: directory, ...}")
-        if not isinstance(corpus, str | os.PathLike) and not hasattr(corpus, "fingerprint"):
+        if not isinstance(corpus, str | os.PathLike) and not isinstance(corpus, TokenSource):
             raise PlanError(
                 f"corpus {name!r} is {corpus!r:.100}, expected a directory",
                 hint="give {name: directory, ...}, or one directory",

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tokshard.errors import PlanError
 from tokshard.runtime import options
 from tokshard.runtime.bytes.cache import Cache
-from tokshard.runtime.bytes.source import TokenSource, completed
+from tokshard.runtime.bytes.source import TokenSource
 from tokshard.runtime.cursor import MAX_SAMPLE, Cursor, Length, identity_of
 from tokshard.runtime.options import MAX_EPOCHS, CorpusLike, Weights, integer
 from tokshard.runtime.order.mixture import Mixture
@@ -410,7 +410,7 @@ def _open(corpus: CorpusLike, generation: int | None, cache: Cache) -> TokenSour
         from tokshard.runtime.bytes.corpus import CorpusSource  # imports pyarrow, which an order does not need
 
         return CorpusSource(corpus, generation=generation, cache=cache)
-    return completed(corpus)
+    return corpus
 
 
 def _reopened(sources: tuple[TokenSource, ...]) -> tuple[TokenSource, ...]:

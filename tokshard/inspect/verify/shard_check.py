@@ -220,9 +220,11 @@ class _TokenCheck:
         corpus, info = self._corpus, self._corpus.shards[self._index]
         if self._content != info.tokens_hash:
             yield Problem(names.SHARD_TABLE, f"gives {info.name} another hash of its tokens than the shard has")
+        found = self._strides.finish()
+        for wrong in np.flatnonzero(corpus.shards.group_hashes(self._index) != group_hashes(found))[:1].tolist():
+            yield Problem(names.SHARD_TABLE, f"has another hash of group {wrong} of {info.name} than its tokens")
         try:
-            found = self._strides.finish()
-            stored = corpus.stride_hashes(self._index) if has_strides else found
+            stored = corpus.stride_hashes(self._index, is_checked=False) if has_strides else found
         except CorpusError as error:
             yield problem_of(corpus.store, names.STRIDE_HASHES, error)
             return

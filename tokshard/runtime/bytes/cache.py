@@ -1,29 +1,28 @@
 """What was read of corpora that are not mapped: in memory, up to a limit, and read ahead of need.
 
-The corpora of a plan share one cache: its memory, its threads and its counts.
+The corpora of a plan share one cache: its memory, its threads and its counts. A cache knows neither corpora nor tokens:
+it keeps *chunks* of one size, numbered by whoever reads them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokshard.errors import UsageError
 from tokshard.runtime.bytes.copying import copy_pieces
-from tokshard.runtime.bytes.fetchers import Fetchers, Task
-from tokshard.runtime.bytes.strides import Parts, Run, Strides
-from tokshard.runtime.bytes.token_memory import TokenMemory
+from tokshard.runtime.bytes.fetchers import Fetchers
+from tokshard.runtime.bytes.source import ReadCounts
 from tokshard.runtime.options import integer
 from tokshard.store import is_uri, without_secrets
 from tokshard.store.record_cache import RecordCache
@@ -38,49 +37,134 @@ CONNECTIONS = 64
 
 _MOST_CONNECTIONS = 1_024
 
-_RUN_STRIDES = 32
-"""Strides of one request: 256k tokens."""
-
 _CORPUS = 1 << 44
-"""Strides of a corpus, to number those of several corpora in one sequence."""
-
-
-@dataclass(slots=True)
-class ReadCounts:
-    """What was read through a cache since it was made, by this process.
-
-    Args:
-        hits: parts of documents that were in memory when they were needed.
-        misses: those that had to be waited for.
-        requests: to stores.
-        fetched_bytes: from stores, hashes included.
-        disk_bytes: from the directory of the cache.
-        wrong_strides: strides of wrong bytes, which were fetched again.
-        wait_seconds: time that readers waited.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    requests: int = 0
-    fetched_bytes: int = 0
-    disk_bytes: int = 0
-    wrong_strides: int = 0
-    wait_seconds: float = 0.0
-
-
-def fetched(sources: Iterable[object]) -> dict[str, float]:
-    """What this process has read of sources that are not mapped: sums of `ReadCounts` over their caches, by name."""
-    caches = {id(cache): cache for source in sources if isinstance(cache := getattr(source, "cache", None), Cache)}
-    found = [dataclasses.asdict(cache.counts) for cache in caches.values()]
-    return {item.name: sum(each[item.name] for each in found) for item in dataclasses.fields(ReadCounts)}
+"""Chunks of a corpus, to number those of several corpora in one sequence."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetch:
-    """Strides that are on their way."""
+class Request:
+    """Chunks that are fetched together.
 
-    run: Run
-    task: Task[NDArray[Any]]
+    Args:
+        chunks: their numbers.
+        path: of the shard that they are part of.
+        work: gives their tokens, checked, one chunk after another; the last one may be short.
+    """
+
+    chunks: range
+    path: str
+    work: Callable[[], NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Pieces cut where chunks begin; int64 [n] each.
+
+    Args:
+        chunks: the chunk that holds each part.
+        starts: token where it starts there.
+        lengths: its tokens.
+        at: where it goes.
+    """
+
+    chunks: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    at: NDArray[np.int64]
+
+    def __getitem__(self, chosen: NDArray[np.bool_]) -> Parts:
+        return Parts(self.chunks[chosen], self.starts[chosen], self.lengths[chosen], self.at[chosen])
+
+
+class Chunks(Protocol):
+    """What chunks of one corpus are."""
+
+    def requests(self, chunks: NDArray[np.int64]) -> Iterable[Request]:
+        """What brings some chunks, and perhaps others; int64 [n], each once. Under the lock of the cache."""
+
+    def waits_for(self, path: str) -> None:
+        """A shard is waited for."""
+
+
+class Memory:
+    """Chunks in memory: slots of one array that is allocated once and filled as chunks come. Needs a lock around it.
+
+    Chunks that a reader has announced stay until it is done with them. Others are dropped when a slot is needed, those
+    first that were not used for longest. So memory grows to what readers announce at a time, and up to the limit.
+
+    Attributes:
+        content: uint8 [slots * chunk_bytes]; what no chunk was written to is not backed by memory.
+    """
+
+    def __init__(self, num_slots: int, chunk_bytes: int) -> None:
+        self.content: NDArray[np.uint8] = np.empty(num_slots * chunk_bytes, np.uint8)
+        self.chunk_bytes = chunk_bytes
+        self._num_slots, self._num_used = num_slots, 0
+        self._free: list[int] = []
+        self._slots: dict[int, int] = {}
+        self._readers: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, chunk: int) -> bool:
+        return chunk in self._slots
+
+    @property
+    def room(self) -> int:
+        """Slots that are free or hold what no reader has announced."""
+        return self._num_slots - len(self._slots) + len(self._idle)
+
+    def slots(self, chunks: Sequence[int]) -> NDArray[np.int64]:
+        """The slot of each chunk, int64 [n]; -1: it is not here."""
+        find, idle = self._slots.get, self._idle
+        if idle:
+            for chunk in chunks:
+                if chunk in idle:
+                    idle.move_to_end(chunk)
+        return np.fromiter((find(chunk, -1) for chunk in chunks), np.int64, len(chunks))
+
+    def announce(self, chunks: Iterable[int]) -> None:
+        """A reader will read these: keep them."""
+        for chunk in chunks:
+            self._readers[chunk] = self._readers.get(chunk, 0) + 1
+            self._idle.pop(chunk, None)
+
+    def release(self, chunks: Iterable[int]) -> None:
+        """A reader that announced these is done with them."""
+        for chunk in chunks:
+            left = self._readers.pop(chunk, 0) - 1
+            if left > 0:
+                self._readers[chunk] = left
+            elif chunk in self._slots:
+                self._idle[chunk] = None
+
+    def reserve(self, chunks: Iterable[int]) -> list[tuple[int, int]]:
+        """Pairs of a chunk that is not here and a slot, as far as there is room; the caller's until it is published."""
+        return [(chunk, slot) for chunk in chunks if chunk not in self._slots and (slot := self._slot()) is not None]
+
+    def fill(self, slot: int, content: NDArray[np.uint8]) -> None:
+        """Write a chunk into a slot that was reserved. Needs no lock."""
+        start = slot * self.chunk_bytes
+        self.content[start : start + len(content)] = content
+
+    def publish(self, reserved: Iterable[tuple[int, int]]) -> None:
+        """Let all have the chunks of slots that were filled."""
+        for chunk, slot in reserved:
+            if chunk in self._slots:  # of another fetch
+                self._free.append(slot)
+                continue
+            self._slots[chunk] = slot
+            if chunk not in self._readers:
+                self._idle[chunk] = None
+
+    def _slot(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        if self._idle:  # before new memory is touched
+            return self._slots.pop(self._idle.popitem(last=False)[0])
+        if self._num_used == self._num_slots:
+            return None
+        self._num_used += 1
+        return self._num_used - 1
 
 
 class Cache:
@@ -129,182 +213,145 @@ class Cache:
             "connections": self.connections,
         }
         self.disk = None if directory is None else RecordCache(directory, cache_bytes)
-        self._num_corpora = 0
-        self.renew()
-        _caches.add(self)
+        self._begin()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (partial(Cache, **self._arguments), ())
 
-    def renew(self) -> None:
-        """Begin with nothing."""
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self.counts = ReadCounts()
-        self.lock = threading.Lock()
         self.fetchers = Fetchers(self.connections)
-        self.hash_fetchers = Fetchers(self.connections)
-        self.running: dict[int, _Fetch] = {}
-        self._memories: dict[np.dtype[Any], TokenMemory] = {}
+        self._lock = threading.Lock()
+        self._running: dict[int, tuple[Request, Future[NDArray[Any]]]] = {}
+        self._released: deque[NDArray[np.int64]] = deque()
+        self._memory: Memory | None = None
+        self._num_corpora = 0
 
-    def count(self, **amounts: float) -> None:
-        """Add to the counts."""
-        with self.lock:
-            for name, amount in amounts.items():
-                setattr(self.counts, name, getattr(self.counts, name) + amount)
+    def join(self, chunk_bytes: int) -> int:
+        """The number of the first chunk of another corpus; a process that was forked begins with nothing.
 
-    def memory(self, dtype: np.dtype[Any], stride_tokens: int) -> TokenMemory:
-        """The memory for tokens of a type, allocated when it is first asked for. To be used under the lock."""
-        found = self._memories.get(dtype)
-        if found is None:
-            num_slots = self.memory_bytes // (stride_tokens * dtype.itemsize)
-            found = self._memories[dtype] = TokenMemory(num_slots, stride_tokens, dtype)
-        return found
-
-    def next_base(self) -> int:
-        """The number of the first stride of another corpus."""
-        with self.lock:
+        Args:
+            chunk_bytes: the same for all corpora.
+        """
+        if self._pid != os.getpid():
+            self._begin()
+        with self._lock:
+            if self._memory is None:
+                self._memory = Memory(self.memory_bytes // chunk_bytes, chunk_bytes)
             self._num_corpora += 1
             return (self._num_corpora - 1) * _CORPUS
 
+    def count(self, **amounts: float) -> None:
+        """Add to the counts."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self.counts, name, getattr(self.counts, name) + amount)
 
-_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
-
-
-def _renew_all() -> None:
-    for cache in list(_caches):
-        cache.renew()
-
-
-os.register_at_fork(after_in_child=_renew_all)
-
-
-class CachedStrides:
-    """The strides of one corpus, read through a cache. Threads may share it.
-
-    Args:
-        fetch: reads and checks a run of strides; called in threads of the cache.
-        touch: called with the number of a shard before it is waited for.
-    """
-
-    def __init__(
-        self,
-        cache: Cache,
-        strides: Strides,
-        dtype: np.dtype[Any],
-        fetch: Callable[[Run], NDArray[Any]],
-        touch: Callable[[int], None],
-    ) -> None:
-        self._cache, self._strides, self._dtype = cache, strides, dtype
-        self._fetch, self._touch = fetch, touch
-        self._base = cache.next_base()
-        self._released: deque[NDArray[np.int64]] = deque()
-
-    def read(self, parts: Parts, out: NDArray[Any]) -> None:
+    def read(self, parts: Parts, out: NDArray[Any], corpus: Chunks) -> None:
         """Copy tokens; what is not in memory is fetched, together.
 
         Raises:
             DamagedCorpusError: bytes are missing or wrong.
             StoreError: the store does not answer.
         """
-        cache = self._cache
-        with cache.lock:
-            memory = self._memory()
-            slots = memory.slots((parts.strides + self._base).tolist())
+        with self._lock:
+            memory = self._current()
+            slots = memory.slots(parts.chunks.tolist())
             is_here = slots >= 0
             num_here = int(np.count_nonzero(is_here))
-            cache.counts.hits += num_here
-            cache.counts.misses += len(slots) - num_here
+            self.counts.hits += num_here
+            self.counts.misses += len(slots) - num_here
+            chunk_tokens = memory.chunk_bytes // out.itemsize
             if num_here:  # under the lock, because a slot may be used again after it
-                here, elements = parts, slots * memory.stride_tokens + parts.starts
+                here, elements = parts, slots * chunk_tokens + parts.starts
                 if num_here < len(slots):
                     here, elements = parts[is_here], elements[is_here]
-                copy_pieces(memory.tokens, elements, here.lengths, out, here.at)
+                copy_pieces(memory.content.view(out.dtype), elements, here.lengths, out, here.at)
             if num_here == len(slots):
                 return
             rest = parts[~is_here]
-            fetches = self._fetches(np.unique(rest.strides), is_urgent=True)
-        tokens = self._wait(fetches)
-        for number, start, length, place in zip(
-            rest.strides.tolist(), rest.starts.tolist(), rest.lengths.tolist(), rest.at.tolist(), strict=True
+            fetches = self._fetches(np.unique(rest.chunks), corpus, is_urgent=True)
+        tokens = self._wait(fetches, corpus)
+        for chunk, start, length, place in zip(
+            rest.chunks.tolist(), rest.starts.tolist(), rest.lengths.tolist(), rest.at.tolist(), strict=True
         ):
-            first, found = tokens[number]
-            begin = (number - first) * self._strides.tokens + start
+            first, found = tokens[chunk]
+            begin = (chunk - first) * chunk_tokens + start
             out[place : place + length] = found[begin : begin + length]
 
-    def announce(self, strides: NDArray[np.int64]) -> None:
-        """Fetch strides that will be read, as far as there is room, and keep them.
+    def announce(self, chunks: NDArray[np.int64], corpus: Chunks) -> None:
+        """Fetch chunks that will be read, as far as there is room, and keep them.
 
         Args:
-            strides: int64 [n], in the order in which they are needed.
+            chunks: int64 [n], in the order in which they are needed.
         """
-        cache = self._cache
-        with cache.lock:
-            memory, keys = self._memory(), (strides + self._base).tolist()
-            memory.announce(keys)
-            missing = [index for index, key in enumerate(keys) if key not in memory and key not in cache.running]
-            room = max(0, memory.room - len(cache.running))
-            self._fetches(strides[missing[:room]], is_urgent=False)
+        with self._lock:
+            memory, numbers = self._current(), chunks.tolist()
+            memory.announce(numbers)
+            missing = [i for i, chunk in enumerate(numbers) if chunk not in memory and chunk not in self._running]
+            room = max(0, memory.room - len(self._running))
+            self._fetches(chunks[missing[:room]], corpus, is_urgent=False)
 
-    def release(self, strides: NDArray[np.int64]) -> None:
-        """Strides that were announced are not needed any more."""
+    def release(self, chunks: NDArray[np.int64]) -> None:
+        """Chunks that were announced are not needed any more."""
         # without the lock: readers that are freed call this, perhaps while this thread has it
-        self._released.append(strides)
+        self._released.append(chunks)
 
-    def _memory(self) -> TokenMemory:
-        """The memory of the cache, without what was released. Under the lock."""
-        memory = self._cache.memory(self._dtype, self._strides.tokens)
+    def _current(self) -> Memory:
+        """The memory, without what was released. Under the lock."""
+        memory = self._memory
+        assert memory is not None, "a corpus joined"
         while self._released:
-            memory.release((self._released.popleft() + self._base).tolist())
+            memory.release(self._released.popleft().tolist())
         return memory
 
-    def _fetches(self, strides: NDArray[np.int64], *, is_urgent: bool) -> list[_Fetch]:
-        """What brings some strides: fetches that are under way, and new ones. Under the lock."""
-        running, fetchers = self._cache.running, self._cache.fetchers
-        keys = (strides + self._base).tolist()
-        found = {id(fetch): fetch for key in keys if (fetch := running.get(key)) is not None}
+    def _fetches(
+        self, chunks: NDArray[np.int64], corpus: Chunks, *, is_urgent: bool
+    ) -> list[tuple[Request, Future[NDArray[Any]]]]:
+        """What brings some chunks: fetches that are under way, and new ones. Under the lock."""
+        running = self._running
+        numbers = chunks.tolist()
+        found = {id(fetch): fetch for number in numbers if (fetch := running.get(number)) is not None}
         if is_urgent:
-            for fetch in found.values():
-                fetchers.hurry(fetch.task)
-        is_new = np.array([key not in running for key in keys], np.bool_)
-        for run in self._strides.runs(strides[is_new], _RUN_STRIDES):
-            fetch = _Fetch(run, fetchers.start(partial(self._bring, run), is_urgent=is_urgent))
+            for _, future in found.values():
+                self.fetchers.hurry(future)
+        is_new = np.array([number not in running for number in numbers], np.bool_)
+        for request in corpus.requests(chunks[is_new]):
+            fetch = request, self.fetchers.start(partial(self._bring, request), is_urgent=is_urgent)
             found[id(fetch)] = fetch
-            for key in self._keys(run):
-                running[key] = fetch
+            running.update(dict.fromkeys(request.chunks, fetch))
         return list(found.values())
 
-    def _bring(self, run: Run) -> NDArray[Any]:
-        """Fetch strides, and keep them in memory; in a thread of the cache."""
-        cache, keys, size = self._cache, self._keys(run), self._strides.tokens
+    def _bring(self, request: Request) -> NDArray[Any]:
+        """Fetch chunks, and keep them in memory; in a thread of the cache."""
         try:
-            tokens = self._fetch(run)
-            with cache.lock:
-                memory = self._memory()
-                reserved = memory.reserve(keys)
-            for key, slot in reserved:  # without the lock: readers go on meanwhile
-                start = (key - keys.start) * size
-                memory.fill(slot, tokens[start : start + size])
-            with cache.lock:
+            tokens = request.work()
+            with self._lock:
+                memory = self._current()
+                reserved = memory.reserve(request.chunks)
+            content = tokens.view(np.uint8)
+            for chunk, slot in reserved:  # without the lock: readers go on meanwhile
+                start = (chunk - request.chunks.start) * memory.chunk_bytes
+                memory.fill(slot, content[start : start + memory.chunk_bytes])
+            with self._lock:
                 memory.publish(reserved)
         finally:
-            with cache.lock:
-                for key in keys:
-                    cache.running.pop(key, None)
+            with self._lock:
+                for chunk in request.chunks:
+                    self._running.pop(chunk, None)
         return tokens
 
-    def _wait(self, fetches: list[_Fetch]) -> dict[int, tuple[int, NDArray[Any]]]:
-        """The first stride of each run and its tokens, by the number of each stride."""
+    def _wait(
+        self, fetches: Iterable[tuple[Request, Future[NDArray[Any]]]], corpus: Chunks
+    ) -> dict[int, tuple[int, NDArray[Any]]]:
+        """The first chunk of each request and its tokens, by the number of each chunk."""
         started = time.perf_counter()
         found: dict[int, tuple[int, NDArray[Any]]] = {}
         try:
-            for fetch in fetches:
-                self._touch(fetch.run.shard)
-                tokens = fetch.task.result()
-                first = fetch.run.number
-                found.update(dict.fromkeys(range(first, first + fetch.run.stop - fetch.run.first), (first, tokens)))
+            for request, future in fetches:
+                corpus.waits_for(request.path)
+                found.update(dict.fromkeys(request.chunks, (request.chunks.start, future.result())))
         finally:
-            self._cache.count(wait_seconds=time.perf_counter() - started)
+            self.count(wait_seconds=time.perf_counter() - started)
         return found
-
-    def _keys(self, run: Run) -> range:
-        first = self._base + run.number
-        return range(first, first + run.stop - run.first)

@@ -6,7 +6,6 @@ whatever the pieces are. In between, many pieces are copied as overlapping halve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -31,14 +30,31 @@ def _numbers() -> NDArray[np.int64]:
     return np.arange(_GATHER_TOKENS)
 
 
-def are_short(lengths: NDArray[np.int64]) -> bool:
-    """Whether pieces are so short, or so many, that `copy_short` is faster than slices."""
-    return bool(lengths.sum() < GATHER_BELOW * len(lengths)) or _are_halved(lengths)
+def spread(first: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Stretches of consecutive numbers, one after another: which stretch each number is of, and the number.
+
+    Args:
+        first, counts: int64 [n], the first number of each stretch, and how many there are.
+    """
+    owners = np.repeat(np.arange(len(counts)), counts)
+    return owners, np.arange(len(owners)) + np.repeat(first - np.cumsum(counts) + counts, counts)
 
 
-def _are_halved(lengths: NDArray[np.int64]) -> bool:
-    count = len(lengths)
-    return count >= MANY and bool(HALVES_FROM * count <= lengths.sum() < HALVES_BELOW * count)
+def cut_at(
+    bounds: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Stretches cut where units begin, such as shards.
+
+    Args:
+        bounds: int64 [units + 1], where each begins, and the end of the last one.
+        starts, stops: int64 [n], each start below its stop.
+
+    Returns:
+        int64 [parts] each: number of the stretch, number of the unit, start and stop of the part.
+    """
+    first = bounds.searchsorted(starts, "right") - 1
+    owners, units = spread(first, bounds.searchsorted(stops, "left") - first)
+    return owners, units, np.maximum(starts[owners], bounds[units]), np.minimum(stops[owners], bounds[units + 1])
 
 
 def copy_pieces(
@@ -49,26 +65,13 @@ def copy_pieces(
     at: NDArray[np.int64],
 ) -> None:
     """Copy pieces of one array in the fastest way; arguments as for `gather`."""
-    if are_short(lengths):
-        copy_short(memory, elements, lengths, out, at)
-        return
-    stops = (elements + lengths).tolist()
-    views = [memory[start:stop] for start, stop in zip(elements.tolist(), stops, strict=True)]
-    copy_slices(views, lengths, out, at)
-
-
-def copy_short(
-    memory: NDArray[Any],
-    elements: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    out: NDArray[Any],
-    at: NDArray[np.int64],
-) -> None:
-    """Copy pieces for which `are_short` holds; arguments as for `gather`."""
-    if _are_halved(lengths):
+    count, total = len(lengths), int(lengths.sum())
+    if count >= MANY and HALVES_FROM * count <= total < HALVES_BELOW * count:
         copy_halves(memory, elements, lengths, out, at)
-    else:
+    elif total < GATHER_BELOW * count:
         gather(memory, elements, lengths, out, at)
+    else:
+        copy_slices(memory, elements, lengths, out, at)
 
 
 def copy_halves(
@@ -151,14 +154,15 @@ def _gather_some(
 
 
 def copy_slices(
-    views: Sequence[NDArray[Any]], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
+    memory: NDArray[Any],
+    elements: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    out: NDArray[Any],
+    at: NDArray[np.int64],
 ) -> None:
-    """Copy pieces, each given as an array of its own.
-
-    Args:
-        lengths: int64 [n], their tokens.
-        out, at: as in `TokenSource.read`.
-    """
+    """Copy pieces of one array as slices; arguments as for `gather`."""
+    stops = (elements + lengths).tolist()
+    views = [memory[start:stop] for start, stop in zip(elements.tolist(), stops, strict=True)]
     low = 0
     for high, place, stop in _runs(lengths, at):
         np.concatenate(views[low:high], out=out[place:stop])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,28 +14,13 @@ from tokshard.format.opening import open_corpus
 from tokshard.runtime.bytes.cache import Cache
 from tokshard.runtime.bytes.mapped import MappedCorpus
 from tokshard.runtime.bytes.ranged import RangedCorpus, stride_tokens_of
-from tokshard.runtime.bytes.source import DocumentSpan
+from tokshard.runtime.bytes.source import DocumentSpan, ReadCounts, TokenSource
 from tokshard.store import absolute_location
 
 _SHARDS_AT_ONCE = 32
 
 
-class TouchedShard:
-    """The shard that was touched last.
-
-    Attributes:
-        path: of the shard; None at first.
-    """
-
-    def __init__(self) -> None:
-        self.path: str | None = None
-
-    def __call__(self, path: str) -> None:
-        """Remember a shard that will be touched next."""
-        self.path = path
-
-
-class CorpusSource:
+class CorpusSource(TokenSource):
     """A corpus as one sequence of tokens, shard after shard.
 
     Shards are memory-mapped. With ``access="pread"``, and of a corpus in an object store or on a web server, blocks are
@@ -56,11 +40,8 @@ class CorpusSource:
 
     Attributes:
         corpus: the open corpus.
-        num_tokens, dtype, fingerprint, tokenizer, is_in_memory: as `TokenSource` says.
+        num_tokens, dtype, fingerprint, tokenizer, is_in_memory, earlier_fingerprints: as `TokenSource` says.
         eos_id: the token that ends every document.
-        is_remote: whether the corpus is not on this machine. A process that was forked after it was opened cannot read
-            it.
-        touched: the shard that was touched last.
         cache: what was read of it, unless it is mapped.
 
     Raises:
@@ -85,10 +66,10 @@ class CorpusSource:
         self.eos_id = self.corpus.eos_id
         self.fingerprint = self.corpus.fingerprint
         self.tokenizer = self.corpus.manifest.tokenizer.canonical_sha256
-        self.is_remote = self.corpus.store.local_path(names.MANIFEST) is None
-        self.is_in_memory = access == "mmap" and not self.is_remote
-        self.touched = TouchedShard()
+        self.is_in_memory = access == "mmap" and self.corpus.store.local_path(names.MANIFEST) is not None
+        self.earlier_fingerprints = self.corpus.content_fingerprints[:-1]
         self.cache = Cache() if cache is None else cache
+        self._opened: tuple[int, MappedCorpus | RangedCorpus] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         generation = self.corpus.num_generations - 1
@@ -98,14 +79,19 @@ class CorpusSource:
         return repr(self.corpus)
 
     @property
-    def earlier_fingerprints(self) -> tuple[str, ...]:
-        """The content fingerprints of the corpus up to each generation before the newest that is read."""
-        return self.corpus.content_fingerprints[:-1]
-
-    @property
     def reading(self) -> str | None:
         """Path of the shard that was touched last: if a read hangs, it hangs there."""
-        return self.touched.path
+        return self._reader.reading
+
+    @property
+    def counts(self) -> ReadCounts | None:
+        """What was read through the cache; None: the corpus is mapped."""
+        return None if self.is_in_memory else self.cache.counts
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the cache may keep in memory."""
+        return 0 if self.is_in_memory else self.cache.memory_bytes
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
@@ -127,13 +113,11 @@ class CorpusSource:
 
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Fetch these blocks in the background; does nothing with maps, of which the kernel reads ahead by itself."""
-        if not self.is_in_memory and isinstance(self._reader, RangedCorpus):
-            self._reader.will_read(starts, stops)
+        self._reader.will_read(starts, stops)
 
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Forget blocks that were announced to `will_read`."""
-        if not self.is_in_memory and isinstance(self._reader, RangedCorpus):
-            self._reader.has_read(starts, stops)
+        self._reader.has_read(starts, stops)
 
     def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:
         """Bytes that so many blocks take in the memory of the cache; 0 if they are mapped."""
@@ -146,8 +130,7 @@ class CorpusSource:
             DamagedCorpusError: a shard is missing or not what the manifest says.
         """
         document, start, stop = self._reader.document_at(position)
-        shard, _ = self.corpus.shards.find(document)
-        return DocumentSpan(shard=self.corpus.shards[shard].name, document=document, start=start, stop=stop)
+        return self._span(document, start, stop)
 
     def place_of(self, document: int) -> DocumentSpan:
         """A document by its number in the corpus.
@@ -159,8 +142,8 @@ class CorpusSource:
         if document < 0:
             raise IndexError(f"document {document}; documents are numbered from 0")
         shard, row = self.corpus.shards.find(document)
-        start, stop = self._reader.bounds(shard, row)
-        return DocumentSpan(shard=self.corpus.shards[shard].name, document=document, start=start, stop=stop)
+        starts, stops = self._reader.bounds_of(shard, np.array([row]))
+        return self._span(document, int(starts[0]), int(stops[0]))
 
     def spans_of(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Starts and stops in the corpus of many documents: int64 [n] each. Those of a shard are read together.
@@ -189,11 +172,18 @@ class CorpusSource:
         starts, stops = zip(*found, strict=True)
         return np.concatenate(starts), np.concatenate(stops)
 
-    @cached_property
+    def _span(self, document: int, start: int, stop: int) -> DocumentSpan:
+        shard, _ = self.corpus.shards.find(document)
+        return DocumentSpan(shard=self.corpus.shards[shard].name, document=document, start=start, stop=stop)
+
+    @property
     def _reader(self) -> MappedCorpus | RangedCorpus:
-        if self.is_in_memory:
-            return MappedCorpus(self.corpus, self.touched)
-        return RangedCorpus(self.corpus, self.touched, self.cache)
+        """What reads it in this process: a forked one begins anew, because a lock may have been held at the fork."""
+        opened = self._opened
+        if opened is None or opened[0] != os.getpid():
+            reader = MappedCorpus(self.corpus) if self.is_in_memory else RangedCorpus(self.corpus, self.cache)
+            self._opened = opened = os.getpid(), reader
+        return opened[1]
 
 
 def _reopened(location: str, access: str, generation: int, cache: Cache) -> CorpusSource:

@@ -1,11 +1,17 @@
-"""A corpus of which only the strides that hold what is asked for are read, ahead of need where that is known."""
+"""A corpus of which only the strides that hold what is asked for are read, ahead of need where that is known.
+
+A stride is `HASH_STRIDE` tokens of one shard; the last of a shard may be shorter. The *place* of a token is its
+position in the corpus if every shard were padded to whole strides. A chunk of the cache is a stride of 16-bit tokens,
+or half of one of 32-bit tokens: so a place is a chunk and a token in it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,18 +20,184 @@ from numpy.typing import NDArray
 
 from tokshard.errors import RESTORE, DamagedCorpusError
 from tokshard.format.corpus import Corpus
-from tokshard.format.schema import HASH_STRIDE
-from tokshard.runtime.bytes.cache import Cache, CachedStrides
-from tokshard.runtime.bytes.checked_shards import CheckedShards, StrideHashes
-from tokshard.runtime.bytes.shard_bytes import ShardBytes
-from tokshard.runtime.bytes.shard_places import ShardPlaces
-from tokshard.runtime.bytes.strides import Strides
+from tokshard.format.schema import HASH_STRIDE, ORDINAL_STRIDE
+from tokshard.runtime.bytes.cache import Cache, Parts, Request
+from tokshard.runtime.bytes.copying import cut_at, spread
+from tokshard.runtime.bytes.fetch import Fetch, ShardFile
+from tokshard.store.record_cache import RecordFile
 
 _MAX_SHARDS = 8_192
 """Shards whose places of record batches are kept."""
 
 _ENDS_TOKENS = 4 << 20
 """Tokens in which ends of documents are looked for at a time."""
+
+_RUN_STRIDES = 32
+"""Strides of one request: 256k tokens."""
+
+
+class Strides:
+    """Where the strides of a corpus lie, and what chunks they are; chunks are numbered through the corpus.
+
+    Args:
+        first_tokens: int64 [shards + 1], position of the first token of each shard, and the end of the corpus.
+        tokens: of a stride.
+        chunks: of a stride.
+    """
+
+    def __init__(self, first_tokens: NDArray[np.int64], tokens: int, chunks: int) -> None:
+        self._first_tokens, self._tokens, self._chunks = first_tokens, tokens, chunks
+        self._chunk_tokens = tokens // chunks
+        counts = -(-np.diff(first_tokens) // tokens)
+        firsts: NDArray[np.int64] = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self._shift = firsts * tokens - first_tokens
+        self._bounds: list[int] = firsts.tolist()
+
+    def cut(self, starts: NDArray[np.int64], lengths: NDArray[np.int64], at: NDArray[np.int64]) -> Parts:
+        """Cut pieces, each of which lies in one shard, where chunks begin.
+
+        Args:
+            starts, lengths: int64 [n], positions and tokens of the pieces; at least 1 token.
+            at: int64 [n], where each goes.
+        """
+        size = self._chunk_tokens
+        places = self._places(starts)
+        stops = places + lengths
+        first = places // size
+        counts = (stops - 1) // size - first + 1
+        if len(counts) == int(counts.sum()):
+            return Parts(first, places - first * size, lengths, at)
+        pieces, chunks = spread(first, counts)
+        begins = np.maximum(places[pieces], chunks * size)
+        ends = np.minimum(stops[pieces], (chunks + 1) * size)
+        return Parts(chunks, begins - chunks * size, ends - begins, at[pieces] + begins - places[pieces])
+
+    def covering(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The chunks of the strides that hold some stretches of the corpus, each once, in the order of the stretches.
+
+        Args:
+            starts, stops: int64 [n], each start below its stop. A stretch may go over several shards.
+        """
+        first = self._places(starts) // self._tokens
+        counts = self._places(stops - 1) // self._tokens - first + 1
+        _, found = spread(first * self._chunks, counts * self._chunks)
+        _, index = np.unique(found, return_index=True)
+        chunks: NDArray[np.int64] = found[np.sort(index)]
+        return chunks
+
+    def runs(self, chunks: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """Put strides together that follow each other in a shard, in the order in which their chunks are given.
+
+        Args:
+            chunks: int64 [n].
+
+        Yields:
+            The shard, and the first stride and the one after the last, counted through the corpus.
+        """
+        strides = list(dict.fromkeys((chunks // self._chunks).tolist()))
+        low = 0
+        while low < len(strides):
+            first, high = strides[low], low + 1
+            shard = bisect_right(self._bounds, first) - 1
+            most = min(first + _RUN_STRIDES, self._bounds[shard + 1])
+            while high < len(strides) and strides[high] == first + high - low < most:
+                high += 1
+            yield shard, first, first + high - low
+            low = high
+
+    def first(self, shard: int) -> int:
+        """The first stride of a shard."""
+        return self._bounds[shard]
+
+    def _places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = positions + self._shift[np.searchsorted(self._first_tokens, positions, "right") - 1]
+        return found
+
+
+class RangedShard:
+    """Where the tokens and offsets of one shard are, and what those mean.
+
+    Reads nothing, but for `rows` and `num_ends` in a corpus whose shard table is read in parts. Positions of tokens and
+    documents count from the first ones of the shard.
+    """
+
+    def __init__(self, corpus: Corpus, index: int, stride_tokens: int) -> None:
+        info, self._item = corpus.shards[index], corpus.dtype.itemsize
+        self._places = corpus.shards.batch_places(index)
+        self._index, self._shards = index, corpus.shards
+        self._starts = _starts([place.num_tokens for place in self._places])
+        self._first_documents = _starts([place.num_documents for place in self._places])
+        count = -(-info.num_tokens // stride_tokens)
+        self.file = ShardFile(
+            index=index,
+            name=info.name,
+            path=corpus.store.where(info.name),
+            num_bytes=info.num_bytes,
+            strides=RecordFile(
+                content=info.sha256,
+                num_records=count,
+                record_bytes=stride_tokens * self._item,
+                last_bytes=(info.num_tokens - (count - 1) * stride_tokens) * self._item,
+            ),
+            token_ranges=self.token_ranges,
+        )
+
+    def token_ranges(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Where the tokens ``[start, stop)`` are, as far as there are any: a place for each record batch."""
+        return [
+            (self._places[batch].values_position + low * self._item, (high - low) * self._item)
+            for batch, low, high in _parts(self._starts, start, stop)
+        ]
+
+    def offset_ranges(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Where the offsets of the documents ``[first, stop)`` are: a place for each record batch."""
+        return [
+            (self._places[batch].offsets_position + 8 * low, 8 * (high - low + 1))
+            for batch, low, high in _parts(self._first_documents, first, stop)
+        ]
+
+    def rows(self, start: int, stop: int) -> tuple[int, int]:
+        """The first document that may end in a stretch of tokens, and the one after the last, as the table says."""
+        # the documents of the strides that hold the first and the last token bound those in between
+        beyond, documents = -(-stop // ORDINAL_STRIDE), self._stride_documents()
+        last = int(documents[beyond]) + 1 if beyond < len(documents) else self._first_documents[-1]
+        return int(documents[start // ORDINAL_STRIDE]), last
+
+    def num_ends(self, start: int, stop: int) -> tuple[int, int]:
+        """How many documents end in the tokens ``[start, stop)`` at least and at most, as the shard table says."""
+        # of the tokens at multiples of the stride the table names the document, and so how many end before them
+        inside, beyond = -(-start // ORDINAL_STRIDE), -(-stop // ORDINAL_STRIDE)
+        last = beyond if stop == self._starts[-1] else stop // ORDINAL_STRIDE
+        ended = np.append(self._stride_documents(), self._first_documents[-1])
+        least = int(ended[last] - ended[inside]) if inside <= last else 0
+        return least, int(ended[beyond] - ended[start // ORDINAL_STRIDE])
+
+    def _stride_documents(self) -> NDArray[np.int64]:
+        # not kept: those of thousands of shards would take hundreds of megabytes
+        return self._shards.stride_documents(self._index)
+
+    def offsets(self, first: int, stop: int, answers: Sequence[bytes]) -> NDArray[np.int64]:
+        """Starts of the documents ``[first, stop)``, and where the last one ends.
+
+        Args:
+            answers: what lies in `offset_ranges`.
+
+        Raises:
+            DamagedCorpusError: they do not ascend within their record batches.
+        """
+        parts = [np.empty(0, np.int64)]
+        for (batch, low, high), answer in zip(_parts(self._first_documents, first, stop), answers, strict=True):
+            place, found = self._places[batch], np.frombuffer(answer, np.int64)
+            is_whole = (low > 0 or found[0] == 0) and (high < place.num_documents or found[-1] == place.num_tokens)
+            if not is_whole or not bool(np.all(found[1:] > found[:-1])) or found[0] < 0 or found[-1] > place.num_tokens:
+                raise DamagedCorpusError(
+                    f"{self.file.path}, batch {batch}: offsets of documents {low} to {high} must ascend within "
+                    f"[0, {place.num_tokens}], found {found[0]} to {found[-1]}",
+                    hint=RESTORE,
+                )
+            parts.append(found + self._starts[batch])
+        # the end of a record batch is the start of the next one
+        return np.concatenate([*(part[:-1] for part in parts), parts[-1][-1:]])
 
 
 class RangedCorpus:
@@ -36,34 +208,34 @@ class RangedCorpus:
     ends if the delimiter begins documents too.
 
     Args:
-        touch: called with the path of a shard before it is waited for.
         cache: where strides are kept.
+
+    Attributes:
+        reading: path of the shard that was waited for last.
     """
 
-    def __init__(self, corpus: Corpus, touch: Callable[[str], None], cache: Cache) -> None:
-        self._corpus, self._touch, self._cache = corpus, touch, cache
+    def __init__(self, corpus: Corpus, cache: Cache) -> None:
+        self._corpus, self._cache = corpus, cache
+        self.reading: str | None = None
         self._begins_with_delimiter = corpus.bos_id == corpus.eos_id
         self._first_tokens = corpus.shards.first_tokens
-        self._starts: list[int] = self._first_tokens.tolist()
-        self._shards: OrderedDict[int, ShardPlaces] = OrderedDict()
+        self._shards: OrderedDict[int, RangedShard] = OrderedDict()
+        self._fetch = Fetch(corpus, cache, HASH_STRIDE)
+        self._chunks_of_stride = corpus.dtype.itemsize // 2
+        self._strides = Strides(self._first_tokens, HASH_STRIDE, self._chunks_of_stride)
+        self._base = cache.join(HASH_STRIDE * 2)
 
-        def count(requests: int, num_bytes: int) -> None:
-            cache.count(requests=requests, fetched_bytes=num_bytes)
+    def requests(self, chunks: NDArray[np.int64]) -> Iterator[Request]:
+        """What brings some chunks, as `Chunks.requests` says."""
+        size = self._chunks_of_stride
+        for index, first, stop in self._strides.runs(chunks - self._base):
+            shard, base = self._shard(index).file, self._strides.first(index)
+            work = self._fetch.strides(shard, first - base, stop - base)
+            yield Request(range(self._base + size * first, self._base + size * stop), shard.path, work)
 
-        self._bytes = ShardBytes(corpus.store, count)
-        checked = CheckedShards(
-            corpus,
-            self._shard,
-            self._bytes,
-            StrideHashes(corpus, lambda: cache.hash_fetchers, count),
-            kept=cache.disk,
-            stride_tokens=HASH_STRIDE,
-            count=cache.count,
-        )
-        self._strides = Strides(self._first_tokens, HASH_STRIDE)
-        self._cached = CachedStrides(
-            cache, self._strides, corpus.dtype, checked.fetch, lambda shard: touch(self._shard(shard).file.path)
-        )
+    def waits_for(self, path: str) -> None:
+        """Remember a shard that is waited for."""
+        self.reading = path
 
     def read(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
@@ -75,17 +247,18 @@ class RangedCorpus:
             StoreError: the store does not answer.
         """
         if len(starts):
-            self._cached.read(self._strides.cut(starts, lengths, at), out)
+            parts = self._strides.cut(starts, lengths, at)
+            self._cache.read(Parts(parts.chunks + self._base, parts.starts, parts.lengths, parts.at), out, self)
 
     def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Fetch blocks ahead of need, as `TokenSource.will_read` says."""
         if len(starts):
-            self._cached.announce(self._strides_of_blocks(starts, stops))
+            self._cache.announce(self._chunks_of_blocks(starts, stops), self)
 
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Forget blocks, as `TokenSource.has_read` says."""
         if len(starts):
-            self._cached.release(self._strides_of_blocks(starts, stops))
+            self._cache.release(self._chunks_of_blocks(starts, stops))
 
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where documents end in stretches of the corpus, as `TokenSource.ends` does.
@@ -94,16 +267,14 @@ class RangedCorpus:
             DamagedCorpusError: a shard is missing or not what the manifest says.
             StoreError: the store does not answer.
         """
-        stretches, begins, stops = self._cut_at_shards(starts, stops)
+        stretches, shards, begins, stops = cut_at(self._first_tokens, starts, stops)
         counts, found = np.zeros(len(starts), np.int64), [np.empty(0, np.int64)]
         totals = np.cumsum(stops - begins)
         low = 0
         while low < len(stretches):
             done = int(totals[low - 1]) if low else 0
             high = max(low + 1, int(totals.searchsorted(done + _ENDS_TOKENS, "right")))
-            parts, ends = self._delimiters(begins[low:high], stops[low:high])
-            if self._begins_with_delimiter:
-                parts, ends = self._ends_by_offsets(begins[low:high], stops[low:high], parts, ends)
+            parts, ends = self._ends(shards[low:high], begins[low:high], stops[low:high])
             counts += np.bincount(stretches[low:high][parts], minlength=len(counts))
             found.append(ends)
             low = high
@@ -111,36 +282,27 @@ class RangedCorpus:
 
     def document_at(self, position: int) -> tuple[int, int, int]:
         """The document that holds a token: its number, and its start and stop in the corpus."""
-        index = bisect_right(self._starts, position) - 1
-        base = self._starts[index]
-        within = position - base
-        self._touch(self._shard(index).file.path)
-        first, offsets = self._offsets(index, within, within + 1)
-        row = int(np.searchsorted(offsets, within, "right")) - 1
+        index = int(self._first_tokens.searchsorted(position, "right")) - 1
+        base = int(self._first_tokens[index])
+        first, offsets = self._offsets_around(index, position - base, position - base + 1)
+        row = int(np.searchsorted(offsets, position - base, "right")) - 1
         document = int(self._corpus.shards.first_documents[index]) + first + row
         return document, base + int(offsets[row]), base + int(offsets[row + 1])
 
-    def bounds(self, shard: int, row: int) -> tuple[int, int]:
-        """Start and stop in the corpus of a document of a shard."""
-        found = self._shard(shard)
-        self._touch(found.file.path)
-        (answer,) = self._bytes.read(found.file, [found.bounds_range(row)])
-        start, stop = found.bounds(row, answer)
-        return self._starts[shard] + start, self._starts[shard] + stop
-
     def bounds_of(self, shard: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Starts and stops in the corpus of some documents of a shard: int64 [n] each."""
-        found = self._shard(shard)
-        self._touch(found.file.path)
-        answers = self._bytes.read(found.file, [found.bounds_range(row) for row in rows.tolist()])
-        bounds = [found.bounds(row, answer) for row, answer in zip(rows.tolist(), answers, strict=True)]
-        starts, stops = np.array(bounds, np.int64).T + self._starts[shard]
+        found, base = self._shard(shard), int(self._first_tokens[shard])
+        self.reading = found.file.path
+        places = [place for row in rows.tolist() for place in found.offset_ranges(row, row + 1)]
+        answers = self._fetch.read_unhashed(found.file, places)
+        bounds = [found.offsets(row, row + 1, [each]) for row, each in zip(rows.tolist(), answers, strict=True)]
+        starts, stops = np.array(bounds, np.int64).T + base
         return starts, stops
 
-    def _delimiters(
-        self, begins: NDArray[np.int64], stops: NDArray[np.int64]
+    def _ends(
+        self, shards: NDArray[np.int64], begins: NDArray[np.int64], stops: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where delimiters lie in stretches that each lie in one shard.
+        """Ends of documents in stretches that each lie in one shard.
 
         Returns:
             int64 [n] each: number of the stretch, and the position after the delimiter.
@@ -151,80 +313,76 @@ class RangedCorpus:
         self.read(begins, lengths, tokens, after - lengths)
         places = np.flatnonzero(tokens == self._corpus.eos_id)
         parts = after.searchsorted(places, "right")
-        if not self._begins_with_delimiter and self._corpus.shards.is_whole:
-            self._check_numbers(begins, stops, np.bincount(parts, minlength=len(begins)))
-        return parts, places + (begins - after + lengths)[parts] + 1
+        ends = places + (begins - after + lengths)[parts] + 1
+        bases = self._first_tokens[shards]
+        inside = list(zip(shards.tolist(), (begins - bases).tolist(), (stops - bases).tolist(), strict=True))
+        if self._begins_with_delimiter:
+            delimiters = np.split(ends, parts.searchsorted(np.arange(1, len(inside))))
+            return self._ends_by_offsets(inside, [found - base for found, base in zip(delimiters, bases, strict=True)])
+        if self._corpus.shards.is_whole:
+            for each, count in zip(inside, np.bincount(parts, minlength=len(inside)).tolist(), strict=True):
+                self._check_count(*each, count)
+        return parts, ends
 
-    def _check_numbers(self, begins: NDArray[np.int64], stops: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    def _check_count(self, index: int, begin: int, stop: int, count: int) -> None:
         """Refuse delimiters inside documents, as far as the shard table tells."""
-        for begin, stop, count in zip(begins.tolist(), stops.tolist(), counts.tolist(), strict=True):
-            index = bisect_right(self._starts, begin) - 1
-            shard, base = self._shard(index), self._starts[index]
-            least, most = shard.num_ends(begin - base, stop - base)
-            if not least <= count <= most:
-                raise DamagedCorpusError(
-                    f"{shard.file.path}: {count} documents end in the tokens {begin - base} to {stop - base}, by their "
-                    f"delimiters; the shard table says {least} to {most}",
-                    hint=RESTORE,
-                )
+        shard = self._shard(index)
+        least, most = shard.num_ends(begin, stop)
+        if not least <= count <= most:
+            raise DamagedCorpusError(
+                f"{shard.file.path}: {count} documents end in the tokens {begin} to {stop}, by their delimiters; the "
+                f"shard table says {least} to {most}",
+                hint=RESTORE,
+            )
 
     def _ends_by_offsets(
-        self,
-        begins: NDArray[np.int64],
-        stops: NDArray[np.int64],
-        parts: NDArray[np.int64],
-        after: NDArray[np.int64],
+        self, inside: Sequence[tuple[int, int, int]], delimiters: Sequence[NDArray[np.int64]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ends of documents that begin with a delimiter, too: the offsets say which of the delimiters are the last.
 
         Args:
-            parts, after: all delimiters, as `_delimiters` gives them.
+            inside: of each stretch its shard, and its first token there and the one after its last.
+            delimiters: int64, the tokens after those of each stretch, in the shard.
         """
-        indices = (np.searchsorted(self._first_tokens, begins, "right") - 1).tolist()
-        bases = self._first_tokens[indices]
-        inside = list(zip(indices, (begins - bases).tolist(), (stops - bases).tolist(), strict=True))
-        tasks = [self._cache.fetchers.start(partial(self._offsets, *each), is_urgent=True) for each in inside]
+        start = self._cache.fetchers.start
+        tasks = [start(partial(self._offsets_around, *each), is_urgent=True) for each in inside]
         found = []
-        for part, ((index, begin, stop), task) in enumerate(zip(inside, tasks, strict=True)):
-            self._touch(self._shard(index).file.path)
+        for (index, begin, stop), here, task in zip(inside, delimiters, tasks, strict=True):
             _, offsets = task.result()
-            delimiters = np.union1d(offsets[:-1] + 1, offsets[1:])
-            delimiters = delimiters[(delimiters > begin) & (delimiters <= stop)]
-            if not np.array_equal(after[parts == part] - self._starts[index], delimiters):
+            expected = np.union1d(offsets[:-1] + 1, offsets[1:])
+            if not np.array_equal(here, expected[(expected > begin) & (expected <= stop)]):
                 raise DamagedCorpusError(
                     f"{self._shard(index).file.path}: the documents in the tokens {begin} to {stop} do not begin and "
                     "end at delimiters",
                     hint=RESTORE,
                 )
-            found.append(offsets[1:][(offsets[1:] > begin) & (offsets[1:] <= stop)] + self._starts[index])
+            found.append(offsets[1:][(offsets[1:] > begin) & (offsets[1:] <= stop)] + self._first_tokens[index])
         return np.repeat(np.arange(len(found)), [len(ends) for ends in found]), np.concatenate(found)
 
-    def _offsets(self, index: int, start: int, stop: int) -> tuple[int, NDArray[np.int64]]:
+    def _offsets_around(self, index: int, start: int, stop: int) -> tuple[int, NDArray[np.int64]]:
         """Of the documents that hold some tokens of a shard: the first, and where they start and the last one stops."""
         shard = self._shard(index)
+        self.reading = shard.file.path
         first, last = shard.rows(start, stop)
-        answers = self._bytes.read(shard.file, shard.offset_ranges(first, last))
-        return first, shard.offsets(first, last, start, stop, answers)
+        offsets = shard.offsets(first, last, self._fetch.read_unhashed(shard.file, shard.offset_ranges(first, last)))
+        if not len(offsets) or offsets[0] > start or offsets[-1] < stop:  # else pieces would run over ends of documents
+            raise DamagedCorpusError(
+                f"{shard.file.path}: the shard table says that documents {first} to {last} hold tokens {start} to "
+                f"{stop}, they hold {offsets[:1]} to {offsets[-1:]}",
+                hint=RESTORE,
+            )
+        return first, offsets
 
-    def _cut_at_shards(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Stretches of the corpus cut where shards begin: int64 [n] each, number of the stretch, start and stop."""
-        first = self._first_tokens.searchsorted(starts, "right") - 1
-        counts = self._first_tokens.searchsorted(stops, "left") - first
-        stretches = np.repeat(np.arange(len(starts)), counts)
-        shards = np.arange(len(stretches)) + np.repeat(first - np.cumsum(counts) + counts, counts)
-        begins = np.maximum(starts[stretches], self._first_tokens[shards])
-        return stretches, begins, np.minimum(stops[stretches], self._first_tokens[shards + 1])
-
-    def _strides_of_blocks(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The strides that hold blocks, and the token after each, which may be the label of its last one."""
+    def _chunks_of_blocks(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The chunks that hold blocks, and the token after each, which may be the label of its last one."""
         shards = self._first_tokens.searchsorted(stops - 1, "right") - 1
-        return self._strides.covering(starts, np.minimum(stops + 1, self._first_tokens[shards + 1]))
+        return self._base + self._strides.covering(starts, np.minimum(stops + 1, self._first_tokens[shards + 1]))
 
-    def _shard(self, index: int) -> ShardPlaces:
+    def _shard(self, index: int) -> RangedShard:
         # every step is atomic: threads that race for a shard may make it twice, which is harmless
         shard = self._shards.get(index)
         if shard is None:
-            shard = self._shards[index] = ShardPlaces(self._corpus, index)
+            shard = self._shards[index] = RangedShard(self._corpus, index, HASH_STRIDE)
             if len(self._shards) > _MAX_SHARDS:
                 with contextlib.suppress(KeyError):
                     self._shards.popitem(last=False)
@@ -234,3 +392,17 @@ class RangedCorpus:
 def stride_tokens_of(block_tokens: int) -> int:
     """Tokens of the strides that hold a block and the token after it, wherever it begins."""
     return (-(-block_tokens // HASH_STRIDE) + 1) * HASH_STRIDE
+
+
+def _parts(bounds: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """A stretch of a shard cut where record batches begin: batch, start and stop in it; nothing beyond the last one."""
+    stop = min(stop, bounds[-1])
+    while start < stop:
+        batch = bisect_right(bounds, start) - 1
+        base, end = bounds[batch], min(stop, bounds[batch + 1])
+        yield batch, start - base, end - base
+        start = end
+
+
+def _starts(counts: list[int]) -> list[int]:
+    return [0, *itertools.accumulate(counts)]

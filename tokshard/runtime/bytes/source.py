@@ -7,10 +7,10 @@ tokens in memory maps, files or an object store, or compute them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, cast
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,39 +32,61 @@ class DocumentSpan:
     stop: int
 
 
-class TokenSource(Protocol):
-    """The tokens of a corpus, shard after shard, as one sequence. Positions count its tokens from 0."""
+@dataclass(slots=True)
+class ReadCounts:
+    """What was read through a cache since it was made, by this process.
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the corpus."""
+    Args:
+        hits: parts of documents that were in memory when they were needed.
+        misses: those that had to be waited for.
+        requests: to stores.
+        fetched_bytes: from stores, hashes included.
+        disk_bytes: from the directory of the cache.
+        wrong_strides: strides of wrong bytes, which were fetched again.
+        wait_seconds: time that readers waited.
+    """
 
-    @property
-    def fingerprint(self) -> str:
-        """Content fingerprint: 64 hexadecimal digits."""
+    hits: int = 0
+    misses: int = 0
+    requests: int = 0
+    fetched_bytes: int = 0
+    disk_bytes: int = 0
+    wrong_strides: int = 0
+    wait_seconds: float = 0.0
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of a token id: uint16 or uint32."""
 
-    @property
-    def tokenizer(self) -> str:
-        """Hash of the tokenizer, which all corpora of a plan share."""
+class TokenSource(ABC):
+    """The tokens of a corpus, shard after shard, as one sequence. Positions count its tokens from 0.
 
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether reading never waits for longer than a page fault. Changes speed only.
+    What is not abstract has a default: hints are ignored, nothing is kept in memory.
 
-        If all sources of a plan are in memory, several batches are read at once, which takes fewer calls. Otherwise
-        each batch is read by itself, so that none waits for the reads of later ones.
-        """
+    Attributes:
+        num_tokens: tokens in the corpus.
+        fingerprint: content fingerprint, 64 hexadecimal digits.
+        dtype: of a token id, uint16 or uint32.
+        tokenizer: hash of the tokenizer, which all corpora of a plan share.
+        is_in_memory: whether reading never waits for longer than a page fault. Changes speed only. If all sources of
+            a plan are in memory, several batches are read at once, which takes fewer calls. Otherwise each batch is
+            read by itself, so that none waits for the reads of later ones.
+        earlier_fingerprints: content fingerprints of the corpus before each time that it grew.
+    """
 
+    num_tokens: int
+    fingerprint: str
+    dtype: np.dtype[Any]
+    tokenizer: str
+    is_in_memory: bool = False
+    earlier_fingerprints: Sequence[str] = ()
+
+    @abstractmethod
     def document_at(self, position: int) -> DocumentSpan:
         """The document that holds a token. Threads call it at the same time, unless the source `is_in_memory`."""
 
+    @abstractmethod
     def place_of(self, document: int) -> DocumentSpan:
         """A document by its number; IndexError if the corpus has no such document."""
 
+    @abstractmethod
     def ends(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where documents end in stretches of the corpus.
 
@@ -77,6 +99,7 @@ class TokenSource(Protocol):
             ``(start, stop]`` belong to a stretch.
         """
 
+    @abstractmethod
     def read(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any], at: NDArray[np.int64]
     ) -> None:
@@ -88,69 +111,49 @@ class TokenSource(Protocol):
             at: int64 [n], where in `out` each piece starts; pieces do not overlap.
         """
 
-    def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+    def spans_of(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where documents start and stop: int64 [n] each; IndexError if the corpus lacks one of them.
+
+        Args:
+            documents: int64 [n], ascending, at least one.
+        """
+        places = [self.place_of(document) for document in documents.tolist()]
+        return np.array([place.start for place in places]), np.array([place.stop for place in places])
+
+    def will_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:  # noqa: B027 - a hint
         """A hint that these blocks of the corpus will be read next, in about this order. Most sources ignore it.
 
         Args:
             starts, stops: int64 [n], positions of the first token of each and of the one after its last.
         """
 
-    def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """A hint that the reader that announced these blocks to `will_read` is done with them."""
+    def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:  # noqa: B027 - a hint
+        """A hint that the reader that announced these blocks to `will_read` is done with them.
 
-    def spans_of(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where documents start and stop: int64 [n] each; IndexError if the corpus lacks one of them."""
+        Any thread may call it at any time, also while it reads.
+        """
 
     @property
     def reading(self) -> str | None:
-        """The file that was read last, or is read; None: there is none."""
+        """The file that was read last, or is read; None: there is none. If a read hangs, it hangs there."""
+        return None
 
     @property
-    def earlier_fingerprints(self) -> Sequence[str]:
-        """Content fingerprints of the corpus before each time that it grew."""
+    def counts(self) -> ReadCounts | None:
+        """What was read by range; sources that share a memory share it. None: nothing is read so."""
+        return None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that this source, and those with the same `counts`, may keep in memory."""
+        return 0
+
+    def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:  # noqa: ARG002 - nothing is kept
+        """Bytes that so many blocks take in that memory."""
+        return 0
 
 
-def completed(source: Any) -> TokenSource:
-    """A source with all members. Those after `read` may be missing: hints are ignored, spans are asked one by one."""
-    if all(hasattr(source, name) for name in _DEFAULTS):
-        found: TokenSource = source
-        return found
-    return cast("TokenSource", _Completed(source))
-
-
-class _Completed:
-    """A source of someone else, and defaults for what it lacks."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-
-    def __getattr__(self, name: str) -> Any:
-        source = self.__dict__.get("_source")
-        if source is None or name.startswith("__") or name not in _DEFAULTS or hasattr(source, name):
-            return getattr(source, name)
-        return _DEFAULTS[name](source)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (completed, (self._source,))
-
-    def __repr__(self) -> str:
-        return repr(self._source)
-
-
-def _spans_of(source: TokenSource, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    places = [source.place_of(document) for document in documents.tolist()]
-    starts, stops = np.array([(place.start, place.stop) for place in places], np.int64).reshape(-1, 2).T.copy()
-    return starts, stops
-
-
-def _ignored(_: NDArray[np.int64], __: NDArray[np.int64]) -> None:
-    pass
-
-
-_DEFAULTS: Mapping[str, Callable[[TokenSource], Any]] = {
-    "will_read": lambda _: _ignored,
-    "has_read": lambda _: _ignored,
-    "spans_of": lambda source: partial(_spans_of, source),
-    "reading": lambda _: None,
-    "earlier_fingerprints": lambda _: (),
-}
+def fetched(sources: Iterable[TokenSource]) -> dict[str, float]:
+    """What this process has read of sources by range: sums of their `ReadCounts`, by name."""
+    found = {id(counts): counts for source in sources if (counts := source.counts) is not None}.values()
+    return {item.name: sum(getattr(each, item.name) for each in found) for item in fields(ReadCounts)}
