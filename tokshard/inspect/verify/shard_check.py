@@ -16,7 +16,7 @@ from tokshard.format.corpus import Corpus
 from tokshard.format.schema import ORDINAL_STRIDE
 from tokshard.format.shard import Shard
 from tokshard.format.shard_table import Runs
-from tokshard.format.stride_hashes import StrideHasher
+from tokshard.format.stride_hashes import StrideHasher, group_hashes
 from tokshard.format.tables import BatchPlace, ShardInfo
 from tokshard.inspect.verify.safe_read import ByteCounter, SparseImage, UnreadableError, hash_chunks, opened
 from tokshard.store import Store
