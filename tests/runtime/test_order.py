@@ -416,6 +416,18 @@ def test_a_window_of_2_to_the_32_tokens_is_refused_and_one_token_less_is_read() 
     StreamPlan(PeriodicSource(100), seq_len=4, block_tokens=2**30 - 1, window_blocks=3)
 
 
+def test_windows_that_have_2_to_the_32_tokens_together_are_read_at_once() -> None:
+    source = PeriodicSource(2**33, 2**20 - 3)
+    shape = Shape(seq_len=2**20, block_tokens=2**31, window_blocks=1)
+    samples = np.array([5, 2047, 2048, 4100, 6150, 8191])  # of all four windows
+    counts, together = read_of(reader_of(source, shape, seed=1), samples)
+    alone = [read_of(reader_of(source, shape, seed=1), samples[at : at + 1]) for at in range(len(samples))]
+    assert counts.tolist() == [int(count[0]) for count, _ in alone]
+    assert together.starts.tolist() == [start for _, pieces in alone for start in pieces.starts.tolist()]
+    assert together.lengths.tolist() == [length for _, pieces in alone for length in pieces.lengths.tolist()]
+    assert together.ends_document.tolist() == [end for _, pieces in alone for end in pieces.ends_document.tolist()]
+
+
 def test_a_sample_beyond_2_to_the_64_epochs_is_refused() -> None:
     plan = StreamPlan(ListSource([1]), seq_len=300, seed=1)
     with pytest.raises(PlanError, match=r"epoch 1844674407370955\d+ of a corpus .* an order has 2\*\*64"):
