@@ -222,6 +222,7 @@ class Cache:
         self._pid = os.getpid()
         self.counts = ReadCounts()
         self.fetchers = Fetchers(self.connections)
+        self.hash_fetchers = Fetchers(self.connections)  # of their own: first batches are 0.3 s earlier so
         self._lock = threading.Lock()
         self._running: dict[int, tuple[Request, Future[NDArray[Any]]]] = {}
         self._released: deque[NDArray[np.int64]] = deque()

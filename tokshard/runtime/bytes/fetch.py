@@ -83,8 +83,7 @@ class Fetch:
         key = shard, group
         found = self._groups.pop(key, None)
         if found is None or (found.done() and found.exception() is not None):
-            # urgent, and asked for before the strides that wait for it: so the same threads fetch both
-            found = self._cache.fetchers.start(partial(self._read_group, shard, group), is_urgent=True)
+            found = self._cache.hash_fetchers.start(partial(self._read_group, shard, group), is_urgent=True)
         self._groups[key] = found
         if len(self._groups) > _MAX_HASHES // HASH_GROUP:
             self._groups.popitem(last=False)

@@ -292,13 +292,14 @@ class PieceReader:
                 window it starts, and its tokens there.
             left: int64 [n], tokens of each slice in all windows; or of every slice.
         """
-        found, rest = [stretches], left - stretches[3]
+        found, rest, windows = [stretches], left - stretches[3], [one.window for one in kept]
         while len(is_over := rest.nonzero()[0]):
             (numbers, of), rest = found[-1][:2, is_over], rest[is_over]
-            windows = [self.order.window_at(kept[one].window.part, kept[one].window.stop) for one in of.tolist()]
-            lengths = np.minimum(rest, [window.stop - window.start for window in windows])
-            found.append(np.stack([numbers, len(kept) + np.arange(len(numbers)), np.zeros_like(numbers), lengths]))
-            kept, rest = self._windows(windows, kept), rest - lengths
+            following = [self.order.window_at(windows[one].part, windows[one].stop) for one in of.tolist()]
+            lengths = np.minimum(rest, [window.stop - window.start for window in following])
+            found.append(np.stack([numbers, len(windows) + np.arange(len(numbers)), np.zeros_like(numbers), lengths]))
+            windows, rest = windows + following, rest - lengths
+        kept = self._windows(windows[len(kept) :], kept)  # in one table, whose pieces are copied once
         numbers, of, starts, lengths = (joined := np.concatenate(found, axis=1))[:, joined[0].argsort(kind="stable")]
         counts, pieces = kept[0].table.cut(starts + np.array([one.start for one in kept])[of], lengths)
         return np.add.reduceat(counts, np.flatnonzero(np.diff(numbers, prepend=-1))), pieces
