@@ -325,7 +325,7 @@ def checked_weights(names: Sequence[str], weights: Weights) -> tuple[float, ...]
             f"weights are for {', '.join(map(str, weights))}; the plan has {', '.join(names)}",
             hint="give one weight per corpus; 0 leaves a corpus out",
         )
-    ordered = tuple(real(f"the weight of {name!r}", weights[name]) for name in names)
+    ordered = tuple(real(f"the weight of {name!r}", weights[name]) + 0.0 for name in names)  # -0 is 0
     if not are_weights(ordered):
         raise PlanError(
             f"weights are {dict(weights)}; expected finite numbers of at least 0, not all 0",

@@ -21,7 +21,7 @@ _EXIT_PRIORITY = 100
 
 
 class Prefetch(Generic[Item]):
-    """The items of one iterator, in order. A thread starts at once.
+    """The items of one iterator, in order. A thread starts with the first one that is asked for.
 
     Args:
         items: makes the iterator, in the thread.
@@ -50,8 +50,6 @@ class Prefetch(Generic[Item]):
             self, _stop, (self._free, self._is_closed, self._thread), exitpriority=_EXIT_PRIORITY
         )
         self._inline = None if depth else items()
-        if depth:
-            self._thread.start()
 
     @property
     def num_ready(self) -> int:
@@ -67,6 +65,8 @@ class Prefetch(Generic[Item]):
         """
         if self._inline is not None:
             return next(self._inline)
+        if self._thread.ident is None:  # not earlier, so that whoever has this object can close it
+            self._thread.start()
         try:
             item = self._ready.get(timeout=self._timeout_seconds)
         except queue.Empty:
