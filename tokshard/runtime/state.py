@@ -74,7 +74,7 @@ class _State(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokshard_cursor: int
     plan: Sha256
     order_version: Count
-    seed: Count
+    seed: Annotated[int, Meta(ge=0)]
     seq_len: Count
     block_tokens: Count
     window_blocks: Count
