@@ -17,6 +17,7 @@ from tests.runtime.states import State, edited, sealed, values_of
 from tests.runtime.test_loader import expected_rows, one_corpus, rows_of, take, two_corpora
 from tests.runtime.test_weight_changes import long_schedule
 from tokshard.errors import PlanMismatchError
+from tokshard.runtime.bytes.source import DocumentSpan, TokenSource
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.tensors import StreamDataset, StreamingLoader
 
@@ -329,14 +330,26 @@ def test_damaged_skips_are_refused(change: Any) -> None:
         resumed(plan, edited(state, skipped=skipped))
 
 
-class Bare:
-    """A source of someone else, which has no hints."""
+class Bare(TokenSource):
+    """A source of someone else, which has only what it must have."""
 
     def __init__(self) -> None:
         inner = ListSource([9, 4, 30, 1, 12, 3] * 5)
-        for name in ("num_tokens", "fingerprint", "dtype", "tokenizer", "document_at", "place_of", "ends", "read"):
+        for name in ("num_tokens", "fingerprint", "dtype", "tokenizer"):
             setattr(self, name, getattr(inner, name))
-        self.is_in_memory = False
+        self.inner = inner
+
+    def document_at(self, position: int) -> DocumentSpan:
+        return self.inner.document_at(position)
+
+    def place_of(self, document: int) -> DocumentSpan:
+        return self.inner.place_of(document)
+
+    def ends(self, starts: Any, stops: Any) -> Any:
+        return self.inner.ends(starts, stops)
+
+    def read(self, starts: Any, lengths: Any, out: Any, at: Any) -> None:
+        self.inner.read(starts, lengths, out, at)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Bare, ())

@@ -116,8 +116,9 @@ class CorpusSource(TokenSource):
         self._reader.will_read(starts, stops)
 
     def has_read(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Forget blocks that were announced to `will_read`."""
-        self._reader.has_read(starts, stops)
+        """Forget blocks that were announced to `will_read`. Opens nothing: it may be called when all else is gone."""
+        if self._opened is not None and self._opened[0] == os.getpid():
+            self._opened[1].has_read(starts, stops)
 
     def kept_bytes(self, num_blocks: int, block_tokens: int) -> int:
         """Bytes that so many blocks take in the memory of the cache; 0 if they are mapped."""
