@@ -1,29 +1,36 @@
-"""The order of training data, written from ORDER.md alone: without the code, without its libraries, and slowly.
+"""A slow model of ORDER.md, and of masks, transforms and another seq_len of STATE.md, written from the pages alone.
 
-Numbers of sections are those of the page, but for transforms, which STATE.md has. Names are its names where it has
-some. Where a change of this model needs a look at the code, the page lacks a sentence.
+Headlines name the sections and letters are theirs. Numbers are integers and Fractions. Nothing walks over a corpus, but
+the pieces of a window are listed. A plan is what is hashed and weighed; a run is a job that reads it from a cursor on.
 """
 
+# ruff: noqa: N802, N803, N806 - the letters of the page
+
+from __future__ import annotations
+
+import ast
 import hashlib
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import ceil, floor
+from pathlib import Path
 from typing import Any, NamedTuple
 
+# ------------------------------------------------------------------------------------------ ORDER.md 1. Notation
+
 ORDER_VERSION = 1
-WORD = 1 << 64
+WORD = 2**64
 G = 0x9E3779B97F4A7C15
 NO_LABEL = -100
-
-
-# 1. Notation
+NPY = b"\x93NUMPY"
 
 
 def mix(x: int) -> int:
-    x %= WORD
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % WORD
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % WORD
     return x ^ (x >> 31)
@@ -33,10 +40,49 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-# 2. Keys
+@dataclass(frozen=True)
+class Documents:
+    """The content of a corpus: T tokens cut into documents that start at `starts`."""
+
+    content: bytes
+    starts: Sequence[int]
+    num_tokens: int
+    token: Callable[[int], int]
+
+    @classmethod
+    def of_lengths(cls, content: bytes, lengths: Sequence[int], token: Callable[[int], int]) -> Documents:
+        ends = list(accumulate(lengths, initial=0))
+        return cls(content, ends[:-1], ends[-1], token)
+
+    def next_token(self, piece: range) -> int:
+        """The token of the document behind a piece of it, a label."""
+        is_end = piece.stop == self.stop(self.number_at(piece.start))
+        return NO_LABEL if is_end else self.token(piece.stop)
+
+    def number_at(self, position: int) -> int:
+        return bisect_right(self.starts, position) - 1
+
+    def stop(self, number: int) -> int:
+        return self.starts[number + 1] if number + 1 < len(self.starts) else self.num_tokens
 
 
-class Key(NamedTuple):
+@dataclass(frozen=True)
+class Used:
+    """A corpus as a plan uses it."""
+
+    documents: Documents
+    take: float = 1.0
+    start_epoch: int = 0
+    name: str = ""
+
+
+# ---------------------------------------------------------------------------------------------- ORDER.md 2. Keys
+
+
+@dataclass(frozen=True)
+class Key:
+    """The sequence of words k[0], k[1], ...; `window` is the node of phases, the global sample of a transform."""
+
     purpose: str
     seed: int = 0
     content: bytes = bytes(32)
@@ -44,46 +90,39 @@ class Key(NamedTuple):
     epoch: int = 0
     window: int = 0
 
-    def word(self, number: int) -> int:
-        return self.eight_words(number // 8)[number % 8]
+    @lru_cache(maxsize=1000)  # noqa: B019 - keys are few
+    def words(self, i: int) -> tuple[int, ...]:
+        """Words 8 i to 8 i + 7."""
+        head = struct.pack("<I16sQ", ORDER_VERSION, self.purpose.encode("ascii"), self.seed)
+        packed = head + self.content + struct.pack("<QQQI", self.stream, self.epoch, self.window, i)
+        assert len(packed) == 88
+        return struct.unpack("<8Q", hashlib.blake2b(packed).digest())
 
-    @lru_cache(maxsize=4096)  # noqa: B019 (a key is a value)
-    def eight_words(self, i: int) -> tuple[int, ...]:
-        hashed = ORDER_VERSION.to_bytes(4, "little") + self.purpose.encode("ascii").ljust(16, b"\0")
-        hashed += self.seed.to_bytes(8, "little") + self.content
-        hashed += b"".join(number.to_bytes(8, "little") for number in (self.stream, self.epoch, self.window))
-        hashed += i.to_bytes(4, "little")
-        assert len(hashed) == 88
-        digest = hashlib.blake2b(hashed, digest_size=64).digest()
-        return tuple(int.from_bytes(digest[at : at + 8], "little") for at in range(0, 64, 8))
+    def __getitem__(self, index: int) -> int:
+        return self.words(index // 8)[index % 8]
 
 
-# 3. Permutations
+# -------------------------------------------------------------------------------------- ORDER.md 3. Permutations
 
 
-def item_hash(x: int, key: Key) -> int:
-    h = (x + key.word(0)) * G
-    h = mix(h) + key.word(1)
-    return (mix(h) + key.word(2)) % WORD
+def word_hash(k: Key, x: int) -> int:
+    h = (x + k[0]) * G % WORD
+    h = (mix(h) + k[1]) % WORD
+    return (mix(h) + k[2]) % WORD
 
 
-@lru_cache(maxsize=1024)
-def sorted_items(n: int, key: Key) -> list[int]:
-    return sorted(range(n), key=lambda x: (item_hash(x, key), x))
-
-
-def perm(n: int, key: Key) -> Callable[[int], int]:
+@lru_cache(maxsize=100)
+def perm(n: int, k: Key) -> Callable[[int], int]:
     if n <= 65_536:
-        return sorted_items(n, key).__getitem__
+        return sorted(range(n), key=lambda x: (word_hash(k, x), x)).__getitem__
     b = (n - 1).bit_length()
-    k = key.eight_words(0) + key.eight_words(1)
-    rounds = [(k[r] | 1, k[8 + r] | 1) for r in range(8)]
-    mask, shift = (1 << b) - 1, (b + 1) // 2
+    mask, shift = 2**b - 1, (b + 1) // 2
+    factors, terms = [k[r] | 1 for r in range(8)], [k[8 + r] | 1 for r in range(8)]
 
     def item(x: int) -> int:
         while True:
-            for factor, summand in rounds:
-                x = (x * factor + summand) & mask
+            for factor, term in zip(factors, terms, strict=True):
+                x = (x * factor + term) & mask
                 x ^= x >> shift
             if x < n:
                 return x
@@ -91,232 +130,324 @@ def perm(n: int, key: Key) -> Callable[[int], int]:
     return item
 
 
-# 4 to 6. One corpus
+# --------------------------------------------------------------- ORDER.md 4 and 5. Parts, epochs, windows, pieces
 
 
-class Documents(NamedTuple):
-    """A corpus as it is stored."""
+class Window(NamedTuple):
+    """Window `number` of `epoch`; it covers the positions [start, stop) of the sequence of its part."""
 
-    content: bytes  # its fingerprint
-    starts: Sequence[int]  # of the documents, ascending
-    num_tokens: int  # T
-    token: Callable[[int], int]  # from a position to the token's id
-
-    @classmethod
-    def of_lengths(cls, content: bytes, lengths: Sequence[int], token: Callable[[int], int]) -> "Documents":
-        ends = list(accumulate(lengths))
-        return cls(content, [0, *ends[:-1]], ends[-1], token)
-
-    def document(self, position: int) -> int:
-        return bisect_right(self.starts, position) - 1
-
-    def end(self, document: int) -> int:
-        return self.starts[document + 1] if document + 1 < len(self.starts) else self.num_tokens
-
-    def is_delimiter(self, position: int) -> bool:
-        return position + 1 == self.end(self.document(position))
-
-
-Piece = tuple[int, int]  # positions in the corpus, the last one excluded
+    epoch: int
+    number: int
+    start: int
+    stop: int
 
 
 class Corpus:
-    """What a stream owns of a corpus; of a whole one, stream 0 of 1."""
+    """A corpus of a plan: the letters are those of section 4."""
 
-    def __init__(
-        self,
-        documents: Documents,
-        *,
-        seed: int,
-        seq_len: int,
-        block_tokens: int,
-        window_blocks: int,
-        take: float = 1.0,
-        start_epoch: int = 0,
-        stream: int = 0,
-        parts: int = 1,
-    ) -> None:
-        self.documents = documents
-        self.seed = seed
-        self.S = seq_len
-        self.B = block_tokens
-        self.W = window_blocks
-        self.start_epoch = start_epoch
-        self.stream = stream
-        self.parts = parts
-        self.F = documents.num_tokens // self.B
-        self.taken = floor(Fraction(take) * self.F + Fraction(1, 2))
-        self.M = ceil_div(self.taken - stream, parts)
-        self.has_tail = take == 1 and stream == parts - 1
-        self.N = self.M * self.B + (documents.num_tokens - self.F * self.B if self.has_tail else 0)
-        assert self.N > 0
-        self.windows = max(1, ceil_div(self.M, self.W))
+    def __init__(self, used: Used, seed: int, C: int, B: int, W: int) -> None:
+        self.used, self.seed, self.C, self.B, self.W = used, seed, C, B, W
+        self.T = used.documents.num_tokens
+        self.F = self.T // B
+        self.A = floor(Fraction(used.take) * self.F + Fraction(1, 2))
+        self.tail = range(self.F * B, self.T if used.take == 1 else self.F * B)
+        if self.T < 1 or (self.A == 0 and used.take != 1):
+            raise ValueError("a corpus without tokens, or a take that leaves no block")
+        self.is_dealt = C > 1 and self.A >= 4 * C * W
+        self.D = perm(self.F, Key("deal", content=used.documents.content))
+        self.parts = [Part(self, p) for p in range(C if self.is_dealt else 1)]
+
+    @property
+    def whole_N(self) -> int:
+        """N of section 4 with P = 1."""
+        return self.A * self.B + len(self.tail)
+
+
+class Part:
+    def __init__(self, corpus: Corpus, p: int) -> None:
+        self.corpus, self.p = corpus, p
+        self.P = corpus.C if corpus.is_dealt else 1
+        self.M = ceil_div(corpus.A - p, self.P)
+        self.tail = corpus.tail if p == self.P - 1 else range(0)
+        self.N = self.M * corpus.B + len(self.tail)
+        self.num_windows = max(1, ceil_div(self.M, corpus.W))
 
     def key(self, purpose: str, epoch: int, window: int = 0) -> Key:
-        return Key(purpose, self.seed, self.documents.content, self.stream, epoch + self.start_epoch, window)
+        corpus = self.corpus
+        epoch += corpus.used.start_epoch
+        if epoch >= WORD:
+            raise ValueError("an epoch of 2^64 or more")
+        return Key(purpose, corpus.seed, corpus.used.documents.content, self.p, epoch, window)
 
-    def block(self, epoch: int, place: int) -> Piece:
-        j = perm(self.M, self.key("blocks", epoch))(place)
-        j = perm(self.F, Key("deal", content=self.documents.content))(j * self.parts + self.stream)
-        return j * self.B, (j + 1) * self.B
+    def window_at(self, position: int) -> Window:
+        epoch, inside = divmod(position, self.N)
+        W, B = self.corpus.W, self.corpus.B
+        number = min(inside // (W * B), self.num_windows - 1)  # the last one has the tail, too
+        is_last = number == self.num_windows - 1
+        stop = (epoch + 1) * self.N if is_last else epoch * self.N + (number + 1) * W * B
+        return Window(epoch, number, epoch * self.N + number * W * B, stop)
 
-    def bounds(self, epoch: int, window: int) -> tuple[int, int]:
-        """The positions of the sequence that a window covers."""
-        start = epoch * self.N + window * self.W * self.B
-        last = window == self.windows - 1
-        return start, (epoch + 1) * self.N if last else start + self.W * self.B
+    def blocks(self, window: Window) -> list[range]:
+        W, B, D = self.corpus.W, self.corpus.B, self.corpus.D
+        order = perm(self.M, self.key("blocks", window.epoch))
+        places = range(window.number * W, min((window.number + 1) * W, self.M))
+        full = [D(self.p + self.P * order(q)) for q in places]
+        last = [self.tail] if window.number == self.num_windows - 1 and self.tail else []
+        return [range(j * B, (j + 1) * B) for j in full] + last
 
-    def window_at(self, position: int) -> tuple[int, int]:
-        epoch, within = divmod(position, self.N)
-        return epoch, min(within // (self.W * self.B), self.windows - 1)
+    @lru_cache(maxsize=64)  # noqa: B019
+    def shuffled(self, window: Window) -> tuple[list[range], list[int]]:
+        """The pieces of a window as tokens of the corpus, in the order of the sequence, and where each ends."""
+        documents, pieces = self.corpus.used.documents, []
+        for block in self.blocks(window):
+            at = block.start
+            while at < block.stop:
+                stop = min(block.stop, documents.stop(documents.number_at(at)))
+                pieces.append(range(at, stop))
+                at = stop
+        order = perm(len(pieces), self.key("pieces", window.epoch, window.number))
+        found = [pieces[order(q)] for q in range(len(pieces))]
+        return found, list(accumulate(map(len, found), initial=window.start))[1:]
 
-    @lru_cache(maxsize=64)  # noqa: B019 (few corpora, and short tests)
-    def pieces(self, epoch: int, window: int) -> list[Piece]:
-        """Those of a window, in the order of the sequence."""
-        places = range(window * self.W, min((window + 1) * self.W, self.M))
-        blocks = [self.block(epoch, place) for place in places]
-        if self.has_tail and window == self.windows - 1 and self.documents.num_tokens > self.F * self.B:
-            blocks.append((self.F * self.B, self.documents.num_tokens))
-        cut = []
-        for begin, end in blocks:
-            at = begin
-            document = self.documents.document(at)
-            while at < end:
-                until = min(self.documents.end(document), end)
-                cut.append((at, until))
-                at = until
-                document += 1
-        shuffled = perm(len(cut), self.key("pieces", epoch, window))
-        return [cut[shuffled(q)] for q in range(len(cut))]
-
-    def read(self, start: int, stop: int) -> Iterator[Piece]:
-        """The positions [start, stop) of the sequence, as pieces, of which the first and the last may be cut."""
+    def read(self, start: int, stop: int) -> list[range]:
+        """What the positions [start, stop) of the sequence have, piece after piece, as tokens of the corpus."""
+        found = []
         while start < stop:
-            at, window_stop = self.bounds(*self.window_at(start))
-            for begin, end in self.pieces(*self.window_at(start)):
-                low, high = max(start, at), min(stop, at + end - begin)
-                if low < high:
-                    yield begin + low - at, begin + high - at
-                at += end - begin
-            assert at == window_stop
-            start = window_stop
-
-    def slice_of(self, sample: int) -> int:
-        epoch, window = self.window_at(sample * self.S)
-        start, stop = self.bounds(epoch, window)
-        first = ceil_div(start, self.S)
-        inside = max(0, stop // self.S - first)
-        i = sample - first
-        return first + perm(inside, self.key("samples", epoch, window))(i) if i < inside else sample
+            window = self.window_at(start)
+            pieces, ends = self.shuffled(window)
+            index = bisect_right(ends, start)
+            while index < len(pieces) and start < stop:
+                piece, end = pieces[index], ends[index]
+                first = piece.stop - (end - start)
+                found.append(range(first, min(piece.stop, first + stop - start)))
+                start += len(found[-1])
+                index += 1
+        return found
 
 
-# 7. The mixture
+# ----------------------------------------------------- ORDER.md 6. Slices and samples, and STATE.md 5. Another seq_len
 
 
-class Node(NamedTuple):
-    number: int
-    a: int
-    h: int
-    b: int
+@dataclass(frozen=True)
+class Cut:
+    """How a corpus is cut into samples: S, an origin o of each part, a base b in each stream."""
+
+    S: int
+    origins: tuple[int, ...]
+    bases: tuple[int, ...]
+
+    @classmethod
+    def of_start(cls, corpus: Corpus, S: int) -> Cut:
+        return cls(S, (0,) * len(corpus.parts), (0,) * corpus.C)
 
 
+def sample_of_part(corpus: Corpus, cut: Cut, c: int, k: int) -> tuple[Part, int]:
+    """Which sample of which part is sample k of a corpus in stream c."""
+    since = k - cut.bases[c]
+    return (corpus.parts[c], since) if corpus.is_dealt else (corpus.parts[0], since * corpus.C + c)
+
+
+def slice_of(part: Part, cut: Cut, number: int) -> int:
+    """The slice that a sample of a part reads."""
+    o, S = cut.origins[part.p], cut.S
+    window = part.window_at(o + number * S)
+    first = ceil_div(max(window.start, o) - o, S)
+    inside = max(0, (window.stop - o) // S - first)
+    if number - first >= inside:
+        return number
+    return first + perm(inside, part.key("samples", window.epoch, window.number))(number - first)
+
+
+def changed(corpus: Corpus, cut: Cut, counts: Sequence[int], S: int) -> tuple[Cut, int]:
+    """The cut from a change to S on, after `counts` samples in each stream, and the tokens that are left out."""
+    origins, left_out = [], 0
+    for part in corpus.parts:
+        o = cut.origins[part.p]
+        streams = [part.p] if corpus.is_dealt else range(corpus.C)
+        last = [sample_of_part(corpus, cut, c, counts[c] - 1)[1] for c in streams if counts[c] > cut.bases[c]]
+        u = max(last, default=-1) + 1
+        first = ceil_div(part.window_at(o + (u - 1) * cut.S).stop - o, cut.S) if u else 0
+        origins.append(o + cut.S * first)
+        left_out += (first - sum(counts[c] - cut.bases[c] for c in streams)) * cut.S
+    return Cut(S, tuple(origins), tuple(counts)), left_out
+
+
+# ------------------------------------------------------------------------------------------ ORDER.md 7. The mixture
+
+Segment = tuple[int, tuple[float, ...]]  # the global sample where it starts, its weights
+
+
+def share(weights: Sequence[float], a: int, h: int, b: int) -> int:
+    """S of the node of the corpora [a, b) with the halves [a, h) and [h, b)."""
+    node = sum(map(Fraction, weights[a:b]))
+    return floor(WORD * sum(map(Fraction, weights[a:h])) / node) if node else 0
+
+
+def divided(
+    weights: Sequence[float], r: Sequence[int], n: int, a: int = 0, b: int | None = None, v: int = 0
+) -> tuple[list[int], list[int]]:
+    """Of the first n samples of node v in a segment: those of each corpus, and the remainders after them."""
+    b = len(weights) if b is None else b
+    if b - a == 1:
+        return [n], []
+    h = (a + b) // 2
+    total = r[v] + n * share(weights, a, h, b)
+    left, left_r = divided(weights, r, total // WORD, a, h, v + 1)
+    right, right_r = divided(weights, r, n - total // WORD, h, b, v + (h - a))
+    return left + right, [total % WORD, *left_r, *right_r]
+
+
+@dataclass(frozen=True)
 class Mixture:
-    def __init__(
-        self, seed: int, segments: Sequence[tuple[int, Sequence[float]]], stream: int = 0, streams: int = 1
-    ) -> None:
-        # (first sample of the stream, weights), the first from 0; with one stream its samples are the global ones
-        self.segments = [(ceil_div(start - stream, streams), weights) for start, weights in segments]
-        self.stream = stream
-        self.streams = streams
-        self.seed = seed
-        self.corpora = len(segments[0][1])
-        self.nodes: dict[tuple[int, int], Node] = {}
-        self.number_nodes(0, self.corpora)
+    """Segments, and of each stream the counts of each corpus and the remainders of each node at the first of them."""
 
-    def number_nodes(self, a: int, b: int) -> None:
-        if b - a > 1:
-            h = (a + b) // 2
-            self.nodes[a, b] = Node(len(self.nodes), a, h, b)
-            self.number_nodes(a, h)
-            self.number_nodes(h, b)
+    C: int
+    segments: tuple[Segment, ...]
+    counts: tuple[tuple[int, ...], ...]
+    remainders: tuple[tuple[int, ...], ...]
 
-    def first_remainder(self, node: int) -> int:
-        p = perm(self.streams, Key("phases", self.seed, window=node))(self.stream)
-        return (2 * p + 1) * WORD // (2 * self.streams)
+    @classmethod
+    def of_start(cls, seed: int, C: int, segments: Sequence[Segment], counts: Any = None) -> Mixture:
+        K = len(segments[0][1])
+        phases = [perm(C, Key("phases", seed, window=v)) for v in range(K - 1)]
+        remainders = tuple(tuple((2 * phase(c) + 1) * WORD // (2 * C) for phase in phases) for c in range(C))
+        return cls(C, tuple(segments), counts or ((0,) * K,) * C, remainders)
 
-    def locate(self, g: int) -> tuple[int, int]:
-        """The corpus of a sample of the stream, and which sample of it that is."""
-        counts = [0] * self.corpora
-        remainders = [self.first_remainder(node) for node in range(len(self.nodes))]
-        starts = [start for start, _ in self.segments]
-        number = bisect_right(starts, g) - 1
-        for at in range(number):
-            segment = Segment(self, self.segments[at][1], counts, remainders)
-            counts, remainders = segment.ended(starts[at + 1] - starts[at])
-        corpus, n = Segment(self, self.segments[number][1], counts, remainders).locate(g - starts[number])
-        return corpus, counts[corpus] + n
+    def own(self, g: int, c: int) -> int:
+        """Samples of stream c before the global sample g."""
+        return ceil_div(g - c, self.C)
 
+    def at(self, c: int, n: int) -> tuple[list[int], list[int]]:
+        """Counts and remainders of stream c before its sample n."""
+        counts, r = list(self.counts[c]), list(self.remainders[c])
+        starts = [self.own(start, c) for start, _ in self.segments] + [n]
+        for (_, weights), (start, stop) in zip(self.segments, pairwise(starts), strict=True):
+            if start < (stop := min(stop, n)):
+                given, r = divided(weights, r, stop - start)
+                counts = [before + more for before, more in zip(counts, given, strict=True)]
+        return counts, r
 
-class Segment:
-    def __init__(self, mixture: Mixture, weights: Sequence[float], counts: list[int], remainders: list[int]) -> None:
-        self.mixture = mixture
-        self.weights = [Fraction(weight) for weight in weights]
-        self.counts = counts
-        self.remainders = remainders
+    def counts_before(self, g: int) -> list[list[int]]:
+        """Of each stream, the samples of each corpus before the global sample g."""
+        return [self.at(c, self.own(g, c))[0] for c in range(self.C)]
 
-    def share(self, node: Node) -> int:
-        of_all = sum(self.weights[node.a : node.b])
-        return floor(WORD * sum(self.weights[node.a : node.h]) / of_all) if of_all else 0
+    def located(self, g: int) -> tuple[int, int]:
+        """The corpus of a global sample, and which sample of it in its stream it is."""
+        n, c = divmod(g, self.C)
+        before, after = self.at(c, n)[0], self.at(c, n + 1)[0]
+        index = next(i for i in range(len(before)) if after[i] > before[i])
+        return index, before[index]
 
-    def left(self, node: Node, n: int) -> int:
-        """How many of the first n samples of a node its left half gets: L(n)."""
-        return (self.remainders[node.number] + n * self.share(node)) // WORD
+    def from_last_started(self, g: int) -> Mixture:
+        """The same, without the segments before the last one that starts at g or before (STATE.md 2, compaction)."""
+        index = max(i for i, (start, _) in enumerate(self.segments) if start <= g)
+        start = self.segments[index][0]
+        found = [self.at(c, self.own(start, c)) for c in range(self.C)]
+        counts, remainders = (tuple(tuple(pair[i]) for pair in found) for i in (0, 1))
+        return Mixture(self.C, self.segments[index:], counts, remainders)
 
-    def locate(self, n: int) -> tuple[int, int]:
-        a, b = 0, self.mixture.corpora
-        while b - a > 1:
-            node = self.mixture.nodes[a, b]
-            left = self.left(node, n)
-            if self.left(node, n + 1) > left:
-                b, n = node.h, left
-            else:
-                a, n = node.h, n - left
-        return a, n
-
-    def ended(self, n: int) -> tuple[list[int], list[int]]:
-        """Counts and remainders after n samples."""
-        counts, remainders = list(self.counts), list(self.remainders)
-
-        def give(a: int, b: int, n: int) -> None:
-            if b - a == 1:
-                counts[a] += n
-                return
-            node = self.mixture.nodes[a, b]
-            left = self.left(node, n)
-            remainders[node.number] = (remainders[node.number] + n * self.share(node)) % WORD
-            give(a, node.h, left)
-            give(node.h, b, n - left)
-
-        give(0, self.mixture.corpora, n)
-        return counts, remainders
+    def compacted(self, g: int) -> Mixture:
+        return self.from_last_started(g) if sum(start <= g for start, _ in self.segments) > 16 else self
 
 
-# 8 and 9. Samples and rows
+# ------------------------------------------------------------------------- ORDER.md 8. Rows, and STATE.md 4. Transforms
 
 
-class Row(NamedTuple):
+@dataclass
+class Sample:
+    """Tokens of a sample without padding, the lengths of its pieces, and the next token of each piece."""
+
+    tokens: list[int]
+    lengths: list[int]
+    nexts: list[int]
+
+    def pieces(self) -> Iterator[tuple[list[int], int]]:
+        stops = list(accumulate(self.lengths, initial=0))
+        for (start, stop), following in zip(pairwise(stops), self.nexts, strict=True):
+            yield self.tokens[start:stop], following
+
+
+@dataclass
+class Row:
     input_ids: list[int]
     labels: list[int]
     position_ids: list[int]
-    lengths: list[int]  # of the pieces, and of the padding if there is any
+    lengths: list[int]
+    corpus: int
+    sample: int
 
 
-class Used(NamedTuple):
-    """A corpus and how a plan uses it."""
+class Random:
+    """The words of the transforms of a global sample."""
 
-    documents: Documents
-    take: float = 1.0
-    start_epoch: int = 0
+    def __init__(self, seed: int, g: int) -> None:
+        self.key, self.drawn = Key("transform", seed, window=g), 0
+
+    def word(self) -> int:
+        self.drawn += 1
+        return word_hash(self.key, self.drawn - 1)
+
+    def uniform(self) -> float:
+        return (self.word() >> 11) * 2.0**-53
+
+    def integer(self, below: int) -> int:
+        return ((self.word() >> 32) * below) >> 32
+
+
+@dataclass(frozen=True)
+class FillInTheMiddle:
+    prefix_id: int
+    suffix_id: int
+    middle_id: int
+    rate: float
+    spm_rate: float
+
+    def __call__(self, sample: Sample, random: Random) -> Sample:
+        changed_pieces = [self.piece(tokens, following, random) for tokens, following in sample.pieces()]
+        tokens = [token for piece, _ in changed_pieces for token in piece]
+        return Sample(tokens, sample.lengths, [following for _, following in changed_pieces])
+
+    def piece(self, tokens: list[int], following: int, random: Random) -> tuple[list[int], int]:
+        a, x, y, o = (random.uniform() for _ in range(4))
+        c = len(tokens) - (following == NO_LABEL)
+        if not (a < self.rate and c > 6):
+            return tokens, following
+        inner, delimiter = tokens[:c], tokens[c:]
+        low, high = sorted((floor(x * (c - 2)), floor(y * (c - 2))))
+        prefix, middle, suffix = inner[:low], inner[low:high], inner[high + 3 :]
+        pre, suf, mid = [self.prefix_id], [self.suffix_id], [self.middle_id]
+        if o < self.spm_rate:
+            inner = pre + suf + suffix + mid + prefix + middle
+        else:
+            inner = pre + prefix + suf + suffix + mid + middle
+        return inner + delimiter, NO_LABEL
+
+
+def as_row(sample: Sample, S: int, corpus: int, g: int) -> Row:
+    """Labels and positions are made from pieces; what the row lacks is filled with a piece of padding."""
+    labels = [label for piece, following in sample.pieces() for label in [*piece[1:], following]]
+    missing = S - len(sample.tokens)
+    lengths = sample.lengths + [missing] * (missing > 0)
+    positions = [i for length in lengths for i in range(length)]
+    return Row(sample.tokens + [0] * missing, labels + [NO_LABEL] * missing, positions, lengths, corpus, g)
+
+
+def as_batch(rows: Sequence[Row]) -> dict[str, Any]:
+    lengths = [length for row in rows for length in row.lengths]
+    ends = list(accumulate(lengths, initial=0))
+    entries = max(64, 1 << (len(ends) - 1).bit_length())
+    return {
+        "input_ids": [row.input_ids for row in rows],
+        "labels": [row.labels for row in rows],
+        "position_ids": [row.position_ids for row in rows],
+        "cu_seqlens": ends + ends[-1:] * (entries - len(ends)),
+        "max_seqlen": max(lengths),
+        "corpus_index": [row.corpus for row in rows],
+        "sample_index": [row.sample for row in rows],
+    }
+
+
+# ---------------------------------------------------------------------------------- ORDER.md 1. A plan and its defaults
 
 
 class Plan:
@@ -326,208 +457,233 @@ class Plan:
         *,
         seq_len: int,
         seed: int = 0,
+        num_streams: int = 1,
         block_tokens: int | None = None,
         window_blocks: int | None = None,
         weights: Sequence[float] | None = None,
         changes: Sequence[tuple[int, Sequence[float]]] = (),
-        epochs: int | None = None,
-        num_streams: int = 1,
-        transforms: Sequence["FillInTheMiddle"] = (),
+        epochs: float | None = None,
+        transforms: Sequence[Callable[[Sample, Random], Sample]] = (),
     ) -> None:
-        block_tokens = max(65_536, 16 * seq_len) if block_tokens is None else block_tokens
-        window_blocks = max(64, 67_108_864 // (block_tokens * num_streams)) if window_blocks is None else window_blocks
-        self.S = seq_len
-        self.seed = seed
-        self.C = num_streams
-        self.B = block_tokens
-        self.W = window_blocks
-        self.used = corpora
-        self.transforms = transforms
-        self.corpora = [
-            Corpus(
-                used.documents,
-                seed=seed,
-                seq_len=seq_len,
-                block_tokens=block_tokens,
-                window_blocks=window_blocks,
-                take=used.take,
-                start_epoch=used.start_epoch,
-            )
-            for used in corpora
-        ]
-        weights = [float(corpus.N) for corpus in self.corpora] if weights is None else weights
-        segments = [(0, weights), *changes]
-        self.mixtures = [Mixture(seed, segments, stream, num_streams) for stream in range(num_streams)]
-        self.end = None if epochs is None else epochs * self.corpora[0].N  # of the sequence of the only corpus
+        self.used, self.S, self.seed, self.C = list(corpora), seq_len, seed, num_streams
+        self.B = block_tokens or max(65_536, 16 * seq_len)
+        self.W = window_blocks or max(64, 67_108_864 // (self.B * self.C))
+        if len({(used.documents.content, used.start_epoch) for used in corpora}) < len(corpora):
+            raise ValueError("two corpora with the same fingerprint and the same start_epoch")
+        if self.S >= 2**32 or (self.W + 1) * self.B >= 2**32 or not 1 <= self.C <= 65_536:
+            raise ValueError("seq_len, a window or the number of streams is too large")
+        if epochs is not None and (len(corpora) > 1 or self.C > 1):
+            raise ValueError("epochs is for one corpus and one stream")
+        self.corpora = [Corpus(used, seed, self.C, self.B, self.W) for used in corpora]
+        self.weights = [float(corpus.whole_N) for corpus in self.corpora] if weights is None else list(weights)
+        self.changes: list[Segment] = [(start, tuple(map(float, values))) for start, values in changes]
+        self.epochs, self.transforms = epochs, list(transforms)
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [(0, tuple(map(float, self.weights))), *self.changes]
+
+    def segments_from(self, g: int) -> list[Segment]:
+        """The weights that are in force at g as if they started there, and the changes after it."""
+        in_force = [weights for start, weights in self.segments if start <= g][-1]
+        return [(g, in_force), *self.changes_after(g)]
+
+    def changes_after(self, g: int) -> list[Segment]:
+        return [segment for segment in self.changes if segment[0] > g]
 
     @cached_property
+    def start(self) -> Run:
+        return Run(self)
+
+    @property
     def num_samples(self) -> int | None:
-        return None if self.end is None else ceil_div(self.end, self.S)
+        return self.start.end() if self.epochs is not None else None
 
     def located(self, g: int) -> tuple[int, int]:
-        """The corpus of a global sample, and which sample of it that is in its stream."""
-        return self.mixtures[g % self.C].locate(g // self.C)
-
-    @lru_cache(maxsize=256)  # noqa: B019 (few plans, and short tests)
-    def part(self, number: int, stream: int) -> Corpus | None:
-        """What a stream owns of a corpus (section 13); None if the corpus stays whole."""
-        corpus, used = self.corpora[number], self.used[number]
-        if self.C == 1 or 4 * self.C * self.W > corpus.M:
-            return None
-        return Corpus(
-            used.documents,
-            seed=self.seed,
-            seq_len=self.S,
-            block_tokens=self.B,
-            window_blocks=self.W,
-            take=used.take,
-            start_epoch=used.start_epoch,
-            stream=stream,
-            parts=self.C,
-        )
-
-    def read(self, corpus: Corpus, start: int, stop: int) -> list[Piece]:
-        return list(corpus.read(start, stop if self.end is None else min(stop, self.end)))
-
-    def positions(self, g: int) -> tuple[Corpus, int, list[Piece]]:
-        """The corpus of a sample, the position of its sequence where the sample starts, and what it reads."""
-        number, sample = self.located(g)
-        corpus = self.part(number, g % self.C)
-        if corpus is None:
-            corpus, sample = self.corpora[number], sample * self.C + g % self.C
-        start = corpus.slice_of(sample) * self.S
-        return corpus, start, self.read(corpus, start, start + self.S)
+        return self.start.mixture.located(g)
 
     def pieces(self, g: int) -> list[tuple[int, int, int]]:
-        """(document, its first token, the one after its last) of each piece of a sample."""
-        corpus, _, pieces = self.positions(g)
-        documents = corpus.documents
-        found = []
-        for begin, end in pieces:
-            document = documents.document(begin)
-            found.append((document, begin - documents.starts[document], end - documents.starts[document]))
-        return found
+        return self.start.pieces(g)
 
     def row(self, g: int) -> Row:
-        corpus, _, pieces = self.positions(g)
-        documents = corpus.documents
-        row = Row([], [], [], [])
-        for begin, end in pieces:
-            row.lengths.append(end - begin)
-            for position in range(begin, end):
-                row.input_ids.append(documents.token(position))
-                row.position_ids.append(position - begin)
-                if not documents.is_delimiter(position):
-                    row.labels.append(documents.token(position + 1))
-                else:
-                    row.labels.append(NO_LABEL)
-        lacking = self.S - len(row.input_ids)
-        if lacking:
-            row.lengths.append(lacking)
-            row.input_ids.extend([0] * lacking)
-            row.labels.extend([NO_LABEL] * lacking)
-            row.position_ids.extend(range(lacking))
-        return transformed(row, lacking, Random(self.seed, g), self.transforms) if self.transforms else row
+        return self.start.row(g)
 
     def batch(self, samples: Sequence[int]) -> dict[str, Any]:
-        """Rows one after the other; -1 is a row of padding."""
-        rows = [self.row(g) if g >= 0 else padding_row(self.S) for g in samples]
-        lengths = [length for row in rows for length in row.lengths]
-        bounds = [0, *accumulate(lengths)]
-        size = 64
-        while size < len(bounds):
-            size *= 2
-        return {
-            "input_ids": [row.input_ids for row in rows],
-            "labels": [row.labels for row in rows],
-            "position_ids": [row.position_ids for row in rows],
-            "cu_seqlens": bounds + [bounds[-1]] * (size - len(bounds)),
-            "max_seqlen": max(lengths),
-            "corpus_index": [self.located(g)[0] if g >= 0 else -1 for g in samples],
-            "sample_index": list(samples),
-        }
+        return as_batch([self.row(g) for g in samples])
 
-    def steps(self, batch_size: int, rank: int, ranks: int, max_epochs: Sequence[float] | None = None) -> Iterator[Any]:
-        """The batches of a rank (sections 9, 10 and 13)."""
-        rows = ceil_div(batch_size, ranks)
-        ends = [] if self.num_samples is None else [self.num_samples]
-        if max_epochs is not None:
-            ends.append(self.first_beyond(max_epochs))
-        cursor = 0
-        while not ends or cursor < min(ends):
-            step = sorted(range(cursor, cursor + batch_size), key=lambda g: (g % self.C, g))
-            part = (rank + (mix(cursor * G) if self.C == 1 else 0)) % ranks
-            mine = [step[row] if row < batch_size else -1 for row in range(part * rows, (part + 1) * rows)]
-            yield self.batch([g if not ends or g < min(ends) else -1 for g in mine])
-            cursor += batch_size
-
-    def first_beyond(self, max_epochs: Sequence[float]) -> int:
-        """The first sample that would read more of a corpus than `max_epochs` allows."""
-        allowed = [ceil(Fraction(m) * corpus.N / self.S) for m, corpus in zip(max_epochs, self.corpora, strict=True)]
-        g = 0
-        while True:
-            corpus, sample = self.located(g)
-            if sample >= allowed[corpus]:
-                return g
-            g += 1
+    def steps(
+        self, Z: int, r: int = 0, R: int = 1, max_epochs: Sequence[float] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        run = Run(self, max_epochs)
+        while (batch := run.step(Z, r, R)) is not None:
+            yield batch
 
 
-def padding_row(seq_len: int) -> Row:
-    return Row([0] * seq_len, [NO_LABEL] * seq_len, list(range(seq_len)), [seq_len])
+# ------------------------------------------------------------------------- ORDER.md 9 and 10. A run: ends, steps, ranks
 
 
-# 11. Transforms
+class Run:
+    """A job: a cursor in a plan, and what was done to the order on the way."""
+
+    def __init__(
+        self, plan: Plan, max_epochs: Sequence[float | None] | None = None, on_max_epochs: str = "stop"
+    ) -> None:
+        self.plan, self.on_max_epochs = plan, on_max_epochs
+        self.max_epochs = [plan.epochs] if plan.epochs is not None else max_epochs or [None] * len(plan.corpora)
+        self.masks: list[dict[str, Any]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """The start of a pass, the first or, if one of `epochs` is over, the next: only masks stay."""
+        plan = self.plan
+        self.sample, self.first_seq_len, self.has_first_corpora = 0, plan.S, True
+        self.mixture = Mixture.of_start(plan.seed, plan.C, plan.segments)
+        self.cuts = [Cut.of_start(corpus, plan.S) for corpus in plan.corpora]
+        self.is_over = False  # a loop came to the end: the next one calls `begin`, if it is one of `epochs`
+        self.skipped: list[list[int]] = []
+        self.changes: list[dict[str, Any]] = []
+        self.lengths: list[dict[str, Any]] = []
+        self.masks = [{**mask, "calls": [[0, mask["calls"][-1][1]]]} for mask in self.masks]
+
+    def end(self) -> int | None:
+        """X: the first global sample from the cursor on that is another one than `max_epochs` allows."""
+        limits = [(index, most) for index, most in enumerate(self.max_epochs) if most is not None]
+        ends = [self.first_beyond(index, most, c) for index, most in limits for c in range(self.plan.C)]
+        return min((end for end in ends if end is not None), default=None)
+
+    def first_beyond(self, index: int, most: float, c: int) -> int | None:
+        """X of one corpus in one stream."""
+        corpus, cut, mixture = self.plan.corpora[index], self.cuts[index], self.mixture
+        part, number = sample_of_part(corpus, cut, c, cut.bases[c])
+        allowed = ceil((Fraction(most) * part.N - cut.origins[part.p]) / cut.S)
+        beyond = max(0, ceil_div(allowed - number, 1 if corpus.is_dealt else corpus.C))
+        low, high = mixture.own(self.sample, c), mixture.own(2**62 + 1, c)
+        k = max(cut.bases[c] + beyond, mixture.at(c, low)[0][index])
+        if mixture.at(c, high)[0][index] <= k:
+            return None
+        while high - low > 1:  # before sample `low` of the stream the corpus gave at most k, before `high` more
+            middle = (low + high) // 2
+            low, high = (low, middle) if mixture.at(c, middle)[0][index] > k else (middle, high)
+        return low * corpus.C + c
+
+    def read(self, g: int) -> tuple[int, list[range]]:
+        """The corpus of a global sample, and its pieces as tokens of the corpus."""
+        index, k = self.mixture.located(g)
+        corpus, cut = self.plan.corpora[index], self.cuts[index]
+        part, number = sample_of_part(corpus, cut, g % corpus.C, k)
+        start = cut.origins[part.p] + slice_of(part, cut, number) * cut.S
+        stop = start + cut.S
+        if self.plan.epochs is not None:
+            stop = min(stop, floor(Fraction(self.plan.epochs) * part.N))
+        return index, part.read(start, stop)
+
+    def pieces(self, g: int) -> list[tuple[int, int, int]]:
+        """As documents, and tokens [start, stop) of each."""
+        index, found = self.read(g)
+        documents = self.plan.used[index].documents
+        numbers = [documents.number_at(piece.start) for piece in found]
+        starts = [documents.starts[n] for n in numbers]
+        return [(n, p.start - at, p.stop - at) for n, p, at in zip(numbers, found, starts, strict=True)]
+
+    def row(self, g: int) -> Row:
+        index, found = self.read(g)
+        documents = self.plan.used[index].documents
+        tokens, lengths = [documents.token(at) for piece in found for at in piece], [len(piece) for piece in found]
+        sample, random = Sample(tokens, lengths, list(map(documents.next_token, found))), Random(self.plan.seed, g)
+        for transform in self.plan.transforms:
+            sample = transform(sample, random)
+        row = as_row(sample, self.plan.S, index, g)
+        masked = self.masked(documents.content, g)  # STATE.md 3
+        places = [documents.number_at(at) in masked for piece in found for at in piece]
+        if any(places) and sample.lengths != lengths:
+            raise ValueError("a transform changed the lengths of the pieces of a row with a masked document")
+        row.labels[: len(places)] = [NO_LABEL if m else label for m, label in zip(places, row.labels, strict=False)]
+        return row
+
+    def masked(self, content: bytes, g: int) -> set[int]:
+        """The documents of a content that are masked in a global sample."""
+        found: set[int] = set()
+        for mask in self.masks:
+            sizes = [size for start, size in mask["calls"] if start <= g]
+            if sizes and mask["fingerprint"] == content.hex():
+                listed = listed_bytes(mask["file"], mask["calls"][-1][1], mask["sha256"])
+                found |= documents_listed(listed[: sizes[-1]])
+        return found
+
+    def step(self, Z: int, r: int = 0, R: int = 1) -> dict[str, Any] | None:
+        """The batch of rank r of R, or None if the pass is over. The cursor moves on."""
+        C, a, S = self.plan.C, self.sample, self.plan.S
+        if Z % C:
+            raise ValueError("the number of streams does not divide the global batch size")
+        end = self.end() if self.on_max_epochs == "stop" else None
+        if end is not None and a >= end:
+            self.is_over = True
+            return None
+        z, n = Z // C, ceil_div(Z, R)
+        samples = [a + (i // z - a) % C + (i % z) * C for i in range(Z)]
+        part = r if C > 1 else (r + mix(a * G % WORD)) % R
+        mine = samples[part * n : (part + 1) * n]
+        rows = [self.row(g) for g in mine if end is None or g < end]
+        rows += [as_row(Sample([], [], []), S, -1, -1)] * (n - len(rows))
+        self.sample = a + Z if end is None else min(a + Z, end)
+        return as_batch(rows)
+
+    # what a loop does between steps
+
+    def set_weights(self, weights: Sequence[float]) -> None:
+        before = [segment for segment in self.mixture.segments if segment[0] < self.sample]
+        segments = (*before, (self.sample, tuple(map(float, weights))))
+        self.mixture = replace(self.mixture, segments=segments).compacted(self.sample)
+
+    def skip(self, num_samples: int) -> None:
+        end = self.end() if self.plan.epochs is not None else None
+        start = self.sample
+        self.sample = start + num_samples if end is None else min(start + num_samples, end)
+        if self.skipped and self.skipped[-1][1] == start:
+            self.skipped[-1] = [self.skipped[-1][0], self.sample]
+        elif start < self.sample:
+            self.skipped.append([start, self.sample])
+
+    def mask(self, index: int, file: str) -> None:
+        """STATE.md 2, Masks."""
+        used, content = self.plan.used[index], content_of(file)
+        key, sha256 = used.documents.content.hex(), hashlib.sha256(content).hexdigest()
+        same = [mask for mask in self.masks if mask["fingerprint"] == key]
+        if any((mask["calls"][-1][1], mask["sha256"]) == (len(content), sha256) for mask in same):
+            return
+        calls: list[list[int]] = []
+        for mask in [mask for mask in same if mask["file"] == file]:  # one at most
+            before = listed_bytes(file, mask["calls"][-1][1], mask["sha256"])
+            if before[-1:] not in (b"", b"\n"):
+                raise ValueError(f"{file} had no line end where it grew")
+            calls = [call for call in mask["calls"] if call[0] < self.sample]
+            self.masks = [other for other in self.masks if other is not mask]
+        calls = [*calls, [self.sample, len(content)]]
+        self.masks = [
+            *self.masks,
+            {"fingerprint": key, "name": used.name, "file": file, "calls": calls, "sha256": sha256},
+        ]
 
 
-class Random:
-    """The numbers that all transforms of a sample draw."""
-
-    def __init__(self, seed: int, g: int) -> None:
-        self.key = Key("transform", seed, window=g)
-        self.drawn = 0
-
-    def word(self) -> int:
-        self.drawn += 1
-        return item_hash(self.drawn - 1, self.key)
-
-    def uniform(self) -> float:
-        return (self.word() >> 11) * 2.0**-53
-
-    def integer(self, below: int) -> int:
-        return ((self.word() >> 32) * below) >> 32
+def content_of(file: str) -> bytes:
+    return Path(file).read_bytes()
 
 
-class FillInTheMiddle(NamedTuple):
-    pre: int
-    suf: int
-    mid: int
-    rate: float
-    spm_rate: float
-
-    def change(self, tokens: list[int], following: int, random: Random) -> tuple[list[int], int]:
-        """One piece, and the label of its last token."""
-        a, x, y, o = (random.uniform() for _ in range(4))
-        c = len(tokens) - (following == NO_LABEL)
-        if not (a < self.rate and c > 6):
-            return tokens, following
-        low, high = sorted([floor(x * (c - 2)), floor(y * (c - 2))])
-        prefix, middle, suffix = tokens[:low], tokens[low:high], tokens[high + 3 : c]
-        if o < self.spm_rate:
-            changed = [self.pre, self.suf, *suffix, self.mid, *prefix, *middle]
-        else:
-            changed = [self.pre, *prefix, self.suf, *suffix, self.mid, *middle]
-        return changed + tokens[c:], NO_LABEL
+def listed_bytes(file: str, size: int, sha256: str) -> bytes:
+    """What a file of masks lists: its first bytes, which must be as they were."""
+    content = content_of(file)
+    is_whole = len(content) == size or not content.startswith(NPY)
+    if hashlib.sha256(content[:size]).hexdigest() != sha256 or not is_whole:
+        raise ValueError(f"{file} was changed since its documents were masked")
+    return content[:size]
 
 
-def transformed(row: Row, padding: int, random: Random, transforms: Sequence[FillInTheMiddle]) -> Row:
-    """A row whose last `padding` tokens are padding, after transforms that leave pieces as long as they are."""
-    lengths = row.lengths[:-1] if padding else row.lengths
-    stops = list(accumulate(lengths))
-    pieces = [
-        (row.input_ids[stop - length : stop], row.labels[stop - 1]) for length, stop in zip(lengths, stops, strict=True)
-    ]
-    for transform in transforms:
-        pieces = [transform.change(tokens, following, random) for tokens, following in pieces]
-    ids = [token for tokens, _ in pieces for token in tokens]
-    labels = [label for tokens, following in pieces for label in [*tokens[1:], following]]
-    return row._replace(input_ids=ids + [0] * padding, labels=labels + [NO_LABEL] * padding)
+@lru_cache(maxsize=100)
+def documents_listed(content: bytes) -> frozenset[int]:
+    if not content.startswith(NPY):
+        return frozenset(map(int, content.split()))
+    head = 10 + int.from_bytes(content[8:10], "little")
+    kind = ast.literal_eval(content[10:head].decode("latin-1"))["descr"]  # such as <i8
+    size, order = int(kind[2:]), "big" if kind[0] == ">" else "little"
+    data = [content[at : at + size] for at in range(head, len(content), size)]
+    return frozenset(int.from_bytes(each, order, signed=kind[1] == "i") for each in data)  # type: ignore[arg-type]

@@ -1,0 +1,378 @@
+"""A slow model of the state of a job, sections 1, 2 and 5 of STATE.md, written from the page alone."""
+
+# ruff: noqa: N803, N806 - the letters of the page
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+from tests.runtime.page_model import (
+    ORDER_VERSION,
+    WORD,
+    Corpus,
+    Cut,
+    Mixture,
+    Plan,
+    Run,
+    Segment,
+    Used,
+    changed,
+    listed_bytes,
+)
+
+# ----------------------------------------------------------------------------------------------- 1. The plan hash
+
+
+def identity(used: Used) -> dict[str, Any]:
+    """What is hashed of a corpus."""
+    return {"fingerprint": used.documents.content.hex(), "start_epoch": used.start_epoch, "take": float(used.take)}
+
+
+def identities(plan: Plan) -> list[dict[str, Any]]:
+    return list(map(identity, plan.used))
+
+
+def identity_of(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: entry[key] for key in ("fingerprint", "start_epoch", "take")}
+
+
+def plan_hash(fields: Sequence[int], identities: Sequence[dict[str, Any]]) -> str:
+    packed = b"tokshard plan 1\n" + struct.pack("<6Q", *fields)
+    for each in identities:
+        packed += bytes.fromhex(each["fingerprint"]) + struct.pack("<Qd", each["start_epoch"], each["take"])
+    return hashlib.sha256(packed).hexdigest()
+
+
+# -------------------------------------------------------------------------------------------- 2. The state
+
+
+def schedule_hash(changes: Sequence[Segment]) -> str:
+    h = b""
+    for start, weights in reversed(changes):
+        packed = struct.pack(f"<q{len(weights)}d", start, *weights)
+        h = hashlib.sha256(b"tokshard schedule 1\n" + h + packed).digest()
+    return h.hex()
+
+
+# Pairs
+
+
+def packed(pairs: Sequence[Sequence[int]], *, of_pairs: bool = False) -> Any:
+    """More than 32 pairs become text. `of_pairs`: differences from the pair before, else from the number before."""
+    if len(pairs) <= 32:
+        return [list(pair) for pair in pairs]
+    if of_pairs:
+        gaps = [(a - c, b - d) for (c, d), (a, b) in pairwise([(0, 0), *pairs])]
+    else:
+        gaps = [(a - stop, b - a) for stop, (a, b) in zip([0, *(b for _, b in pairs)], pairs, strict=False)]
+    numbers = [struct.pack("<q", gap) for gap in [a for a, _ in gaps] + [b for _, b in gaps]]
+    planes = bytes(number[i] for i in range(8) for number in numbers)
+    return base64.b64encode(zlib.compress(planes)).decode("ascii")
+
+
+def unpacked(text: Any, *, of_pairs: bool = False) -> list[list[int]]:
+    if not isinstance(text, str):
+        return [list(pair) for pair in text]
+    planes = zlib.decompress(base64.b64decode(text, validate=True))
+    count = len(planes) // 8
+    numbers = [struct.unpack("<q", planes[i::count])[0] for i in range(count)]
+    firsts, seconds = numbers[: count // 2], numbers[count // 2 :]
+    if of_pairs:
+        return [list(pair) for pair in zip(accumulate(firsts), accumulate(seconds), strict=True)]
+    flat = list(accumulate(gap for pair in zip(firsts, seconds, strict=True) for gap in pair))
+    return [list(pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def saved(run: Run) -> str:
+    plan, mixture = run.plan, run.mixture.compacted(run.sample)
+    later = [segment for segment in mixture.segments if segment[0] > run.sample]
+    is_planned = later == plan.changes_after(run.sample)
+    written = mixture.segments[: len(mixture.segments) - len(later)] if is_planned else mixture.segments
+    is_fresh = mixture.segments[0][0] == 0 and run.has_first_corpora
+    facts: dict[str, Any] = {
+        "tokshard_cursor": 1,
+        "plan": plan_hash((ORDER_VERSION, plan.seed, run.first_seq_len, plan.B, plan.W, plan.C), identities(plan)),
+        "order_version": ORDER_VERSION,
+        "seed": plan.seed,
+        "seq_len": run.first_seq_len,
+        "block_tokens": plan.B,
+        "window_blocks": plan.W,
+        "num_streams": plan.C,
+        "corpora": [{"name": used.name, **identity(used)} for used in plan.used],
+        "sample": run.sample,
+        "weights": [[start, list(weights)] for start, weights in written],
+        "schedule": schedule_hash(later) if is_planned else None,
+        "counts": [] if is_fresh else mixture.counts,
+        "remainders": [] if is_fresh else mixture.remainders,
+        "skipped": packed(run.skipped),
+        "changes": run.changes,
+    }
+    if run.lengths:
+        facts["lengths"] = run.lengths
+    if run.masks:
+        facts["masks"] = [{**mask, "calls": packed(mask["calls"], of_pairs=True)} for mask in run.masks]
+    body = json.dumps(facts, separators=(",", ":"))[:-1]
+    return f'{body},"check":"{check(body)}"}}'
+
+
+def check(body: str) -> str:
+    return hashlib.sha256(body.encode("ascii")).hexdigest()[:16]
+
+
+class RefusedError(ValueError):
+    """A state that a plan does not resume."""
+
+
+def refuse(is_so: bool, reason: str) -> None:
+    if is_so:
+        raise RefusedError(reason)
+
+
+def resumed(
+    plan: Plan,
+    line: str,
+    *,
+    weights: str | None = None,
+    corpora: str | None = None,
+    seq_len: str | None = None,
+    max_epochs: Sequence[float | None] | None = None,
+    on_max_epochs: str = "stop",
+) -> Run:
+    """The run that a state describes, in a plan."""
+    facts = undamaged(line)
+    run = Run(plan, max_epochs, on_max_epochs)
+    g = run.sample = facts["sample"]
+    run.first_seq_len, run.changes = facts["seq_len"], facts["changes"]
+    run.lengths, run.masks = facts.get("lengths", []), masks_of(facts)
+    run.skipped = unpacked(facts["skipped"])
+    S = run.lengths[-1]["seq_len"] if run.lengths else run.first_seq_len
+    is_same = [identity_of(entry) for entry in facts["corpora"]] == identities(plan)
+    refuse(fields_of(facts) != (ORDER_VERSION, plan.seed, run.first_seq_len, plan.B, plan.W, plan.C), "other fields")
+    refuse(S != plan.S and seq_len != "plan", "another seq_len; seq_len='plan' takes it")
+    refuse(not is_same and corpora != "plan", "other corpora; corpora='plan' takes them")
+    run.mixture = mixture_of(facts, plan, weights, is_same=is_same)
+    run.has_first_corpora = is_same and not facts["counts"]
+    run.cuts = [Cut.of_start(corpus, S) for corpus in plan.corpora]
+    if not is_same:
+        take_other_corpora(run, facts, S)
+    elif run.lengths:
+        run.cuts = cuts_of(run.lengths[-1])
+    refuse(plan.epochs is not None and run.mixture.counts_before(g) != [[g]], "a finite pass of another corpus")
+    if S != plan.S:
+        take_other_seq_len(run)
+    for mask in run.masks:
+        listed_bytes(mask["file"], mask["calls"][-1][1], mask["sha256"])
+    return run
+
+
+def fields_of(facts: dict[str, Any]) -> tuple[int, ...]:
+    keys = ("order_version", "seed", "seq_len", "block_tokens", "window_blocks", "num_streams")
+    return tuple(facts[key] for key in keys)
+
+
+def mixture_of(facts: dict[str, Any], plan: Plan, weights: str | None, *, is_same: bool) -> Mixture:
+    """The mixture of the state, and for the same corpora the changes of the plan behind it."""
+    g = facts["sample"]
+    segments = [(start, tuple(values)) for start, values in facts["weights"]]
+    mixture = Mixture.of_start(plan.seed, plan.C, segments)
+    if facts["counts"]:
+        counts, remainders = (tuple(map(tuple, facts[key])) for key in ("counts", "remainders"))
+        mixture = Mixture(plan.C, tuple(segments), counts, remainders)
+    if is_same and weights == "plan":
+        segments = [segment for segment in segments if segment[0] < g] + plan.segments_from(g)
+    elif is_same and facts["schedule"] is not None:
+        refuse(facts["schedule"] != schedule_hash(plan.changes_after(g)), "other planned changes after the sample")
+        segments += plan.changes_after(g)
+    return replace(mixture, segments=tuple(segments))
+
+
+def masks_of(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**mask, "calls": unpacked(mask["calls"], of_pairs=True)} for mask in facts.get("masks", [])]
+
+
+# With other corpora (and the end of section 5)
+
+
+def take_other_corpora(run: Run, facts: dict[str, Any], S: int) -> None:
+    plan, g = run.plan, run.sample
+    old = [identity_of(entry) for entry in facts["corpora"]]
+    given = list(zip(*run.mixture.counts_before(g), strict=True))  # of each old corpus in each stream
+    old_cuts: list[Any] = cuts_of(run.lengths[-1]) if run.lengths else [None] * len(old)
+    old_left_out = run.lengths[-1]["left_out"] if run.lengths else [0] * len(old)
+    removed = [entry for entry in run.changes if entry["action"] == "removed"]
+    counts, left_out = [], []
+    for i, (corpus, used) in enumerate(zip(plan.corpora, plan.used, strict=True)):
+        tokens = 0
+        if identity(used) in old:
+            at = old.index(identity(used))
+            counts.append(given[at])
+            if run.lengths:
+                run.cuts[i], tokens = old_cuts[at], old_left_out[at]
+        else:
+            last = [entry for entry in removed if entry["identity"] == identity(used)][-1:]
+            counts.append(tuple(last[0]["counts"]) if last else (0,) * plan.C)
+            if last:
+                run.cuts[i], tokens = cut_of_return(corpus, last[0], run.first_seq_len, S)
+        left_out.append(tokens)
+    changes = [
+        change(g, "removed", entry["name"], identity_of(entry), each, cut, tokens)
+        for entry, each, cut, tokens in zip(facts["corpora"], given, old_cuts, old_left_out, strict=True)
+        if identity_of(entry) not in identities(plan)
+    ] + [
+        change(g, "added", used.name, identity(used), each)
+        for used, each in zip(plan.used, counts, strict=True)
+        if identity(used) not in old
+    ]
+    run.changes = run.changes + changes
+    if run.lengths:
+        run.lengths = [entry_of(run.cuts, run.lengths[-1]["sample"], S, left_out)]
+    run.mixture = Mixture.of_start(plan.seed, plan.C, plan.segments_from(g), tuple(zip(*counts, strict=True)))
+
+
+def change(
+    g: int,
+    action: str,
+    name: str,
+    identity: dict[str, Any],
+    counts: Sequence[int],
+    cut: Cut | None = None,
+    left_out: int = 0,
+) -> dict[str, Any]:
+    entry = {"sample": g, "action": action, "name": name, "identity": identity, "counts": list(counts)}
+    if cut is not None:
+        bases, origins = list(cut.bases), list(cut.origins)
+        entry["length"] = {"seq_len": cut.S, "bases": bases, "origins": origins, "left_out": left_out}
+    return entry
+
+
+def cut_of_return(corpus: Corpus, entry: dict[str, Any], first_seq_len: int, S: int) -> tuple[Cut, int]:
+    """The cut of a corpus that comes back, and what was left out of it by then."""
+    cut, left_out = Cut.of_start(corpus, first_seq_len), 0
+    if "length" in entry:
+        length = entry["length"]
+        cut = Cut(length["seq_len"], tuple(length["origins"]), tuple(length["bases"]))
+        left_out = length["left_out"]
+    if cut.S == S:
+        return cut, left_out
+    moved, tokens = changed(corpus, cut, entry["counts"], S)
+    return moved, left_out + tokens
+
+
+# Section 5, "In the state"
+
+
+def cuts_of(entry: dict[str, Any]) -> list[Cut]:
+    """Of an entry of `lengths`. Its bases are those of each corpus in a stream, those of a cut of each stream."""
+    bases = zip(*entry["bases"], strict=True)
+    return [Cut(entry["seq_len"], tuple(o), tuple(b)) for o, b in zip(entry["origins"], bases, strict=True)]
+
+
+def entry_of(cuts: Sequence[Cut], g: int, S: int, left_out: Sequence[int]) -> dict[str, Any]:
+    return {
+        "sample": g,
+        "seq_len": S,
+        "bases": [list(bases) for bases in zip(*(cut.bases for cut in cuts), strict=True)],
+        "origins": [list(cut.origins) for cut in cuts],
+        "left_out": list(left_out),
+    }
+
+
+def take_other_seq_len(run: Run) -> None:
+    S, counts = run.plan.S, zip(*run.mixture.counts_before(run.sample), strict=True)
+    found = [changed(*each, S) for each in zip(run.plan.corpora, run.cuts, counts, strict=True)]
+    run.cuts, left_out = [cut for cut, _ in found], [tokens for _, tokens in found]
+    if run.lengths:
+        left_out = [sum(pair) for pair in zip(left_out, run.lengths[-1]["left_out"], strict=True)]
+    run.lengths = [entry for entry in run.lengths if entry["sample"] < run.sample]
+    run.lengths = [*run.lengths, entry_of(run.cuts, run.sample, S, left_out)]
+
+
+# ------------------------------------------------------------------------------------- 2. What is refused as damage
+
+KEYS = {
+    "tokshard_cursor",
+    "plan",
+    "order_version",
+    "seed",
+    "seq_len",
+    "block_tokens",
+    "window_blocks",
+    "num_streams",
+    "corpora",
+    "sample",
+    "weights",
+    "schedule",
+    "counts",
+    "remainders",
+    "skipped",
+    "changes",
+    "check",
+}
+
+
+def undamaged(line: str) -> dict[str, Any]:
+    version = re.match(r'\{"tokshard_cursor":(\d+)', line)
+    refuse(version is None, "not a state")
+    refuse(version is not None and int(version[1]) != 1, "another version of the state")
+    body, comma, end = line.rpartition(',"check":')
+    refuse(not comma or end != f'"{check(body)}"}}', "a line that was changed")
+    facts = json.loads(line)
+    refuse(not KEYS <= set(facts) <= KEYS | {"lengths", "masks"}, "a missing or an unknown key")
+    g, K, C = facts["sample"], len(facts["corpora"]), facts["num_streams"]
+    refuse(not has_all_keys(facts), "a missing or an unknown key of an object inside")
+    starts = [start for start, _ in facts["weights"]]
+    skipped = unpacked(facts["skipped"])
+    flat = [number for pair in skipped for number in pair]
+    counts, remainders = facts["counts"], facts["remainders"]
+    bounded = [g, *starts, *flat, *(number for each in counts for number in each)]
+    refuse(not all(type(n) is int and 0 <= n <= 3 * 2**61 for n in bounded), "not a number of samples")
+    words = [number for each in remainders for number in each]
+    refuse(not all(type(n) is int and 0 <= n < WORD for n in words), "not a remainder")
+    refuse(any(len(weights) != K for _, weights in facts["weights"]), "weights of other corpora")
+    refuse(not all(map(is_allowed, (weights for _, weights in facts["weights"]))), "weights that are not allowed")
+    refuse(bool(counts) != bool(remainders) or len(counts) not in (0, C), "counts of other streams")
+    refuse(len(remainders) not in (0, C), "remainders of other streams")
+    refuse(any(len(each) != K for each in counts), "counts of other corpora")
+    refuse(any(len(each) != K - 1 for each in remainders), "remainders of other nodes")
+    refuse(not starts or starts[0] > g or any(a >= b for a, b in pairwise(starts)), "starts of weights")
+    refuse(not counts and starts[0] > 0, "no counts of a first entry after sample 0")
+    refuse(facts["schedule"] is not None and starts[-1] > g, "a schedule next to a later entry")
+    refuse(any(a >= b for a, b in skipped) or flat != sorted(flat) or flat[-1:] > [g], "skipped ranges")
+    refuse(facts["plan"] != plan_hash(fields_of(facts), facts["corpora"]), "a plan that is not the hash")
+    changed_at = [entry["sample"] for entry in facts.get("lengths", [])]
+    refuse(any(a >= b for a, b in pairwise(changed_at)) or changed_at[-1:] > [g], "lengths that do not ascend")
+    for mask in masks_of(facts):
+        calls = mask["calls"]
+        ascend = all(a < c and b < d for (a, b), (c, d) in pairwise(calls))
+        refuse(not calls or not ascend or calls[-1][0] > g, "calls of a mask")
+    return dict(facts)
+
+
+OBJECTS = {
+    "corpora": "name fingerprint start_epoch take",
+    "changes": "sample action name identity counts",
+    "lengths": "sample seq_len bases origins left_out",
+    "masks": "fingerprint name file calls sha256",
+}
+
+
+def has_all_keys(facts: dict[str, Any]) -> bool:
+    optional = {"changes": {"length"}}
+    return all(
+        set(keys.split()) == set(entry) - optional.get(key, set())
+        for key, keys in OBJECTS.items()
+        for entry in facts.get(key, [])
+    )
+
+
+def is_allowed(weights: Sequence[float]) -> bool:
+    return all(0 <= weight < float("inf") for weight in weights) and any(weights)
