@@ -22,12 +22,14 @@ ABOUT = {
     "corpora": "as in order.json",
     "runs": "plan: as in order.json. events happen one after the other to a job that begins at sample 0; what is under "
     "'gives' has to come of each",
-    "read": "so many steps of global_batch_size samples on a rank of so many ranks, fewer if the pass ends. Gives for "
+    "read": "so many steps of global_batch_size samples on a rank of so many ranks, fewer if the pass ends; uneven is "
+    "'pad' if the ranks need not divide a step. After a read that came to the end, the next one begins anew. Gives for "
     "each step the rows of the rank: the global sample of each, -1 for padding. What a row has is under 'rows'",
     "set_weights, skip": "as STATE.md has them",
     "mask": f"documents of a corpus, listed in a file of {FOLDER}: this is the whole content of the file at that time",
     "save": "gives the line",
-    "resume": "loads the line that was saved last, with other choices or another plan if these are given",
+    "resume": "loads the line that was saved last, with other choices if they are given. 'plan', corpora of another "
+    "plan without changes of weights, and 'seq_len' stay for what comes after",
     "rows": "of each event that reads, by global sample: [corpus in the plan, input_ids, labels]",
 }
 
@@ -182,6 +184,65 @@ RUNS: dict[str, dict[str, Any]] = {
                 },
             },
             {"read": 4, "global_batch_size": 6},
+            {"save": True},
+        ],
+    },
+    "two of each at one sample, and a corpus that is removed after a change of length": {
+        "plan": {
+            "corpora": {
+                "many": {"corpus": "many", "weight": 0.7},
+                "a": {"corpus": "a", "weight": 0.3},
+                "b": {"corpus": "b", "weight": 0.31},
+            },
+            "arguments": {**_SMALL, "seq_len": 16, "seed": 2**63 + 5, "num_streams": 3},
+        },
+        "events": [
+            {"save": True},
+            {
+                "resume": {"corpora": "plan"},
+                "plan": {
+                    "a": {"corpus": "a", "weight": 0.3},
+                    "many": {"corpus": "many", "weight": 0.7},
+                    "b": {"corpus": "b", "weight": 0.31},
+                },
+            },
+            {"save": True},
+            {"read": 3, "global_batch_size": 9, "rank": 1, "ranks": 2, "uneven": "pad"},
+            {"mask": "a", "file": "two.txt", "content": "6\n"},
+            {"mask": "a", "file": "two.txt", "content": "6\n2\n"},
+            {"save": True},
+            {"resume": {"seq_len": "plan"}, "seq_len": 5},
+            {"save": True},
+            {"resume": {"seq_len": "plan"}, "seq_len": 24},
+            {"read": 3, "global_batch_size": 9, "rank": 0, "ranks": 2, "uneven": "pad"},
+            {"save": True},
+            {
+                "resume": {"corpora": "plan"},
+                "plan": {"b": {"corpus": "b", "weight": 0.5}, "many": {"corpus": "many", "weight": 0.5}},
+            },
+            {"read": 2, "global_batch_size": 6},
+            {"save": True},
+            {
+                "resume": {"corpora": "plan", "seq_len": "plan"},
+                "seq_len": 12,
+                "plan": {"a": {"corpus": "a", "weight": 0.5}, "many": {"corpus": "many", "weight": 0.5}},
+            },
+            {"read": 2, "global_batch_size": 6},
+            {"save": True},
+        ],
+    },
+    "planned changes that are many, a skip past the end, and a lower limit": {
+        "plan": {
+            "corpora": _A_AND_C,
+            "arguments": {**_SMALL, "seq_len": 17, "seed": 23, "max_epochs": {"a": 1.3, "c": 2}},
+            "changes": [[start, [1.0, 0.25 * start]] for start in range(1, 18)],
+        },
+        "events": [
+            {"read": 6, "global_batch_size": 3},
+            {"save": True},
+            {"resume": {"weights": "plan"}},
+            {"skip": 40},
+            {"read": 9, "global_batch_size": 3},
             {"save": True},
         ],
     },
