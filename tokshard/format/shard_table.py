@@ -167,7 +167,7 @@ class ShardTable(Sequence[ShardInfo]):
     def stride_documents(self, index: int) -> NDArray[np.int64]:
         """For one shard, the ordinal of the document that holds token ``k * ORDINAL_STRIDE``, for every k."""
         ordinals = self._list("stride_documents", index)
-        expected = -(-self[index].num_tokens // ORDINAL_STRIDE)
+        expected = -(-int(self.first_tokens[index + 1] - self.first_tokens[index]) // ORDINAL_STRIDE)
         if len(ordinals) != expected:
             name = self[index].name
             raise DamagedCorpusError(

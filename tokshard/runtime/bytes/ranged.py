@@ -163,14 +163,15 @@ class RangedShard:
         last = int(documents[beyond]) + 1 if beyond < len(documents) else self._first_documents[-1]
         return int(documents[start // ORDINAL_STRIDE]), last
 
-    def num_ends(self, start: int, stop: int) -> tuple[int, int]:
-        """How many documents end in the tokens ``[start, stop)`` at least and at most, as the shard table says."""
+    def num_ends(
+        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many documents end in stretches of tokens at least and at most, as the shard table says: int64 [n]."""
         # of the tokens at multiples of the stride the table names the document, and so how many end before them
-        inside, beyond = -(-start // ORDINAL_STRIDE), -(-stop // ORDINAL_STRIDE)
-        last = beyond if stop == self._starts[-1] else stop // ORDINAL_STRIDE
+        inside, beyond = -(-starts // ORDINAL_STRIDE), -(-stops // ORDINAL_STRIDE)
+        last = np.where(stops == self._starts[-1], beyond, stops // ORDINAL_STRIDE)
         ended = np.append(self._stride_documents(), self._first_documents[-1])
-        least = int(ended[last] - ended[inside]) if inside <= last else 0
-        return least, int(ended[beyond] - ended[start // ORDINAL_STRIDE])
+        return np.maximum(ended[last] - ended[inside], 0), ended[beyond] - ended[starts // ORDINAL_STRIDE]
 
     def _stride_documents(self) -> NDArray[np.int64]:
         # not kept: those of thousands of shards would take hundreds of megabytes
@@ -315,25 +316,33 @@ class RangedCorpus:
         parts = after.searchsorted(places, "right")
         ends = places + (begins - after + lengths)[parts] + 1
         bases = self._first_tokens[shards]
-        inside = list(zip(shards.tolist(), (begins - bases).tolist(), (stops - bases).tolist(), strict=True))
         if self._begins_with_delimiter:
+            inside = list(zip(shards.tolist(), (begins - bases).tolist(), (stops - bases).tolist(), strict=True))
             delimiters = np.split(ends, parts.searchsorted(np.arange(1, len(inside))))
             return self._ends_by_offsets(inside, [found - base for found, base in zip(delimiters, bases, strict=True)])
         if self._corpus.shards.is_whole:
-            for each, count in zip(inside, np.bincount(parts, minlength=len(inside)).tolist(), strict=True):
-                self._check_count(*each, count)
+            self._check_counts(shards, begins - bases, stops - bases, np.bincount(parts, minlength=len(shards)))
         return parts, ends
 
-    def _check_count(self, index: int, begin: int, stop: int, count: int) -> None:
-        """Refuse delimiters inside documents, as far as the shard table tells."""
-        shard = self._shard(index)
-        least, most = shard.num_ends(begin, stop)
-        if not least <= count <= most:
-            raise DamagedCorpusError(
-                f"{shard.file.path}: {count} documents end in the tokens {begin} to {stop}, by their delimiters; the "
-                f"shard table says {least} to {most}",
-                hint=RESTORE,
-            )
+    def _check_counts(
+        self, shards: NDArray[np.int64], begins: NDArray[np.int64], stops: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> None:
+        """Refuse delimiters inside documents, as far as the shard table tells.
+
+        Args:
+            shards, begins, stops: int64 [n], of each stretch its shard, and its tokens there.
+            counts: int64 [n], documents that end in it.
+        """
+        for index in np.unique(shards).tolist():
+            shard, mine = self._shard(index), np.flatnonzero(shards == index)
+            least, most = shard.num_ends(begins[mine], stops[mine])
+            for wrong in np.flatnonzero((counts[mine] < least) | (counts[mine] > most))[:1].tolist():
+                stretch = mine[wrong]
+                raise DamagedCorpusError(
+                    f"{shard.file.path}: {counts[stretch]} documents end in the tokens {begins[stretch]} to "
+                    f"{stops[stretch]}, by their delimiters; the shard table says {least[wrong]} to {most[wrong]}",
+                    hint=RESTORE,
+                )
 
     def _ends_by_offsets(
         self, inside: Sequence[tuple[int, int, int]], delimiters: Sequence[NDArray[np.int64]]
