@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -289,6 +291,28 @@ def test_a_step_of_another_batch_size_is_shown_with_a_note(shell, tmp_path):
     assert {json.loads(line)["sample"] for line in out.splitlines()} == set(range(9, 18))
     assert "has read 18 samples in 3 steps, not 9 a step; earlier steps are counted back from it" in err
     assert shell("mix.toml", *checkpoint, "--step", "4", "--no-text", "--json")[2] == ""
+
+
+def test_a_run_that_changed_its_seq_len_is_traced_on_both_sides_and_says_what_was_left_out(shell, directory, tmp_path):
+    plan = load_mix(str(directory / "mix.toml")).plan()
+    loader = StreamingLoader(plan, global_batch_size=6)
+    deque(itertools.islice(loader, 3), maxlen=0)
+    longer = tmp_path / "longer.toml"
+    mix = (directory / "mix.toml").read_text().replace("seq_len = 32", "seq_len = 64\nblock_tokens = 65536")
+    longer.write_text(f"{mix.replace('shards/', f'{directory}/shards/')}window_blocks = {plan.shape.window_blocks}\n")
+    resumed = StreamingLoader(load_mix(str(longer)).plan(), global_batch_size=6)
+    resumed.load_state_dict(loader.state_dict(), seq_len="plan")
+    deque(itertools.islice(resumed, 2), maxlen=0)
+    (tmp_path / "state.json").write_text(json.dumps(resumed.state_dict()))
+    arguments = [longer, "--checkpoint", tmp_path / "state.json", "--no-text"]
+    exit_code, out, _ = shell(*arguments, "--step", "4")
+    assert exit_code == 0
+    left_out = [f"{facts['left_out']:,} of {name}" for name, facts in resumed.stats()["corpora"].items()]
+    said = " ".join(out.split())
+    assert f"seq_len 64 tokens from sample 18 on, 32 before; left out by then: {', '.join(left_out)}" in said
+    for sample, tokens in ((17, 32), (18, 64)):
+        found = [json.loads(line) for line in shell(*arguments, "--sample", str(sample), "--json")[1].splitlines()]
+        assert sum(row["stop"] - row["start"] for row in found) == tokens
 
 
 def test_a_sample_of_weights_that_a_checkpoint_does_not_keep_is_refused(shell, rows, tmp_path):

@@ -21,7 +21,7 @@ _INDENT = " " * 6
 
 
 def run_text(run: Run, *, width: int) -> str:
-    """The plan and the checkpoint of a run, in two lines."""
+    """The plan and the checkpoint of a run, in a few lines."""
     plan = run.plan
     lines = [("plan", f"{step_text(plan.seq_len, run.global_batch_size)}, seed {plan.seed}: {plan.fingerprint[:12]}")]
     if run.checkpoint:
@@ -31,6 +31,12 @@ def run_text(run: Run, *, width: int) -> str:
         lines.append(
             ("checkpoint", f"{run.checkpoint}: {done}samples up to {run.cursor.sample - 1:,} are read{without}")
         )
+    for before, length in itertools.pairwise(run.cursor.lengths):
+        left_out = [
+            f"{count:,} of {one_line(name)}" for name, count in zip(plan.names, length.left_out, strict=True) if count
+        ]
+        sizes = f"{length.seq_len:,} tokens from sample {length.sample:,} on, {before.seq_len:,} before"
+        lines.append(("seq_len", sizes + (f"; left out by then: {', '.join(left_out)}" if left_out else "")))
     for mask in run.cursor.masks:
         what = f"{counted(len(mask.documents), 'document')} of {one_line(mask.name)}"
         samples = [f"{sample:,}" for sample, _ in mask.calls]

@@ -93,8 +93,9 @@ def find_documents(
 def current_epoch(run: Run, name: str) -> int:
     """The epoch of a corpus that the run is in."""
     number = run.plan.names.index(name)
-    count = run.plan.mixture(run.cursor).counts_before(run.cursor.sample)[number]
-    return count * run.plan.seq_len // run.plan.corpora[number].num_tokens
+    counts = run.plan.mixture(run.cursor).counts_before(run.cursor.sample)
+    left_out = run.cursor.lengths[-1].left_out[number] if run.cursor.lengths else 0
+    return (run.cursor.tokens_of(counts, run.plan.seq_len)[number] + left_out) // run.plan.corpora[number].num_tokens
 
 
 def _occurrence(run: Run, reading: trace.Occurrence, masked: str | None) -> PlacedOccurrence:
