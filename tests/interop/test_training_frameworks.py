@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.corpora import documents_of, write_corpus
+from tests.runtime.page_model import WORD, G, mix
 
 ROOT = Path(__file__).parents[2]
 GLOBAL_BATCH = 12  # of the recipes
@@ -69,16 +70,13 @@ def samples_of(output: str) -> Steps:
 
 
 def expected(world_size: int, start: int, stop: int) -> Steps:
-    """The samples of each rank in the steps from `start` to `stop`: contiguous slices of the global batches."""
-    rows = GLOBAL_BATCH // world_size
-    return {
-        rank: [
-            sample
-            for step in range(start, stop)
-            for sample in range(step * GLOBAL_BATCH + rank * rows, step * GLOBAL_BATCH + (rank + 1) * rows)
-        ]
-        for rank in range(world_size)
-    }
+    """The samples of each rank in the steps from `start` to `stop`: slices of the global batches, in turn."""
+    rows, found = GLOBAL_BATCH // world_size, {rank: list[int]() for rank in range(world_size)}
+    for first in range(start * GLOBAL_BATCH, stop * GLOBAL_BATCH, GLOBAL_BATCH):
+        for rank, samples in found.items():
+            part = (rank + mix(first * G % WORD)) % world_size  # ORDER.md, section 10
+            samples += range(first + part * rows, first + (part + 1) * rows)
+    return found
 
 
 def check_recipe(start: Callable[[int, int], Steps], forget_last_save: Callable[[], None]) -> None:

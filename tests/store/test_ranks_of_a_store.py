@@ -62,11 +62,11 @@ def test_a_store_that_fails_for_one_rank_ends_the_trainer_on_all_and_a_plain_loa
     (error,) = {rank["trainer"] for rank in found}
     assert re.match(r"StoreError: rank 1: s3://.*/shard-\S+ .*503", error), error
     local = {name: str(tmp_path / "corpora" / name) for name in ("code", "prose")}
-    with NumpyLoader(StreamPlan(local, **SIZES), global_batch_size=RANKS) as loader:
-        expected = [batch["input_ids"].tolist() for batch in itertools.islice(loader, STEPS)]
     for number, rank in enumerate(found):
-        rows = rank["rows"]
-        assert rows == [step[number] for step in expected[: len(rows)]]
+        rows, place = rank["rows"], {"dp_rank": number, "dp_world_size": RANKS}
+        with NumpyLoader(StreamPlan(local, **SIZES), global_batch_size=RANKS, **place) as loader:
+            expected = [batch["input_ids"].tolist() for batch in itertools.islice(loader, STEPS)]
+        assert [[row] for row in rows] == expected[: len(rows)]
         if number == FAILING:
             assert 0 < len(rows) < STEPS
             assert re.match(r"StoreError: s3://.*/shard-\S+ .*503", rank["plain"]), rank["plain"]

@@ -89,9 +89,9 @@ def test_a_corpus_in_a_bucket_has_the_batches_of_its_copy_on_this_machine(local,
 
 def test_a_mixture_of_a_bucket_and_a_directory_has_the_batches_of_two_directories(local, remote, tmp_path):
     shutil.copytree(local, tmp_path / "other")
-    with NumpyLoader(plan_of(local, tmp_path / "other"), global_batch_size=8) as here:
+    with NumpyLoader(plan_of(local, tmp_path / "other", start_epoch={"c1": 9}), global_batch_size=8) as here:
         expected = rows(here, 10)
-    with NumpyLoader(plan_of(remote, tmp_path / "other"), global_batch_size=8) as there:
+    with NumpyLoader(plan_of(remote, tmp_path / "other", start_epoch={"c1": 9}), global_batch_size=8) as there:
         assert rows(there, 10) == expected
 
 
