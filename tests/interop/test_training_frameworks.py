@@ -75,7 +75,7 @@ def expected(world_size: int, start: int, stop: int) -> Steps:
     for first in range(start * GLOBAL_BATCH, stop * GLOBAL_BATCH, GLOBAL_BATCH):
         for rank, samples in found.items():
             part = (rank + mix(first * G % WORD)) % world_size  # ORDER.md, section 10
-            samples += range(first + part * rows, first + (part + 1) * rows)
+            samples.extend(range(first + part * rows, first + (part + 1) * rows))
     return found
 
 
