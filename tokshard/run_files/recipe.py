@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
+from tokshard.numbers import read_count
 from tokshard.run_files.model_shape import Model, Positive, model_shape
 from tokshard.run_files.plan_file import TrainerData as Data
 from tokshard.run_files.plan_file import corpora_of
-from tokshard.run_files.strict_toml import convert, read_toml
+from tokshard.run_files.strict_toml import convert, key, read_toml
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import RankRows
 from tokshard.store import is_uri
@@ -151,12 +152,12 @@ class Evaluation:
     Args:
         corpora: name to corpus directory; empty: no evaluation.
         every: steps between evaluations; 0: only when the job ends.
-        take: the part of each corpus that is read.
+        tokens: how much is read of each corpus, in whole blocks, so a little more; default: all of it.
     """
 
     corpora: dict[str, str] = field(default_factory=dict)
     every: Count = 0
-    take: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    tokens: Positive | None = field(default=None, metadata=key('tokens = "200k"', read=read_count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,12 +238,12 @@ def check_start(settings: Checkpoint, saved: Mapping[str, Any], path: str) -> No
     Raises:
         UsageError: names the key.
     """
-    for key in ("load", "load_weights"):
-        start = getattr(settings, key)
-        if start and saved.get("checkpoint", {}).get(key) != start:
+    for name in ("load", "load_weights"):
+        start = getattr(settings, name)
+        if start and saved.get("checkpoint", {}).get(name) != start:
             raise UsageError(
-                f"checkpoint.{key} is {start}, but {path} was saved by a command without it",
-                hint=f"leave checkpoint.{key} out to continue that run, or give another train.out",
+                f"checkpoint.{name} is {start}, but {path} was saved by a command without it",
+                hint=f"leave checkpoint.{name} out to continue that run, or give another train.out",
             )
 
 
