@@ -41,6 +41,7 @@ class Parallel:
         replicas: copies of the sharded model (HSDP); 1: FSDP over all ranks.
         precision: dtype of the forward and backward pass; parameters and optimizer stay fp32.
         reduce: dtype in which gradients are summed between ranks.
+        device: where the model is; auto: CUDA if the process sees a GPU.
         init_timeout_seconds: the longest wait for another rank until the first step is done, and in a save.
         step_timeout_seconds: the same after the first step. Longer than the loader waits for a batch (600 s), so that
             a rank without data can say so.
@@ -79,7 +80,14 @@ class Optimizer:
     """AdamW, and its learning rate over the run.
 
     Args:
+        lr: the highest learning rate.
+        beta1: decay of the mean of gradients.
+        beta2: decay of the mean of their squares.
+        eps: added to the divisor of an update.
+        weight_decay: of matrices; norms and the embedding have none.
         clip_norm: largest norm of the gradient; 0: no limit.
+        schedule: how the rate falls: as a cosine, or late and linearly (warmup, stable, decay).
+        warmup_steps: steps in which the rate rises from 0.
         decay_steps: length of the decay of WSD, at the end of the run; cosine decays all the way.
         final_fraction: the last step's rate as a fraction of `lr`.
     """
@@ -200,7 +208,7 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
     Raises:
         UsageError: as for `load_config`.
     """
-    config = convert(fields, Config, where=where, hint="see tokshard/run_files/recipe.py")
+    config = convert(fields, Config, where=where, hint="python -m tokshard.trainer --help lists all keys")
     for problem, hint in _faults(config):
         raise UsageError(f"{where}: {problem}", hint=hint)
     return config
