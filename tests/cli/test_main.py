@@ -200,7 +200,7 @@ COMMANDS_ON = {
     "build": ["build", "{}", "--tokenizer", "none", "--out", "out"],
     "build a recipe": ["build", "{}.toml"],
     "inspect": ["inspect", "{}"],
-    "inspect a mix": ["inspect", "{}.toml", "--html", "page.html"],
+    "report of a mix": ["report", "{}.toml", "--out", "page.html"],
     "inspect --diff": ["inspect", "--diff", "{}", "{}"],
     "inspect --grep": ["inspect", "{}", "--grep", "text"],
     "status": ["status", "{}"],
@@ -467,7 +467,7 @@ def test_inspect_of_a_mix_names_what_it_can_show_of_one(shell, tmp_path):
     (tmp_path / "mix.toml").write_text("")
     exit_code, _, err = shell("inspect", tmp_path / "mix.toml")
     assert exit_code == 2
-    assert "give --html FILE or --diff" in err
+    assert "use tokshard report or --diff" in err
 
 
 def test_verify_can_skip_the_content(shell, corpus):

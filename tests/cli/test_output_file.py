@@ -28,7 +28,7 @@ def mix(tmp_path):
 @pytest.fixture
 def write(mix):
     """Writes a page about the mix: exit code."""
-    return lambda path: run(["inspect", str(mix), "--html", str(path)])
+    return lambda path: run(["report", str(mix), "--out", str(path)])
 
 
 def snapshot(directory):
@@ -94,8 +94,8 @@ def test_an_output_never_overwrites_an_input(write, mix, tmp_path, capsys):
 def test_a_page_of_a_corpus_is_not_written_into_it(tmp_path, capsys):
     corpus = write_corpus(tmp_path / "corpus", documents_of([4]), tokenizer=TINY_TOKENIZER)
     before = snapshot(tmp_path)
-    assert run(["inspect", str(corpus), "--html", str(corpus / "page.html")]) == 2
-    assert f"--html {corpus / 'page.html'} belongs to {corpus}" in capsys.readouterr().err
+    assert run(["report", str(corpus), "--out", str(corpus / "page.html")]) == 2
+    assert f"--out {corpus / 'page.html'} belongs to {corpus}" in capsys.readouterr().err
     assert snapshot(tmp_path) == before
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_a_corpus_links_to_is_an_input(tmp_path):
     (corpus / "tokenizer.json").symlink_to(tmp_path / "elsewhere.json")
     with (
         pytest.raises(UsageError, match="belongs to"),
-        output_file(str(tmp_path / "elsewhere.json"), option="--html", inputs=[str(corpus)]),
+        output_file(str(tmp_path / "elsewhere.json"), option="--out", inputs=[str(corpus)]),
     ):
         pass
     assert (tmp_path / "elsewhere.json").read_bytes() == TINY_TOKENIZER
@@ -128,7 +128,7 @@ def test_an_output_that_fails_keeps_the_old_file(tmp_path):
     page.write_text("old")
 
     def write_half():
-        with output_file(str(page), option="--html") as file:
+        with output_file(str(page), option="--out") as file:
             file.write(b"half")
             raise OSError("of the reader, not of the file")
 
@@ -146,7 +146,7 @@ def test_the_standard_output_gets_the_page_and_nothing_else(tmp_path, monkeypatc
         monkeypatch.setattr("tokshard.cli.output_file._STDOUT", redirected.fileno())
         assert is_stdout(str(log))
         corpus = write_corpus(tmp_path / "corpus", documents_of([4]), tokenizer=TINY_TOKENIZER)
-        assert run(["inspect", str(corpus), "--html", str(log)]) == 0
+        assert run(["report", str(corpus), "--out", str(log)]) == 0
     content = log.read_text(encoding="utf-8")
     assert content.startswith("before\n<!doctype html>")
     assert content.endswith("</html>\n")

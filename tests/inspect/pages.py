@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -35,3 +36,37 @@ def write_mix(directory: Path) -> Path:
         "schedule = [[100, { a = 1.0, b = 3.0 }]]\n"
     )
     return mix
+
+
+def write_metrics(directory: Path, *, num_steps: int = 200, spike: int = 150, skipped: int = 120) -> Path:
+    """The metrics of a run of two corpora, one of which has markup in its name."""
+    evil, total = "<img src=x onerror='window.evil=6'>", {"a": 0, "b": 0}
+    lines = []
+    for step in range(1, num_steps + 1):
+        samples = [4 * (step - 1), 4 * step]
+        if step == skipped:
+            lines.append({"step": step, "skipped": "train.skip", "samples": samples})
+            continue
+        total["a"] += 192
+        total["b"] += 64
+        loss = 9.0 if step == spike else 5 - min(step, 400) / 100 + step % 7 / 100
+        lines.append(
+            {
+                "step": step,
+                "lr": 1e-3,
+                "samples": samples,
+                "corpora": {"a": {"tokens": total["a"], "epoch": 0.1}, evil: {"tokens": total["b"], "epoch": 0.1}},
+                "loss": loss,
+                "loss_by_corpus": {"a": loss, evil: None if step % 2 else loss},
+                "grad_norm": 1 + step % 5 / 100,
+                "tokens": 256,
+                "tokens_per_second": 1_000.0,
+                "loader_wait_seconds": 0.064,
+            }
+        )
+        if step % 50 == 0:
+            lines.append({"step": step, "evaluation": {"held out": {"loss": loss + 0.1, "targets": 99}}})
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path

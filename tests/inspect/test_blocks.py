@@ -55,7 +55,7 @@ def test_a_short_last_step_of_a_pass_is_not_counted():
 
 def test_the_page_says_it(tmp_path, monkeypatch):
     monkeypatch.setattr("tokshard.inspect.page.page.plotly_source", lambda: "")
-    assert run(["inspect", str(write_mix(tmp_path)), "--html", str(tmp_path / "page.html")]) == 0
+    assert run(["report", str(write_mix(tmp_path)), "--out", str(tmp_path / "page.html")]) == 0
     data = re.findall(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(), re.DOTALL)[0]
     rows = dict(json.loads(data)["sections"][1]["rows"])
     assert "each of the first 8 steps draws from 1.0 blocks on average" in rows["a"]  # which has one block

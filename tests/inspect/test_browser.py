@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.inspect.pages import write_evil_corpus, write_mix
+from tests.inspect.pages import write_evil_corpus, write_metrics, write_mix
 from tokshard.cli.main import run
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -39,13 +39,14 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """The paths of a page about corpora and of a page about a plan."""
+    """The paths of pages about corpora, a plan and a run."""
     directory = tmp_path_factory.mktemp("pages")
     mix = write_mix(directory)
     evil = write_evil_corpus(directory / "<img src=x onerror='window.evil=5'>")
-    assert run(["inspect", str(evil), str(directory / "a"), "--html", str(directory / "corpora.html")]) == 0
-    assert run(["inspect", str(mix), "--html", str(directory / "plan.html")]) == 0
-    return {name: directory / f"{name}.html" for name in ("corpora", "plan")}
+    assert run(["report", str(evil), str(directory / "a"), "--out", str(directory / "corpora.html")]) == 0
+    assert run(["report", str(mix), "--out", str(directory / "plan.html")]) == 0
+    assert run(["report", str(write_metrics(directory / "run").parent), "--out", str(directory / "run.html")]) == 0
+    return {name: directory / f"{name}.html" for name in ("corpora", "plan", "run")}
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def visit(chromium, pages):
     assert troubles == []
 
 
-@pytest.mark.parametrize("name", ["corpora", "plan"])
+@pytest.mark.parametrize("name", ["corpora", "plan", "run"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
 def test_a_page_draws_every_chart_and_fits_the_width_of_the_screen(visit, name, scheme, viewport):

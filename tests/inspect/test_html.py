@@ -20,7 +20,7 @@ def page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tokshard.inspect.page.page.plotly_source", lambda: "/* the library */")
 
     def page(*arguments):
-        assert run(["inspect", *map(str, arguments), "--html", str(tmp_path / "page.html")]) == 0, capsys.readouterr()
+        assert run(["report", *map(str, arguments), "--out", str(tmp_path / "page.html")]) == 0, capsys.readouterr()
         return (tmp_path / "page.html").read_text(encoding="utf-8")
 
     return page
@@ -115,16 +115,15 @@ def test_a_page_of_a_plan_with_a_corpus_that_is_hardly_read(page, tmp_path, weig
 def test_a_page_of_more_samples_than_have_a_number_is_refused(tmp_path, capsys, page):
     mix = write_mix(tmp_path)
     mix.write_text(f'corpora = {{ a = "{tmp_path / "a"}" }}\nseq_len = 1\nglobal_batch_size = 1\n')
-    assert run(["inspect", str(mix), "--html", str(tmp_path / "x"), "--tokens", str((1 << 62) + 1)]) == 2
+    assert run(["report", str(mix), "--out", str(tmp_path / "x"), "--tokens", str((1 << 62) + 1)]) == 2
     assert "is beyond 2**62" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
 def test_tokens_are_for_the_page_of_a_plan(tmp_path, capsys, page):
     corpus = write_evil_corpus(tmp_path / "corpus")
-    assert run(["inspect", str(corpus), "--html", str(tmp_path / "x"), "--tokens", "5"]) == 2
+    assert run(["report", str(corpus), "--out", str(tmp_path / "x"), "--tokens", "5"]) == 2
     assert "--tokens is for the page of a plan" in capsys.readouterr().err
-    assert run(["inspect", str(corpus), "--tokens", "5"]) == 2
 
 
 def test_a_document_of_an_unknown_source_is_shown_as_such(page, tmp_path):
@@ -158,8 +157,8 @@ def test_a_page_of_a_plan_ends_where_a_corpus_is_used_up(page, tmp_path):
 
 def test_corpora_and_a_mix_have_no_common_page(tmp_path, capsys):
     mix = write_mix(tmp_path)
-    assert run(["inspect", str(mix), str(tmp_path / "a"), "--html", str(tmp_path / "x.html")]) == 2
-    assert "a page shows corpora or one mix" in capsys.readouterr().err
+    assert run(["report", str(mix), str(tmp_path / "a"), "--out", str(tmp_path / "x.html")]) == 2
+    assert "a page shows corpora, or one mix, or one run" in capsys.readouterr().err
 
 
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
@@ -177,5 +176,5 @@ def test_the_library_comes_from_its_package():
 
 def test_a_page_that_cannot_be_written_says_so(page, tmp_path, capsys):
     corpus = write_evil_corpus(tmp_path / "corpus")
-    assert run(["inspect", str(corpus), "--html", str(Path(tmp_path) / "no" / "page.html")]) == 2
+    assert run(["report", str(corpus), "--out", str(Path(tmp_path) / "no" / "page.html")]) == 2
     assert "cannot be written" in capsys.readouterr().err

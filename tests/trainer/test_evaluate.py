@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -89,17 +90,38 @@ def test_the_loss_is_that_of_every_target_of_the_corpus(paths: dict[str, str], t
     assert found["loss"] == pytest.approx((sums[0] / sums[1]).item(), rel=1e-6)
 
 
-def test_a_part_of_a_corpus_can_be_taken(paths: dict[str, str], tmp_path: Path) -> None:
-    targets = {}
-    for take in (1.0, 0.5):
-        changes = {"evaluation__take": take, "data__block_tokens": 128, "data__allow_small_blocks": True}
-        settings = resolve(small(paths, tmp_path / "out", **changes))
-        with process_group(settings.parallel) as device:
-            mesh = make_mesh(settings.parallel, device)
-            evaluation = Evaluation(settings, settings.data.plan(), mesh, received=())
-            losses = evaluation.losses(Transformer(SHAPE), 3)
-        targets[take] = losses["held out"]["targets"]
-    assert targets[0.5] == pytest.approx(targets[1.0] / 2, rel=0.2)
+@pytest.mark.parametrize(
+    ("asked", "num_blocks"), [(1, 1), (128, 1), (129, 2), ("0.3k", 3), (10**9, None), (None, None)]
+)
+def test_so_many_tokens_of_a_corpus_are_read_in_whole_blocks(
+    paths: dict[str, str], asked: int | str | None, num_blocks: int | None
+) -> None:
+    changes = {"evaluation__tokens": asked, "data__block_tokens": 128, "data__allow_small_blocks": True}
+    settings = resolve(small(paths, Path("out"), **changes if asked is not None else {}))
+    plan = evaluation_plan("held out", settings, settings.data.plan())
+    whole = StreamPlan(paths["held out"], seq_len=32, epochs=1).num_samples
+    assert plan.num_samples == (whole if num_blocks is None else num_blocks * 128 // 32)
+
+
+def test_an_evaluation_says_what_it_reads_and_how_far_it_is(
+    paths: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take minutes, and was taken for a hang."""
+    monkeypatch.setattr("tokshard.trainer.evaluate.PROGRESS_SECONDS", 0.0)
+    settings = resolve(small(paths, tmp_path / "out"))
+    num_samples = evaluation_plan("held out", settings, settings.data.plan()).num_samples or 0
+    assert train(settings) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step 3: evaluat")]
+    assert said[0] == (
+        f"step 3: evaluating held out ({num_samples:,} samples, {num_samples * 32:,} tokens) in batches of 9 samples"
+    )
+    num_batches = -(-num_samples // 9)
+    for number, line in enumerate(said[1:-1], 1):
+        assert re.fullmatch(
+            rf"step 3: evaluating held out: {number} of {num_batches} batches, [\d,]+ tokens/s, [\d:. a-z]+ left", line
+        )
+    assert len(said) == num_batches + 1
+    assert said[-1].startswith("step 3: evaluation  held out ")
 
 
 def test_it_is_due_every_n_steps_and_at_the_end_and_once_per_step(paths: dict[str, str], tmp_path: Path) -> None:

@@ -1,11 +1,17 @@
-"""Which rank and which GPU a process is."""
+"""Which rank and which GPU a process is, and how long it waits for others."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
+from torch import distributed
+from torch.distributed import distributed_c10d
 
 from tokshard.errors import UsageError
+from tokshard.run_files.recipe import Parallel
 from tokshard.trainer.launcher import device_index, rank_of
+from tokshard.trainer.parallel import limit_waits, make_mesh, process_group
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node", "MASTER_PORT": "1"}
 
@@ -40,3 +46,21 @@ def test_a_rank_has_its_own_gpu_or_the_only_one_that_its_launcher_shows() -> Non
     assert device_index(3, 1) == 0
     with pytest.raises(UsageError, match="LOCAL_RANK is 4, this process sees 4 GPUs"):
         device_index(4, 4)
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_the_private_function_for_timeouts_is_called_only_where_torch_has_no_public_one(
+    monkeypatch: pytest.MonkeyPatch, is_public: bool
+) -> None:
+    """The private one warns where there is another; the torch of the tests may have either."""
+    called: list[tuple[str, timedelta]] = []
+    monkeypatch.setattr(distributed_c10d, "_set_pg_timeout", lambda limit, _: called.append(("private", limit)))
+    monkeypatch.delattr(distributed, "set_timeout", raising=False)
+    if is_public:
+        monkeypatch.setattr(
+            distributed, "set_timeout", lambda limit, _: called.append(("public", limit)), raising=False
+        )
+    settings = Parallel(device="cpu", step_timeout_seconds=17)
+    with process_group(settings) as device:
+        limit_waits(make_mesh(settings, device), settings)
+    assert set(called) == {("public" if is_public else "private", timedelta(seconds=17))}

@@ -1,4 +1,4 @@
-"""``tokshard inspect``: show, search, compare or render corpora."""
+"""``tokshard inspect``: show, search or compare corpora."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ import sys
 import click
 
 from tokshard.cli.corpus_text import (
-    column_of,
     comparison_text,
-    distribution_lines,
     distribution_text,
     report_json,
     report_text,
-    summary_lines,
 )
 from tokshard.cli.document_text import difference_json, difference_text, match_json, match_text, view_json, view_text
 from tokshard.cli.options import debug_option, json_option
-from tokshard.cli.output_file import is_stdout, output_file, refuse_inputs
 from tokshard.cli.progress import byte_progress
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
 from tokshard.errors import UsageError
@@ -31,18 +27,11 @@ from tokshard.inspect.corpus.difference import compare_corpora, compare_mixes
 from tokshard.inspect.corpus.documents import EXCERPT_CHARACTERS, search
 from tokshard.inspect.corpus.report import CorpusReport, read_document, read_report
 from tokshard.inspect.corpus.vocabulary import load_vocabulary
-from tokshard.inspect.page import corpora as corpora_page
-from tokshard.inspect.page.plan import plan_page
-from tokshard.inspect.plan.preview import report_plan
-from tokshard.inspect.plan.run import open_run
 from tokshard.inspect.verify.verification import check_hashes
 from tokshard.run_files.plan_file import load_mix
-from tokshard.wording import bytes_text, one_line
+from tokshard.wording import one_line
 
 _SAMPLES = 3
-_PAGE_SAMPLES = 4
-_PAGE_WIDTH = 400
-"""Names are hardly shortened for a page: the browser wraps its lines."""
 
 
 @click.command()
@@ -65,18 +54,11 @@ _PAGE_WIDTH = 400
 @click.option("--regex", is_flag=True, help="Treat TEXT as a regular expression.")
 @click.option("--limit", type=POSITIVE_COUNT, metavar="N", help="Stop after N matching documents.  [default: list all]")
 @click.option("--diff", is_flag=True, help="Compare two corpora, or two mixes.")
-@click.option("--html", metavar="FILE", help="Write an HTML report about corpora, or about the plan of a mix.toml.")
 @click.option("--shards", is_flag=True, help="List every shard.")
 @click.option(
     "--full",
     is_flag=True,
     help="Count all tokens and read all document lengths, however many there are. With --diff: hash every shard.",
-)
-@click.option(
-    "--tokens",
-    type=POSITIVE_COUNT,
-    metavar="N",
-    help="Number of tokens to train on, for the HTML report of a mix; see 'tokshard plan'.",
 )
 @json_option
 @debug_option
@@ -90,10 +72,8 @@ def inspect(
     regex: bool,
     limit: int | None,
     diff: bool,
-    html: str | None,
     shards: bool,
     full: bool,
-    tokens: int | None,
     as_json: bool,
 ) -> None:
     """Show what is in each CORPUS: counts, tokenizer, settings, omitted records, document lengths, shards, tokens.
@@ -106,19 +86,14 @@ def inspect(
     tokshard inspect shards/code shards/prose
     tokshard inspect shards/code --grep 'def main' --limit 5
     tokshard inspect --diff shards/code other/code
-    tokshard inspect mix.toml --html plan.html
+    tokshard inspect --diff mix.toml other/mix.toml
     """  # noqa: D301 - click's mark for lines that are kept
-    modes = {"--document": document, "--grep": pattern, "--diff": diff or None, "--html": html}
+    modes = {"--document": document, "--grep": pattern, "--diff": diff or None}
     given = [name for name, value in modes.items() if value is not None]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} exclude each other.")
-    if tokens is not None and html is None:
-        raise click.UsageError("--tokens goes with --html.")
     if diff:
         _diff(corpora, is_full=full, as_json=as_json)
-    elif html is not None:
-        num_samples = _PAGE_SAMPLES if sample is None else sample
-        _write_page(corpora, html, num_samples=num_samples, is_full=full, num_tokens=tokens, as_json=as_json)
     elif pattern is not None:
         _grep(corpora, pattern, is_regex=regex, limit=limit, as_json=as_json)
     elif document is not None:
@@ -127,12 +102,12 @@ def inspect(
         with_boundaries = sample is not None and not plain
         num_samples = _SAMPLES if sample is None else sample
         reports = [
-            _report(location, num_samples, is_full=full, with_boundaries=with_boundaries) for location in corpora
+            corpus_report(location, num_samples, is_full=full, with_boundaries=with_boundaries) for location in corpora
         ]
         _show(reports, all_shards=shards, as_json=as_json)
 
 
-def _report(
+def corpus_report(
     location: str,
     num_samples: int,
     *,
@@ -140,8 +115,13 @@ def _report(
     with_boundaries: bool,
     characters: int = EXCERPT_CHARACTERS,
 ) -> CorpusReport:
-    if _is_mix(location):
-        raise UsageError(f"{location} is a mix", hint="give --html FILE or --diff, or the directory of a corpus")
+    """What is in a corpus, with a progress bar.
+
+    Raises:
+        TokshardError: it is a mix, or cannot be read.
+    """
+    if is_mix(location):
+        raise UsageError(f"{location} is a mix", hint="use tokshard report or --diff, or give a corpus")
     with byte_progress(f"tokens of {location}", unit="tokens") as on_progress:
         return read_report(
             location,
@@ -218,9 +198,9 @@ def compile_pattern(pattern: str, *, is_regex: bool) -> re.Pattern[str]:
 
 
 def _diff(locations: tuple[str, ...], *, is_full: bool, as_json: bool) -> None:
-    if len(locations) != 2 or _is_mix(locations[0]) != _is_mix(locations[1]):
+    if len(locations) != 2 or is_mix(locations[0]) != is_mix(locations[1]):
         raise UsageError("--diff compares two corpora, or two mixes", hint="tokshard inspect --diff A B")
-    if _is_mix(locations[0]):
+    if is_mix(locations[0]):
         first_mix, second_mix = map(load_mix, locations)
         difference = compare_mixes(first_mix, second_mix)
     else:
@@ -233,38 +213,6 @@ def _diff(locations: tuple[str, ...], *, is_full: bool, as_json: bool) -> None:
     click.echo(json.dumps(difference_json(difference)) if as_json else difference_text(difference, names))
 
 
-def _write_page(
-    locations: tuple[str, ...], html: str, *, num_samples: int, is_full: bool, num_tokens: int | None, as_json: bool
-) -> None:
-    with output_file(html, option="--html", inputs=locations) as file:
-        page = _page(locations, html, num_samples=num_samples, is_full=is_full, num_tokens=num_tokens)
-        size = file.write(page.encode())
-    text = json.dumps({"html": html, "bytes": size}) if as_json else f"wrote {one_line(html)}, {bytes_text(size)}"
-    click.echo(text, err=is_stdout(html))
-
-
-def _page(locations: tuple[str, ...], html: str, *, num_samples: int, is_full: bool, num_tokens: int | None) -> str:
-    mixes = [location for location in locations if _is_mix(location)]
-    if mixes and len(locations) > 1:
-        raise UsageError("a page shows corpora or one mix", hint="give one mix.toml, or corpus directories")
-    if mixes:
-        run = open_run(mixes[0], {})
-        refuse_inputs(html, "--html", [corpus.location for corpus in run.corpora.values()])
-        report = report_plan(run, num_tokens=num_tokens)
-        return plan_page(run, report, name=os.path.basename(mixes[0]), num_samples=num_samples)
-    if num_tokens is not None:
-        raise UsageError("--tokens is for the page of a plan", hint="give a mix.toml, or leave --tokens out")
-    characters = corpora_page.EXCERPT_CHARACTERS
-    reports = [
-        _report(location, num_samples, is_full=is_full, with_boundaries=True, characters=characters)
-        for location in locations
-    ]
-    facts = [
-        [*summary_lines(report.manifest, report.sources, width=_PAGE_WIDTH), *distribution_lines(report)]
-        for report in reports
-    ]
-    return corpora_page.corpora_page(reports, facts, list(map(column_of, reports)))
-
-
-def _is_mix(location: str) -> bool:
+def is_mix(location: str) -> bool:
+    """Whether a location is a mix, or a recipe, and not a corpus."""
     return location.endswith(".toml") or os.path.isfile(location)

@@ -135,6 +135,12 @@ def newest(directory: str) -> str | None:
     return found
 
 
+def checkpoints_by_step(directory: str) -> dict[int, str]:
+    """The paths of all complete checkpoints, in the order of their steps; hashes are not checked."""
+    found = [path for path in _entries(directory, _NAME) if _problem_of(path) is None]
+    return {int(os.path.basename(path).partition("-")[2]): path for path in found}
+
+
 def remove_unfinished(directory: str) -> None:
     """Remove what a killed job left of saves and deletions."""
     for path in _entries(directory, _PARTIAL):
@@ -147,7 +153,7 @@ def delete_old(directory: str, keep: int) -> Iterator[str]:
     Yields:
         What could not be deleted, and why. The run continues.
     """
-    complete = [path for path in _entries(directory, _NAME) if _problem_of(path) is None] if keep else []
+    complete = list(checkpoints_by_step(directory).values()) if keep else []
     for path in complete[:-keep]:
         try:
             os.rename(path, path + ".partial")  # never seen half deleted

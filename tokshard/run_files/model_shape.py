@@ -53,7 +53,14 @@ class Model:
     """The ``[model]`` table of a recipe: a preset, and the sizes that differ from it.
 
     Args:
-        vocab_size: default: that of the corpora, rounded up to a multiple of 128.
+        preset: the sizes to begin with: 10M, 160M, 1B, 7B, 8B or 11B.
+        vocab_size: ids of the model; default: those of the corpora, rounded up to a multiple of 128.
+        dim: width; default of all that follow: as in the preset.
+        num_layers: transformer blocks.
+        num_heads: heads of attention.
+        num_kv_heads: heads of keys and values, a divisor of `num_heads`.
+        hidden_dim: width of the feed-forward layers.
+        rope_theta: base of the rotary embedding.
     """
 
     preset: str = "10M"

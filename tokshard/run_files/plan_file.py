@@ -29,20 +29,33 @@ Positive = Annotated[int, Meta(ge=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Corpora and how they are read; all but `global_batch_size` and `uneven` as for `StreamPlan`.
+    """Corpora and how they are read. The arguments of `StreamPlan`, `Cache` and `StreamingLoader` say more.
 
     Args:
-        corpora: name to corpus directory; in a mix.toml relative to the file, else to the working directory.
+        corpora: name to corpus directory or URI; in a mix.toml relative to the file, else to the working directory.
+        seq_len: tokens of a sample.
         global_batch_size: samples of an optimizer step, over all ranks.
-        weights: name to weight; empty: the corpora's token counts.
-        epochs: of a finite pass over one corpus; 0: endless.
-        generations: name to the generation up to which a corpus that grew is read; default: the newest.
-        take, max_epochs: one number for all corpora, or name to number.
-        schedule: (global sample, weights).
-        uneven: as for `StreamingLoader`.
-        mask: name to files that list documents, which are out of the loss, as for `StreamingLoader.mask`; in a mix.toml
-            relative to the file.
-        memory_bytes, cache_dir, cache_bytes: as for `Cache`; in a mix.toml the directory is relative to the file.
+        weights: name to weight; default: the corpora's numbers of tokens.
+        seed: for shuffling.
+        epochs: passes over the one corpus of a finite plan; 0: endless.
+        generations: name to the generation, from 0, up to which a corpus that grew is read; default: the newest.
+        block_tokens: consecutive tokens that are shuffled as one; default: 16 samples, at least 65,536 tokens.
+        window_blocks: blocks whose documents are shuffled together; default: about 64M tokens, at least 64 blocks.
+        num_streams: plans side by side, each over its own blocks of large corpora, so that many nodes read a bucket
+            only once together; `tokshard plan --nodes` recommends a number.
+        take: the part of each corpus that is read, one number or name to number; default: all.
+        max_epochs: how often a corpus may be read, one number or name to number; default: any number of times.
+        on_max_epochs: the pass ends before the first sample that would read more, or a warning says so.
+        start_epoch: name to the epoch that counts as the first, for corpora that were read before.
+        schedule: weights that change at a sample, as `[[1_000_000, { code = 0.5, prose = 0.5 }]]`.
+        uneven: whether ranks that do not divide the batch are refused or padded.
+        mask: name to files that list documents which are out of the loss, one number in each line or as .npy; in a
+            mix.toml relative to the file.
+        allow_small_blocks: accept blocks of fewer than four samples, which shuffle long documents badly.
+        memory_bytes: how much of corpora in buckets and on web servers each process keeps in memory, those that a
+            trainer evaluates on included.
+        cache_dir: a directory on a disk of each machine that keeps it, too; in a mix.toml relative to the file.
+        cache_bytes: the limit of that directory.
     """
 
     corpora: Annotated[dict[str, str], Meta(min_length=1)] = field(metadata=key('corpora = { code = "shards/code" }'))
@@ -99,8 +112,8 @@ class TrainerData(Mix):
     """The ``[data]`` table of a trainer's recipe: a mix, and how the trainer loads it.
 
     Args:
-        num_workers: as for `StreamingLoader`.
-        batch_ramp: (step, global_batch_size) from that step on; steps count from 1.
+        num_workers: processes of each rank that read ahead; 0: its own process reads.
+        batch_ramp: other batch sizes, each from a step on, as `[[1_000, 256]]`; steps count from 1.
     """
 
     num_workers: Annotated[int, Meta(ge=0)] = field(default=0, metadata=key("num_workers = 4"))

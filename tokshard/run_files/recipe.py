@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from tokshard.errors import UsageError
+from tokshard.numbers import read_count
 from tokshard.run_files.model_shape import Model, Positive, model_shape
 from tokshard.run_files.plan_file import TrainerData as Data
 from tokshard.run_files.plan_file import corpora_of
-from tokshard.run_files.strict_toml import convert, read_toml
+from tokshard.run_files.strict_toml import convert, key, read_toml
 from tokshard.runtime.plan import StreamPlan
 from tokshard.runtime.rows.steps import RankRows
 from tokshard.store import is_uri
@@ -40,6 +41,7 @@ class Parallel:
         replicas: copies of the sharded model (HSDP); 1: FSDP over all ranks.
         precision: dtype of the forward and backward pass; parameters and optimizer stay fp32.
         reduce: dtype in which gradients are summed between ranks.
+        device: where the model is; auto: CUDA if the process sees a GPU.
         init_timeout_seconds: the longest wait for another rank until the first step is done, and in a save.
         step_timeout_seconds: the same after the first step. Longer than the loader waits for a batch (600 s), so that
             a rank without data can say so.
@@ -78,7 +80,14 @@ class Optimizer:
     """AdamW, and its learning rate over the run.
 
     Args:
+        lr: the highest learning rate.
+        beta1: decay of the mean of gradients.
+        beta2: decay of the mean of their squares.
+        eps: added to the divisor of an update.
+        weight_decay: of matrices; norms and the embedding have none.
         clip_norm: largest norm of the gradient; 0: no limit.
+        schedule: how the rate falls: as a cosine, or late and linearly (warmup, stable, decay).
+        warmup_steps: steps in which the rate rises from 0.
         decay_steps: length of the decay of WSD, at the end of the run; cosine decays all the way.
         final_fraction: the last step's rate as a fraction of `lr`.
     """
@@ -151,12 +160,12 @@ class Evaluation:
     Args:
         corpora: name to corpus directory; empty: no evaluation.
         every: steps between evaluations; 0: only when the job ends.
-        take: the part of each corpus that is read.
+        tokens: how much is read of each corpus, in whole blocks, so a little more; default: all of it.
     """
 
     corpora: dict[str, str] = field(default_factory=dict)
     every: Count = 0
-    take: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    tokens: Positive | None = field(default=None, metadata=key('tokens = "200k"', read=read_count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +208,7 @@ def resolve(fields: Mapping[str, Any], *, where: str = "configuration") -> Confi
     Raises:
         UsageError: as for `load_config`.
     """
-    config = convert(fields, Config, where=where, hint="see tokshard/run_files/recipe.py")
+    config = convert(fields, Config, where=where, hint="python -m tokshard.trainer --help lists all keys")
     for problem, hint in _faults(config):
         raise UsageError(f"{where}: {problem}", hint=hint)
     return config
@@ -237,12 +246,12 @@ def check_start(settings: Checkpoint, saved: Mapping[str, Any], path: str) -> No
     Raises:
         UsageError: names the key.
     """
-    for key in ("load", "load_weights"):
-        start = getattr(settings, key)
-        if start and saved.get("checkpoint", {}).get(key) != start:
+    for name in ("load", "load_weights"):
+        start = getattr(settings, name)
+        if start and saved.get("checkpoint", {}).get(name) != start:
             raise UsageError(
-                f"checkpoint.{key} is {start}, but {path} was saved by a command without it",
-                hint=f"leave checkpoint.{key} out to continue that run, or give another train.out",
+                f"checkpoint.{name} is {start}, but {path} was saved by a command without it",
+                hint=f"leave checkpoint.{name} out to continue that run, or give another train.out",
             )
 
 

@@ -6,8 +6,14 @@ import os
 import sys
 
 from tokshard.errors import TokshardError
+from tokshard.run_files.keys import help_text
 from tokshard.run_files.recipe import load_config
 from tokshard.trainer.launcher import exit_code_of
+
+USAGE = """\
+usage: torchrun --nproc-per-node N -m tokshard.trainer RECIPE.toml [section.key=value ...]
+       python -m tokshard.trainer --help lists all keys
+"""
 
 
 def main(arguments: list[str]) -> int:
@@ -16,8 +22,9 @@ def main(arguments: list[str]) -> int:
     A Ctrl-C while modules are loaded, or while ranks wait for each other at the start, ends it at once, with 130.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stderr.write("usage: torchrun -m tokshard.trainer RECIPE.toml [section.key=value ...]\n")
-        return 0 if arguments else 2
+        asked = bool(arguments)
+        (sys.stdout if asked else sys.stderr).write(USAGE + (f"\n{help_text()}\n" if asked else ""))
+        return 0 if asked else 2
     try:
         config = load_config(arguments[0], arguments[1:])
     except TokshardError as error:

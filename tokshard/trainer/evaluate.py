@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 
 import torch
 from torch import Tensor, distributed
@@ -20,7 +22,11 @@ from tokshard.runtime.tensors import Batch, StreamingLoader
 from tokshard.trainer.launcher import Interrupted
 from tokshard.trainer.losses import micro_batches, sum_of_losses
 from tokshard.trainer.model import Transformer
-from tokshard.trainer.parallel import raise_together
+from tokshard.trainer.parallel import raise_together, say
+from tokshard.wording import clock
+
+PROGRESS_SECONDS = 10.0
+"""Seconds between two lines that say how far an evaluation is."""
 
 
 class Evaluation:
@@ -60,9 +66,15 @@ class Evaluation:
             TokshardError: the loader of one rank failed; the same error on all ranks.
         """
         found, self._last_step = dict[str, dict[str, float | None]](), step
+        size = self._settings.data.global_batch_size
+        work = {
+            name: f"{name} ({plan.num_samples or 0:,} samples, {(plan.num_samples or 0) * plan.seq_len:,} tokens)"
+            for name, plan in self._plans.items()
+        }
+        say(f"step {step}: evaluating {', '.join(work.values())} in batches of {size:,} samples")
         try:
             for name, plan in self._plans.items():
-                total, targets = self._sums(model, plan).tolist()
+                total, targets = self._sums(model, plan, f"step {step}: evaluating {name}").tolist()
                 loss = total / max(1.0, targets) if math.isfinite(total) else None  # JSON has no NaN
                 found[name] = {"loss": loss, "targets": int(targets)}
         finally:
@@ -72,12 +84,15 @@ class Evaluation:
         return found
 
     @torch.no_grad()
-    def _sums(self, model: Transformer, plan: StreamPlan) -> Tensor:
-        """Losses and targets over all ranks: float64 [2]."""
+    def _sums(self, model: Transformer, plan: StreamPlan, what: str) -> Tensor:
+        """Losses and targets over all ranks: float64 [2]. Says now and then how far it is."""
+        size = self._settings.data.global_batch_size
+        num_batches, started = -(-(plan.num_samples or 0) // size), time.monotonic()
+        said = started
         device, num_rows = torch.device(self._mesh.device_type), self._settings.train.micro_batch_size
         loader = StreamingLoader(
             plan,
-            global_batch_size=self._settings.data.global_batch_size,
+            global_batch_size=size,
             dp_mesh=self._mesh,
             uneven="pad",
             pin_memory=device.type == "cuda",
@@ -85,10 +100,14 @@ class Evaluation:
         )
         sums = torch.zeros(2, dtype=torch.float64)
         with closing(loader):
-            for batch in _agreed(loader, self._received):
+            for number, batch in enumerate(_agreed(loader, self._received), 1):
                 for part in micro_batches(batch, num_rows, device):
                     targets = (part["labels"] != IGNORED).sum()
                     sums += torch.stack([sum_of_losses(model, part).double().sum(), targets.double()]).cpu()
+                if (now := time.monotonic()) - said >= PROGRESS_SECONDS and number < num_batches:
+                    rate, said = number / (now - started), now
+                    speed, left = f"{rate * size * plan.seq_len:,.0f} tokens/s", clock((num_batches - number) / rate)
+                    say(f"{what}: {number:,} of {num_batches:,} batches, {speed}, {left} left")
         distributed.all_reduce(sums)
         return sums
 
@@ -96,22 +115,30 @@ class Evaluation:
 def evaluation_plan(name: str, settings: Config, trained: StreamPlan) -> StreamPlan:
     """One finite pass over a corpus of ``[evaluation]``, in an order that does not depend on `data.seed`.
 
+    With `evaluation.tokens` it reads the fewest whole blocks that have so many, the same ones in every run.
+
     What is read of it shares the memory of what is trained on, so that `data.memory_bytes` limits the process.
 
     Raises:
         TokshardError: the corpus cannot be read, or has another tokenizer.
     """
-    data = settings.data
-    plan = StreamPlan(
+    data, num_tokens = settings.data, settings.evaluation.tokens
+    of_all = partial(
+        StreamPlan,
         {name: settings.evaluation.corpora[name]},
         seq_len=data.seq_len,
         epochs=1,
-        take=settings.evaluation.take,
         block_tokens=data.block_tokens,
         window_blocks=data.window_blocks,
         allow_small_blocks=data.allow_small_blocks,
         cache=next((source.cache for source in trained.sources if isinstance(source, CorpusSource)), None),
     )
+    plan = of_all()
+    if num_tokens is not None:
+        block_tokens, num_blocks = plan.shape.block_tokens, plan.corpora[0].num_corpus_blocks
+        taken = -(-num_tokens // block_tokens)
+        if taken < num_blocks:
+            plan = of_all(take=taken / num_blocks)
     if plan.sources[0].tokenizer != trained.sources[0].tokenizer:
         raise UsageError(
             f"evaluation.corpora: {name!r} has another tokenizer than the corpora of [data]",

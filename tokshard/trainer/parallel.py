@@ -68,8 +68,10 @@ def process_group(settings: Parallel) -> Iterator[torch.device]:
 
 def limit_waits(mesh: DeviceMesh, settings: Parallel) -> None:
     """From now on, wait for another rank as long as a step may take, no longer as long as a start does."""
+    # newer versions of torch have the public one, and warn about the other
+    set_timeout = getattr(distributed, "set_timeout", None) or distributed_c10d._set_pg_timeout  # noqa: SLF001
     for group in (None, *mesh.get_all_groups()):
-        distributed_c10d._set_pg_timeout(timedelta(seconds=settings.step_timeout_seconds), group)  # noqa: SLF001
+        set_timeout(timedelta(seconds=settings.step_timeout_seconds), group)
 
 
 def _device(choice: str) -> torch.device:

@@ -44,12 +44,12 @@
     const colors = PALETTES[isDark.matches ? "dark" : "light"];
     const traces = section.traces.map((trace, index) => {
       const color = colors[(trace.color ?? index) % colors.length];
-      const { name = "", ...rest } = trace;
+      const { name = "", size = 3, ...rest } = trace;
       delete rest.color;
       const shown = { ...rest, name: label(name), showlegend: section.traces.length > 1 };
       if (trace.type === "bar") shown.marker = { color };
-      else if (trace.mode === "markers") shown.marker = { color, size: 3, opacity: 0.7 };
-      else shown.line = { color, width: trace.stackgroup ? 0.5 : 2, shape: trace.shape ?? "linear" };
+      if (trace.mode?.includes("markers")) shown.marker = { color, size, opacity: 0.7 };
+      if (trace.mode?.includes("lines")) shown.line = { color, width: trace.stackgroup ? 0.5 : 2, shape: trace.shape ?? "linear" };
       delete shown.shape;
       return shown;
     });

@@ -1,0 +1,120 @@
+"""The keys of a recipe with their defaults and meanings, made from its types, for ``--help`` and a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from tokshard.run_files.plan_file import Mix
+from tokshard.run_files.recipe import Config
+
+_WIDTH = 120
+_ARGUMENT = re.compile(r"^    (\w+(?:, \w+)*): ")
+
+
+class Key(NamedTuple):
+    """A key of a table: its default as TOML, ``required``, or empty for none; and its meaning in a sentence."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+def sections() -> dict[str, type]:
+    """The tables of a recipe."""
+    return dict(get_type_hints(Config))
+
+
+def keys_of(kind: type) -> list[Key]:
+    """The keys of a table, in the order of its fields, those without a default first."""
+    meanings, types = _meanings(kind), get_type_hints(kind)
+    found = [Key(item.name, _default(item), _meaning(meanings[item.name], types[item.name])) for item in _fields(kind)]
+    return sorted(found, key=lambda one: one.default != "required")
+
+
+def help_text() -> str:
+    """All keys of a recipe, for a terminal."""
+    lines = []
+    for section, kind in sections().items():
+        lines += ["", f"[{section}]  {_first_line(kind).replace('`', '')}"]
+        for key in keys_of(kind):
+            head = f"  {key.name}" + (f" = {key.default}" if key.default not in ("", "required") else "")
+            head += "  (required)" if key.default == "required" else ""
+            text = f"{head:<34}  {key.meaning.replace('`', '')}"
+            lines += textwrap.wrap(text, _WIDTH, subsequent_indent=" " * 36, break_long_words=False)
+    return "\n".join(lines[1:])
+
+
+def page() -> str:
+    """The tables of a mix.toml and of a recipe, as Markdown."""
+    mix = {key.name for key in keys_of(Mix)}
+    parts = ["### A mix.toml, and `[data]` of a recipe", _table(keys_of(Mix))]
+    for section, kind in sections().items():
+        more = [key for key in keys_of(kind) if section != "data" or key.name not in mix]
+        title = ["### Only in `[data]` of a recipe"] if section == "data" else [f"### `[{section}]`", _first_line(kind)]
+        parts += [*title, _table(more)]
+    return "\n\n".join(parts)
+
+
+def _table(keys: list[Key]) -> str:
+    rows = [f"| `{key.name}` | {_cell(key.default)} | {key.meaning} |" for key in keys]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+
+
+def _cell(default: str) -> str:
+    return default if default in ("", "required") else f"`{default}`"
+
+
+def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)
+
+
+def _default(item: dataclasses.Field[Any]) -> str:
+    value = item.default
+    if value is dataclasses.MISSING:
+        return "required" if item.default_factory is dataclasses.MISSING else ""
+    if value is None or value == "":
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value >= 1 << 30:
+        return f'"{value >> 30}GiB"'
+    return f'"{value}"' if isinstance(value, str) else f"{value:_}" if isinstance(value, int) else str(value)
+
+
+def _meaning(text: str, kind: Any) -> str:
+    """A meaning with the values that a key may have, if they are few."""
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) is not Literal:
+        return text
+    return f"{text.rstrip('.')}. One of {', '.join(f'`{value}`' for value in get_args(kind))}."
+
+
+def _first_line(kind: type) -> str:
+    return inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].replace("``", "`")
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """What the docstrings of a dataclass and of its bases say of each key; python -OO has none."""
+    found = {item.name: "" for item in _fields(kind)}
+    for base in reversed(kind.__mro__[:-1]):
+        found |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))
+    return found
+
+
+def _arguments(text: str) -> Iterator[tuple[str, str]]:
+    lines = text.partition("Args:\n")[2].splitlines()
+    names: list[str] = []
+    words: list[str] = []
+    for line in [*lines, "    end: "]:
+        if match := _ARGUMENT.match(line):
+            meaning = " ".join(words).replace("``", "`")
+            yield from ((name, meaning) for name in names)
+            names, words = match[1].split(", "), [line[match.end() :].strip()]
+        elif line.startswith("        "):
+            words.append(line.strip())
