@@ -118,6 +118,8 @@ def test_a_corpus_that_fails_stops_a_recipe_and_the_finished_ones_stay(shell):
         (('"shards/two"', '"shards/one/two"'), "r.toml: corpora.two and corpora.one are written into the same", None),
         (('"one.jsonl"', "[]"), "r.toml: corpora.one: sources is [], expected a list of paths", None),
         (("[defaults]", "[defaults"), "r.toml is not valid TOML: ", None),
+        (("workers = 1", f"workers = {'[' * 5000}"), "r.toml is not valid TOML: ", None),
+        (("workers = 1", f"workers = {'1' * 5000}"), "r.toml is not valid TOML: ", None),
     ],
 )
 def test_a_wrong_recipe_is_refused_before_anything_is_built(shell, change, error, hint):
@@ -135,7 +137,7 @@ def test_a_wrong_recipe_is_refused_before_anything_is_built(shell, change, error
 def test_a_recipe_without_corpora_or_that_is_not_there_is_refused(shell):
     Path("r.toml").write_text("[defaults]\n")
     assert shell("build", "r.toml")[2].startswith("error: r.toml asks for no corpus\nhint: add [corpora.NAME]")
-    assert shell("build", "none.toml")[2].startswith("error: none.toml cannot be read: No such file")
+    assert shell("build", "none.toml")[2].startswith("error: none.toml: No such file")
 
 
 @pytest.mark.parametrize("missing", ["tokenizer", "out"])

@@ -25,7 +25,10 @@ from tokshard import build_corpus
 from tokshard.cli import main
 from tokshard.format import names
 from tokshard.format.opening import read_manifest
+from tokshard.pipeline import request
 from tokshard.pipeline.progress import Progress, StageEnded, StageStarted
+from tokshard.pipeline.request import Request
+from tokshard.pipeline.workspace.places import Workspace
 from tokshard.store import open_store
 
 pytestmark = pytest.mark.timeout(900)
@@ -198,6 +201,29 @@ def test_a_shuffled_copy_has_not_read_more_than_there_is(launcher: Launcher, tmp
     found = status(tmp_path / "out")
     assert found is not None
     assert 0 < found["bytes_done"] <= found["total_bytes"]
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_build_may_end_while_its_status_is_asked_for(
+    launcher: Launcher, byte_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """At the moments after what was asked for is read, which the tests above hit now and then."""
+    out = tmp_path / "out"
+    words = build_words(write_sources(tmp_path / "sources", documents=20), out, byte_tokenizer, *SKIP, "--workers", "1")
+    assert launcher.start(words, out=out, fault=Fault(on=r"open .*/\.manifest\.json")).end().exit_code == -9
+    calls = []
+
+    def load_request(workspace: Workspace) -> Request | None:
+        found = request.load_request(workspace)
+        calls.append(found)
+        if len(calls) == call:
+            assert launcher.start(words, out=out).end().exit_code == 0
+        return found
+
+    monkeypatch.setattr("tokshard.pipeline.status.load_request", load_request)
+    found = status(out)
+    assert found is not None
+    assert found["state"] == "complete"
 
 
 def test_the_status_of_an_array_counts_what_its_jobs_have_done_and_names_those_that_run(

@@ -99,6 +99,46 @@ def test_documents_are_not_copied_twice_by_mistake(corpus, tmp_path):
     assert not (tmp_path / "both").exists()
 
 
+@pytest.fixture
+def relatives(tmp_path) -> dict[str, Path]:
+    """A corpus of two generations, what it was before, and copies of it."""
+    found = {name: tmp_path / name for name in ("grown", "before", "flat", "joined", "low", "high", "other")}
+    for name in ("grown", "before"):
+        write_corpus(found[name], documents_of([5, 6, 7, 8, 9, 10, 11, 12]), tokenizer=TINY_TOKENIZER)
+    append_generation(found["grown"], documents_of([13, 14]))
+    write_corpus(found["other"], documents_of([15, 16]), tokenizer=TINY_TOKENIZER)
+    copy_corpus(found["grown"], out=found["flat"])
+    copy_corpus([found["grown"], found["other"]], out=found["joined"])
+    copy_corpus(found["grown"], out=found["low"], hashes=(0, 0.5))
+    copy_corpus(found["grown"], out=found["high"], hashes=(0.5, 1))
+    return found | {"newest": found["grown"] / "generation-01"}
+
+
+SHARING = [("grown", name) for name in ("before", "newest", "flat", "joined", "low")]
+SHARING += [("joined", "flat"), ("joined", "other"), ("joined", "low"), ("flat", "high")]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("names", SHARING)
+def test_a_corpus_does_not_become_one_with_its_generations_and_copies(relatives, tmp_path, names, swapped):
+    first, second = (relatives[name] for name in names[:: -1 if swapped else 1])
+    with pytest.raises(UsageError, match=r"holds the same documents as .*, or some of them"):
+        copy_corpus([first, second], out=tmp_path / "both")
+    if relatives["newest"] not in (first, second):
+        with pytest.raises(UsageError, match=f"a corpus that is copied, is in {first} already, or documents of it are"):
+            copy_corpus(second, out=first, append=True)
+
+
+@pytest.mark.parametrize("names", [("low", "high"), ("grown", "other"), ("before", "newest")])
+def test_parts_of_a_corpus_that_share_no_document_become_one(relatives, tmp_path, names):
+    first, second = (relatives[name] for name in names)
+    done = copy_corpus([first, second], out=tmp_path / "both")
+    copy_corpus(first, out=tmp_path / "grows")
+    copy_corpus(second, out=tmp_path / "grows", append=True)
+    with open_corpus(tmp_path / "grows") as grown:
+        assert grown.fingerprint == done.manifest.fingerprints.content
+
+
 def test_corpora_and_generations_become_one_corpus_with_all_kept_columns(corpus, tmp_path):
     other = write_corpus(tmp_path / "other", documents_of([5, 6]), tokenizer=TINY_TOKENIZER)
     append_generation(other, documents_of([9, 1]))

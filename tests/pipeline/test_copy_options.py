@@ -91,7 +91,7 @@ def test_a_corpus_is_appended_to_a_copy(corpus, tmp_path):
     with open_corpus(tmp_path / "copy") as grown, open_corpus(tmp_path / "both") as whole:
         assert (grown.num_generations, grown.fingerprint) == (2, whole.fingerprint)
     assert not copy_corpus(other, out=tmp_path / "copy", columns=[], append=True).is_new
-    with pytest.raises(UsageError, match=r"a corpus that is copied is in .*copy already, in generation 0"):
+    with pytest.raises(UsageError, match=r"/corpus, a corpus that is copied, is in .*copy already"):
         copy_corpus(corpus, out=tmp_path / "copy", columns=[], append=True)
 
 

@@ -161,6 +161,8 @@ def test_paths_are_relative_to_the_file_and_those_of_a_recipe_to_the_working_dir
             "for example: seed = 17",
         ),
         ("[corpora", "mix.toml is not valid TOML", "https://toml.io"),
+        (f"seed = {'[' * 5_000}", "mix.toml is not valid TOML", "https://toml.io"),
+        (f"seed = {'1' * 5_000}", "mix.toml is not valid TOML", "https://toml.io"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_name_the_key_and_a_hint(

@@ -98,6 +98,9 @@ def test_a_missing_key_a_missing_file_and_invalid_toml_are_refused(recipe: str, 
     Path(recipe).write_text(RECIPE.replace("seq_len = 64", ""))
     with pytest.raises(UsageError, match=r"missing required field `seq_len` - at `data`"):
         load_config(recipe)
+    for seed in ("[" * 5_000, "1" * 5_000):
+        with pytest.raises(UsageError, match=r"data\.seed"):
+            load_config(recipe, [f"data.seed={seed}"])
     Path(recipe).write_text("[data")
     with pytest.raises(UsageError, match="is not valid TOML"):
         load_config(recipe)

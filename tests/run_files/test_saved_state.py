@@ -137,6 +137,27 @@ def test_an_index_of_lists_within_lists_is_refused_at_once(tmp_path: Path, place
         read_state(path)
 
 
+TUPLE_OF_IT, TUPLE_OF_TEN = b"\x85", b"q\x000(" + b"h\x00" * 10 + b"t"
+"""Opcodes of pickle that replace what was made last."""
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("tuples", [TUPLE_OF_TEN * 40, TUPLE_OF_IT * 1_000_000], ids=["wide", "deep"])
+@pytest.mark.parametrize(
+    "made",
+    [b"}%bNs", b"}(%bNu", b"(%bNd", b"\x8f(%b\x90", b"(%b\x91"],
+    ids=["SETITEM", "SETITEMS", "DICT", "ADDITEMS", "FROZENSET"],
+)
+def test_an_index_with_tuples_within_tuples_for_names_is_refused_at_once(
+    tmp_path: Path, made: bytes, tuples: bytes
+) -> None:
+    """Their hash would take years, or overflow the stack."""
+    path = saved(tmp_path / "ck")
+    (Path(path) / ".metadata").write_bytes(b"\x80\x04" + made % (b")" + tuples) + b".")
+    with pytest.raises(LoaderError, match="is not the index of a checkpoint"):
+        read_metadata(path)
+
+
 @pytest.mark.timeout(20)
 def test_a_state_within_lists_of_lists_is_found_at_once(tmp_path: Path) -> None:
     torch.save({"many": lists_of_lists(), "loader": cursor()}, tmp_path / "ck.pt")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from tokshard.cli.failures import did_you_mean
 from tokshard.cli.sizes import WrongNumber
 from tokshard.errors import UsageError
 from tokshard.pipeline.sources.inputs import STDIN
+from tokshard.run_files.strict_toml import read_toml
 
 _SECTIONS = ("defaults", "corpora")
 _NO_KEYS = frozenset({"sources", "force", "as_json", "dry_run", "help", "debug", "job_index", "num_jobs"})
@@ -59,7 +59,7 @@ def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> lis
         UsageError: there is no such corpus, or all are to start over without being named; the file cannot be read, asks
             for no corpus, has an unknown key or a value of the wrong type, or writes two corpora into one directory.
     """
-    sections = _load(path)
+    sections = read_toml(path, hint="give a recipe, such as recipes/*.toml")
     _check_keys(sections, _SECTIONS, path)
     defaults, corpora = (_table(sections.get(name, {}), f"{path}: {name}") for name in _SECTIONS)
     if not corpora:
@@ -103,18 +103,6 @@ def read_recipe(path: str, chosen: Sequence[str], context: click.Context) -> lis
             hint="write it to a file first",
         )
     return requests
-
-
-def _load(path: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}", hint="give a recipe, such as recipes/*.toml"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}", hint="see https://toml.io") from error
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tokshard.format.source_table import read_sources
 from tokshard.format.tables import SourceInfo
 from tokshard.pipeline.adopt import finished_corpora, roots_at_build
 from tokshard.pipeline.request import Build, changes, load_request, settings_of
+from tokshard.pipeline.sources.corpora import share_documents
 from tokshard.pipeline.sources.inputs import TEXT, location_of
 from tokshard.pipeline.tasks.duplicates import EarlierTexts
 from tokshard.pipeline.workspace.ownership import complete_outputs
@@ -57,7 +58,7 @@ def next_generation(build: Build) -> Build:
         return appended
     notes = [
         f"generation {generation} of {build.workspace.out} has no build report: it may hold the same sources"
-        for generation in _check_new(corpora[0], manifests, build)
+        for generation in _check_new(corpora[0], manifests, appended)
     ]
     return msgspec.structs.replace(appended, notes=(*appended.notes, *notes))
 
@@ -197,7 +198,7 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
         The generations of which nothing says where their sources were.
     """
     if build.config.copied is not None:
-        _check_not_copied(corpus, manifests, build.config.copied.corpora)
+        _check_not_copied(corpus, build)
         return []
     real_place = _real_places()
     inputs = build.inputs.absolute()
@@ -229,14 +230,16 @@ def _check_new(corpus: Output, manifests: Sequence[Manifest], build: Build) -> l
     return unknown
 
 
-def _check_not_copied(corpus: Output, manifests: Sequence[Manifest], wanted: Sequence[str]) -> None:
-    for number, manifest in enumerate(manifests):
-        copied = () if manifest.build.copied is None else manifest.build.copied.corpora
-        if {manifest.fingerprints.content, *copied}.intersection(wanted):
-            raise UsageError(
-                f"a corpus that is copied is in {corpus.corpus.location} already, in generation {number}",
-                hint="give other corpora",
-            )
+def _check_not_copied(corpus: Output, build: Build) -> None:
+    location = corpus.corpus.location
+    with open_corpus(location, generation=build.generation - 1) as before:
+        for copied, generation in build.corpora:
+            with open_corpus(copied, generation=generation) as wanted:
+                if share_documents(before, wanted):
+                    raise UsageError(
+                        f"{copied}, a corpus that is copied, is in {location} already, or documents of it are",
+                        hint="give other corpora",
+                    )
 
 
 def _real_places() -> Callable[[str], str]:

@@ -14,7 +14,7 @@ from tokshard.format.opening import open_corpus
 from tokshard.format.whole_corpus import check_side_files
 from tokshard.pipeline.options import BuildOptions, config_of
 from tokshard.pipeline.request import Request, versions_here
-from tokshard.pipeline.sources.corpora import Chooser, source_labels
+from tokshard.pipeline.sources.corpora import Chooser, share_documents, source_labels
 from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, input_table
 from tokshard.store import absolute_location, real_location
 
@@ -124,21 +124,18 @@ def _check_apart(out: str, corpora: Sequence[Corpus]) -> None:
 
 
 def _check_distinct(corpora: Sequence[Corpus]) -> None:
-    """Refuse the same documents twice, as a generation of another corpus, too; in training, weights repeat a corpus.
+    """Refuse the same documents twice, as a generation or a copy of another corpus, too. In training, weights repeat.
 
     Raises:
         UsageError: with the two corpora.
     """
-    seen: dict[str, str] = {}
-    for corpus in corpora:
-        for _, manifest in corpus.generations:
-            content = manifest.fingerprints.content
-            if content in seen:
+    for number, corpus in enumerate(corpora):
+        for earlier in corpora[:number]:
+            if share_documents(earlier, corpus):
                 raise UsageError(
-                    f"{corpus.location} holds the same documents as {seen[content]}",
+                    f"{corpus.location} holds the same documents as {earlier.location}, or some of them",
                     hint="give each corpus once; a plan can read one more often, by its weight",
                 )
-            seen[content] = corpus.location
 
 
 def _check_together(first: Corpus, other: Corpus) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
 
-from tokshard.errors import UsageError
+from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
 from tokshard.format.generations import combined_manifest
 from tokshard.format.manifest import IN_OTHER_SPLIT, BuildConfig
@@ -20,7 +21,7 @@ from tokshard.pipeline.request import load_request
 from tokshard.pipeline.sources.inputs import read_once_name
 from tokshard.pipeline.workspace.lease import lock_holder, running_jobs
 from tokshard.pipeline.workspace.ownership import complete_outputs
-from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, WRITE, Workspace, open_workspace
+from tokshard.pipeline.workspace.places import DEAL, FIND, HASH, JOIN, REQUEST, WRITE, Workspace, open_workspace
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of, read_receipts, receipt_keys
 from tokshard.store import present
 
@@ -83,6 +84,22 @@ def read_status(location: str | os.PathLike[str]) -> BuildStatus:
         TokshardError: what it left is damaged.
     """
     workspace = open_workspace(location)
+    while True:
+        asked = _asked(workspace)
+        try:
+            return _status(workspace)
+        except BuildError:  # of files that a build removed or replaced meanwhile
+            if asked == _asked(workspace):
+                raise
+
+
+def _asked(workspace: Workspace) -> bytes | None:
+    with contextlib.suppress(OSError):
+        return workspace.store.get(REQUEST)
+    return None
+
+
+def _status(workspace: Workspace) -> BuildStatus:
     request = load_request(workspace)
     if request is None:
         return _finished(workspace)

