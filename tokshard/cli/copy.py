@@ -86,6 +86,11 @@ def _options_of_build(command: click.Command) -> click.Command:
     "--where", type=Condition(), multiple=True, metavar="COLUMN=VALUE", help="Take documents with this kept value."
 )
 @click.option("--source", metavar="PATTERN", help="Take documents of sources whose name fits, such as '*/wiki-*'.")
+@click.option(
+    "--drop-ids",
+    metavar="FILE",
+    help="Leave out documents that FILE lists by their ids, or numbers: lines, JSON lines, csv.",
+)
 @click.option("--no-columns", is_flag=True, help="Leave out the kept columns.")
 @click.option(
     "--keep-columns",
@@ -108,6 +113,7 @@ def copy(context: click.Context, /, corpora: tuple[str, ...], **options: Any) ->
     tokshard copy shards/many-small --out shards/few-large --shard-tokens 1B
     tokshard copy shards/a shards/b --out s3://bucket/both
     tokshard copy shards/code --out shards/python --where lang=python --max-tokens 8192
+    tokshard copy shards/web --out shards/web-without --drop-ids opted-out.txt
     tokshard copy shards/by-topic --out shards/mixed --shuffle 17
     """  # noqa: D301 - click's mark for lines that are kept
     for column, times in Counter(column for column, _ in options["where"]).items():

@@ -195,6 +195,8 @@ def _taken(copied: CopyConfig) -> list[str]:
     parts += [f"those with {name}={value}" for name, value in copied.where.items()]
     if copied.source is not None:
         parts.append(f"those of sources {copied.source}")
+    if copied.drop_ids is not None:
+        parts.append(f"those that the list {copied.drop_ids[:12]} does not name")
     if copied.hashes is not None:
         parts.append("those with hashes in {:g}:{:g}".format(*copied.hashes))
     if copied.shuffle is not None:

@@ -65,6 +65,7 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         hashes: documents whose hash lies in this half-open range of [0, 1) were taken.
         where: kept columns that had these values, as text.
         source: pattern of the sources whose documents were taken.
+        drop_ids: SHA-256 of the list of the documents that were left out.
         shuffle: seed of the random order, or None: the order of the others.
     """
 
@@ -73,6 +74,7 @@ class CopyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hashes: tuple[float, float] | None = None
     where: dict[str, str] = {}
     source: str | None = None
+    drop_ids: Sha256 | None = None
     shuffle: int | None = None
 
 

@@ -18,10 +18,12 @@ from operator import itemgetter
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
-from tokshard.errors import BuildError
+from tokshard.errors import BuildError, UsageError
 from tokshard.format import names
+from tokshard.format.document_list import read_document_list, rows_not_found
 from tokshard.format.files import HashingFile
 from tokshard.format.manifest import (
     DAMAGED_INPUT,
@@ -53,10 +55,12 @@ from tokshard.pipeline.workspace.places import TOKENIZER, Output
 from tokshard.pipeline.workspace.receipts import Receipt, progress_of
 from tokshard.store import Store, written
 from tokshard.version import __version__
-from tokshard.wording import counted
+from tokshard.wording import counted, one_line
 
 _MAX_LISTED_SOURCES = 10_000
 """With more sources, the report has a hash of their versions instead of a list."""
+_MAX_SHOWN_ROWS = 5
+"""Of a list of documents."""
 _LISTED = ("argument", "path", "location", "num_bytes", "version")
 
 
@@ -268,7 +272,7 @@ def _result(build: Build, receipts: Sequence[Receipt], usage: Usage, manifests: 
         num_workers=usage.num_workers,
         peak_worker_bytes=usage.peak_worker_bytes,
         ignored=build.ignored,
-        notes=(*build.notes, *_changes(receipts, build.tokenizer.eos)),
+        notes=(*build.notes, *_changes(receipts, build.tokenizer.eos), *_not_found(build, receipts)),
         warnings=() if warning is None else (warning,),
         normalizer=build.normalizer,
     )
@@ -288,6 +292,26 @@ def _changes(receipts: Iterable[Receipt], eos: str) -> Iterator[str]:
             f"{counted(changes[INSIDE], 'document')} ended at a delimiter inside a document of the source: each became "
             "a document of its own"
         )
+
+
+def _not_found(build: Build, receipts: Iterable[Receipt]) -> Iterator[str]:
+    """How many rows of the list of a copy name no document, in a line. With a limit, nobody knows."""
+    location = build.options.drop_ids
+    if location is None or build.options.limit is not None:
+        return
+    found = np.frombuffer(b"".join(receipt.listed for receipt in receipts), "<u4").astype(np.int64)
+    try:
+        with contextlib.ExitStack() as stack:
+            corpora = [stack.enter_context(open_corpus(place, generation=number)) for place, number in build.corpora]
+            listed = read_document_list(location, corpora)
+        count, shown = rows_not_found(location, listed, found, most=_MAX_SHOWN_ROWS)
+    except UsageError as error:  # the copy is done: whoever makes the corpus may not see the list
+        yield f"{error.problem}: how many of its rows name no document is not known"
+        return
+    if count:
+        more = "" if count == len(shown) else ", ..."
+        verb = "names" if count == 1 else "name"
+        yield f"{counted(count, 'row')} of {location} {verb} no document: {', '.join(map(one_line, shown))}{more}"
 
 
 def _report(build: Build, result: BuildResult, left_out: Mapping[int, str]) -> dict[str, Any]:

@@ -6,9 +6,13 @@ import contextlib
 import os
 from collections.abc import Sequence
 
+import msgspec
+
 from tokshard.errors import RESTORE, DamagedCorpusError, UsageError
 from tokshard.format import names
 from tokshard.format.corpus import Corpus
+from tokshard.format.document_list import read_document_list
+from tokshard.format.files import file_sha256
 from tokshard.format.manifest import CopyConfig
 from tokshard.format.opening import open_corpus
 from tokshard.format.whole_corpus import check_side_files
@@ -16,7 +20,7 @@ from tokshard.pipeline.options import BuildOptions, config_of
 from tokshard.pipeline.request import Request, versions_here
 from tokshard.pipeline.sources.corpora import Chooser, share_documents, source_labels
 from tokshard.pipeline.sources.inputs import DOCUMENTS, InputTable, input_table
-from tokshard.store import absolute_location, real_location
+from tokshard.store import absolute_location, locate, real_location
 
 
 def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Request, bytes]:
@@ -34,12 +38,15 @@ def copied_request(locations: Sequence[str], options: BuildOptions) -> tuple[Req
         for other in corpora[1:]:
             _check_together(corpora[0], other)
         columns = _columns(corpora, options)
+        if options.drop_ids is not None:
+            options = msgspec.structs.replace(options, drop_ids=absolute_location(options.drop_ids))
         copied = CopyConfig(
             corpora=[corpus.fingerprint for corpus in corpora],
             recipes=[corpus.manifest.fingerprints.recipe for corpus in corpora],
             hashes=options.hashes,
             where=options.where,
             source=options.source,
+            drop_ids=_list_hash(options.drop_ids, corpora),
             shuffle=options.shuffle,
         )
         labels = [label for corpus in corpora for label in source_labels(corpus, corpus.sources())]
@@ -93,6 +100,18 @@ def _columns(corpora: Sequence[Corpus], options: BuildOptions) -> dict[str, str]
                 f"no corpus has a kept column {name!r}", hint=f"kept columns: {', '.join(found) or 'none'}"
             )
     return {name: found[name] for name in options.columns}
+
+
+def _list_hash(location: str | None, corpora: Sequence[Corpus]) -> str | None:
+    """The hash of a list of documents that goes with the corpora.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if location is None:
+        return None
+    read_document_list(location, corpora)
+    return file_sha256(*locate(location))
 
 
 def _inputs(corpora: Sequence[Corpus]) -> InputTable:

@@ -64,6 +64,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             into ``OUT/train``; default: one corpus in `out`.
         where: of a copy: take the documents that have these values in kept columns, as text.
         source: of a copy: take the documents of sources whose name matches this shell pattern.
+        drop_ids: of a copy: leave out the documents that this file lists, by their ids or numbers: a text with an
+            id in each line, or JSON lines, csv or parquet.
         hashes: of a copy: take the documents whose hash lies in this half-open part of [0, 1). Equal documents are
             taken together, and parts that do not overlap divide a corpus.
         columns: of a copy: the kept columns to take; default: those of all corpora, with nulls where one has none.
@@ -106,6 +108,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     validation_fraction: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     where: dict[str, str] = {}
     source: str | None = None
+    drop_ids: str | None = None
     hashes: tuple[float, float] | None = None
     columns: Sequence[str] | None = None
     shuffle: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -148,6 +151,7 @@ class OptionalBuildOptions(TypedDict, total=False):
     validation_fraction: float | None
     where: dict[str, str]
     source: str | None
+    drop_ids: str | None
     hashes: tuple[float, float] | None
     columns: Sequence[str] | None
     shuffle: int | None
@@ -163,8 +167,8 @@ class OptionalBuildOptions(TypedDict, total=False):
 
 
 _NOT_FOR = {
-    TEXT: ("token_field", "token_dtype", "delimiter", "where", "source", "hashes", "columns", "shuffle"),
-    TOKENS: ("text_field", "text_mode", "where", "source", "hashes", "columns", "shuffle"),
+    TEXT: ("token_field", "token_dtype", "delimiter", "where", "source", "drop_ids", "hashes", "columns", "shuffle"),
+    TOKENS: ("text_field", "text_mode", "where", "source", "drop_ids", "hashes", "columns", "shuffle"),
     DOCUMENTS: (
         *("eos", "bos", "token_field", "token_dtype", "delimiter", "text_field", "text_mode", "id_field", "keep"),
         *("input_format", "max_document_bytes", "task_bytes"),
@@ -213,9 +217,11 @@ def checked_options(options: BuildOptions) -> BuildOptions:
 
 
 def _plain(value: Any) -> Any:
-    """A number of another library as Python's own; a sequence as a list."""
+    """A number of another library as Python's own; a sequence as a list; a path as a string."""
     if isinstance(value, tuple | list):
         return list(value)
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
     if isinstance(value, np.generic):
         return value.item()
     return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
@@ -360,6 +366,7 @@ _CHANGED = {
     "special_ids": "the special tokens have changed",
     "corpora": "the corpora hold other documents",
     "recipes": "the corpora were made in another way",
+    "drop_ids": "--drop-ids lists other documents",
 }
 """Settings whose values would say nothing to a reader."""
 

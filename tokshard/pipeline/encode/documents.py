@@ -126,6 +126,7 @@ class Made:
         fields: kept columns for which at least one record has a field.
         num_marks: byte order marks that were dropped.
         sources: int64 [records]: where each record comes from; None: from the input that is read.
+        listed: int64 [rows]: the rows of the list of ``--drop-ids`` that name one of the records.
     """
 
     count: int
@@ -138,6 +139,7 @@ class Made:
     fields: frozenset[str] = frozenset()
     num_marks: int = 0
     sources: NDArray[np.int64] | None = None
+    listed: NDArray[np.int64] | None = None
 
     def of(self, is_wanted: NDArray[np.bool_]) -> Made:
         """What some of the records became: those that a mask bool [records] marks. Only for documents of corpora."""

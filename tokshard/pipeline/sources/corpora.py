@@ -15,15 +15,21 @@ from numpy.typing import NDArray
 
 from tokshard.errors import BuildError, UsageError
 from tokshard.format.corpus import Corpus
+from tokshard.format.document_list import ID, DocumentList, read_document_list
+from tokshard.format.files import file_sha256
 from tokshard.format.manifest import CopyConfig
 from tokshard.format.opening import open_corpus
 from tokshard.format.schema import SUPPORTED_COLUMN_TYPES
 from tokshard.format.tables import SourceInfo
 from tokshard.format.whole_corpus import checked_batches
 from tokshard.pipeline.encode.documents import Documents, Made
+from tokshard.store import locate
 
 NOT_COPIED = "not copied"
 """Reason for a record that became a document of the corpora, and not of the copy."""
+
+LISTED = "in drop-ids"
+"""Reason for a document that the list of a copy names."""
 
 SLICE_TOKENS = 1 << 20
 """Tokens that are read at once, unless one document is longer."""
@@ -63,10 +69,17 @@ class CorporaReader:
         corpora: location and newest generation of each.
         columns: the kept columns that are wanted, name to type.
         copied: which documents are wanted.
+        drop_ids: the list of those that are not, if there is one.
     """
 
-    def __init__(self, corpora: Sequence[tuple[str, int]], columns: Mapping[str, str], copied: CopyConfig) -> None:
-        self._locations, self._columns, self._copied = corpora, columns, copied
+    def __init__(
+        self,
+        corpora: Sequence[tuple[str, int]],
+        columns: Mapping[str, str],
+        copied: CopyConfig,
+        drop_ids: str | None = None,
+    ) -> None:
+        self._locations, self._columns, self._copied, self._drop_ids = corpora, columns, copied, drop_ids
 
     @functools.cached_property
     def _opened(self) -> list[Corpus]:
@@ -85,6 +98,18 @@ class CorporaReader:
         kinds = {name: kind for corpus in self._opened for name, kind in corpus.manifest.columns.items()}
         return Chooser(self._copied, labels, kinds)
 
+    @functools.cached_property
+    def _listed(self) -> DocumentList | None:
+        if self._drop_ids is None:
+            return None
+        listed = read_document_list(self._drop_ids, self._opened)
+        if file_sha256(*locate(self._drop_ids)) != self._copied.drop_ids:
+            raise BuildError(
+                f"{self._drop_ids} was changed while its documents were left out",
+                hint="put the list back with which the copy began, or start over with --force",
+            )
+        return listed
+
     def read(self, index: int) -> Iterator[Made]:
         """The documents of one shard in order, `SLICE_TOKENS` at a time.
 
@@ -99,11 +124,13 @@ class CorporaReader:
         shards, documents, sources = self._starts
         number = int(np.searchsorted(shards, index, "right")) - 1
         corpus, shard = self._opened[number], index - int(shards[number])
+        listed = self._listed
         try:
             info = corpus.shards[shard]
             for found in self._documents(corpus, shard, int(documents[number]), int(sources[number])):
                 # so that all of a shard was read when its last document was
-                yield self._chosen(found, input_bytes=info.num_bytes * len(found.tokens) // info.num_tokens)
+                made = self._chosen(found, input_bytes=info.num_bytes * len(found.tokens) // info.num_tokens)
+                yield made if listed is None else self._unlisted(made, found, listed, number)
         except OSError as error:  # of its store, or of the temporary directory, where it is copied from a bucket
             raise BuildError(
                 f"{corpus.store.where(corpus.shards[shard].name)} cannot be read: {error.strerror or error}",
@@ -118,7 +145,7 @@ class CorporaReader:
         row = 0
         for shard, batch in checked_batches(corpus, index):
             offsets, tokens = shard.batch(batch)
-            columns = shard.columns(batch) if self._columns or self._copied.where else {}
+            columns = shard.columns(batch) if self._columns or self._copied.where or self._drop_ids else {}
             start = 0
             while start < len(offsets) - 1:
                 stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + SLICE_TOKENS, "right")) - 1)
@@ -154,6 +181,24 @@ class CorporaReader:
             left_out={} if is_wanted.all() else {NOT_COPIED: np.flatnonzero(~is_wanted)},
             fields=frozenset(self._columns),
             sources=documents.sources,
+        )
+
+    def _unlisted(self, made: Made, found: Documents, listed: DocumentList, number: int) -> Made:
+        """What is taken of a slice, without the documents that the list names, whatever else is true of them.
+
+        Args:
+            found: all documents of the slice.
+            number: of their corpus.
+        """
+        assert found.numbers is not None
+        is_listed, rows = listed.find(number, found.numbers - self._starts[1][number], found.columns.get(ID))
+        positions = np.flatnonzero(is_listed)
+        others = {reason: left[~is_listed[left]] for reason, left in made.left_out.items()}
+        return replace(
+            made,
+            documents=made.documents.select(~is_listed[made.documents.positions]),
+            left_out={**others, LISTED: positions} if len(positions) else made.left_out,
+            listed=rows,
         )
 
 

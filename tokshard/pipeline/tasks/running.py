@@ -95,7 +95,7 @@ class InputReader:
     def _corpora(self) -> CorporaReader:
         copied = self._build.config.copied
         assert copied is not None, "only a copy reads documents"
-        return CorporaReader(self._build.corpora, self._build.columns, copied)
+        return CorporaReader(self._build.corpora, self._build.columns, copied, self._build.options.drop_ids)
 
 
 @contextlib.contextmanager

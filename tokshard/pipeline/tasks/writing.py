@@ -138,6 +138,7 @@ class WritingTask:
         self._num_rejects = self._rejects_bytes = self._admitted = self._input_bytes = self.written = 0
         self._fields: set[str] = set()
         self._changes: Counter[str] = Counter()
+        self._listed: list[NDArray[np.int64]] = []
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -184,6 +185,8 @@ class WritingTask:
         self._fields |= made.fields
         self._changes.update({what: len(found) for what, found in made.changes.items()})
         self._changes[MARKS] += made.num_marks
+        if made.listed is not None and len(made.listed):
+            self._listed.append(made.listed)
         example = f"{bad[0].reason}: {bad[0].detail}" if bad else ""
         return Progress(made.input_bytes, count, len(documents.tokens), made.count, len(bad), example)
 
@@ -213,6 +216,7 @@ class WritingTask:
                 rejects_bytes=self._rejects_bytes,
                 fields=sorted(self._fields),
                 changes=dict(+self._changes),
+                listed=np.concatenate(self._listed).astype("<u4").tobytes() if self._listed else b"",
             )
         )
         self._stack.close()

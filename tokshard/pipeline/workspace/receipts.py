@@ -109,6 +109,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         num_rejects, rejects_bytes: lines and bytes of its list of bad records.
         fields: the kept columns that some record of it has a field for.
         changes: what was changed on the way from records to documents, and how often.
+        listed: rows of the list of ``--drop-ids`` that name a document of the task, as little-endian uint32.
         left_out: index of each input of a group that was left out as damaged, and what is wrong with it.
         made_of: digest of what the task read besides inputs: another one makes the receipt void.
         file_bytes, file_sha256: of the file that the task left for later stages.
@@ -126,6 +127,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rejects_bytes: int = 0
     fields: list[str] = msgspec.field(default_factory=list)
     changes: dict[str, int] = msgspec.field(default_factory=dict)
+    listed: bytes = b""
     left_out: dict[int, str] = msgspec.field(default_factory=dict)
     made_of: str = ""
     file_bytes: int = 0
