@@ -8,6 +8,7 @@ import click
 
 from tokshard.cli.build_run import run_all
 from tokshard.cli.help_groups import OF_BUILDS, GroupedCommand
+from tokshard.cli.job_array import JobIndex
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import is_recipe_path, one_corpus, read_recipe
 from tokshard.cli.sizes import BYTES, COUNT
@@ -61,8 +62,7 @@ from tokshard.pipeline.sources.inputs import TEXT
     "--shard-tokens",
     type=COUNT,
     metavar="N",
-    help="Close a shard before the document that would exceed N tokens; a shard also ends with its task.  "
-    "[default: 256M]",
+    help="Close a shard before the document that would exceed N tokens.  [default: 256M]",
 )
 @click.option(
     "--task-bytes",
@@ -137,11 +137,11 @@ from tokshard.pipeline.sources.inputs import TEXT
 @click.option("--dry-run", is_flag=True, help="Write nothing; estimate tokens, time and disk space from a sample.")
 @click.option(
     "--job-index",
-    type=click.IntRange(min=0),
+    type=JobIndex(),
     metavar="I",
-    help="Run share I of N of the tasks, then what other jobs left. The corpus is the same for every N.",
+    help="Run share I of N of the tasks; 'slurm' or 'kubernetes' reads I from the variables of the job.",
 )
-@click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Jobs in the array of --job-index.")
+@click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Number of jobs of --job-index.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress, only the summary.")
 @click.option("-v", "--verbose", is_flag=True, help="Show a line for every task that is done.")
 @json_option
