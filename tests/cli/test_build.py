@@ -338,7 +338,7 @@ def test_status_of_a_directory_without_a_build_is_refused(shell):
     ("start", "end", "schemes"),
     [
         ("A SOURCE is", "Documents keep", STORES_BY_SCHEME.keys() - {"http"}),
-        ("--out DIR", "--eos TOKEN", BUCKETS.keys()),
+        ("--out DIR", "--append", BUCKETS.keys()),
     ],
 )
 def test_help_names_the_uris_that_it_takes(shell, start, end, schemes):

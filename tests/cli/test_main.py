@@ -70,6 +70,33 @@ def test_every_command_has_help_json_and_debug(shell, name):
     assert "\\b" not in out  # examples keep their lines
 
 
+HEADINGS = ["Input", "Text", "Output", "What is left out", "Cluster", "Display", "Advanced"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_two_screens_of_80_columns_and_48_lines(shell, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = shell(name, "--help")
+    lines = out.splitlines()
+    rows = sum(1 + max(0, len(line) - 1) // 80 for line in lines)  # examples may be longer than a row
+    assert rows <= 2 * 48
+    if rows > 48:  # more than a screen: what is seldom needed comes last
+        assert [line for line in lines if line.endswith(":") and not line.startswith(" ")][-1] == "Advanced:"
+
+
+@pytest.mark.parametrize("name", ["build", "import"])
+def test_help_of_a_build_lists_every_option_once_under_its_heading(shell, name):
+    _, out, _ = shell(name, "--help")
+    assert [line[:-1] for line in out.splitlines() if line[:1].isupper() and line.endswith(":")] == HEADINGS
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    listed = [line.split()[0].rstrip(",") for line in out.splitlines() if line.startswith("  -")]
+    options = [param for param in command.get_params(click.Context(command)) if isinstance(param, click.Option)]
+    assert sorted(listed) == sorted(param.opts[0] for param in options)
+    required = next(line for line in out.splitlines() if line.startswith("  --tokenizer"))
+    assert out.index("\nText:") < out.index(required) < out.index("\nOutput:")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_says_the_same_as_the_help_of_the_command(name):
     context = click.Context(cli)

@@ -195,7 +195,6 @@ def test_options_share_the_same_number_types():
             "--seed",
             "--dp-rank",
             "--dp-world-size",
-            "--job-index",
             "--num-jobs",
             "--delimiter",
         }

@@ -21,6 +21,7 @@ from tests.contract import arrays, builds
 from tests.pipeline.inputs import patch_chunk_bytes, write_byte_tokenizer
 from tokshard.cli import main
 from tokshard.cli.build_progress import BuildDisplay
+from tokshard.cli.job_array import job_of
 from tokshard.format import names
 from tokshard.pipeline.progress import Report
 from tokshard.pipeline.workspace.lease import _PREPARING, check_no_build, running_job
@@ -327,6 +328,74 @@ def test_what_jobs_cannot_do_is_refused(sources: list[str], tmp_path: Path, word
     assert ended.exit_code == 2
     assert problem in ended.errors
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "problem", "hint"),
+    [
+        (["slurm"], {}, "SLURM_ARRAY_TASK_ID is not set, SLURM_ARRAY_TASK_MIN is not set", "sbatch --array=0-15"),
+        (
+            ["slurm"],
+            {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "0"},
+            "slurm: SLURM_ARRAY_TASK_MAX is not set",
+            "sbatch --array",
+        ),
+        (
+            ["slurm"],
+            {"SLURM_ARRAY_TASK_ID": "x", "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "1"},
+            "slurm: SLURM_ARRAY_TASK_ID is 'x'",
+            "sbatch --array",
+        ),
+        (["slurm", "--num-jobs", "2"], {}, "Slurm says how many jobs its array has", "leave it out"),
+        (["kubernetes", "--num-jobs", "2"], {}, "JOB_COMPLETION_INDEX is not set", "completionMode: Indexed"),
+        (["kubernetes"], {"JOB_COMPLETION_INDEX": "0"}, "missing option '--num-jobs'", "number of completions"),
+        (["kubernetes", "--num-jobs", "2"], {"JOB_COMPLETION_INDEX": "2"}, "job 2 of 2 does not exist", "from 0 to 1"),
+        (["ray", "--num-jobs", "2"], {}, "'ray' is not a number from 0 on, slurm or kubernetes", "--help"),
+        (["-1", "--num-jobs", "2"], {}, "'-1' is not a number from 0 on", "--help"),
+    ],
+)
+def test_what_the_environment_does_not_say_of_a_job_is_named(
+    sources: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    environment: dict[str, str],
+    problem: str,
+    hint: str,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ended = tokshard(*builds._arguments(sources, tmp_path / "out", "--job-index", *words))
+    assert ended.exit_code == 2
+    shown, _, advice = ended.errors.partition("hint:")
+    assert problem in shown
+    assert hint in advice
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "step", "expected"),
+    [
+        ("0 1 2", "1", ["job 0 of 3", "job 1 of 3", "job 2 of 3"]),
+        ("4 8 12", "4", ["job 0 of 3", "job 1 of 3", "job 2 of 3"]),
+        ("3 7", None, ["job 0 of 5", "job 4 of 5"]),  # jobs that are sent again: the others' shares are done, or helped
+    ],
+)
+def test_the_numbers_of_a_slurm_array_are_shares(
+    monkeypatch: pytest.MonkeyPatch, numbers: str, step: str | None, expected: list[str]
+) -> None:
+    first, *_, last = numbers.split()
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", first)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MAX", last)
+    if step is not None:
+        monkeypatch.setenv("SLURM_ARRAY_TASK_STEP", step)
+    found = []
+    for number in numbers.split():
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", number)
+        job = job_of("slurm", None)
+        assert job is not None
+        found.append(f"job {job.index} of {job.count}")
+    assert found == expected
 
 
 def test_starting_over_an_append_by_jobs_never_asks_to_remove_the_corpus(sources: list[str], tmp_path: Path) -> None:

@@ -7,23 +7,25 @@ from typing import Any
 import click
 
 from tokshard.cli.build_run import run_all
+from tokshard.cli.help_groups import OF_BUILDS, GroupedCommand
+from tokshard.cli.job_array import JobIndex
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import is_recipe_path, one_corpus, read_recipe
 from tokshard.cli.sizes import BYTES, COUNT
 from tokshard.pipeline.sources.inputs import TEXT
 
 
-@click.command()
+@click.command(cls=GroupedCommand, groups=OF_BUILDS)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE... | RECIPE.toml [NAME...]")
 @click.option(
     "--tokenizer",
-    metavar="PATH|URI|OWNER/NAME",
-    help="A tokenizer.json, a directory or URI that holds one, or a model of the hub.  [required]",
+    metavar="PATH",
+    help="A tokenizer.json, a directory or URI that holds one, or OWNER/NAME on the Hugging Face hub.  [required]",
 )
 @click.option(
     "--out",
     metavar="DIR",
-    help="The corpus: a directory, or a URI: s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH.  [required]",
+    help="The corpus: a directory, or a URI (s3://, gs://, az://).  [required]",
 )
 @click.option(
     "--eos", metavar="TOKEN", help="Token that ends every document.  [default: what tokenizer_config.json says]"
@@ -47,44 +49,53 @@ from tokshard.pipeline.sources.inputs import TEXT
 @click.option(
     "--input-format",
     metavar="FORMAT",
-    help="Read every input as jsonl, parquet, arrow, txt, csv, tsv or tar.  [default: by file name]",
+    help="Read every input as jsonl, parquet, arrow, txt, csv, tsv or tar.  [default: by name]",
 )
 @click.option(
     "--text-mode",
     type=click.Choice(["file", "line", "paragraph"]),
     default="file",
     show_default=True,
-    help="What a document is in plain text.",
+    help="What is a document in plain text.",
 )
 @click.option(
     "--shard-tokens",
     type=COUNT,
-    help="A shard closes before it has more tokens than this.  [default: 256M]",
+    metavar="N",
+    help="Close a shard before the document that would exceed N tokens.  [default: 256M]",
 )
 @click.option(
-    "--task-bytes", type=BYTES, help="Input bytes per unit of work.  [default: 16MiB to 512MiB, by input size]"
+    "--task-bytes",
+    type=BYTES,
+    metavar="SIZE",
+    help="Input bytes per unit of work.  [default: 16MiB to 512MiB, by input size]",
 )
 @click.option(
-    "--max-document-bytes", type=BYTES, default="16MiB", show_default=True, help="A longer text is a bad record."
+    "--max-document-bytes",
+    type=BYTES,
+    default="16MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Reject texts that are longer; see --on-bad-record.",
 )
 @click.option(
     "--on-bad-record",
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="At a record that cannot become a document: stop, or leave it out, counted and listed in rejects.jsonl.",
+    help="What to do with a bad record: stop, or skip it and list it in rejects.jsonl.",
 )
 @click.option(
     "--on-bad-source",
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="At an input that is damaged or gone: stop, or leave out all of it, counted and listed.",
+    help="What to do with an input that is damaged or gone: stop, or skip all of it, counted and listed.",
 )
 @click.option(
     "--max-bad-records",
     metavar="N|X%",
-    help="Stop when more records than this are skipped: a number, or a share of those read.  [default: no limit]",
+    help="Stop when more records are skipped: a number, or a share of those read.  [default: no limit]",
 )
 @click.option("--min-tokens", type=COUNT, metavar="N", help="Leave out shorter documents; delimiters count.")
 @click.option("--max-tokens", type=COUNT, metavar="N", help="Leave out longer documents; delimiters count.")
@@ -93,18 +104,19 @@ from tokshard.pipeline.sources.inputs import TEXT
     type=click.Choice(["none", "exact"]),
     default="none",
     show_default=True,
-    help="Leave out texts equal to an earlier one, over all sources. Reads the sources twice.",
+    help="Leave out texts that equal an earlier one. Reads the sources twice.",
 )
 @click.option(
     "--validation-fraction",
     type=float,
     metavar="X",
-    help="Write DIR/train and DIR/validation; a hash of the text puts a fraction X of the documents into the second.",
+    help="Write DIR/train and DIR/validation; a hash of each text puts the fraction X into DIR/validation.",
 )
 @click.option("--limit", type=COUNT, metavar="N", help="Stop after N documents.")
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
+    metavar="N",
     help="Number of processes; with Ray, of tasks under way.  [default: by the CPUs]",
 )
 @click.option(
@@ -112,28 +124,25 @@ from tokshard.pipeline.sources.inputs import TEXT
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="What runs the tasks: processes of this machine, or a Ray cluster whose nodes share DIR and the sources.",
+    help="What runs the tasks: processes here, or a Ray cluster whose nodes share DIR and the sources.",
 )
 @click.option(
     "--ray-address",
-    metavar="auto|local|HOST:PORT",
-    help="The Ray cluster: the one of this machine or of RAY_ADDRESS, one that is started for this build, or another.  "
+    metavar="ADDRESS",
+    help="The Ray cluster: auto (this machine's, or RAY_ADDRESS), local (started for this build), or HOST:PORT.  "
     "[default: auto]",
 )
-@click.option(
-    "--append", is_flag=True, help="Add the SOURCEs to the corpus in DIR, as its next generation; the rest stays."
-)
+@click.option("--append", is_flag=True, help="Add the SOURCEs to the corpus in DIR, as its next generation.")
 @click.option("--force", is_flag=True, help="Start over: remove the corpus or unfinished build in DIR first.")
 @click.option("--dry-run", is_flag=True, help="Write nothing; estimate tokens, time and disk space from a sample.")
 @click.option(
     "--job-index",
-    type=click.IntRange(min=0),
+    type=JobIndex(),
     metavar="I",
-    help="Be job I of an array of N: run every N-th task from task I on, then what other jobs left. No result depends "
-    "on N. 'tokshard commit DIR' makes the corpus.",
+    help="Run share I of N of the tasks; 'slurm' or 'kubernetes' reads I from the variables of the job.",
 )
-@click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Jobs in the array of --job-index.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option("--num-jobs", type=click.IntRange(min=1), metavar="N", help="Number of jobs of --job-index.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress, only the summary.")
 @click.option("-v", "--verbose", is_flag=True, help="Show a line for every task that is done.")
 @json_option
 @debug_option
@@ -146,14 +155,12 @@ def build(context: click.Context, /, sources: tuple[str, ...], **options: Any) -
     single files); hf://OWNER/NAME[/CONFIG][@REVISION][:SPLIT]; or - for standard input. Documents keep the order of the
     sources; inside a directory, the bytewise order of the paths.
 
-    To continue a build that was interrupted, run the same command again.
-
     A RECIPE.toml in place of SOURCEs builds several corpora, one after another; NAMEs after it choose some of them. It
     has a table [corpora.NAME] for each, with sources, out and any option by its long name with underscores, and
     [defaults] for all. Options on the command line win over both. --force needs the NAMEs of what is to start over.
 
-    Several machines share a build with --job-index and --num-jobs, and 'tokshard commit DIR' ends it. Both may be run
-    again.
+    The same command continues a build that was interrupted. Several machines share one with --job-index and --num-jobs;
+    'tokshard commit DIR' ends it.
     """
     if is_recipe_path(sources):
         requests = read_recipe(sources[0], sources[1:], context)

@@ -12,6 +12,7 @@ import click
 from tokshard.cli.build_progress import BuildDisplay
 from tokshard.cli.build_text import build_json, build_lines, estimate_json, estimate_lines, job_json, job_lines
 from tokshard.cli.corpus_text import summary_text
+from tokshard.cli.job_array import job_of
 from tokshard.cli.recipe import CorpusRequest
 from tokshard.errors import UsageError
 from tokshard.format.source_table import read_sources
@@ -65,16 +66,11 @@ def run_all(
 
 
 def _job(given: Mapping[str, Any], *, is_recipe: bool) -> Job | None:
-    index, count = given["job_index"], given["num_jobs"]
-    if index is None and count is None:
-        return None
-    if is_recipe or given["dry_run"]:
+    job = job_of(given["job_index"], given["num_jobs"])
+    if job is not None and (is_recipe or given["dry_run"]):
         other = "--dry-run" if given["dry_run"] else "a recipe"
         raise UsageError(f"{other} cannot be divided among jobs", hint="leave out --job-index and --num-jobs")
-    if index is None or count is None:
-        missing = "--job-index" if index is None else "--num-jobs"
-        raise UsageError(f"missing option '{missing}'", hint="give --job-index I and --num-jobs N, with I below N")
-    return Job(index=index, count=count)
+    return job
 
 
 def _show(lines: list[tuple[str, str]], value: Mapping[str, Any], given: Mapping[str, Any], *, is_recipe: bool) -> None:

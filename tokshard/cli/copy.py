@@ -9,6 +9,7 @@ import click
 
 from tokshard.cli.build import build
 from tokshard.cli.build_run import run_all
+from tokshard.cli.help_groups import OF_BUILDS, GroupedCommand
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import one_corpus
 from tokshard.cli.sizes import COUNT, POSITIVE_COUNT
@@ -70,7 +71,7 @@ def _options_of_build(command: click.Command) -> click.Command:
 
 
 @_options_of_build
-@click.command()
+@click.command(cls=GroupedCommand, groups=OF_BUILDS)
 @click.argument("corpora", nargs=-1, required=True, metavar="CORPUS...")
 @click.option("--out", required=True, metavar="DIR", help="A new directory, or a URI such as s3://bucket/folder.")
 @click.option(

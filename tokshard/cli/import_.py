@@ -8,6 +8,7 @@ import click
 
 from tokshard.cli.build import build
 from tokshard.cli.build_run import run_all
+from tokshard.cli.help_groups import OF_BUILDS, GroupedCommand
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.recipe import one_corpus
 from tokshard.cli.sizes import BYTES
@@ -41,7 +42,7 @@ def _formats(option: str) -> str:
 
 
 @_options_of_build
-@click.command("import")
+@click.command("import", cls=GroupedCommand, groups=OF_BUILDS)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
     "--format",
@@ -49,34 +50,35 @@ def _formats(option: str) -> str:
     "input_format",
     type=click.Choice(["auto", *TOKEN_FORMATS]),
     default="auto",
-    show_default=True,
-    help="What the SOURCEs are; 'auto' tells by the names of the files.",
+    metavar="FORMAT",
+    help=f"Read every input as {', '.join(TOKEN_FORMATS)}.  [default: by name]",
 )
 @click.option(
     "--token-field",
     metavar="COLUMN",
-    help=f"For {_formats('token_field')}: column of the ids.  [default: tokens, input_ids or token_ids, the first that "
-    "is there]",
+    help=f"For {_formats('token_field')}: column of the ids.  [default: tokens, input_ids or token_ids]",
 )
 @click.option(
     "--dtype",
     "--token-dtype",
     "token_dtype",
     type=click.Choice(DTYPES),
-    help=f"For {_formats('token_dtype')}: how ids are stored, where the files do not say it.",
+    metavar="DTYPE",
+    help=f"For {_formats('token_dtype')}: how ids are stored, such as uint16, where the files do not say it.",
 )
 @click.option(
     "--delimiter",
     type=click.IntRange(min=0),
     metavar="ID",
-    help="Id that ends documents in the SOURCEs, if it is not that of EOS; EOS takes its place.",
+    help="Id that ends documents in the SOURCEs, if it is another than EOS.",
 )
 @click.option(
     "--max-document-bytes",
     type=BYTES,
     default="1GiB",
     show_default=True,
-    help="A document with more bytes of ids is a bad record.",
+    metavar="SIZE",
+    help="Reject documents with more bytes of ids; see --on-bad-record.",
 )
 @json_option
 @debug_option
@@ -89,11 +91,10 @@ def import_(context: click.Context, /, sources: tuple[str, ...], **options: Any)
     delimiter; parquet, Arrow or Feather with a column of token ids; data sets saved by datasets, or hf://OWNER/NAME.
 
     Boundaries, order and ids are kept. Every document ends in EOS, once. The tokenizer has to be the one that made
-    the ids: they are checked against its vocabulary, and the first document is shown as text. Other columns of
-    parquet, Arrow and MDS are left out, unless --keep or --id-field names them.
+    the ids: they are checked against its vocabulary, and the first document is shown as text. Other columns are left
+    out, unless --keep or --id-field names them.
 
-    To continue an import that was interrupted, run the same command again. 'tokshard commit DIR' ends one that several
-    jobs share.
+    The same command continues an import that was interrupted. 'tokshard commit DIR' ends one that several jobs share.
     """
     if options["input_format"] == "auto":
         options["input_format"] = None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
+from tokshard.cli.help_groups import DISPLAY, GroupedCommand
 from tokshard.cli.options import debug_option, json_option
 from tokshard.cli.plans import plan_options
 from tokshard.cli.sizes import POSITIVE_COUNT, Span
@@ -18,8 +19,15 @@ from tokshard.inspect.plan.run import Run, open_run
 from tokshard.inspect.plan.trace import TraceRow, trace_samples, trace_steps
 from tokshard.wording import one_line
 
+_GROUPS = {
+    "What to trace": ("steps", "samples", "document", "checkpoint"),
+    "Ranks": ("dp_rank", "dp_world_size"),
+    "Display": ("num_characters", "no_text", *DISPLAY),
+}
+"""Advanced are the options that the files of a plan usually say."""
 
-@click.command()
+
+@click.command(cls=GroupedCommand, groups=_GROUPS)
 @click.argument("plan", required=False, metavar="[PLAN]")
 @click.option(
     "--step", "steps", type=Span(), metavar="N[:M]", help="Trace step N, or steps N to M - 1, counted from 1."
