@@ -142,7 +142,7 @@ def _assemble(build: Build, settled: Settled, number: int) -> tuple[Totals, Mani
     if totals.with_rejects or settled.left_out:
         _write_rejects(build, settled, totals, out, files)
     # with a limit, some texts became no document; of a split, the first corpus keeps those of both
-    if settled.texts and build.options.limit is None and not number:
+    if settled.texts and build.options.max_documents is None and not number:
         with _side_file(out, names.HASHES, files) as file:
             write_text_hashes(build.workspace.store, settled.texts, file)
     manifest = _manifest(build, output, totals, files)
